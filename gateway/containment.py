@@ -54,7 +54,7 @@ def contained(where: Where, error: BaseException, **facts: Any) -> None:
         _tell(where, error, facts)
 
 
-def tell_with(tell: Callable[[str, BaseException, dict[str, Any]], None]) -> None:
+def set_error_logger(tell: Callable[[str, BaseException, dict[str, Any]], None]) -> None:
     """Set the function that logs contained errors; it is called as `tell(where, error, facts)`."""
     global _tell
     _tell = tell

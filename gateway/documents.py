@@ -67,7 +67,7 @@ class Document:
             place = place[:-1]
         return self.positions.get(place, Position())
 
-    def inside(self, place: Place, line: int, column: int) -> Position | None:
+    def position_inside(self, place: Place, line: int, column: int) -> Position | None:
         """Convert a position within the text value at `place` to a position in the file.
 
         `line` and `column` count from 1 within the value. Return None if the value is written in a YAML style
@@ -243,7 +243,7 @@ def complaints(error: ValidationError, model: type[BaseModel]) -> Iterator[Compl
     for detail in details:
         kind, value, steps = detail["type"], detail["input"], detail["loc"]
         if kind == "extra_forbidden":
-            place, owner, kinds = _reached(model, steps[:-1])
+            place, owner, kinds = _follow(model, steps[:-1])
             key = str(steps[-1])
             others = [tag for tag, part in kinds.items() if tag and key in keys_of(part)]
             reason = f"for protocol {' and '.join(others)} only"
@@ -255,10 +255,10 @@ def complaints(error: ValidationError, model: type[BaseModel]) -> Iterator[Compl
                 ]
                 near = get_close_matches(key.lower(), map(str, lacking), 1)  # what must be there comes first
                 meant = suggestion(key, near or keys_of(owner))
-                reason = f"unknown key{key_hint(key) or _home(owner, key) or meant}"
+                reason = f"unknown key{key_hint(key) or _section_hint(owner, key) or meant}"
             yield Complaint((*place, key), reason)
             continue
-        place, _, _ = _reached(model, steps)
+        place, _, _ = _follow(model, steps)
         reason = detail["msg"][:1].lower() + detail["msg"][1:]
         if kind == "missing":
             yield Complaint(place[:-1], f"needs {place[-1]!r}")
@@ -267,24 +267,24 @@ def complaints(error: ValidationError, model: type[BaseModel]) -> Iterator[Compl
         elif kind == "literal_error":
             near = get_close_matches(str(value).lower(), reason.split("'")[1::2], 1)
             hint = f"; did you mean {near[0]!r}?" if near else value_hint(str(place[-1]), kind, value)
-            yield Complaint(place, reason, _shown(value), hint)
+            yield Complaint(place, reason, _scalar_or_none(value), hint)
         else:
             key = str(place[-1]) if place else ""
             reason = value_reason(kind, value) or reason
-            yield Complaint(place, reason, _shown(value), value_hint(key, kind, value))
+            yield Complaint(place, reason, _scalar_or_none(value), value_hint(key, kind, value))
 
 
-def _shown(value: Any) -> str | float | None:
+def _scalar_or_none(value: Any) -> str | float | None:
     return value if isinstance(value, str | float | int) else None
 
 
-def _home(owner: Any, key: str) -> str:
+def _section_hint(owner: Any, key: str) -> str:
     """Return the end of an error message for a misplaced key: the parts of `owner` that accept this key.
 
     Return "" if no part accepts it, or if `key` resembles a key of `owner` itself.
     """
     near = get_close_matches(key.lower(), keys_of(owner), 1)
-    parts = [] if near else [part for part in keys_of(owner) if key in keys_of(below(owner, part))]
+    parts = [] if near else [part for part in keys_of(owner) if key in keys_of(type_below(owner, part))]
     return f"; it belongs below {' or '.join(parts)}" if parts else ""
 
 
@@ -310,7 +310,7 @@ def dotted(place: Place) -> str:
 # Types of a model by place.
 
 
-def _reached(model: type[BaseModel], steps: Place) -> tuple[Place, Any, dict[str, Any]]:
+def _follow(model: type[BaseModel], steps: Place) -> tuple[Place, Any, dict[str, Any]]:
     """Follow the path `steps` of a pydantic error through the types of `model`, as far as they exist.
 
     Return the place without the names of types that pydantic adds to a path, the type at this place, and the
@@ -320,32 +320,32 @@ def _reached(model: type[BaseModel], steps: Place) -> tuple[Place, Any, dict[str
     place: Place = ()
     kinds: dict[str, Any] = {}
     for step in steps:
-        tags = tagged(found)
+        tags = tagged_alternatives(found)
         if step in tags:
             found, kinds = tags[str(step)], tags
             continue
-        if (told := _told_apart(found, step)) is not None:
+        if (told := _option_with_key(found, step)) is not None:
             found = told
             continue
-        further = below(found, step)
+        further = type_below(found, step)
         if further is None:
             break
         place, found, kinds = (*place, step), further, {}
     return place, found, kinds
 
 
-def tagged(annotation: Any) -> dict[str, Any]:
+def tagged_alternatives(annotation: Any) -> dict[str, Any]:
     """Return the alternatives of a tagged union by their tags, or an empty table for another type."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         tags = [one.tag for one in parts[1:] if isinstance(one, Tag)]
-        return {tags[0]: parts[0]} if tags else tagged(parts[0])
+        return {tags[0]: parts[0]} if tags else tagged_alternatives(parts[0])
     if origin is Union or origin is types.UnionType:
-        return {tag: part for one in parts for tag, part in tagged(one).items()}
+        return {tag: part for one in parts for tag, part in tagged_alternatives(one).items()}
     return {}
 
 
-def _told_apart(annotation: Any, step: str | int) -> Any:
+def _option_with_key(annotation: Any, step: str | int) -> Any:
     """Return the alternative of a union in which some key can only have the value `step`.
 
     Pydantic uses this value as the alternative's name in the path of an error. Return None if there is none.
@@ -357,7 +357,7 @@ def _told_apart(annotation: Any, step: str | int) -> Any:
     return None
 
 
-def below(annotation: Any, step: str | int) -> Any:
+def type_below(annotation: Any, step: str | int) -> Any:
     """Return the type of the key or list item `step` within the type `annotation`, or None if it has none."""
     found: list[Any] = []
     for option in options(annotation):

@@ -55,11 +55,11 @@ class ChangeDetector(Generic[Seen]):
         self._look = look
         self._accepted = self._before = look()
 
-    def take(self) -> None:
+    def accept(self) -> None:
         """Compare later states with the present one, because the caller is about to read the files."""
         self._accepted = self._look()
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Check the files.
 
         Return True once for each change, when two checks in a row have found the same state.
@@ -95,12 +95,12 @@ class ReloadedValue(Generic[Value]):
         self._loaded_stamps = self._stamps()
         self.value = build()
 
-    def look_settled(self) -> None:
+    def reload_if_settled(self) -> None:
         """Rebuild the value if the files have changed and two checks in a row have found the same state."""
-        if self._watched.changed():
+        if self._watched.has_changed():
             self.reload()
 
-    def look(self) -> None:
+    def reload_if_changed(self) -> None:
         """Rebuild the value if the files differ from those read last, even while they are being written."""
         if self._stamps() != self._loaded_stamps:
             self.reload()

@@ -64,7 +64,7 @@ from gateway.engine.letters import SharedLetters
 from gateway.engine.namespace import EngineNamespace
 from gateway.engine.outboxes import OutboxConnection
 from gateway.engine.repeats import Repeats
-from gateway.engine.requeue_order import GivenBack
+from gateway.engine.requeue_order import RequeuedMessages
 from gateway.engine.retain_queue import Retaining
 from gateway.engine.retained import SharedRetained
 from gateway.engine.retained_reads import RetainedReads
@@ -113,17 +113,17 @@ def _of_waiting(waiting: Any) -> Iterator[str]:
 def _of_queue(queue: Any) -> Iterator[str]:
     if queue.deleted:
         return
-    if queue._pressure and queue.drained():
+    if queue._pressure and queue.has_drained():
         yield f"queue {queue.name!r}: holds publishers and has drained ({len(queue)} messages)"
     if queue.gate.shut or queue.reads.shut:
         return
     for position, message, able in _apart(queue):
-        if any(one.room() > 0 and queue._may_have(one, message) for one in able):
+        if any(one.capacity() > 0 and queue._may_have(one, message) for one in able):
             yield f"queue {queue.name!r}: the message at {position} waits, a consumer has room for it"
             return
     if not (queue._ready or queue._returned or (queue.storage and queue.storage.count)):
         return
-    open_ = [room for consumer in queue.consumers if (room := consumer.room()) > 0]
+    open_ = [room for consumer in queue.consumers if (room := consumer.capacity()) > 0]
     if open_:
         yield f"queue {queue.name!r}: {len(queue)} messages wait, consumers have room for {open_}"
 
@@ -212,7 +212,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     # Replicas, and their database.
     ClusterConnection: ("_callbacks",),
     Consumers: ("_checks", "_lacking", "_own", "_removals", "_waiting"),
-    GivenBack: ("_buffer",),
+    RequeuedMessages: ("_buffer",),
     SharedLetters: ("_added", "_unsaved"),
     EngineNamespace: ("_barrier_walks", "_lost", "_unbound", "_walks"),
     OutboxConnection: ("_counted_queues",),
@@ -249,7 +249,7 @@ def _of_alarms(alarms: Any) -> Iterator[str]:
 
 def _of_sink(sink: Any) -> Iterator[str]:
     usable = sink._flowing and sink._usable and not sink._stream.congested
-    if sink._waiting and usable and sink._room() > 0:
+    if sink._waiting and usable and sink._send_capacity() > 0:
         yield f"link: {sink.waiting_messages} messages wait, the broker has room"
 
 

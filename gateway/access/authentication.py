@@ -90,7 +90,7 @@ class Access:
         """True if more than one user may log in: two are configured, or there is another back end."""
         return not self._alone or len(self.users.names - {ANONYMOUS}) > 1
 
-    def ignores(self, user: str) -> bool:
+    def ignores_user(self, user: str) -> bool:
         """Return True if a client with this user name counts as anonymous.
 
         That is so if no users and no other back ends are configured, and the name is not `guest`: then
@@ -103,18 +103,18 @@ class Access:
 
         Certificates and tokens identify their user without one.
         """
-        return any(backend.claims(credentials) for backend in self.backends)
+        return any(backend.recognizes_login(credentials) for backend in self.backends)
 
-    def known(self, credentials: Credentials) -> Principal | None:
+    def verify_nowait(self, credentials: Credentials) -> Principal | None:
         """Return the principal of a login if a back end accepts it without waiting.
 
         Return None if `verify` has to be called: if a back end has to wait, the login is refused after
         failures, or no back end accepts it.
         """
-        if self.failures.refuses(credentials.remote, credentials.user):
+        if self.failures.is_refused(credentials.remote, credentials.user):
             return None  # otherwise guesses at a remembered password would cost nothing
         for backend in self._order(credentials):
-            found = backend.known(credentials)
+            found = backend.authenticate_nowait(credentials)
             if found is None:
                 return None
             if isinstance(found, Principal):
@@ -134,7 +134,7 @@ class Access:
             return [
                 one
                 for one in self.backends
-                if one.kind == credentials.backend and one.speaks(credentials.method)
+                if one.kind == credentials.backend and one.supports_method(credentials.method)
             ]
         if len(self.backends) == 1 or not self._with_users or self.users.has(credentials):
             return list(self.backends)
@@ -149,12 +149,12 @@ class Access:
             return None
         certificates = [backend for backend in self.backends if isinstance(backend, Certificates)]
         for backend in certificates:
-            found = backend.known(credentials)
+            found = backend.authenticate_nowait(credentials)
             if isinstance(found, Principal):
                 self.counts[backend.kind, "accepted"] += 1
                 return found
         name = credentials.certificate.names.get("common_name", "")
-        if certificates or not self._with_users or self.users.named(name) is None:
+        if certificates or not self._with_users or self.users.find_principal(name) is None:
             return None
         return principal_of(name, credentials.certificate)
 
@@ -180,21 +180,21 @@ class Access:
         """Return the server's side of a new SCRAM authentication."""
         return self.users.exchange()
 
-    def proved(self, name: str) -> Principal | None:
+    def principal_named(self, name: str) -> Principal | None:
         """Return the principal of a user who has authenticated by SCRAM.
 
         Return None if the user no longer exists.
         """
-        return self.users.named(name) if self._with_users else None
+        return self.users.find_principal(name) if self._with_users else None
 
     def stamp(self, principal: Principal) -> str:
-        """Return a digest that changes with the user's password, for a later call of `stands`.
+        """Return a digest that changes with the user's password, for a later call of `is_valid`.
 
         It is "" for a principal of another back end, whose password is not known here.
         """
         return self.users.stamp(principal.name) if principal.backend == self.users.kind else ""
 
-    def stands(self, principal: Principal, stamp: str) -> bool:
+    def is_valid(self, principal: Principal, stamp: str) -> bool:
         """Return True if the principal has not expired and its user still has the password of `stamp`.
 
         `stamp` is an earlier result of the method `stamp`. For a principal of another back end only the
@@ -233,27 +233,27 @@ class Access:
         thread. Cancelling the call removes the login from the queue for this work.
         """
         failures, remote, user = self.failures, credentials.remote, credentials.user
-        if failures.refuses(remote, user):
+        if failures.is_refused(remote, user):
             return Denial.REFUSED
         if delay := failures.delay_secs(remote, user):
             await trio.sleep(delay)
-        found = await self._look(credentials)
+        found = await self._authenticate(credentials)
         if found is Denial.WRONG:
-            failures.failed(remote, user)
+            failures.count_failure(remote, user)
         elif isinstance(found, Principal):
             failures.succeeded(remote, user)
         return found
 
-    async def _look(self, credentials: Credentials) -> Principal | Denial:
+    async def _authenticate(self, credentials: Credentials) -> Principal | Denial:
         """Query the back ends for a login in order, and return the first principal.
 
         If none accepts it, return the denial to report.
         """
         denials = []
         for backend in self._order(credentials):
-            found = backend.known(credentials) if backend is not self.users else None
+            found = backend.authenticate_nowait(credentials) if backend is not self.users else None
             if found is None:
-                found = await backend.look(credentials)
+                found = await backend.authenticate(credentials)
             if found is Denial.REFUSED:
                 return found
             if isinstance(found, Principal):

@@ -102,7 +102,7 @@ class Authorization:
         )
 
     @property
-    def in_force(self) -> bool:
+    def is_configured(self) -> bool:
         """True if rules apply, because a role or an authorizer is configured.
 
         Otherwise everything is allowed.
@@ -114,7 +114,7 @@ class Authorization:
 
         Clients with the same rights share one object.
         """
-        names = self.roles.of(principal) if self.in_force else ()
+        names = self.roles.of(principal) if self.is_configured else ()
         if not (principal.scopes or self.authorizer or self._by_client.intersection(names)):
             client_id = ""
         key = (principal.name, names, principal.scopes, tuple(principal.fields.items()), client_id)
@@ -122,8 +122,8 @@ class Authorization:
         if found is None:
             if len(self._cache) >= KEPT_MAX:
                 self._cache.clear()
-            found = self._cache[key] = self._made(principal, names, client_id, key)
-        if self.in_force:
+            found = self._cache[key] = self._compile_rights(principal, names, client_id, key)
+        if self.is_configured:
             self._note_holder(principal.name, names)
         return found
 
@@ -134,7 +134,7 @@ class Authorization:
         end gave at the last login count until the rules change; after that, and after a restart, those of the
         configuration do.
         """
-        if user is None or not self.in_force:
+        if user is None or not self.is_configured:
             return True
         found = self._holders.get(user)
         if found is None:
@@ -149,11 +149,11 @@ class Authorization:
         found = self._holders[user] = any(roles[name].hold for name in names if name in roles)
         return found
 
-    def enters(self, user: str) -> None:
+    def add_connection(self, user: str) -> None:
         """Count a new connection of this user."""
         self.connections[user] = self.connections.get(user, 0) + 1
 
-    def leaves(self, user: str) -> None:
+    def remove_connection(self, user: str) -> None:
         """Count a connection of this user as closed."""
         self.connections[user] -= 1
         if not self.connections[user]:
@@ -164,9 +164,11 @@ class Authorization:
         most = rights.connections_max
         return bool(most) and self.connections.get(user, 0) >= (most or 0)
 
-    def _made(self, principal: Principal, names: tuple[str, ...], client_id: str, key: object) -> Rights:
+    def _compile_rights(
+        self, principal: Principal, names: tuple[str, ...], client_id: str, key: object
+    ) -> Rights:
         """Return a new object with the rights of a client that has the roles `names`."""
-        if not self.in_force and not parse_scopes(principal.scopes):
+        if not self.is_configured and not parse_scopes(principal.scopes):
             return AllRights(key=principal.name)
         roles = [(name, self.roles.roles[name]) for name in names if name in self.roles.roles]
         if len(self._compiled) >= COMPILED_MAX:

@@ -44,19 +44,19 @@ class Backend(Protocol):
     def kind(self) -> str:
         """Kind of the back end, which is its name in the settings and in metrics."""
 
-    def speaks(self, method: str) -> bool:
+    def supports_method(self, method: str) -> bool:
         """Return True if the back end can verify logins by this authentication method.
 
         "" means a password.
         """
 
-    def claims(self, credentials: Credentials) -> bool:
+    def recognizes_login(self, credentials: Credentials) -> bool:
         """Return True if the back end may accept this login although it has no user name."""
 
-    def known(self, credentials: Credentials) -> Principal | Denial | None:
+    def authenticate_nowait(self, credentials: Credentials) -> Principal | Denial | None:
         """Return the principal or denial of a login if this is possible without waiting, else None."""
 
-    async def look(self, credentials: Credentials) -> Principal | Denial:
+    async def authenticate(self, credentials: Credentials) -> Principal | Denial:
         """Verify a login, waiting if needed, and return its principal or denial.
 
         Cancelling the call removes the login from the queue.

@@ -81,15 +81,15 @@ class Certificates:
         self._name = name
         self._users = users
 
-    def speaks(self, method: str) -> bool:
+    def supports_method(self, method: str) -> bool:
         """Return True if `method` is empty: TLS has authenticated the client, so no method is needed."""
         return not method
 
-    def claims(self, credentials: Credentials) -> bool:
+    def recognizes_login(self, credentials: Credentials) -> bool:
         """Return True if the client has a certificate and sends no password."""
         return credentials.certificate is not None and not credentials.password
 
-    def known(self, credentials: Credentials) -> Principal | Denial | None:
+    def authenticate_nowait(self, credentials: Credentials) -> Principal | Denial | None:
         """Return the principal that the client's certificate names, or Denial.WRONG.
 
         A login with a password, or with a user name other than that of the certificate, is denied.
@@ -99,13 +99,13 @@ class Certificates:
         name = credentials.certificate.names.get(self._name, "")
         if not name or credentials.user not in ("", name):
             return Denial.WRONG
-        if self._users is not None and self._users.named(name) is None:
+        if self._users is not None and self._users.find_principal(name) is None:
             return Denial.WRONG
         return principal_of(name, credentials.certificate)
 
-    async def look(self, credentials: Credentials) -> Principal | Denial:
-        """Return the result of `known`, which is always available at once."""
-        return self.known(credentials) or Denial.WRONG
+    async def authenticate(self, credentials: Credentials) -> Principal | Denial:
+        """Return the result of `authenticate_nowait`, which is always available at once."""
+        return self.authenticate_nowait(credentials) or Denial.WRONG
 
 
 def principal_of(name: str, certificate: Certificate) -> Principal:

@@ -54,7 +54,7 @@ class ConsoleRights(NamedTuple):
         """
         return self.bodies and (self.body_hosts is None or host in self.body_hosts)
 
-    def within(self, other: ConsoleRights) -> ConsoleRights:
+    def intersection(self, other: ConsoleRights) -> ConsoleRights:
         """Return the rights that are contained both in these rights and in `other`."""
         return ConsoleRights(
             min(self.right, other.right, key=ORDER.index),

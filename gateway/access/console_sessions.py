@@ -96,7 +96,7 @@ class ConsoleSessions:
         )
         self._sessions[_digest(text)] = session
         self._entries.add(_digest(text), session.owner, 0)
-        while (key := self._entries.crowded_out(session.owner)) is not None:
+        while (key := self._entries.entry_to_evict(session.owner)) is not None:
             self._forget(key)
         return text, session
 

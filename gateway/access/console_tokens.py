@@ -96,7 +96,7 @@ class StoredToken(NamedTuple):
         name = self.name if self.maker is None else self.maker.name
         return Principal(name, expires=self.expires)
 
-    def shown(self) -> dict[str, Any]:
+    def to_document(self) -> dict[str, Any]:
         """Return the token as a JSON object of the API (TokenRow), without its digest."""
         row = self._asdict()
         del row["digest"]
@@ -104,7 +104,7 @@ class StoredToken(NamedTuple):
         del row["maker"]
         return row
 
-    def kept(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Return the token as a JSON object for the file."""
         return self._asdict() | {"maker": None if self.maker is None else self.maker._asdict()}
 
@@ -134,7 +134,7 @@ class ConsoleTokens:
                 self._read(folder / FILE)
             else:
                 text = self.make(ADMINISTRATOR, "write", by="the first start")
-                written(folder / f"{ADMINISTRATOR}.token", text + "\n")
+                write_private_file(folder / f"{ADMINISTRATOR}.token", text + "\n")
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigurationError(f"{folder}: the console's tokens cannot be used: {error}") from error
 
@@ -151,11 +151,13 @@ class ConsoleTokens:
         if self._unknown:
             log.warning("console tokens of a newer gateway not valid here", tokens=len(self._unknown))
 
-    def _keep(self) -> None:
+    def _save(self) -> None:
         """Write the tokens to the file. Raises OSError."""
         if self._folder is not None:
-            document = {"tokens": [token.kept() for token in self._tokens.values()] + self._unknown}
-            written(self._folder / FILE, orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+            document = {"tokens": [token.to_record() for token in self._tokens.values()] + self._unknown}
+            write_private_file(
+                self._folder / FILE, orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()
+            )
 
     def make(
         self,
@@ -184,13 +186,13 @@ class ConsoleTokens:
             if one.expires is None or one.expires + EXPIRED_SECS > now
         }
         namesakes = [token for token in self._tokens.values() if token.name == name]
-        if any(self.holds(one.digest) or _owner_of(one.maker) != _owner_of(maker) for one in namesakes):
+        if any(self.is_valid(one.digest) or _owner_of(one.maker) != _owner_of(maker) for one in namesakes):
             raise TokenInTheWay(f"there is a token with the name {name!r}")
         self._check_share(maker)
-        text, digest = _new()
+        text, digest = _generate_token()
         self._tokens[digest] = StoredToken(name, digest, console, by, now, expires, bodies, maker)
         try:
-            self._keep()
+            self._save()
         except OSError:
             del self._tokens[digest]
             raise
@@ -212,7 +214,7 @@ class ConsoleTokens:
 
     def make_temporary(self, name: str) -> str:
         """Create a token with all rights, valid while this process runs, and return its text."""
-        text, digest = _new()
+        text, digest = _generate_token()
         self._temporary[digest] = StoredToken(name, digest, "write", "this process", clock.unix_time())
         return text
 
@@ -227,7 +229,7 @@ class ConsoleTokens:
         if (self._tokens, self._unknown) == before:
             return False
         try:
-            self._keep()
+            self._save()
         except OSError:
             self._tokens, self._unknown = before
             raise
@@ -237,14 +239,14 @@ class ConsoleTokens:
         """Return the token with this secret text, or None if there is none or it has expired."""
         return self.by_digest(_digest(text))
 
-    def holds(self, digest: str) -> bool:
+    def is_valid(self, digest: str) -> bool:
         """Return True if a token with this digest exists and has not expired."""
         token = self._tokens.get(digest) or self._temporary.get(digest)
         return token is not None and (token.expires is None or token.expires > clock.unix_time())
 
     def by_digest(self, digest: str) -> StoredToken | None:
         """Return the token with this digest, or None if there is none or it has expired."""
-        return (self._tokens.get(digest) or self._temporary.get(digest)) if self.holds(digest) else None
+        return (self._tokens.get(digest) or self._temporary.get(digest)) if self.is_valid(digest) else None
 
     def all(self) -> list[StoredToken]:
         """Return the stored tokens, without temporary ones."""
@@ -255,7 +257,7 @@ def _owner_of(maker: Maker | None) -> str:
     return OPERATOR if maker is None else maker.name
 
 
-def _new() -> tuple[str, str]:
+def _generate_token() -> tuple[str, str]:
     text = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
     return text, _digest(text)
 
@@ -264,7 +266,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def written(path: Path, text: str) -> None:
+def write_private_file(path: Path, text: str) -> None:
     """Write a file that only its owner may read, atomically. Raises OSError.
 
     If it fails, an earlier file of this name is unchanged.
@@ -312,7 +314,7 @@ def leave_token(port: int, text: str) -> Path | None:
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             if _is_ours(folder):
-                written(folder / f"{port}.token", text + "\n")
+                write_private_file(folder / f"{port}.token", text + "\n")
                 return folder / f"{port}.token"
         except OSError as error:
             log.info("token file for local commands not written", folder=str(folder), error=str(error))

@@ -74,7 +74,7 @@ class _Table:
         tally = self._tallies.get(key)
         return 0 if tally is None or now - tally.window_start >= self._window_secs else tally.count
 
-    def refused(self, key: Hashable, now: float) -> bool:
+    def is_refused(self, key: Hashable, now: float) -> bool:
         """Return True if the key is refused at the time `now`, because it had too many failures."""
         tally = self._tallies.get(key)
         return tally is not None and now < tally.refused_until
@@ -103,15 +103,15 @@ class Failures:
         self._negotiations = _Table(options.negotiation_failures_max, window, refused)
         self._right: dict[tuple[str, str], float] = {}
 
-    def refuses(self, remote: str, user: str) -> bool:
+    def is_refused(self, remote: str, user: str) -> bool:
         """Return True if a login has to be refused without verifying its password."""
         place = place_of(remote)
         if place == LOOPBACK:
             return False
         now = self._clock()
-        if self._pairs.refused((place, _short(user)), now):
+        if self._pairs.is_refused((place, _user_key(user)), now):
             return True
-        return self._places.refused(place, now) and not self.trusts(remote, user)
+        return self._places.is_refused(place, now) and not self.is_trusted(remote, user)
 
     def blocks(self, remote: str) -> bool:
         """Return True if connections from the place of `remote` are refused.
@@ -120,7 +120,7 @@ class Failures:
         recently logged in from there.
         """
         place, now = place_of(remote), self._clock()
-        if not self._negotiations.refused(place, now):
+        if not self._negotiations.is_refused(place, now):
             return False
         return not any(one == place and until > now for (one, _), until in self._right.items())
 
@@ -133,24 +133,24 @@ class Failures:
     def delay_secs(self, remote: str, user: str) -> float:
         """Return for how many seconds a login has to be delayed before it is verified."""
         place = place_of(remote)
-        if place == LOOPBACK or self.trusts(remote, user):
+        if place == LOOPBACK or self.is_trusted(remote, user):
             return 0.0
         now = self._clock()
         steps = max(
-            self._pairs.count((place, _short(user)), now),
+            self._pairs.count((place, _user_key(user)), now),
             self._places.count(place, now),
-            self._users.count(_short(user), now),
+            self._users.count(_user_key(user), now),
         )
         return self._delay_secs * min(steps, DELAYS_MAX)
 
-    def trusts(self, remote: str, user: str) -> bool:
+    def is_trusted(self, remote: str, user: str) -> bool:
         """Return True if the user logged in from this place within RIGHT_SECS, and no login failed since."""
-        pair = (place_of(remote), _short(user))
+        pair = (place_of(remote), _user_key(user))
         return self._right.get(pair, 0.0) > self._clock()
 
-    def failed(self, remote: str, user: str) -> None:
+    def count_failure(self, remote: str, user: str) -> None:
         """Record a login that failed because its name or password was wrong."""
-        place, name, now = place_of(remote), _short(user), self._clock()
+        place, name, now = place_of(remote), _user_key(user), self._clock()
         self._right.pop((place, name), None)
         if place == LOOPBACK:
             return
@@ -160,7 +160,7 @@ class Failures:
 
     def succeeded(self, remote: str, user: str) -> None:
         """Record a successful login: trust the user at this place, and delete the failures of the two."""
-        pair = (place_of(remote), _short(user))
+        pair = (place_of(remote), _user_key(user))
         self._pairs.forget(pair)
         self._right.pop(pair, None)
         self._right[pair] = self._clock() + RIGHT_SECS
@@ -168,7 +168,7 @@ class Failures:
             del self._right[next(iter(self._right))]
 
 
-def _short(user: str) -> str:
+def _user_key(user: str) -> str:
     """Return the key under which a user name is counted.
 
     It is the name, or the digest of a name with more than NAME_MAX characters, to limit the memory.

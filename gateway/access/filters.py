@@ -32,7 +32,7 @@ def covers(allowed: Sequence[str], levels: Sequence[str]) -> bool:
     return count == len(allowed)
 
 
-def meets(denied: Sequence[str], levels: Sequence[str]) -> bool:
+def overlaps(denied: Sequence[str], levels: Sequence[str]) -> bool:
     """Return True if some topic matches both topic filters, which are divided into their levels."""
     first = denied[0], levels[0]
     if any(one[:1] == "$" for one in first) and any(one in WILD for one in first):
@@ -71,7 +71,7 @@ class FilterSet:
             else:
                 self._by_first.setdefault(levels[0], []).append((fixed, text, rule))
 
-    def covering(self, topic_filter: str, fill: Fill = str) -> str | None:
+    def covering_rule(self, topic_filter: str, fill: Fill = str) -> str | None:
         """Return the name of a rule whose filter covers a topic or topic filter, or None.
 
         `fill` replaces the placeholders of a rule's filter; if it returns None, the rule does not apply.
@@ -87,7 +87,7 @@ class FilterSet:
                     return rule
         return None
 
-    def meeting(self, topic_filter: str, fill: Fill = str) -> str | None:
+    def overlapping_rule(self, topic_filter: str, fill: Fill = str) -> str | None:
         """Return the name of a rule whose filter has a topic in common with `topic_filter`, or None.
 
         `fill` replaces the placeholders of a rule's filter; if it returns None, the rule does not apply.
@@ -101,7 +101,7 @@ class FilterSet:
         for among in (near, self._wild):
             for fixed, text, rule in among:
                 denied = fixed or _filled(text, fill)
-                if denied is not None and meets(denied, levels):
+                if denied is not None and overlaps(denied, levels):
                     return rule
         return None
 

@@ -21,7 +21,7 @@ from gateway.access.credentials import Credentials
 from gateway.access.http_client import Asker, Unanswered
 from gateway.access.places import place_of
 from gateway.access.principal import Principal
-from gateway.access.turns import Crowded, LoginQueue
+from gateway.access.turns import LoginQueue, LoginQueueFull
 from gateway.settings.identity import HttpBackend
 
 DENIED_SHARE: Final = 0.1  # of the time that `allow` is cached: a denied client may be allowed soon
@@ -50,15 +50,15 @@ class HttpUsers:
         self._in_flight: dict[bytes, trio.Event] = {}
         self._down = False
 
-    def speaks(self, method: str) -> bool:
+    def supports_method(self, method: str) -> bool:
         """Return True if `method` is empty, because only passwords are supported."""
         return not method
 
-    def claims(self, credentials: Credentials) -> bool:
+    def recognizes_login(self, credentials: Credentials) -> bool:
         """Return False, because a login without a user name is never accepted."""
         return False
 
-    def known(self, credentials: Credentials) -> Principal | Denial | None:
+    def authenticate_nowait(self, credentials: Credentials) -> Principal | Denial | None:
         """Return the cached result of this login, or None if there is none.
 
         Return Denial.WRONG for a login without a user name.
@@ -68,24 +68,24 @@ class HttpUsers:
         key, now = self._digest(credentials), clock.monotonic()
         return self._allowed.find(key, now) or self._denied.find(key, now)
 
-    async def look(self, credentials: Credentials) -> Principal | Denial:
+    async def authenticate(self, credentials: Credentials) -> Principal | Denial:
         """Return the server's principal or denial for a login, or Denial.BUSY if too many logins wait.
 
         Concurrent logins with the same credentials share one request.
         """
         key = self._digest(credentials)
-        while (found := self.known(credentials)) is None and key in self._in_flight:
+        while (found := self.authenticate_nowait(credentials)) is None and key in self._in_flight:
             await self._in_flight[key].wait()
         if found is not None:
             return found
         done = self._in_flight[key] = trio.Event()
         try:
-            await self._turns.take(place_of(credentials.remote), credentials.user)
+            await self._turns.acquire(place_of(credentials.remote), credentials.user)
             try:
                 return await self._ask(key, credentials)
             finally:
-                self._turns.give_back()
-        except Crowded:
+                self._turns.release()
+        except LoginQueueFull:
             return Denial.BUSY
         finally:
             del self._in_flight[key]
@@ -107,7 +107,7 @@ class HttpUsers:
                 body = await self._asker.post(options.user_url, stated)
             found = read_answer(credentials.user, body)
         except Unanswered as error:
-            self._failed(str(error))
+            self._report_failure(str(error))
             # Logins that wait for this request get its result, and do not each wait for their own timeout.
             self._denied.add(key, Denial.UNAVAILABLE, clock.monotonic() + UNAVAILABLE_SECS)
             return Denial.UNAVAILABLE
@@ -123,7 +123,7 @@ class HttpUsers:
             self._denied.add(key, found, now + options.cache_secs * DENIED_SHARE)
         return found
 
-    def _failed(self, why: str) -> None:
+    def _report_failure(self, why: str) -> None:
         self.failures += 1
         self._down = True
         log.error("authentication server not responding, logins refused", backend=self.kind, error=why)

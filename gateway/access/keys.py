@@ -46,7 +46,7 @@ class SignatureKey:
         self.key = key
         self.algorithm = algorithm
 
-    def fits(self, kid: str | None, algorithm: str) -> bool:
+    def may_have_signed(self, kid: str | None, algorithm: str) -> bool:
         """Return True if the key may verify a token with this `kid` and algorithm in its head."""
         return (kid is None or self.kid is None or kid == self.kid) and self.algorithm in (None, algorithm)
 
@@ -107,7 +107,7 @@ class KeysFile:
         self._symmetric = symmetric
         try:
             self._file = ReloadedValue(
-                [path], self._read, report_loaded=self._report_taken, refused=self._report_refused
+                [path], self._read, report_loaded=self._log_reload, refused=self._report_refused
             )
         except (OSError, ValueError, TypeError) as error:
             raise ConfigurationError(f"{path}: these keys cannot be used: {error}") from error
@@ -117,13 +117,13 @@ class KeysFile:
             return parse_keys(file.read(KEY_BYTES_MAX), symmetric=self._symmetric)
 
     @property
-    def there(self) -> bool:
+    def has_keys(self) -> bool:
         """Always True: a key file that could be read has a key."""
         return True
 
-    def fitting(self, kid: str | None, algorithm: str) -> list[SignatureKey]:
+    def matching_keys(self, kid: str | None, algorithm: str) -> list[SignatureKey]:
         """Return the keys that may verify a token with this `kid` and algorithm in its head."""
-        return [key for key in self._file.value if key.fits(kid, algorithm)]
+        return [key for key in self._file.value if key.may_have_signed(kid, algorithm)]
 
     @property
     def may_change(self) -> bool:
@@ -135,13 +135,13 @@ class KeysFile:
 
     def look(self) -> None:
         """Read the file again if it has changed and is not being written any more."""
-        self._file.look_settled()
+        self._file.reload_if_settled()
 
     def reload(self) -> None:
         """Read the file again at once."""
         self._file.reload()
 
-    def _report_taken(self, keys: list[SignatureKey]) -> None:
+    def _log_reload(self, keys: list[SignatureKey]) -> None:
         log.info("token keys reloaded", path=str(self._path), keys=len(keys))
 
     def _report_refused(self, error: Exception) -> None:
@@ -185,13 +185,13 @@ class KeysUrl:
         return self._clock() - self._fetched_at
 
     @property
-    def there(self) -> bool:
+    def has_keys(self) -> bool:
         """True if there are keys, and they are not too old to be used."""
         return bool(self._keys) and self.age_secs <= self._refresh_secs + self._kept_secs
 
-    def fitting(self, kid: str | None, algorithm: str) -> list[SignatureKey]:
+    def matching_keys(self, kid: str | None, algorithm: str) -> list[SignatureKey]:
         """Return the keys that may verify a token with this `kid` and algorithm in its head."""
-        return [key for key in self._keys if key.fits(kid, algorithm)] if self.there else []
+        return [key for key in self._keys if key.may_have_signed(kid, algorithm)] if self.has_keys else []
 
     @property
     def may_change(self) -> bool:
@@ -220,7 +220,7 @@ class KeysUrl:
             keys = parse_jwks(await self._asker.get(self._url))
         except (Unanswered, ValueError) as error:
             self.failures += 1
-            serving = self.there
+            serving = self.has_keys
             log.error(
                 "token keys not fetched",
                 url=masked_url(self._url),

@@ -17,7 +17,7 @@ import trio
 
 from gateway import clock
 from gateway.access.http_client import Asker, Unanswered
-from gateway.access.turns import Crowded, LoginQueue
+from gateway.access.turns import LoginQueue, LoginQueueFull
 from gateway.model.shares import UserEntries, UserShares
 from gateway.settings.access import HttpAuthorizer
 
@@ -52,14 +52,17 @@ class Authorizer(Protocol):
     mqtt_host: str
     """Name of the virtual host in which rights for MQTT are checked."""
 
-    def known(self, question: Question) -> bool | None:
+    def cached_decision(self, question: Question) -> bool | None:
         """Return the stored response, True if the action is allowed.
 
         Return None if `ask` has to be called first.
         """
 
     async def ask(self, question: Question) -> None:
-        """Wait until the response is stored, so that `known` returns it; query the service if needed."""
+        """Wait until the response is stored, so that `cached_decision` returns it.
+
+        Query the service if needed.
+        """
 
 
 class AuthorizerResponse:
@@ -108,7 +111,7 @@ class HttpQuestions:
         """Number of cached responses, including expired ones."""
         return len(self._answers)
 
-    def known(self, question: Question) -> bool | None:
+    def cached_decision(self, question: Question) -> bool | None:
         """Return the cached response, True if the action is allowed.
 
         Return None if there is none or it has expired.
@@ -121,9 +124,9 @@ class HttpQuestions:
 
         Concurrent calls with equal questions share one request.
         """
-        while self.known(question) is None and question in self._in_flight:
+        while self.cached_decision(question) is None and question in self._in_flight:
             await self._in_flight[question].wait()
-        if self.known(question) is not None:
+        if self.cached_decision(question) is not None:
             return
         done = self._in_flight[question] = trio.Event()
         try:
@@ -141,9 +144,9 @@ class HttpQuestions:
         options = self._options
         fields = dict(question.fields)
         try:
-            await self._turns.take("", question.user)
-        except Crowded:
-            self._failed("too many questions wait")
+            await self._turns.acquire("", question.user)
+        except LoginQueueFull:
+            self._report_failure("too many questions wait")
             return False, KNOWN_SECS_MIN
         try:
             url = self._urls[question.kind]
@@ -153,10 +156,10 @@ class HttpQuestions:
                 body = await self._asker.post(url, fields)
             allowed = read_verdict(body)
         except Unanswered as error:
-            self._failed(str(error))
+            self._report_failure(str(error))
             return False, KNOWN_SECS_MIN
         finally:
-            self._turns.give_back()
+            self._turns.release()
         if self._down:
             self._down = False
             log.info("authorization server responding again")
@@ -172,11 +175,11 @@ class HttpQuestions:
         self._entries.discard(question)
         self._entries.add(question, question.user, question.byte_count)
         self._answers[question] = (allowed, clock.monotonic() + secs)
-        while (oldest := self._entries.crowded_out(question.user)) is not None:
+        while (oldest := self._entries.entry_to_evict(question.user)) is not None:
             self._entries.discard(oldest)
             self._answers.pop(oldest, None)
 
-    def _failed(self, why: str) -> None:
+    def _report_failure(self, why: str) -> None:
         self.failures += 1
         self._down = True
         log.error("authorization server not responding, client requests refused", error=why)

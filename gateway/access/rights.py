@@ -95,7 +95,7 @@ class Rights:
         stated = [most for _, role in self._roles if (most := getattr(role, word)) is not None]
         return None if not stated else 0 if 0 in stated else max(stated)
 
-    def _elsewhere(self, kind: Literal["vhost", "resource", "topic"], **fields: str) -> Decision:
+    def _external_decision(self, kind: Literal["vhost", "resource", "topic"], **fields: str) -> Decision:
         """Return the authorizer's decision on an action that no rule allows or denies.
 
         `fields` are those of the request. Without an authorizer return a denial. Raises Pending if the
@@ -105,7 +105,7 @@ class Rights:
         if authorizer is None:
             return Decision(False, NOTHING)
         question = Question(kind, (("username", self._user), *fields.items()))
-        allowed = authorizer.known(question)
+        allowed = authorizer.cached_decision(question)
         if allowed is None:
             raise Pending(AuthorizerResponse(question, authorizer))
         values = ", ".join(f"{name} {text}" for name, text in fields.items())
@@ -159,7 +159,7 @@ class Rights:
             return Decision(True, rule)
         if self._scopes or any(self.amqp_grants(host) for _, host in self.mqtt.hosts):
             return Decision(True, "rights in AMQP, which are rights in MQTT")
-        return self._elsewhere("vhost", vhost=self._mqtt_host)
+        return self._external_decision("vhost", vhost=self._mqtt_host)
 
     def mqtt_publish(self, topic: str) -> Decision:
         """Decide if the client may publish to an MQTT topic."""
@@ -179,7 +179,7 @@ class Rights:
         A denying rule decides first, then an allowing one, then AMQP permissions that also apply to MQTT.
         """
         grant = self.mqtt
-        denied = grant.denied(action, name, self._variables)
+        denied = grant.denying_rule(action, name, self._variables)
         if denied is not None:
             return Decision(False, denied)
         rule = grant.allowed(action, name, self._variables)
@@ -230,7 +230,7 @@ class Rights:
     def enters_amqp(self, host: str) -> Decision:
         """Decide if the client may enter a virtual host of AMQP 0-9-1."""
         found = self.amqp_grants(host)
-        return Decision(True, found[0].rule) if found else self._elsewhere("vhost", vhost=host)
+        return Decision(True, found[0].rule) if found else self._external_decision("vhost", vhost=host)
 
     def amqp(self, host: str, permission: str, name: str, kind: str = QUEUE) -> Decision:
         """Decide if the client has a permission on an exchange or a queue.
@@ -240,7 +240,9 @@ class Rights:
         for grant in self.amqp_grants(host):
             if grant.allows(permission, name):
                 return Decision(True, f"{grant.rule}.{permission}")
-        return self._elsewhere("resource", vhost=host, resource=kind, name=name, permission=permission)
+        return self._external_decision(
+            "resource", vhost=host, resource=kind, name=name, permission=permission
+        )
 
     def amqp_key(self, host: str, permission: str, exchange: str, key: str | None) -> Decision:
         """Decide if the client has a permission on a topic exchange for a routing key.
@@ -251,7 +253,7 @@ class Rights:
             if grant.allows_key(permission, exchange or DEFAULT_EXCHANGE, key):
                 return Decision(True, f"{grant.rule}.{permission}")
         own = {"variable_map.client_id": self._client_id} if self._client_id else {}
-        return self._elsewhere(
+        return self._external_decision(
             "topic",
             vhost=host,
             resource="topic",
@@ -276,7 +278,7 @@ class Rights:
     def enters_fast(self, host: str) -> Decision:
         """Decide if the client may enter a virtual host of AMQP/Fast."""
         found = self.fast_grants(host)
-        return Decision(True, found[0].rule) if found else self._elsewhere("vhost", vhost=host)
+        return Decision(True, found[0].rule) if found else self._external_decision("vhost", vhost=host)
 
     def fast(self, host: str, right: str, service: str, name: str, *, whole: bool = False) -> Decision:
         """Decide if the client has a right on an AMQP/Fast destination `name` of a service.
@@ -290,7 +292,7 @@ class Rights:
         kind = KINDS.get(service)
         if kind is None or whole:  # an authorizer cannot be queried for all names with a prefix
             return Decision(False, NOTHING)
-        return self._elsewhere(
+        return self._external_decision(
             "resource", vhost=host, resource=kind, name=name, permission=PERMISSIONS[right]
         )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from gateway.access.authorization import Roles
-from gateway.access.filters import covers, meets
+from gateway.access.filters import covers, overlaps
 from gateway.access.rights import DEFAULT_EXCHANGE
 from gateway.mapping.linter import Finding, Severity
 from gateway.mapping.routes import Route
@@ -28,9 +28,9 @@ CAPTURE: Final = re.compile(r"\{[^{}]*?(\.\.\.)?\}")
 def lint_roles(settings: Settings, roles: Roles, routes: Iterable[Route]) -> list[Finding]:
     """Return all findings about the roles, their rules, and routes that depend on them."""
     routes = list(routes)
-    findings = list(_asked_for(roles, routes))
+    findings = list(_lint_route_roles(roles, routes))
     if not roles.roles:
-        return [*findings, *_nothing_said(settings)]
+        return [*findings, *_lint_missing_roles(settings)]
     found = [*findings, *_holders(settings, roles)]
     for name, role in roles.roles.items():
         found += _rules(settings, name, role)
@@ -41,7 +41,7 @@ def _warning(text: str, file: str = "", line: int = 0, column: int = 0) -> Findi
     return Finding(Severity.WARNING, CODE, text, file, line, column)
 
 
-def _nothing_said(settings: Settings) -> Iterator[Finding]:
+def _lint_missing_roles(settings: Settings) -> Iterator[Finding]:
     """Yield a warning if there are users but no roles, so that every client may do everything."""
     if settings.users and settings.authorizer is None:
         yield _warning(
@@ -50,7 +50,7 @@ def _nothing_said(settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _asked_for(roles: Roles, routes: Iterable[Route]) -> Iterator[Finding]:
+def _lint_route_roles(roles: Roles, routes: Iterable[Route]) -> Iterator[Finding]:
     """Yield a finding for each route that requires a role which does not exist."""
     for route in routes:
         if route.rule.role is not None and route.rule.role not in roles.roles:
@@ -121,7 +121,7 @@ def _unfed(settings: Settings, roles: Roles, routes: Iterable[Route]) -> Iterato
         among = [role for name, role in roles.roles.items() if route.rule.role in (None, name)] or list(
             roles.roles.values()
         )
-        source = route.rule.source.given()
+        source = route.rule.source.given_words()
         if any(_may_feed(role, source, route.rule.source.dialect.name) for role in among):
             continue
         text = f"route {route.name!r}: no role lets anybody publish what it takes"
@@ -142,7 +142,7 @@ def _feeds_topic(role: Role, source: dict[str, str]) -> bool:
         return True
     name = source.get("topic", next(iter(source.values())))
     levels = CAPTURE.sub(lambda one: "#" if one[1] else "+", name).split("/")
-    return any(meets(PLACEHOLDER.sub("+", one).split("/"), levels) for one in role.mqtt.publish)
+    return any(overlaps(PLACEHOLDER.sub("+", one).split("/"), levels) for one in role.mqtt.publish)
 
 
 def _feeds_exchange(role: Role, source: dict[str, str]) -> bool:

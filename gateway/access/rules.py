@@ -67,14 +67,16 @@ class MqttGrant:
 
         `variables` are the client's values for placeholders.
         """
-        return self._filters[action].covering(name, lambda text: topic_filter(text, variables))
+        return self._filters[action].covering_rule(name, lambda text: topic_filter(text, variables))
 
-    def denied(self, action: str, name: str, variables: Variables) -> str | None:
+    def denying_rule(self, action: str, name: str, variables: Variables) -> str | None:
         """Return the rule that denies an action (`publish` or `subscribe`) on a topic or filter, or None.
 
         `variables` are the client's values for placeholders.
         """
-        return self._filters[f"deny_{action}"].meeting(name, lambda text: denied_filter(text, variables))
+        return self._filters[f"deny_{action}"].overlapping_rule(
+            name, lambda text: denied_filter(text, variables)
+        )
 
 
 class AmqpGrant(NamedTuple):
@@ -111,7 +113,7 @@ class AmqpGrant(NamedTuple):
         return found.pattern in EVERY_KEY if key is None else found.search(key)
 
 
-def _given_in(host: str, several: Mapping[str, object], variables: Variables) -> Iterable[str]:
+def _matching_host_keys(host: str, several: Mapping[str, object], variables: Variables) -> Iterable[str]:
     """Yield those keys of `several`, which are names or patterns of virtual hosts, that apply to `host`."""
     for key in several:
         if key == EVERY_HOST or fill(key, variables, lambda value: value) == host:
@@ -129,7 +131,7 @@ def amqp_grants(
     variables = {**variables, "vhost": host}
     found = []
     for name, role in roles:
-        for key in _given_in(host, role.amqp091, variables):
+        for key in _matching_host_keys(host, role.amqp091, variables):
             found.append(_amqp_grant(f"roles.{name}.amqp091.{key}", role.amqp091[key], variables))
     for scope in scopes:
         if scope.host.search(host):
@@ -221,7 +223,7 @@ def fast_grants(
     variables = {**variables, "vhost": host}
     found = []
     for name, role in roles:
-        for key in _given_in(host, role.amqpfast, variables):
+        for key in _matching_host_keys(host, role.amqpfast, variables):
             found.append(_fast_grant(f"roles.{name}.amqpfast.{key}", role.amqpfast[key], variables))
     for scope in scopes:
         if scope.host.search(host):

@@ -38,7 +38,11 @@ def parse_scope(text: str) -> PermissionScope | None:
     permission, host, name, key = found.groups()
     try:
         return PermissionScope(
-            text, permission, _whole(host), _whole(name), None if key is None else _whole(key)
+            text,
+            permission,
+            _wildcard_pattern(host),
+            _wildcard_pattern(name),
+            None if key is None else _wildcard_pattern(key),
         )
     except RegexError:
         return None
@@ -49,5 +53,5 @@ def parse_scopes(texts: Iterable[str]) -> list[PermissionScope]:
     return [scope for text in texts if (scope := parse_scope(text)) is not None]
 
 
-def _whole(text: str) -> Regex:
+def _wildcard_pattern(text: str) -> Regex:
     return wildcard_regex([unquote(piece) for piece in text.split("*")])

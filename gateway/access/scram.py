@@ -68,10 +68,10 @@ def make_keys(password: str, salt: bytes, iterations: int = ITERATIONS) -> Keys:
 
 
 def _salted(password: str, salt: bytes, iterations: int) -> bytes:
-    return hashlib.pbkdf2_hmac("sha256", prepared(password).encode(), salt, iterations)
+    return hashlib.pbkdf2_hmac("sha256", saslprep(password).encode(), salt, iterations)
 
 
-def prepared(text: str) -> str:
+def saslprep(text: str) -> str:
     """Return a text as SASLprep normalizes it (RFC 4013). Raises ValueError if SASLprep forbids it."""
     mapped = [" " if stringprep.in_table_c12(one) else one for one in text if not stringprep.in_table_b1(one)]
     found = unicodedata.normalize("NFKC", "".join(mapped))

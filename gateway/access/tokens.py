@@ -30,14 +30,14 @@ class KeySource(Protocol):
     """Source of the keys that verify tokens: a file or a URL (keys.py)."""
 
     @property
-    def there(self) -> bool:
+    def has_keys(self) -> bool:
         """True if there are keys that may be used."""
 
     @property
     def may_change(self) -> bool:
         """True if waiting for `fetched` may bring other keys."""
 
-    def fitting(self, kid: str | None, algorithm: str) -> list[SignatureKey]:
+    def matching_keys(self, kid: str | None, algorithm: str) -> list[SignatureKey]:
         """Return the keys that may verify a token with this `kid` and algorithm in its head."""
 
     async def fetched(self) -> None:
@@ -54,18 +54,18 @@ class Tokens:
         self._options = options
         self._keys = keys
 
-    def speaks(self, method: str) -> bool:
+    def supports_method(self, method: str) -> bool:
         """Return True for "" (a token as password), and for the configured method of MQTT 5 AUTH packets."""
         return method in ("", self.method)
 
-    def claims(self, credentials: Credentials) -> bool:
+    def recognizes_login(self, credentials: Credentials) -> bool:
         """Return True if the password has the form of a token."""
         return _head(credentials.password) is not None
 
-    def known(self, credentials: Credentials) -> Principal | Denial | None:
+    def authenticate_nowait(self, credentials: Credentials) -> Principal | Denial | None:
         """Return the principal or denial of a login with a token.
 
-        Return None if the key is unknown and may be fetched, so that `look` has to be called.
+        Return None if the key is unknown and may be fetched, so that `authenticate` has to be called.
         """
         head = _head(credentials.password)
         if head is None:
@@ -73,19 +73,19 @@ class Tokens:
         kid, algorithm = head.get("kid"), head.get("alg")
         if algorithm not in self._options.algorithms or not (kid is None or isinstance(kid, str)):
             return Denial.WRONG
-        found = self._keys.fitting(kid, algorithm)
+        found = self._keys.matching_keys(kid, algorithm)
         if not found and self._keys.may_change:
             return None
         if not found:
-            return Denial.WRONG if self._keys.there else Denial.UNAVAILABLE
+            return Denial.WRONG if self._keys.has_keys else Denial.UNAVAILABLE
         return self._judge(credentials.password, found, algorithm)
 
-    async def look(self, credentials: Credentials) -> Principal | Denial:
+    async def authenticate(self, credentials: Credentials) -> Principal | Denial:
         """Have the keys fetched, then return the principal or denial of a login with a token."""
         await self._keys.fetched()
-        found = self.known(credentials)
+        found = self.authenticate_nowait(credentials)
         if found is None:
-            found = Denial.WRONG if self._keys.there else Denial.UNAVAILABLE
+            found = Denial.WRONG if self._keys.has_keys else Denial.UNAVAILABLE
         return found
 
     def _judge(self, token: bytes, keys: list[SignatureKey], algorithm: str) -> Principal | Denial:

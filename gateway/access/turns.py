@@ -17,7 +17,7 @@ GRANTED: Final = "granted"
 DISPLACED: Final = "displaced"
 
 
-class Crowded(Exception):
+class LoginQueueFull(Exception):
     """Error of a login that a full queue does not accept, or that was removed from it for another login."""
 
 
@@ -64,7 +64,7 @@ class _RoundRobin:
         if not users:
             del self._places[waiter.place]
 
-    def next(self) -> _Waiter:
+    def pop_next(self) -> _Waiter:
         """Remove and return the waiting login that may work next."""
         place, users = next(iter(self._places.items()))
         user, line = next(iter(users.items()))
@@ -81,7 +81,7 @@ class _RoundRobin:
         users = self._places.get(place, {})
         return sum(map(len, users.values())) if user is None else len(users.get(user, ()))
 
-    def last_of_most(self) -> _Waiter:
+    def newest_of_largest_user(self) -> _Waiter:
         """Return the newest login of the user with most waiting logins, at the place with most of them."""
         place = max(self._places, key=self.count)
         users = self._places[place]
@@ -98,8 +98,8 @@ class LoginQueue:
         self._trusted = _RoundRobin()
         self._others = _RoundRobin()
 
-    async def take(self, place: str, user: str, *, trusted: bool = False) -> None:
-        """Wait until the login may work; the caller has to call `give_back` afterwards.
+    async def acquire(self, place: str, user: str, *, trusted: bool = False) -> None:
+        """Wait until the login may work; the caller has to call `release` afterwards.
 
         Trusted logins go first. Raises Crowded if the queue is full, or if this login is removed for another
         one.
@@ -120,19 +120,19 @@ class LoginQueue:
                 waiters.remove(waiter)
                 self.waiting -= 1
             elif waiter.state is GRANTED:
-                self.give_back()
+                self.release()
             raise
         if waiter.state is DISPLACED:
-            raise Crowded
+            raise LoginQueueFull
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """End the work of a login, and let the next waiting login work."""
         waiters = self._trusted or self._others
         if not waiters:
             self._free += 1
             return
         self.waiting -= 1
-        waiters.next().wake(GRANTED)
+        waiters.pop_next().wake(GRANTED)
 
     def _make_room(self, place: str, user: str, trusted: bool) -> None:
         """Remove a waiting login from the full queue for a new one.
@@ -142,13 +142,13 @@ class LoginQueue:
         """
         others = self._others
         if not others:
-            raise Crowded
-        last = others.last_of_most()
+            raise LoginQueueFull
+        last = others.newest_of_largest_user()
         if not trusted:
             same = last.place == place
             most = others.count(last.place, last.user if same else None)
             if most <= others.count(place, user if same else None) + 1:
-                raise Crowded
+                raise LoginQueueFull
         others.remove(last)
         self.waiting -= 1
         last.wake(DISPLACED)

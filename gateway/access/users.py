@@ -27,7 +27,7 @@ from gateway.access.principal import Principal
 from gateway.access.rabbit_passwords import is_rabbit_hash
 from gateway.access.rabbit_passwords import matches as rabbit_matches
 from gateway.access.scram import ITERATIONS, SALT_BYTES, Keys, ScramExchange
-from gateway.access.turns import Crowded, LoginQueue
+from gateway.access.turns import LoginQueue, LoginQueueFull
 from gateway.settings.tree import ANONYMOUS, GUEST
 
 REMEMBERED_SECS: Final = 300.0
@@ -86,7 +86,7 @@ class Users:
         """True if no user can log in but the default user guest, and anonymous clients."""
         return self.names <= {GUEST, ANONYMOUS} and not self._hashes and not self._scram
 
-    def named(self, name: str) -> Principal | None:
+    def find_principal(self, name: str) -> Principal | None:
         """Return the principal of a user who has been authenticated already, or None if it does not exist."""
         return self._principal(name) if name in self.names and name != ANONYMOUS else None
 
@@ -102,11 +102,11 @@ class Users:
         secret = f"{self._hashes.get(name)!r} {self._scram.get(name)!r}"
         return hashlib.sha256(secret.encode(errors="replace")).hexdigest()
 
-    def speaks(self, method: str) -> bool:
+    def supports_method(self, method: str) -> bool:
         """Return True if `method` is empty, because only passwords are supported."""
         return not method
 
-    def claims(self, credentials: Credentials) -> bool:
+    def recognizes_login(self, credentials: Credentials) -> bool:
         """Return False, because a login without a user name is never accepted."""
         return False
 
@@ -121,10 +121,10 @@ class Users:
         """
         return name == GUEST and GUEST not in self._hashes and GUEST not in self._scram
 
-    def known(self, credentials: Credentials) -> Principal | Denial | None:
+    def authenticate_nowait(self, credentials: Credentials) -> Principal | Denial | None:
         """Return the principal of the default user guest, or the cached result of a login.
 
-        Return None if `look` has to be called.
+        Return None if `authenticate` has to be called.
         """
         if self._is_guest(credentials.user):
             allowed = self.guest == "always" or (self.guest == "loopback" and is_loopback(credentials.remote))
@@ -132,7 +132,7 @@ class Users:
         key, now = self._digest(credentials), clock.monotonic()
         return self._right.find(key, now) or self._wrong.find(key, now)
 
-    async def look(self, credentials: Credentials) -> Principal | Denial:
+    async def authenticate(self, credentials: Credentials) -> Principal | Denial:
         """Verify the password of a login, and return the principal or a denial.
 
         Cancelling the call removes the login from the queue. Of concurrent logins with the same name and
@@ -141,14 +141,14 @@ class Users:
         key = self._digest(credentials)
         while (found := self._recalled(key)) is None and key in self._in_flight:
             await self._in_flight[key].wait()
-        if self._failures.refuses(credentials.remote, credentials.user):
+        if self._failures.is_refused(credentials.remote, credentials.user):
             return Denial.REFUSED
         if found is not None:
             return found
         done = self._in_flight[key] = trio.Event()
         try:
             return await self._hash(key, credentials)
-        except Crowded:
+        except LoginQueueFull:
             return Denial.BUSY
         finally:
             del self._in_flight[key]
@@ -161,17 +161,17 @@ class Users:
     async def _hash(self, key: bytes, credentials: Credentials) -> Principal | Denial:
         """Wait in the queue, hash the password of a login, and return and cache the result under `key`."""
         remote, user = credentials.remote, credentials.user
-        trusted = self._failures.trusts(remote, user)
-        await self._turns.take(place_of(remote), user, trusted=trusted)
+        trusted = self._failures.is_trusted(remote, user)
+        await self._turns.acquire(place_of(remote), user, trusted=trusted)
         try:
-            if self._failures.refuses(remote, user):
+            if self._failures.is_refused(remote, user):
                 return Denial.REFUSED
             times = self.times_replaced
             stored = self._hashes.get(user)
             # An unknown user costs the same time as a wrong password, so that names cannot be found out.
             right = await trio.to_thread.run_sync(_matches, stored, credentials.password)
         finally:
-            self._turns.give_back()
+            self._turns.release()
         if times != self.times_replaced and self._hashes.get(user) != stored:
             return Denial.WRONG  # the stored hash has changed meanwhile, so the result is outdated
         found: Principal | Denial = self._principal(user) if right and stored else Denial.WRONG

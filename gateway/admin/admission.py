@@ -95,7 +95,7 @@ class Admission:
         self.unsent = UnsentResponses(unsent)
         self._token_file = token_file
 
-    def admitted(self, serve: Serve, *, by_host: bool = False) -> Serve:
+    def with_admission_control(self, serve: Serve, *, by_host: bool = False) -> Serve:
         """Return a function that checks the caller of a request, and then calls `serve`.
 
         Callers without rights receive 401 or 403. An error of `serve` becomes a problem document. `by_host`
@@ -119,7 +119,7 @@ class Admission:
                 response = unless_known(request, response)
             else:
                 await self._note(request, caller, response)
-            return self.unsent.counted(caller.principal.name, response)
+            return self.unsent.count_until_sent(caller.principal.name, response)
 
         return serve_or_refuse
 
@@ -177,7 +177,7 @@ class Admission:
             return await self._basic(request, header[len(BASIC) :].strip())
         cookie = request.cookies.get(COOKIE)
         session = None if cookie is None else self.sessions.find(cookie)
-        if session is None or not self._still(session):
+        if session is None or not self._is_session_valid(session):
             return None
         principal = session.principal
         if session.token:
@@ -191,21 +191,25 @@ class Admission:
             maker = Maker(principal.name, principal.backend, principal.roles, session.stamp)
         return Caller(principal, rights, "session", session, maker)
 
-    def _still(self, session: ConsoleSession) -> bool:
+    def _is_session_valid(self, session: ConsoleSession) -> bool:
         """Return True if the user of a session, or the token with which it began, is still valid."""
         if session.token:
             token = self.tokens.by_digest(session.token)
-            return token is not None and self._stands(token.maker)
+            return token is not None and self._is_maker_valid(token.maker)
         return (
-            session.everything or self.access is None or self.access.stands(session.principal, session.stamp)
+            session.everything
+            or self.access is None
+            or self.access.is_valid(session.principal, session.stamp)
         )
 
-    def _stands(self, maker: Maker | None) -> bool:
+    def _is_maker_valid(self, maker: Maker | None) -> bool:
         """Return True if the user who created a token still exists with the same password.
 
         Always return True for None, which stands for an administrator.
         """
-        return maker is None or (self.access is not None and self.access.stands(maker.principal, maker.stamp))
+        return maker is None or (
+            self.access is not None and self.access.is_valid(maker.principal, maker.stamp)
+        )
 
     def find_token(self, text: str) -> StoredToken | None:
         """Return the token, created in the console, whose secret text is `text`.
@@ -213,12 +217,12 @@ class Admission:
         Return None if it does not exist, has expired, or the user who created it is no longer valid.
         """
         token = self.tokens.find(text)
-        return token if token is not None and self._stands(token.maker) else None
+        return token if token is not None and self._is_maker_valid(token.maker) else None
 
     def rights_of_token(self, token: StoredToken) -> ConsoleRights:
         """Return the rights of a token, which are at most the present rights of the user who created it."""
         own = EVERYTHING if token.console == "write" else ConsoleRights("read", token.bodies)
-        return own if token.maker is None else own.within(self.rights_of(token.maker.principal))
+        return own if token.maker is None else own.intersection(self.rights_of(token.maker.principal))
 
     def stamp(self, principal: Principal) -> str:
         """Return a value that changes when the user `principal` or its password is changed."""
@@ -245,9 +249,9 @@ class Admission:
             return Caller(Principal(ADMINISTRATOR), EVERYTHING, "http.token_file")
         if self.access is not None and any(one.kind == Tokens.kind for one in self.access.backends):
             credentials = Credentials(
-                "", secret.encode(errors="replace"), strange(request), backend=Tokens.kind
+                "", secret.encode(errors="replace"), remote_address_of(request), backend=Tokens.kind
             )
-            found = self.access.known(credentials) or await self.access.verify(credentials)
+            found = self.access.verify_nowait(credentials) or await self.access.verify(credentials)
             if isinstance(found, Principal):
                 return self._user(found, "jwt")
             if found is Denial.EXPIRED:
@@ -272,8 +276,8 @@ class Admission:
             return self._token(token)
         if self.access is None:
             return "the name or password is wrong"
-        credentials = Credentials(name, secret.encode(), strange(request))
-        found = self.access.known(credentials) or await self.access.verify(credentials)
+        credentials = Credentials(name, secret.encode(), remote_address_of(request))
+        found = self.access.verify_nowait(credentials) or await self.access.verify(credentials)
         if isinstance(found, Principal):
             return self._user(found, "password")
         return "the name or password is wrong"
@@ -359,7 +363,7 @@ def address_owner(request: Request) -> str:
     return f"\0address {place_of_host(host)}"
 
 
-def strange(request: Request) -> str:
+def remote_address_of(request: Request) -> str:
     """Return the caller's address in a form that login throttling always takes as a remote client's.
 
     So failed logins count even from this machine, which may run a proxy. An IPv6 address is reduced to its

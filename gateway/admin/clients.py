@@ -79,7 +79,7 @@ class Connected(NamedTuple):
         """Sort key of the connection in paged lists."""
         return f"{self.address}\n{self.endpoint}"
 
-    def shown(self) -> dict[str, Any]:
+    def to_row(self) -> dict[str, Any]:
         """Return the connection as a JSON object of the API (ConnectionRow), without rates and history."""
         facts = self._asdict()
         del facts["dismiss"], facts["stream"], facts["details"]
@@ -146,7 +146,7 @@ class ClientsApi:
         streams: list[Stream | None] = []
 
         def row_of(one: Connected) -> dict[str, Any]:
-            return {**one.shown(), "history": self.history.shown(one) if with_history else None}
+            return {**one.to_row(), "history": self.history.shown(one) if with_history else None}
 
         def show(one: Connected) -> dict[str, Any]:
             streams.append(one.stream)
@@ -154,14 +154,14 @@ class ClientsApi:
 
         mine, fits = hosts_of(request), chooser(choice)
 
-        def chosen(one: Connected) -> bool:
+        def is_selected(one: Connected) -> bool:
             return mine(one.virtual_host) and fits(one)
 
         if order in RATES:
-            return (await self._fastest(chosen, order, count, row_of)).answer()
-        page = await page_of(self._connected(), chosen, KEYS[order], show, count, after)
+            return (await self._fastest(is_selected, order, count, row_of)).answer()
+        page = await page_of(self._connected(), is_selected, KEYS[order], show, count, after)
         if rates:
-            for row, (read, written) in zip(page.rows, await measured(streams), strict=True):
+            for row, (read, written) in zip(page.rows, await measure_rates(streams), strict=True):
                 row["bytes_in_per_sec"], row["bytes_out_per_sec"] = read, written
         return page.answer()
 
@@ -199,7 +199,7 @@ class ClientsApi:
         found: list[Connected] = []
         async for some in slices(self._connected()):
             found += [one for one in some if chosen(one)]
-        rows = list(zip(found, await measured([one.stream for one in found]), strict=True))
+        rows = list(zip(found, await measure_rates([one.stream for one in found]), strict=True))
         at = RATES[order]
         first = heapq.nlargest(count, rows, key=lambda row: row[1][at] or 0.0)
         fastest = [
@@ -226,7 +226,7 @@ def _history_key(one: Connected) -> str:
     return f"{one.key}\n{one.opened_at}"
 
 
-async def measured(streams: Sequence[Stream | None]) -> list[tuple[float, float] | tuple[None, None]]:
+async def measure_rates(streams: Sequence[Stream | None]) -> list[tuple[float, float] | tuple[None, None]]:
     """Measure for WATCHED_SECS how many bytes per second each stream reads and writes.
 
     Return a pair for each stream: bytes read and bytes written per second, or two Nones if the stream is

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.answers import AbsentError, BadChoiceError, UnavailableError, answer, choice_of
-from gateway.admin.messages import Hide, nothing_hidden, properties_shown, seen_by
+from gateway.admin.messages import Hide, hide_for_caller, hide_nothing, properties_shown
 from gateway.admin.models import LetterDetail, LetterRow, LettersPurged, Redriven
 from gateway.admin.operations import ServedOperation
 from gateway.admin.selection import ListPage, query_of
@@ -24,7 +24,7 @@ from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.redrive import Redriving
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
-from gateway.model.spooled_bodies import Withheld
+from gateway.model.spooled_bodies import WithheldBody
 from gateway.operations import DEAD_LETTER, DEAD_LETTERS, PURGE_DEAD_LETTERS, REDRIVE
 from gateway.protocols import show
 
@@ -51,7 +51,7 @@ class LettersApi:
         *,
         redrive_secs: float = REDRIVE_SECS,
         read_secs: float = READ_SECS,
-        hide: Hide = nothing_hidden,
+        hide: Hide = hide_nothing,
     ) -> None:
         """Build the operations.
 
@@ -82,15 +82,15 @@ class LettersApi:
             return self._page(request, len(self._letters), found, count).answer()
         ids = (await self._ids(route))[::-1]
         behind = ids[ids.index(after) + 1 :] if after in ids else [] if after else ids
-        return self._page(request, len(ids), await self._found(behind[: count + 1]), count).answer()
+        return self._page(request, len(ids), await self._find_letters(behind[: count + 1]), count).answer()
 
     def _page(self, request: Request, total: int, found: list[Letter], count: int) -> ListPage:
         """Return a page with the first `count` dead letters of `found`, out of `total` selected ones.
 
         If `found` has more than `count`, there is a further page.
         """
-        page, visible = found[:count], seen_by(request, self._hide)
-        rows = [shown(one, visible(one.route, one.message)) for one in page]
+        page, visible = found[:count], hide_for_caller(request, self._hide)
+        rows = [letter_row(one, visible(one.route, one.message)) for one in page]
         return ListPage(total, rows, page[-1].id if len(found) > count > 0 else None)
 
     async def _newest(self, count: int) -> list[Letter]:
@@ -101,16 +101,16 @@ class LettersApi:
 
     async def _show(self, request: Request) -> Response:
         id = request.path_params["id"]
-        found = await self._found([id])
+        found = await self._find_letters([id])
         if not found:
             raise AbsentError(f"there is no dead letter {id}")
-        message = seen_by(request, self._hide)(found[0].route, found[0].message)
-        return answer(shown(found[0], message, whole=True))
+        message = hide_for_caller(request, self._hide)(found[0].route, found[0].message)
+        return answer(letter_row(found[0], message, whole=True))
 
     async def _purge(self, request: Request) -> Response:
         """Delete the dead letters that the body selects, except those that are being redriven."""
-        ids = await self._chosen(request)
-        there = [letter.id for letter in await self._found(ids)]
+        ids = await self._selected_ids(request)
+        there = [letter.id for letter in await self._find_letters(ids)]
         # Deleting these would not stop their messages.
         waiting = [id for id in there if self._redriving.is_redriving(id)]
         chosen = [id for id in there if not self._redriving.is_redriving(id)]
@@ -131,7 +131,7 @@ class LettersApi:
 
         The rest is not tried once some are not settled in time.
         """
-        ids = await self._chosen(request)
+        ids = await self._selected_ids(request)
         outcomes: dict[str, Outcome] = {}
         unknown: list[str] = []
         waiting: list[str] = []
@@ -164,12 +164,12 @@ class LettersApi:
 
         Add the outcomes that arrive in time to `outcomes`, by id. Return the ids that do not exist.
         """
-        letters = await self._found(ids)
+        letters = await self._find_letters(ids)
         there = {letter.id for letter in letters}
         open_ = set(there)
         over = trio.Event()
 
-        def tell(id: str, outcome: Outcome) -> None:
+        def on_outcome(id: str, outcome: Outcome) -> None:
             if over.is_set():
                 return  # Too late for this response.
             outcomes[id] = outcome
@@ -178,7 +178,7 @@ class LettersApi:
                 over.set()
 
         if letters:
-            self._redriving.redrive(letters, tell)
+            self._redriving.redrive(letters, on_outcome)
             self._flush()
             with trio.move_on_after(self._redrive_secs):
                 await over.wait()
@@ -186,7 +186,7 @@ class LettersApi:
             self._flush()
         return [id for id in ids if id not in there]
 
-    async def _chosen(self, request: Request) -> list[str]:
+    async def _selected_ids(self, request: Request) -> list[str]:
         """Return the ids of the dead letters that the body of a request selects, each once.
 
         Raises BadChoiceError for an invalid body.
@@ -210,7 +210,7 @@ class LettersApi:
 
         return await self._read(ask)
 
-    async def _found(self, ids: list[str]) -> list[Letter]:
+    async def _find_letters(self, ids: list[str]) -> list[Letter]:
         def ask(then: Callable[[list[Letter]], None]) -> None:
             self._letters.find(ids, then)
 
@@ -224,11 +224,11 @@ class LettersApi:
         found: list[Result] = []
         there = trio.Event()
 
-        def then(one: Result) -> None:
+        def store_result(one: Result) -> None:
             found.append(one)
             there.set()
 
-        ask(then)
+        ask(store_result)
         with trio.move_on_after(self._read_secs):
             await there.wait()
         if not found:
@@ -236,7 +236,7 @@ class LettersApi:
         return found[0]
 
 
-def shown(letter: Letter, message: Message, *, whole: bool = False) -> dict[str, Any]:
+def letter_row(letter: Letter, message: Message, *, whole: bool = False) -> dict[str, Any]:
     """Return a dead letter as a JSON object of the API (LetterRow, or with `whole` LetterDetail).
 
     `message` is the part of its message that the caller may see. With `whole` the object has the properties
@@ -254,7 +254,7 @@ def shown(letter: Letter, message: Message, *, whole: bool = False) -> dict[str,
         "sender": message.sender.to_dict(),
         "body_bytes": len(message.body),
     }
-    withheld = isinstance(message.body, Withheld)
+    withheld = isinstance(message.body, WithheldBody)
     if not whole and withheld:
         return document | {"body": ""}
     if not whole:

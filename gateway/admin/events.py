@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.admin.admission import Admission, Caller
 from gateway.admin.answers import NEVER_STORE, AbsentError, ShareFullError, UnavailableError
-from gateway.admin.messages import Hide, message_shown, nothing_hidden, seen_by
+from gateway.admin.messages import Hide, hide_for_caller, hide_nothing, message_shown
 from gateway.admin.models import PassedRow, Status
 from gateway.admin.operations import ServedOperation
 from gateway.admin.selection import matcher, query_of
@@ -64,7 +64,7 @@ class EventsApi:
         each_secs: float = TOLD_EACH_SECS,
         streams: UserShares | None = None,
         watched: UserShares | None = None,
-        hide: Hide = nothing_hidden,
+        hide: Hide = hide_nothing,
     ) -> None:
         """Set the sources and limits of event streams.
 
@@ -88,14 +88,14 @@ class EventsApi:
     async def _listen(self, request: Request) -> Response:
         first = True
 
-        async def told() -> Callable[[], bytes]:
+        async def next_event() -> Callable[[], bytes]:
             nonlocal first
             if not first:
                 await trio.sleep(self.each_secs)
             first = False
             return lambda: _event("state", self._state())
 
-        return self._events(request, told)
+        return self._events(request, next_event)
 
     async def _tap(self, request: Request) -> Response:
         """Return a stream of the messages that pass the selected route or endpoint.
@@ -119,23 +119,23 @@ class EventsApi:
         )
 
         def encoded(found: Iterable[Passed], skipped: int) -> bytes:
-            visible = seen_by(request, self._hide)
+            visible = hide_for_caller(request, self._hide)
             more = _event("skipped", {"messages": skipped}) if skipped else b""
             rows = [_event("message", _passed(one, visible(one.route, one.message))) for one in found]
             return b"".join(rows) + more or b": nothing\n\n"
 
-        async def told() -> Callable[[], bytes]:
+        async def next_event() -> Callable[[], bytes]:
             return partial(encoded, *await tap.fetch(self.each_secs))
 
         def begins() -> None:
             self._watched.add(owner, 0)
             taps.add(tap)
 
-        def over() -> None:
+        def stop_watching() -> None:
             self._watched.remove(owner, 0)
             taps.remove(tap)
 
-        return self._events(request, told, begins, over)
+        return self._events(request, next_event, begins, stop_watching)
 
     def _events(
         self,

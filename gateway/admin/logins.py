@@ -18,7 +18,7 @@ from gateway.access.console import EVERYTHING, ConsoleRights
 from gateway.access.console_tokens import ADMINISTRATOR, TokenInTheWay, TokenRefused, TokenShareFull
 from gateway.access.credentials import Credentials
 from gateway.access.principal import Principal
-from gateway.admin.admission import COOKIE, Admission, Caller, remote_of, strange
+from gateway.admin.admission import COOKIE, Admission, Caller, remote_address_of, remote_of
 from gateway.admin.answers import (
     BadChoiceError,
     ConflictError,
@@ -48,7 +48,7 @@ SECRET_MAX: Final = 16_384
 WORDS: Final = ({"user", "password"}, {"token"}, {"code"})
 
 
-def _told(principal: Principal, rights: ConsoleRights, csrf: str | None) -> dict[str, object]:
+def _session_document(principal: Principal, rights: ConsoleRights, csrf: str | None) -> dict[str, object]:
     """Return the response of a login or `GET /session`: user, right, CSRF token and virtual hosts."""
     hosts = None if rights.read_hosts is None else sorted(rights.read_hosts)
     return {"user": principal.name, "right": rights.right, "csrf": csrf, "virtual_hosts": hosts}
@@ -86,7 +86,7 @@ class LoginsApi:
             or not all(isinstance(value, str) and len(value) <= SECRET_MAX for value in choice.values())
         ):
             return problem(400, 'give {"user", "password"}, {"token"} or {"code"}')
-        found = await self._who(request, choice)
+        found = await self._authenticate_login(request, choice)
         if isinstance(found, str):
             audit(
                 "refused",
@@ -120,7 +120,7 @@ class LoginsApi:
             stamp=admission.stamp(principal),
         )
         audit("logged_in", user=principal.name, remote=remote_of(request), backend=how)
-        response = answer(_told(principal, rights, session.csrf))
+        response = answer(_session_document(principal, rights, session.csrf))
         response.set_cookie(
             COOKIE, text, path="/", httponly=True, samesite="strict", secure=_is_secure(request)
         )
@@ -130,7 +130,9 @@ class LoginsApi:
         access = self._admission.access
         return "" if access is None else access.loggable(user)
 
-    async def _who(self, request: Request, choice: dict[str, str]) -> tuple[Principal, bool, str] | str:
+    async def _authenticate_login(
+        self, request: Request, choice: dict[str, str]
+    ) -> tuple[Principal, bool, str] | str:
         """Authenticate a login; `choice` is its JSON body. Return the reason as text if it is refused.
 
         Otherwise return the principal, True if it has all rights regardless of its roles, and the kind of
@@ -152,10 +154,10 @@ class LoginsApi:
             return "the name or password is wrong"
         backend = "jwt" if "token" in choice else ""
         secret = choice.get("password", choice.get("token", "")).encode(errors="replace")
-        credentials = Credentials(choice.get("user", ""), secret, strange(request), backend=backend)
+        credentials = Credentials(choice.get("user", ""), secret, remote_address_of(request), backend=backend)
         if not backend and not credentials.user:
             return "the name or password is wrong"
-        found = access.known(credentials) or await access.verify(credentials)
+        found = access.verify_nowait(credentials) or await access.verify(credentials)
         if isinstance(found, Principal):
             return found, False, found.backend
         return DENIED[found]
@@ -172,10 +174,10 @@ class LoginsApi:
     async def _session(self, request: Request) -> Response:
         caller: Caller = request.state.caller
         csrf = None if caller.session is None else caller.session.csrf
-        return answer(_told(caller.principal, caller.rights, csrf))
+        return answer(_session_document(caller.principal, caller.rights, csrf))
 
     async def _tokens(self, _: Request) -> Response:
-        return answer({"tokens": [token.shown() for token in self._admission.tokens.all()]})
+        return answer({"tokens": [token.to_document() for token in self._admission.tokens.all()]})
 
     async def _make(self, request: Request) -> Response:
         """Create a token and return its text.
@@ -184,7 +186,7 @@ class LoginsApi:
         requested.
         """
         choice = await choice_of(request)
-        name, console, days, bodies = _wanted(choice)
+        name, console, days, bodies = _parse_token_request(choice)
         caller: Caller = request.state.caller
         ends = [] if days is None else [clock.unix_time() + days * DAY_SECS]
         if caller.principal.expires is not None:  # Expiry of a token, or JSON Web Token.
@@ -246,7 +248,7 @@ def admitted_to_leave(admission: Admission, serve: Any) -> Any:
     return serve_or_refuse
 
 
-def _wanted(choice: Any) -> tuple[str, Any, float | None, bool]:
+def _parse_token_request(choice: Any) -> tuple[str, Any, float | None, bool]:
     """Return the fields of a request for a token: name, right, days of validity, and if it shows bodies.
 
     The days are None for unlimited validity. Raises BadChoiceError for an invalid request.

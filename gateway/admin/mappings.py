@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.answers import answer, choice_of
-from gateway.admin.messages import asked_of, message_of, plain
+from gateway.admin.messages import message_of, parse_request, plain
 from gateway.admin.models import DryRun, ExplainAsked, Explained, MappingRow, Reloaded
 from gateway.admin.operations import ServedOperation
 from gateway.admin.process import Process
@@ -58,7 +58,7 @@ class MappingsApi:
 
     async def _explain(self, request: Request) -> Response:
         """Return which routes a message would take and which not, by the mapping in force or by a draft."""
-        choice = asked_of(await choice_of(request), ExplainAsked)
+        choice = parse_request(await choice_of(request), ExplainAsked)
         process = self._process
         message = message_of(choice, process.protocols, choice.client, choice.user)
         router = process.router()

@@ -20,7 +20,7 @@ from gateway.model.address import Address
 from gateway.model.dialect import NameRefused
 from gateway.model.message import Message, Sender
 from gateway.model.properties import Properties, property_set, string
-from gateway.model.spooled_bodies import Withheld
+from gateway.model.spooled_bodies import WithheldBody
 from gateway.protocols import DIALECT_OF_WORD, DIALECTS, dialect_of, show
 from gateway.store.properties import encode_properties
 
@@ -34,7 +34,7 @@ Hide = Callable[[str, Message], Message]
 Asked = TypeVar("Asked", bound=Model)
 
 
-def asked_of(document: Any, model: type[Asked]) -> Asked:
+def parse_request(document: Any, model: type[Asked]) -> Asked:
     """Return the JSON document of a request as `model`. Raises BadChoiceError with the fault."""
     try:
         return model.model_validate(document, strict=True)
@@ -83,12 +83,12 @@ def message_of(choice: PublishAsked, protocols: Mapping[str, str], client: str, 
     )
 
 
-def nothing_hidden(_: str, message: Message) -> Message:
+def hide_nothing(_: str, message: Message) -> Message:
     """Return the message unchanged. This is the `Hide` function of a gateway without private fields."""
     return message
 
 
-def seen_by(request: Request, hide: Hide, host: str | None = None) -> Hide:
+def hide_for_caller(request: Request, hide: Hide, host: str | None = None) -> Hide:
     """Return a function that reduces a message to what the caller of the request may see.
 
     It takes the name of a route and a message, and removes private fields. It also removes the body, unless
@@ -99,7 +99,7 @@ def seen_by(request: Request, hide: Hide, host: str | None = None) -> Hide:
         return hide
 
     def without_body(route: str, message: Message) -> Message:
-        return hide(route, message).holding(Withheld(len(message.body)))
+        return hide(route, message).with_body(WithheldBody(len(message.body)))
 
     return without_body
 
@@ -115,7 +115,7 @@ def message_shown(message: Message) -> dict[str, Any]:
     except (RemoteProtocolError, ValueError):
         content_type, header_values = None, {}  # Malformed by the sender; the receiver reports it.
     body, encoding = "", "withheld"
-    if not isinstance(message.body, Withheld):
+    if not isinstance(message.body, WithheldBody):
         body, encoding = text_of(message.body[:BODY_SHOWN], cut=len(message.body) > BODY_SHOWN)
     return {
         "address": show(message.address),

@@ -13,7 +13,7 @@ from gateway.admin.admission import hosts_of
 from gateway.admin.messages import plain
 from gateway.admin.models import BindingRow, DestinationRow, ExchangeRow, TransferRow
 from gateway.admin.operations import ServedOperation
-from gateway.admin.selection import named, page_of, query_of
+from gateway.admin.selection import name_matcher, page_of, query_of
 from gateway.broker.amqp091.exchange import Exchange
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.virtual_host import VirtualHost
@@ -120,7 +120,7 @@ class NamespacesApi:
         choice, count, after = await query_of(request, BINDINGS.words)
         mine = hosts_of(request)
 
-        def chosen(one: ListedBinding) -> bool:
+        def is_selected(one: ListedBinding) -> bool:
             values = {
                 "source": one.source,
                 "destination": one.destination.name,
@@ -129,7 +129,7 @@ class NamespacesApi:
             return mine(one.virtual_host) and all(values[word] == value for word, value in choice.items())
 
         every = bindings_of(self._hosts)
-        return (await page_of(every, chosen, lambda one: one.key, _binding, count, after)).answer()
+        return (await page_of(every, is_selected, lambda one: one.key, _binding, count, after)).answer()
 
     async def _destinations(self, request: Request) -> Response:
         choice, count, after = await query_of(request, DESTINATIONS.words)
@@ -171,7 +171,7 @@ def _named(
 
     `mine` returns True for the virtual hosts that the caller may see.
     """
-    name, host = named(choice, "name"), choice.get("virtual_host")
+    name, host = name_matcher(choice, "name"), choice.get("virtual_host")
     return lambda one: name(one.name) and host in (None, one.virtual_host) and mine(one.virtual_host)
 
 

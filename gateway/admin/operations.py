@@ -62,14 +62,14 @@ def routes_of(operations: Iterable[ServedOperation], admission: Admission) -> li
             one.operation.url,
             one.serve
             if one.operation.is_open
-            else admission.admitted(_taking_nothing(one), by_host=one.operation.by_host),
+            else admission.with_admission_control(_refuse_request_body(one), by_host=one.operation.by_host),
             methods=[one.operation.method],
         )
         for one in operations
     ]
 
 
-def _taking_nothing(one: ServedOperation) -> Serve:
+def _refuse_request_body(one: ServedOperation) -> Serve:
     """Return a function that serves an operation, and raises BadChoiceError for an unexpected body.
 
     A body is unexpected if the operation is a POST without parameters: it would be ignored.

@@ -25,7 +25,7 @@ from gateway import operations as table
 from gateway.access.authorization import Roles
 from gateway.admin.admission import Caller
 from gateway.admin.answers import AbsentError, BadChoiceError, answer, choice_of
-from gateway.admin.messages import asked_of, message_of, moment
+from gateway.admin.messages import message_of, moment, parse_request
 from gateway.admin.models import (
     Draining,
     EndpointRow,
@@ -41,7 +41,7 @@ from gateway.admin.models import (
     UserRow,
 )
 from gateway.admin.operations import ServedOperation
-from gateway.admin.selection import matcher, on_disk, page_of, query_of
+from gateway.admin.selection import matcher, page_of, query_of, wait_until_durable
 from gateway.broker.operator_publish import Publishing
 from gateway.broker.outbox.outbox import OutboxState
 from gateway.broker.pauses import Pauses
@@ -158,7 +158,7 @@ class ProcessApi:
 
         The body of the request names the route or link. Raises AbsentError if it does not exist.
         """
-        name = asked_of(await choice_of(request), NamedObject).name
+        name = parse_request(await choice_of(request), NamedObject).name
         process = self._process
         if kind == "route":
             exists = any(one.name == name for one in process.router().routes)
@@ -167,7 +167,7 @@ class ProcessApi:
         if not exists:
             raise AbsentError(f"there is no {kind} {name!r}")
         act(kind, name)
-        await on_disk(process.store, process.flush)
+        await wait_until_durable(process.store, process.flush)
         pauses = process.pauses
         names = pauses.routes if kind == "route" else pauses.links
         return answer({"name": name, "paused": name in names})
@@ -277,17 +277,17 @@ class ProcessApi:
 
     async def _publish(self, request: Request) -> Response:
         """Publish the message in the body, and return its outcome, or `waiting` after PUBLISH_SECS."""
-        choice = asked_of(await choice_of(request), PublishAsked)
+        choice = parse_request(await choice_of(request), PublishAsked)
         caller = request.state.caller
         message = message_of(choice, self._process.protocols, "", caller.principal.name)
         outcomes: list[Outcome] = []
         done = trio.Event()
 
-        def tell(outcome: Outcome) -> None:
+        def on_outcome(outcome: Outcome) -> None:
             outcomes.append(outcome)
             done.set()
 
-        self._process.publishing.publish(choice.endpoint, message, tell)
+        self._process.publishing.publish(choice.endpoint, message, on_outcome)
         self._process.flush()
         with trio.move_on_after(PUBLISH_SECS):
             await done.wait()
@@ -390,7 +390,7 @@ def _endpoint(stats: EndpointStats, state: EndpointState | None, history: Histor
 
 
 def _rates(history: History, kind: str, name: str, *counters: str) -> dict[str, float]:
-    return {f"{one}_per_sec": round(history.now(CounterKey(kind, name, one)), 3) for one in counters}
+    return {f"{one}_per_sec": round(history.current_rate(CounterKey(kind, name, one)), 3) for one in counters}
 
 
 def _latency(latency: Latency) -> dict[str, float | None]:

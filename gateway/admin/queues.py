@@ -20,20 +20,20 @@ from starlette.responses import Response
 from gateway import clock
 from gateway.admin.admission import hosts_of
 from gateway.admin.answers import AbsentError, answer, choice_of
-from gateway.admin.messages import Hide, asked_of, message_shown, nothing_hidden, plain, seen_by
+from gateway.admin.messages import Hide, hide_for_caller, hide_nothing, message_shown, parse_request, plain
 from gateway.admin.models import ConsumerRow, PeekAsked, Peeked, QueueRow, QueuesPurged, QueuesRemoved
 from gateway.admin.object_history import ObjectHistory
 from gateway.admin.operations import ServedOperation
 from gateway.admin.rates import Meter
 from gateway.admin.selection import (
     RemovalPace,
-    named,
-    on_disk,
+    name_matcher,
     page_of,
     page_of_slices,
     query_of,
     removal_of,
     slices,
+    wait_until_durable,
 )
 from gateway.broker.amqp091.arguments import QueueArguments
 from gateway.broker.amqp091.hosts import AmqpHosts
@@ -122,7 +122,7 @@ class ListedConsumer(NamedTuple):
         one = self.consuming
         return f"{self.listed.key}\n{one.address}\n{one.channel:05}\n{one.tag}"
 
-    def shown(self) -> dict[str, Any]:
+    def to_row(self) -> dict[str, Any]:
         """Return the consumer as a JSON object of the API (ConsumerRow)."""
         one = self.consuming
         return {
@@ -152,7 +152,7 @@ class QueuesApi:
         store: Store | None,
         flush: Callable[[], None],
         *,
-        hide: Hide = nothing_hidden,
+        hide: Hide = hide_nothing,
         consuming: Callable[[Consumer], Consuming | None] = lambda _: None,
     ) -> None:
         """Build the operations.
@@ -184,7 +184,7 @@ class QueuesApi:
 
     async def _peek(self, request: Request) -> Response:
         """Return the first messages of the queue that the body names, without consuming them."""
-        choice = asked_of(await choice_of(request), PeekAsked)
+        choice = parse_request(await choice_of(request), PeekAsked)
         several: dict[str, Mapping[str, Any]] = {AMQP091.name: self._hosts, AMQPFAST.name: self._fast_hosts}
         host = several.get(choice.protocol, {}).get(choice.virtual_host)
         queue: Queue | None = None
@@ -195,7 +195,7 @@ class QueuesApi:
             raise AbsentError(f"there is no queue {choice.queue!r} of {where}")
         await _load(queue)
         found = islice(queue.browse(), min(max(choice.count, 0), PEEKED_MAX))
-        visible = seen_by(request, self._hide, choice.virtual_host)
+        visible = hide_for_caller(request, self._hide, choice.virtual_host)
         rows = [message_shown(visible("", message)) for _, message in found]
         return answer({"messages": len(queue), "shown": rows})
 
@@ -223,7 +223,7 @@ class QueuesApi:
         mine, address = hosts_of(request), choice.pop("address", None)
         holder = (choice.get("protocol"), choice.get("virtual_host"), None, choice.get("queue"))
 
-        async def found() -> AsyncIterator[list[ListedConsumer]]:
+        async def consumer_pages() -> AsyncIterator[list[ListedConsumer]]:
             async for some in slices(self.all()):
                 fitting = [
                     one
@@ -238,20 +238,22 @@ class QueuesApi:
                     if (client := self._consuming(consumer)) is not None
                 ]
 
-        def chosen(one: ListedConsumer) -> bool:
+        def is_selected(one: ListedConsumer) -> bool:
             return address in (None, one.consuming.address)
 
-        page = await page_of_slices(found(), chosen, lambda one: one.key, ListedConsumer.shown, count, after)
+        page = await page_of_slices(
+            consumer_pages(), is_selected, lambda one: one.key, ListedConsumer.to_row, count, after
+        )
         return page.answer()
 
     async def _list(self, request: Request) -> Response:
         choice, count, after = await query_of(request, QUEUES.words)
         key = _length_key if choice.get("sort") == "messages" else _key
-        show = partial(self._shown, choice.get("history", False))
+        show = partial(self._queue_row, choice.get("history", False))
         page = await page_of(self.all(), _chooser(choice, hosts_of(request)), key, show, count, after)
         return page.answer()
 
-    def _shown(self, with_history: bool, one: ListedQueue) -> dict[str, Any]:
+    def _queue_row(self, with_history: bool, one: ListedQueue) -> dict[str, Any]:
         """Return a queue as a JSON object of the API (QueueRow)."""
         queue, idle = one.queue, one.idle_secs
         own = queue.options if isinstance(queue, AmqpQueue) else NO_ARGUMENTS
@@ -264,9 +266,9 @@ class QueuesApi:
             "messages_bytes": queue.byte_count,
             "unacknowledged": queue.unacknowledged,
             "in_per_sec": self._meter.rate(f"in {one.key}", queue.next),
-            "out_per_sec": self._meter.rate(f"out {one.key}", gone_from(queue)),
-            "messages_max": _least(queue.messages_max, own.length_max),
-            "messages_bytes_max": _least(queue.bytes_max, own.bytes_max),
+            "out_per_sec": self._meter.rate(f"out {one.key}", count_removed(queue)),
+            "messages_max": _effective_limit(queue.messages_max, own.length_max),
+            "messages_bytes_max": _effective_limit(queue.bytes_max, own.bytes_max),
             "consumers": len(queue.consumers),
             "durable": queue.durable,
             "in_use": one.in_use,
@@ -297,7 +299,7 @@ class QueuesApi:
         for host in self._hosts.values():
             host.written = False  # This function waits for the disk itself.
         if removed:
-            await on_disk(self._store, self._flush)
+            await wait_until_durable(self._store, self._flush)
             log.info("operator removed queues", count=removed, messages=messages, **choice)
         return answer({"removed": removed, "messages": messages, "in_use": busy})
 
@@ -313,7 +315,7 @@ class QueuesApi:
                     purged += 1
                     await pace.spend(20)
         if purged:
-            await on_disk(self._store, self._flush)
+            await wait_until_durable(self._store, self._flush)
             log.info("operator purged queues", count=purged, messages=messages, **choice)
         return answer({"purged": purged, "messages": messages})
 
@@ -328,7 +330,7 @@ def _numbers(one: ListedQueue) -> tuple[int, int, int, int]:
     These are ready, unacknowledged, received and removed messages.
     """
     queue = one.queue
-    return len(queue), queue.unacknowledged, queue.next, gone_from(queue)
+    return len(queue), queue.unacknowledged, queue.next, count_removed(queue)
 
 
 def _length_key(one: ListedQueue) -> str:
@@ -344,11 +346,11 @@ def _chooser(choice: Mapping[str, Any], mine: Callable[[str], bool]) -> Callable
 
     `mine` returns True for the virtual hosts that the caller may see.
     """
-    queue = named(choice, "queue")
+    queue = name_matcher(choice, "queue")
     exact = [(word, choice[word]) for word in ("protocol", "virtual_host", "kind") if word in choice]
     empty, in_use, idle = (choice.get(word) for word in ("empty", "in_use", "idle_longer_than"))
 
-    def chosen(one: ListedQueue) -> bool:
+    def is_selected(one: ListedQueue) -> bool:
         return (
             mine(one.virtual_host)
             and queue(one.name)
@@ -358,7 +360,7 @@ def _chooser(choice: Mapping[str, Any], mine: Callable[[str], bool]) -> Callable
             and (idle is None or ((secs := one.idle_secs) is not None and secs > idle))
         )
 
-    return chosen
+    return is_selected
 
 
 async def _load(queue: Queue) -> None:
@@ -374,7 +376,7 @@ async def _load(queue: Queue) -> None:
             await there.wait()
 
 
-def gone_from(queue: Queue) -> int:
+def count_removed(queue: Queue) -> int:
     """Return how many messages have been removed from a queue in any way.
 
     Count from the creation of the queue or the start of the process, whichever was later.
@@ -382,6 +384,6 @@ def gone_from(queue: Queue) -> int:
     return queue.next - len(queue) - queue.unacknowledged
 
 
-def _least(limit: int, own: int | None) -> int:
+def _effective_limit(limit: int, own: int | None) -> int:
     """Return the smaller of a queue's general limit and its own; `own` is None if it has none."""
     return limit if own is None else min(limit, own)

@@ -35,16 +35,16 @@ from gateway.admin.answers import NEVER_STORE, UnavailableError, answer
 from gateway.admin.clients import Connected
 from gateway.admin.messages import plain
 from gateway.admin.namespaces import ListedBinding, ListedExchange, bindings_of, exchanges_of
-from gateway.admin.queues import Consuming, gone_from
+from gateway.admin.queues import Consuming, count_removed
 from gateway.admin.rabbitmq_changes import Actor, BrokerAccess, RabbitChanges
 from gateway.admin.rabbitmq_lists import Fields, listed
 from gateway.admin.rates import Meter
-from gateway.admin.selection import RemovalPace, on_disk, slices
+from gateway.admin.selection import RemovalPace, slices, wait_until_durable
 from gateway.admin.unread_responses import UnsentResponses
 from gateway.broker.amqp091.arguments import EXCHANGE_TYPES as KINDS
 from gateway.broker.amqp091.checks import check_binding
 from gateway.broker.amqp091.exchange import Exchange
-from gateway.broker.amqp091.policies import holding, holding_exchange
+from gateway.broker.amqp091.policies import applicable_policy, holding_exchange
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import ACCESS_REFUSED, NOT_FOUND, AmqpRefused
 from gateway.broker.amqp091.virtual_host import VirtualHost
@@ -143,7 +143,9 @@ class RabbitApi:
         self._unsent = admission.unsent
         return [
             Route(
-                "/api/{rest:rabbitmq}", admission.admitted(self._serve, by_host=True), methods=list(METHODS)
+                "/api/{rest:rabbitmq}",
+                admission.with_admission_control(self._serve, by_host=True),
+                methods=list(METHODS),
             )
         ]
 
@@ -155,11 +157,11 @@ class RabbitApi:
         caller: Caller = request.state.caller
         is_read = request.method in READING
         hosts = caller.rights.hosts(reading=is_read)
-        api = self if hosts is None else self.within(hosts)
+        api = self if hosts is None else self.restricted_to(hosts)
         try:
             if not is_read:
                 return await api.change(request, (word, *rest))
-            serve, words = _found(PATHS, (word, *rest))
+            serve, words = _match_path(PATHS, (word, *rest))
             if hosts is not None and serve in OF_ALL_HOSTS:
                 return answer({"error": "not_authorised", "reason": "Not management user"}, 403)
             async with self._unsent.building(caller.principal.name):
@@ -176,7 +178,7 @@ class RabbitApi:
         except ValueError as error:
             return answer({"error": "bad_request", "reason": str(error)}, 400)
 
-    def within(self, hosts: frozenset[str]) -> RabbitApi:
+    def restricted_to(self, hosts: frozenset[str]) -> RabbitApi:
         """Return a copy of this API that is limited to these virtual hosts and the connections to them."""
         clients, found = self._clients, copy(self)
         found._hosts = {name: host for name, host in self._hosts.items() if name in hosts}
@@ -237,7 +239,7 @@ class RabbitApi:
             for name, stats in self._metrics.listeners.items():
                 if stats.protocol == AMQP091.name:
                     count += stats.messages_in if direction == "in" else stats.messages_out
-                    rate += self._history.now(CounterKey("listener", name, direction))
+                    rate += self._history.current_rate(CounterKey("listener", name, direction))
             found |= _stat(word, count, rate)
         return found
 
@@ -335,12 +337,12 @@ class RabbitApi:
         """Return a queue in the fields of RabbitMQ's API."""
         quorum, removed_count, key = (
             queue.deliveries is not None,
-            gone_from(queue),
+            count_removed(queue),
             f"{host.name} {queue.name}",
         )
         published = self._meter.rate(f"publish {key}", queue.next)
         settled = self._meter.rate(f"ack {key}", removed_count)
-        policy = holding(host.policies, queue.name, queue.arguments)
+        policy = applicable_policy(host.policies, queue.name, queue.arguments)
         idle = None if queue.consumers else clock.unix_time() - (clock.monotonic() - queue.used)
         exclusive, first = queue.exclusive_consumer, next(iter(queue.consumers), None)
         return {
@@ -420,12 +422,12 @@ class RabbitApi:
     async def bound_queue(self, request: Request, of: str, source: str, name: str) -> list[Fields]:
         """Return the bindings of the queue `name` to the exchange `source`."""
         _queue_of(self._host(of), name)
-        return await self._between(request, of, source, ("queue", name))
+        return await self._bindings_between(request, of, source, ("queue", name))
 
     async def bound_exchange(self, request: Request, of: str, source: str, name: str) -> list[Fields]:
         """Return the bindings of the exchange `name` to the exchange `source`."""
         await self.exchange(request, of, name)
-        return await self._between(request, of, source, ("exchange", _exchange_name(name)))
+        return await self._bindings_between(request, of, source, ("exchange", _exchange_name(name)))
 
     async def queue_binding(self, request: Request, of: str, source: str, name: str, key: str) -> Fields:
         """Return the binding of the queue `name` to the exchange `source` with the properties key `key`."""
@@ -435,7 +437,9 @@ class RabbitApi:
         """Return the binding of the exchange `name` to the exchange `source` with this properties key."""
         return _with_key(await self.bound_exchange(request, of, source, name), key)
 
-    async def _between(self, request: Request, of: str, source: str, leads: tuple[str, str]) -> list[Fields]:
+    async def _bindings_between(
+        self, request: Request, of: str, source: str, leads: tuple[str, str]
+    ) -> list[Fields]:
         rows = await self.bindings_from(request, of, source)
         return [one for one in rows if (one["destination_type"], one["destination"]) == leads]
 
@@ -535,11 +539,11 @@ class RabbitApi:
         details = None if consumer is None else self._consuming(consumer)
         return None if details is None else details.tag
 
-    async def nothing(self, _: Request) -> list[Fields]:
+    async def empty_list(self, _: Request) -> list[Fields]:
         """Return an empty list, for objects that the gateway does not have or does not report."""
         return []
 
-    async def nothing_of_host(self, _: Request, of: str) -> list[Fields]:
+    async def empty_list_of_host(self, _: Request, of: str) -> list[Fields]:
         """Return an empty list for a virtual host.
 
         Raises NotThereError if the virtual host does not exist.
@@ -547,7 +551,7 @@ class RabbitApi:
         self._host(of)
         return []
 
-    async def nothing_of_user(self, request: Request, name: str) -> list[Fields]:
+    async def empty_list_of_user(self, request: Request, name: str) -> list[Fields]:
         """Return an empty list for a user. Raises NotThereError if the user does not exist."""
         await self.user(request, name)
         return []
@@ -675,7 +679,7 @@ class RabbitApi:
             "bindings": bindings,
         }
 
-    async def alive(self, _: Request, of: str) -> Fields:
+    async def aliveness_test(self, _: Request, of: str) -> Fields:
         """Return status `ok` if the virtual host `of` exists and the gateway is ready.
 
         Raises NotThereError if the virtual host does not exist, UnavailableError if the gateway is not ready.
@@ -736,7 +740,7 @@ class RabbitApi:
         delete that does not exist, and ValueError if the API has no PUT or POST at this path.
         """
         try:
-            act, words = _found(CHANGES[request.method], path)
+            act, words = _match_path(CHANGES[request.method], path)
         except NotThereError:
             if request.method == "DELETE":
                 raise
@@ -751,7 +755,7 @@ class RabbitApi:
         """
         host = self._host(of)
         new = await self._changes.declare_queue(request, host, name)
-        return await self._declared(host, new)
+        return await self._respond_declared(host, new)
 
     async def declare_exchange(self, request: Request, of: str, name: str) -> Response:
         """Declare an exchange with the properties in the request's body.
@@ -760,7 +764,7 @@ class RabbitApi:
         """
         host = self._host(of)
         new = await self._changes.declare_exchange(request, host, _exchange_name(name))
-        return await self._declared(host, new)
+        return await self._respond_declared(host, new)
 
     async def bind_queue(self, request: Request, of: str, source: str, name: str) -> Response:
         """Bind the queue `name` to the exchange `source`, with the key and arguments in the body."""
@@ -773,13 +777,13 @@ class RabbitApi:
     async def _bound(self, request: Request, of: str, kind: str, source: str, name: str) -> Response:
         host = self._host(of)
         key = await self._changes.bind(request, host, kind, _exchange_name(source), name)
-        response = await self._declared(host, True)
+        response = await self._respond_declared(host, True)
         response.headers["location"] = f"{quote(name, safe='')}/{quote(key, safe='') or '~'}"
         return response
 
-    async def _declared(self, host: VirtualHost, new: bool) -> Response:
+    async def _respond_declared(self, host: VirtualHost, new: bool) -> Response:
         host.written = False  # the response waits for the disk instead
-        await self._done()
+        await self._wait_until_durable()
         return Response(status_code=201 if new else 204)
 
     async def publish(self, request: Request, of: str, name: str) -> Response:
@@ -801,7 +805,7 @@ class RabbitApi:
         await request.body()  # The client is waited for before other responses of the user wait.
         async with self._unsent.building(caller.principal.name):
             rows = await self._changes.get(request, self._host(of), name)
-            await self._done()
+            await self._wait_until_durable()
             return await _as_json(rows)
 
     async def delete_queue(self, request: Request, of: str, name: str) -> Response:
@@ -818,7 +822,7 @@ class RabbitApi:
             actor.check("configure", "queue", name)
             host.delete_queue(host.queue(name, self), if_unused=unused, if_empty=empty)
 
-        return await self._changed(request, host, act)
+        return await self._apply_change(request, host, act)
 
     async def delete_exchange(self, request: Request, of: str, name: str) -> Response:
         """Delete an exchange, if it fulfils the condition `if-unused` in the query.
@@ -834,7 +838,7 @@ class RabbitApi:
             actor.check("configure", "exchange", name)
             host.delete_exchange(name, if_unused=_flag_of(request, "if-unused"))
 
-        return await self._changed(request, host, act)
+        return await self._apply_change(request, host, act)
 
     async def unbind_queue(self, request: Request, of: str, source: str, name: str, key: str) -> Response:
         """Remove the binding of the queue `name` to the exchange `source` with the properties key `key`."""
@@ -856,7 +860,7 @@ class RabbitApi:
         for one in bindings_of(self._hosts):
             same = one.virtual_host == host.name and (one.kind, one.source) == (kind, _exchange_name(source))
             if same and one.destination.name == name and _has_key(_binding(one), key):
-                return await self._changed(request, host, partial(_remove_binding, host, one))
+                return await self._apply_change(request, host, partial(_remove_binding, host, one))
         raise NotThereError
 
     async def purge_queue(self, request: Request, of: str, name: str) -> Response:
@@ -872,19 +876,21 @@ class RabbitApi:
             actor.check("read", "queue", name)
             host.queue(name, self).purge()
 
-        return await self._changed(request, host, act)
+        return await self._apply_change(request, host, act)
 
-    async def _changed(self, request: Request, host: VirtualHost, act: Callable[[Actor], None]) -> Response:
+    async def _apply_change(
+        self, request: Request, host: VirtualHost, act: Callable[[Actor], None]
+    ) -> Response:
         """Perform a change of a virtual host with the caller's rights, and return 204 once it is on disk."""
         await self._changes.permit(request, host, act)
         host.written = False  # the response waits for the disk instead
-        await self._done()
+        await self._wait_until_durable()
         return Response(status_code=204)
 
-    async def _done(self) -> None:
+    async def _wait_until_durable(self) -> None:
         """Wait until all changes are on disk."""
         await RemovalPace(self._flush).spend(1)
-        await on_disk(self._store, self._flush)
+        await wait_until_durable(self._store, self._flush)
 
     def _hosts_of(self, of: Sequence[str]) -> Iterable[VirtualHost]:
         """Return the virtual hosts with the names in `of`, or all if there are none.
@@ -905,7 +911,7 @@ def _tags_of(rights: ConsoleRights) -> list[str]:
     return ["management"] if rights.right == "read" and rights.read_hosts is not None else TAGS[rights.right]
 
 
-def _found(table: Mapping[str, Asked], words: Sequence[str]) -> tuple[Asked, list[str]]:
+def _match_path(table: Mapping[str, Asked], words: Sequence[str]) -> tuple[Asked, list[str]]:
     """Return the value of the first row in `table` whose path matches, and the parameters in the path.
 
     `words` are the parts of the path; a part `*` of a row matches any word, which is a parameter. Raises
@@ -1057,8 +1063,8 @@ PATHS: Final[Mapping[str, Asked]] = {
     "vhosts/*": RabbitApi.vhost,
     "vhosts/*/connections": RabbitApi.vhost_connections,
     "vhosts/*/permissions": RabbitApi.vhost_permissions,
-    "vhosts/*/topic-permissions": RabbitApi.nothing_of_host,
-    "vhosts/*/channels": RabbitApi.nothing_of_host,
+    "vhosts/*/topic-permissions": RabbitApi.empty_list_of_host,
+    "vhosts/*/channels": RabbitApi.empty_list_of_host,
     "queues": RabbitApi.queues,
     "queues/*": RabbitApi.queues,
     "queues/*/*": RabbitApi.queue,
@@ -1076,27 +1082,27 @@ PATHS: Final[Mapping[str, Asked]] = {
     "bindings/*/e/*/e/*/*": RabbitApi.exchange_binding,
     "connections": RabbitApi.connections,
     "connections/*": RabbitApi.connection,
-    "channels": RabbitApi.nothing,
+    "channels": RabbitApi.empty_list,
     "consumers": RabbitApi.consumers,
     "consumers/*": RabbitApi.consumers,
     "users": RabbitApi.users,
     "users/*": RabbitApi.user,
     "users/*/permissions": RabbitApi.user_permissions,
-    "users/*/topic-permissions": RabbitApi.nothing_of_user,
+    "users/*/topic-permissions": RabbitApi.empty_list_of_user,
     "permissions": RabbitApi.permissions,
     "permissions/*/*": RabbitApi.permission,
-    "topic-permissions": RabbitApi.nothing,
+    "topic-permissions": RabbitApi.empty_list,
     "policies": RabbitApi.policies,
     "policies/*": RabbitApi.policies,
     "policies/*/*": RabbitApi.policy,
-    "operator-policies": RabbitApi.nothing,
-    "parameters": RabbitApi.nothing,
-    "global-parameters": RabbitApi.nothing,
-    "vhost-limits": RabbitApi.nothing,
-    "user-limits": RabbitApi.nothing,
+    "operator-policies": RabbitApi.empty_list,
+    "parameters": RabbitApi.empty_list,
+    "global-parameters": RabbitApi.empty_list,
+    "vhost-limits": RabbitApi.empty_list,
+    "user-limits": RabbitApi.empty_list,
     "definitions": RabbitApi.definitions,
     "definitions/*": RabbitApi.definitions,
-    "aliveness-test/*": RabbitApi.alive,
+    "aliveness-test/*": RabbitApi.aliveness_test,
     "healthchecks/node": RabbitApi.healthy,
     "healthchecks/node/*": RabbitApi.healthy,
     "health/checks/alarms": RabbitApi.checked,
@@ -1112,7 +1118,7 @@ OF_ALL_HOSTS: Final = frozenset(
         RabbitApi.users,
         RabbitApi.user,
         RabbitApi.user_permissions,
-        RabbitApi.nothing_of_user,
+        RabbitApi.empty_list_of_user,
         RabbitApi.permissions,
         RabbitApi.permission,
         RabbitApi.vhost_permissions,

@@ -20,13 +20,13 @@ from gateway import clock
 from gateway.access.authorization import Authorization
 from gateway.access.rights import DEFAULT_EXCHANGE, AllRights, Rights
 from gateway.admin.admission import Caller
-from gateway.admin.messages import Hide, nothing_hidden, plain
+from gateway.admin.messages import Hide, hide_nothing, plain
 from gateway.admin.rabbitmq_lists import LoopTurns
 from gateway.broker.amqp091.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE, EXCHANGE_TYPES
-from gateway.broker.amqp091.checks import check_binding, check_leading, named
+from gateway.broker.amqp091.checks import check_binding, check_leading, without_line_ends
 from gateway.broker.amqp091.dead_letter_routing import own_properties
 from gateway.broker.amqp091.queue import AmqpQueue
-from gateway.broker.amqp091.refusals import access_refused, failed
+from gateway.broker.amqp091.refusals import access_refused, precondition_failed
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.operator_publish import Publishing
 from gateway.broker.publish_permission import amqp_entry
@@ -36,7 +36,7 @@ from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.pending import Pending
 from gateway.model.properties import Headers
-from gateway.model.spooled_bodies import Body, Spooled, Withheld
+from gateway.model.spooled_bodies import Body, Spooled, WithheldBody
 from gateway.protocols.amqp091.codec import BasicProperties, decode_properties, encode_basic_properties
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.translate import COPIES, content_properties, essentials
@@ -70,7 +70,7 @@ class BrokerAccess(NamedTuple):
     publishing: Publishing
     endpoint_of: Callable[[VirtualHost], str]
     limit: int
-    hide: Hide = nothing_hidden
+    hide: Hide = hide_nothing
 
 
 class Actor:
@@ -180,7 +180,7 @@ class RabbitChanges:
         durable, auto_delete = flag(body, "durable"), flag(body, "auto_delete")
 
         def act(actor: Actor) -> bool:
-            queue = named(name)
+            queue = without_line_ends(name)
             actor.check("configure", "queue", queue)
             check_leading(actor, "queue", queue, arguments, DEAD_LETTER_EXCHANGE)
             new = queue not in host.queues
@@ -209,7 +209,7 @@ class RabbitChanges:
         flags = {word: flag(body, word) for word in ("durable", "auto_delete", "internal")}
 
         def act(actor: Actor) -> bool:
-            exchange = named(name)
+            exchange = without_line_ends(name)
             actor.check("configure", "exchange", exchange)
             check_leading(actor, "exchange", exchange, arguments, ALTERNATE)
             new = exchange not in host.exchanges
@@ -252,13 +252,13 @@ class RabbitChanges:
         outcomes: list[Outcome] = []
         done = trio.Event()
 
-        def tell(outcome: Outcome) -> None:
+        def on_outcome(outcome: Outcome) -> None:
             outcomes.append(outcome)
             done.set()
 
         def act(actor: Actor) -> None:
             entry = amqp_entry(publishing.dispatcher, actor, endpoint, host, message.address)
-            publishing.publish_by(entry, message, tell)
+            publishing.publish_by(entry, message, on_outcome)
 
         await self.permit(request, host, act)
         self._flush()
@@ -288,7 +288,9 @@ class RabbitChanges:
             raise ValueError("payload: a text is wanted, whose payload_encoding is string or base64")
         body = base64.b64decode(payload, validate=True) if encoding == "base64" else payload.encode()
         if len(body) > self._broker.limit:
-            raise failed(f"message size {len(body)} is larger than configured max size {self._broker.limit}")
+            raise precondition_failed(
+                f"message size {len(body)} is larger than configured max size {self._broker.limit}"
+            )
         native = properties_of(fields.get("properties"), caller.principal.name)
         try:
             properties = content_properties(encode_basic_properties(native))
@@ -331,17 +333,17 @@ class RabbitChanges:
 
         queue = await self.permit(request, host, act)
         if queue.options.quorum and queue.options.single_active:
-            raise failed(f"queue '{name}' in vhost '{host.name}' has a single active consumer")
+            raise precondition_failed(f"queue '{name}' in vhost '{host.name}' has a single active consumer")
         deliveries: list[tuple[int, Message, bool]] = []
         rows: list[dict[str, Any]] = []
         settled = False
         try:
-            await self._take(queue, min(count, GET_MAX), truncate, deliveries)
+            await self._get_messages(queue, min(count, GET_MAX), truncate, deliveries)
             turns = LoopTurns()
             for position, message, redelivered in deliveries:
                 row = await self._row(queue, position, message, encoding, truncate)
                 rows.append({"redelivered": redelivered, "message_count": len(queue), **row})
-                await turns.take()
+                await turns.checkpoint()
             remaining = len(queue) + len(rows)
             for at, row in enumerate(rows, 1):
                 row["message_count"] = remaining - at
@@ -351,7 +353,7 @@ class RabbitChanges:
         return rows
 
     @staticmethod
-    async def _take(
+    async def _get_messages(
         queue: AmqpQueue, count: int, truncate: int, deliveries: list[tuple[int, Message, bool]]
     ) -> None:
         """Take up to `count` messages from the head of a queue, and append each to `deliveries` at once.
@@ -421,7 +423,7 @@ async def _payload(body: Body, encoding: str, truncate: int) -> tuple[str, str]:
     The encoding is `string`, `base64`, or `withheld` with the text "" if the caller may not see the body.
     Raises OSError if the body cannot be read from the disk.
     """
-    if isinstance(body, Withheld):
+    if isinstance(body, WithheldBody):
         return "", "withheld"
     count = min(len(body), truncate)
     if count < THREAD_BYTES_MIN and not isinstance(body, Spooled):
@@ -540,9 +542,11 @@ def properties_of(properties: Any, user: str) -> BasicProperties:
         else:
             raise ValueError(f"properties.{name}: there is no such property, or it cannot have that value")
     if native.user_id is not None and native.user_id != user:
-        raise failed(f"user_id property set to '{native.user_id}' but authenticated user was '{user}'")
+        raise precondition_failed(
+            f"user_id property set to '{native.user_id}' but authenticated user was '{user}'"
+        )
     if native.reply_to == REPLY_TO:
-        raise failed("fast reply consumer does not exist")
+        raise precondition_failed("fast reply consumer does not exist")
     if any(name in COPIES for name, _ in native.headers or ()):
         raise ValueError("properties.headers: CC and BCC are for messages that are published over AMQP")
     return native

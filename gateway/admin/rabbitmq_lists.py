@@ -47,7 +47,7 @@ class LoopTurns:
         self.spent = 0.0
         self._turn_start = clock.monotonic()
 
-    async def take(self) -> None:
+    async def checkpoint(self) -> None:
         """Let the event loop run other tasks if the computation has run for TURN_SECS since the last time."""
         elapsed = clock.monotonic() - self._turn_start
         if elapsed >= TURN_SECS:
@@ -67,7 +67,7 @@ async def listed(query: Mapping[str, str], found: Any) -> Any:
         return _columns(found, columns)
     rows = await _sorted(query, await _named(query, found))
     if "page" not in query:
-        return await _shown(rows, columns)
+        return await _selected_columns(rows, columns)
     page, size = _number(query, "page", 1), _number(query, "page_size", PAGE_SIZE)
     pages = max(-(-len(rows) // size), 1) if size > 0 else 1
     if not 0 < size <= PAGE_SIZE_MAX:
@@ -82,7 +82,7 @@ async def listed(query: Mapping[str, str], found: Any) -> Any:
         "page": page,
         "page_size": size,
         "page_count": pages,
-        "items": await _shown(page_rows, columns),
+        "items": await _selected_columns(page_rows, columns),
     }
 
 
@@ -112,7 +112,7 @@ async def _named(query: Mapping[str, str], rows: list[Fields]) -> list[Fields]:
     for row in rows:
         if expression.search(str(row.get("name", ""))):
             found.append(row)
-        await turns.take()
+        await turns.checkpoint()
         if turns.spent > MATCH_SECS_MAX:
             raise ValueError(f"name takes longer than {MATCH_SECS_MAX:g} s to match: {pattern!r}")
     return found
@@ -140,14 +140,14 @@ async def _sorted(query: Mapping[str, str], rows: list[Fields]) -> list[Fields]:
     while some := list(islice(iterator, CHUNK)):
         keyed = []
         for row in some:
-            keyed.append((_key(_at(row, path)), row))
-            await turns.take()
+            keyed.append((_key(_value_at(row, path)), row))
+            await turns.checkpoint()
         keyed.sort(key=itemgetter(0), reverse=reverse)
         parts.append(keyed)
     found = []
     for _, row in heapq.merge(*parts, key=itemgetter(0), reverse=reverse):
         found.append(row)
-        await turns.take()
+        await turns.checkpoint()
     return found
 
 
@@ -182,7 +182,7 @@ def _path(field: str) -> Path:
     return tuple(field.split(".")) if field else ()
 
 
-def _at(row: Fields, path: Path) -> Any:
+def _value_at(row: Fields, path: Path) -> Any:
     value: Any = row
     for step in path:
         if not isinstance(value, dict):
@@ -191,14 +191,14 @@ def _at(row: Fields, path: Path) -> Any:
     return value
 
 
-async def _shown(rows: list[Fields], columns: Sequence[Path]) -> list[Fields]:
+async def _selected_columns(rows: list[Fields], columns: Sequence[Path]) -> list[Fields]:
     """Return only the selected columns of each row, or the whole rows if no columns are selected."""
     if not columns:
         return rows
     found, turns = [], LoopTurns()
     for row in rows:
         found.append(_columns(row, columns))
-        await turns.take()
+        await turns.checkpoint()
     return found
 
 
@@ -208,7 +208,7 @@ def _columns(row: Fields, columns: Sequence[Path]) -> Fields:
         return row
     made: Fields = {}
     for path in columns:
-        value = _at(row, path)
+        value = _value_at(row, path)
         if value is None:
             continue
         place = made

@@ -66,15 +66,15 @@ class RatesApi:
         matches_name = matcher(choice.get("name", "*"))
         exact = [(word, choice[word]) for word in ("kind", "what") if word in choice]
 
-        def chosen(key: CounterKey) -> bool:
+        def is_selected(key: CounterKey) -> bool:
             return matches_name(key.name) and all(getattr(key, word) == value for word, value in exact)
 
         page = await page_of(
-            self._history.counters(), chosen, "\n".join, self._shown, min(count, SHOWN_MAX), after
+            self._history.counters(), is_selected, "\n".join, self._rate_row, min(count, SHOWN_MAX), after
         )
         return page.answer()
 
-    def _shown(self, key: CounterKey) -> dict[str, Any]:
+    def _rate_row(self, key: CounterKey) -> dict[str, Any]:
         series = self._history.series(key)
         end = datetime.fromtimestamp(self._history.end, UTC)
         return {

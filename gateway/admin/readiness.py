@@ -26,11 +26,11 @@ class Readiness:
         """Register `condition` (such as `listener mqtt`) as required and not met."""
         self._missing[condition] = NOT_YET
 
-    def met(self, condition: str) -> None:
+    def mark_met(self, condition: str) -> None:
         """Record that `condition` is met."""
         self._missing.pop(condition, None)
 
-    def lost(self, condition: str, reason: str) -> None:
+    def mark_unmet(self, condition: str, reason: str) -> None:
         """Record that `condition` is not met, with the reason."""
         self._missing[condition] = reason
 

@@ -17,7 +17,15 @@ from starlette.responses import Response
 from gateway.admin.answers import BadChoiceError, answer
 from gateway.admin.models import Removed, RetainedRow
 from gateway.admin.operations import ServedOperation
-from gateway.admin.selection import RemovalPace, named, on_disk, page_of_slices, query_of, removal_of, slices
+from gateway.admin.selection import (
+    RemovalPace,
+    name_matcher,
+    page_of_slices,
+    query_of,
+    removal_of,
+    slices,
+    wait_until_durable,
+)
 from gateway.broker.mqtt.retained import RetainedTopics
 from gateway.broker.topics import topic_matches
 from gateway.model.message import Message
@@ -74,7 +82,7 @@ class LocalMessages:
 
     async def settle(self) -> None:
         """Wait until all changes are on disk. Raises UnavailableError if they cannot be stored."""
-        await on_disk(self._store, self._flush)
+        await wait_until_durable(self._store, self._flush)
 
 
 class RetainedApi:
@@ -93,7 +101,7 @@ class RetainedApi:
     async def _list(self, request: Request) -> Response:
         choice, count, after = await query_of(request, RETAINED.words)
         chosen, found = _chooser(choice), self._retained.slices(choice.get("topic", "#"))
-        page = await page_of_slices(found, chosen, _topic, shown, count, after)
+        page = await page_of_slices(found, chosen, _topic, retained_row, count, after)
         return page.answer()
 
     async def _remove(self, request: Request) -> Response:
@@ -111,13 +119,13 @@ def _topic(message: Message) -> str:
 
 
 def _chooser(choice: Mapping[str, Any]) -> Callable[[Message], bool]:
-    topic, client, user = _topics(choice), named(choice, "client"), named(choice, "user")
+    topic, client, user = _topics(choice), name_matcher(choice, "client"), name_matcher(choice, "user")
 
-    def chosen(message: Message) -> bool:
+    def is_selected(message: Message) -> bool:
         sender = message.sender
         return topic(_topic(message)) and client(sender.client) and user(sender.user)
 
-    return chosen
+    return is_selected
 
 
 def _topics(choice: Mapping[str, Any]) -> Callable[[str], bool]:
@@ -134,7 +142,7 @@ def _topics(choice: Mapping[str, Any]) -> Callable[[str], bool]:
     return lambda topic: topic_matches(pattern, topic.split("/"))
 
 
-def shown(message: Message) -> dict[str, Any]:
+def retained_row(message: Message) -> dict[str, Any]:
     """Return a retained message as a JSON object of the API (RetainedRow)."""
     expires = message.expires
     return {

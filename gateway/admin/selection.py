@@ -147,7 +147,7 @@ def matcher(pattern: str) -> Callable[[str], bool]:
     return matches
 
 
-def named(choice: Mapping[str, Any], word: str) -> Callable[[str], bool]:
+def name_matcher(choice: Mapping[str, Any], word: str) -> Callable[[str], bool]:
     """Return a function that returns True for the names that the parameter `word` of a choice selects.
 
     Its value is a pattern, or with `exact` the name itself. Without this parameter, all names are selected.
@@ -227,7 +227,7 @@ class RemovalPace:
             await trio.lowlevel.checkpoint()
 
 
-async def on_disk(store: Store | None, flush: Callable[[], None], secs: float = DISK_SECS) -> None:
+async def wait_until_durable(store: Store | None, flush: Callable[[], None], secs: float = DISK_SECS) -> None:
     """Flush all changes, and wait at most `secs` seconds until they are on disk.
 
     Raises UnavailableError if they are not stored by then. Without a store do not wait.
@@ -238,11 +238,11 @@ async def on_disk(store: Store | None, flush: Callable[[], None], secs: float = 
     outcomes: list[Outcome] = []
     there = trio.Event()
 
-    def then(outcome: Outcome) -> None:
+    def store_outcome(outcome: Outcome) -> None:
         outcomes.append(outcome)
         there.set()
 
-    store.after_commit(then)
+    store.after_commit(store_outcome)
     flush()
     store.flush()
     with trio.move_on_after(secs):

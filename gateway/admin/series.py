@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from gateway.admin.answers import BadChoiceError
 from gateway.admin.operations import HOLDERS
-from gateway.admin.queues import ListedQueue, gone_from
+from gateway.admin.queues import ListedQueue, count_removed
 from gateway.admin.selection import matcher, page_of
 from gateway.broker.mqtt.session import Session
 from gateway.telemetry.metrics import QUEUE_SERIES, SESSION_SERIES, Series, detailed
@@ -119,7 +119,7 @@ def _queue_numbers(one: ListedQueue) -> dict[str, float]:
         "gateway_detailed_queue_unacknowledged": queue.unacknowledged,
         "gateway_detailed_queue_consumers": len(queue.consumers),
         "gateway_detailed_queue_in": queue.next,
-        "gateway_detailed_queue_out": gone_from(queue),
+        "gateway_detailed_queue_out": count_removed(queue),
     }
 
 

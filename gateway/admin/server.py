@@ -29,7 +29,7 @@ from gateway.admin.answers import NEVER_STORE, PROBLEMS, answer, problem
 from gateway.admin.events import EventsApi, WatchableNames
 from gateway.admin.http import HttpServer
 from gateway.admin.logins import LoginsApi
-from gateway.admin.messages import Hide, moment, nothing_hidden
+from gateway.admin.messages import Hide, hide_nothing, moment
 from gateway.admin.models import Status
 from gateway.admin.operations import Api, ServedOperation, description_of, routes_of
 from gateway.admin.page import ConsoleFiles
@@ -68,7 +68,7 @@ class AdminState:
     rabbit: RabbitApi | None = None
     taps: Taps | None = None
     quotas: UserQuotas | None = None
-    hide: Hide = nothing_hidden
+    hide: Hide = hide_nothing
     detailed: DetailedMetrics | None = None
     clock: Callable[[], float] = clock.now
     started_secs: float = field(init=False)
@@ -101,11 +101,11 @@ def health(state: AdminState) -> list[BaseRoute]:
                 return caller
             owner = caller.principal.name
 
-        async def exposed() -> Response:
-            body, content_type = state.metrics.exposed(request.headers.get("Accept", ""))
+        async def metrics_page() -> Response:
+            body, content_type = state.metrics.exposition(request.headers.get("Accept", ""))
             return Response(body, headers={"Content-Type": content_type, "Vary": "Accept"})
 
-        return await state.admission.unsent.served(owner, exposed)
+        return await state.admission.unsent.serve_counted(owner, metrics_page)
 
     async def detailed(request: Request) -> Response:
         """Return detailed metrics.
@@ -123,7 +123,7 @@ def health(state: AdminState) -> list[BaseRoute]:
             owner = caller.principal.name
         if state.detailed is None:
             return problem(404, "there are no detailed metrics")
-        return await state.admission.unsent.served(owner, partial(state.detailed.serve, request))
+        return await state.admission.unsent.serve_counted(owner, partial(state.detailed.serve, request))
 
     return [
         *probes(livez, readyz),
@@ -157,16 +157,16 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
     It has the routes of `health` if `with_health` is True. All other routes need a login, except those to log
     in and the console's files.
     """
-    admitted = state.admission.admitted
+    admitted = state.admission.with_admission_control
 
-    def shown() -> dict[str, Any]:
+    def status_document() -> dict[str, Any]:
         document = status(state.metrics, state.readiness.reasons(), state.clock(), state.started_secs)
         document["alarms"] = [_alarm_shown(one) for one in state.alarms()]
         document["outboxes"] = [outbox_shown(outbox) for outbox in state.outboxes()]
         return document
 
     async def api_status(_: Request) -> Response:
-        return answer(shown())
+        return answer(status_document())
 
     page = ConsoleFiles()
 
@@ -184,7 +184,7 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
     logins = LoginsApi(state.admission)
     events = EventsApi(
         state.admission,
-        shown,
+        status_document,
         state.taps,
         names,
         streams=None if quotas is None else quotas.streams,
@@ -223,7 +223,7 @@ def serving(routes: list[BaseRoute]) -> Starlette:
     """
     handlers: dict[Any, Any] = {
         **dict.fromkeys(PROBLEMS, _problem),
-        HTTPException: _other,
+        HTTPException: _http_error_response,
     }
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False  # A redirect would send clients to the host that their request names.
@@ -234,7 +234,7 @@ async def _problem(_: Request, error: Exception) -> Response:
     return problem(PROBLEMS[type(error)], str(error))
 
 
-async def _other(request: Request, error: HTTPException) -> Response:
+async def _http_error_response(request: Request, error: HTTPException) -> Response:
     """Return the error response for an unknown path or method."""
     if not request.url.path.startswith("/api"):
         return PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)

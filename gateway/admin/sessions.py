@@ -19,7 +19,15 @@ from gateway import clock
 from gateway.admin.answers import AbsentError, answer
 from gateway.admin.models import SessionDetail, SessionRow, SessionsRemoved
 from gateway.admin.operations import ServedOperation
-from gateway.admin.selection import RemovalPace, named, on_disk, page_of, query_of, removal_of, slices
+from gateway.admin.selection import (
+    RemovalPace,
+    name_matcher,
+    page_of,
+    query_of,
+    removal_of,
+    slices,
+    wait_until_durable,
+)
 from gateway.broker.mqtt.namespace import MqttNamespace
 from gateway.broker.mqtt.session import Session
 from gateway.operations import REMOVE_SESSIONS, SESSION, SESSIONS
@@ -70,14 +78,14 @@ class SessionsApi:
             }
             for name, options in sorted(session.subscriptions.items())
         ]
-        return answer({**shown(session), "filters": filters})
+        return answer({**session_row(session), "filters": filters})
 
     async def _list(self, request: Request) -> Response:
         choice, count, after = await query_of(request, SESSIONS.words)
         self._namespace.begin(clock.now())
         sessions = list(self._namespace.sessions.values())
         chosen = _chooser(choice)
-        page = await page_of(sessions, chosen, lambda one: one.client_id, shown, count, after)
+        page = await page_of(sessions, chosen, lambda one: one.client_id, session_row, count, after)
         return page.answer()
 
     async def _remove(self, request: Request) -> Response:
@@ -109,14 +117,14 @@ class SessionsApi:
                     leaving.append(session)
                 else:
                     busy += 1
-        remaining = await self._gone(leaving)
+        remaining = await self._wait_until_disconnected(leaving)
         removed += len(leaving) - remaining
         if removed:
-            await on_disk(namespace.store, self._flush)
+            await wait_until_durable(namespace.store, self._flush)
             log.info("operator removed sessions", count=removed, **choice)
         return answer({"removed": removed, "in_use": busy, "leaving": remaining})
 
-    async def _gone(self, leaving: list[Session]) -> int:
+    async def _wait_until_disconnected(self, leaving: list[Session]) -> int:
         """Wait at most LEAVE_SECS until these sessions have ended with their connections.
 
         Return the number of sessions that still exist.
@@ -139,10 +147,10 @@ def _idle_secs(session: Session) -> float:
 
 def _chooser(choice: Mapping[str, Any]) -> Callable[[Session], bool]:
     """Return a predicate: True for the sessions that the parameters in `choice` select."""
-    client, user = named(choice, "client"), named(choice, "user")
+    client, user = name_matcher(choice, "client"), name_matcher(choice, "user")
     idle, in_use = choice.get("idle_longer_than"), choice.get("in_use")
 
-    def chosen(session: Session) -> bool:
+    def is_selected(session: Session) -> bool:
         connected = session.outlet is not None
         return (
             client(session.client_id)
@@ -151,10 +159,10 @@ def _chooser(choice: Mapping[str, Any]) -> Callable[[Session], bool]:
             and (idle is None or (not connected and _idle_secs(session) > idle))
         )
 
-    return chosen
+    return is_selected
 
 
-def shown(session: Session) -> dict[str, Any]:
+def session_row(session: Session) -> dict[str, Any]:
     """Return a session as a JSON object of the API (SessionRow)."""
     away = session.outlet is None
     return {

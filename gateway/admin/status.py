@@ -45,7 +45,7 @@ def _endpoint(stats: EndpointStats) -> dict[str, Any]:
         "bytes_out": stats.bytes_out,
         "settled": [
             {"outcome": outcome, "reason": reason, "count": count}
-            for outcome, reason, count in stats.settled()
+            for outcome, reason, count in stats.settled_counts()
         ],
         "protocol_errors": dict(stats.protocol_errors.counts),
         "latency_secs": {"p50": stats.latency.quantile(0.5), "p99": stats.latency.quantile(0.99)},
@@ -54,10 +54,10 @@ def _endpoint(stats: EndpointStats) -> dict[str, Any]:
             for (version, direction, frame), count in frames
         ],
     }
-    return common | _own(stats)
+    return common | _endpoint_facts(stats)
 
 
-def _own(stats: EndpointStats) -> dict[str, Any]:
+def _endpoint_facts(stats: EndpointStats) -> dict[str, Any]:
     """Return the part of an endpoint's state that only listeners or only links have."""
     if isinstance(stats, ListenerStats):
         return {"kind": "listener", "accepted": stats.accepted, "refused": dict(stats.refused.counts)}

@@ -49,7 +49,7 @@ class UnsentResponses:
             if not lock.locked():
                 self._builders.pop(owner, None)
 
-    async def served(self, owner: str, serve: Callable[[], Awaitable[Response]]) -> Response:
+    async def serve_counted(self, owner: str, serve: Callable[[], Awaitable[Response]]) -> Response:
         """Return the response that `serve` builds, counted for the user `owner` until it is sent.
 
         Return a problem document if `serve` raises an error of the API. Large responses for one user are
@@ -60,9 +60,9 @@ class UnsentResponses:
                 response = await serve()
         except tuple(PROBLEMS) as error:
             response = problem(PROBLEMS[type(error)], str(error))
-        return self.counted(owner, response)
+        return self.count_until_sent(owner, response)
 
-    def counted(self, owner: str, response: Response) -> Response:
+    def count_until_sent(self, owner: str, response: Response) -> Response:
         """Return a response whose body is counted for the user `owner` while it is being sent."""
         return Unsent(self.shares, owner, response) if response.body else response
 

@@ -56,13 +56,13 @@ def _routes(state: WorkersState) -> list[BaseRoute]:
         body, content_type = await state.exposed(request.headers.get("Accept", ""))
         return Response(body, headers={"Content-Type": content_type, "Vary": "Accept"})
 
-    async def elsewhere(_: Request) -> Response:
+    async def not_found(_: Request) -> Response:
         return problem(404, f"each worker has its own console and API: {state.consoles}")
 
     return [
         *probes(livez, readyz),
         Route("/metrics", metrics),
-        Route("/{path:path}", elsewhere, methods=["GET", "POST", "PUT", "DELETE"]),
+        Route("/{path:path}", not_found, methods=["GET", "POST", "PUT", "DELETE"]),
     ]
 
 

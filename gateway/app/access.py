@@ -131,7 +131,7 @@ class Identities:
 
         Raises ConfigurationError, also for a users file of which only a beginning is left.
         """
-        several = imported(self._settings)
+        several = read_imports(self._settings)
         users, text = dict(settings.users), ""
         if self._path is not None:
             file = read_users(self._path, self._text)
@@ -203,7 +203,7 @@ def roles_of(settings: Settings, users: Mapping[str, User] | None = None) -> Rol
     `users` are the users in force, None those of the configuration alone. Raises ConfigurationError for
     exports that cannot be read.
     """
-    several = imported(settings)
+    several = read_imports(settings)
     roles = {name: role for one in several for name, role in one.roles.items()}
     imported_users = {name: has for one in several for name, has in one.users.items()}
     imported_users |= {
@@ -222,7 +222,7 @@ def authorizer_of(settings: Settings) -> HttpQuestions | None:
     return HttpQuestions(options, asker)
 
 
-def imported(settings: Settings) -> list[Imported]:
+def read_imports(settings: Settings) -> list[Imported]:
     """Return users and permissions of RabbitMQ exports, if `declare.users` is true.
 
     Raises ConfigurationError for an export that cannot be used.
@@ -236,7 +236,7 @@ def with_imported_hosts(settings: Settings) -> Settings:
 
     Listeners with `virtual_hosts` in the configuration keep these alone.
     """
-    hosts = [host for one in imported(settings) for host in one.hosts]
+    hosts = [host for one in read_imports(settings) for host in one.hosts]
     if not hosts:
         return settings
     listeners = {

@@ -96,7 +96,7 @@ class _Handled(Protocol):
 
 def _details(listener: Listener, connection: IngressClient) -> Details:
     """Return what the connection and its listener have negotiated."""
-    return Details(listener.host, listener.port, listener.front.tls is not None, *connection.agreed())
+    return Details(listener.host, listener.port, listener.front.tls is not None, *connection.negotiated())
 
 
 def consuming(consumer: Consumer) -> Consuming | None:
@@ -129,7 +129,7 @@ def announced_version(settings: Settings, otherwise: str) -> str:
     return otherwise
 
 
-def doors(listeners: Mapping[str, Listener]) -> list[RabbitListener]:
+def listener_addresses(listeners: Mapping[str, Listener]) -> list[RabbitListener]:
     """Return the address and protocol of each listener."""
     return [
         RabbitListener(one.name, one.stats.protocol, one.host, one.port, one.front.tls is not None)

@@ -72,7 +72,7 @@ def links_of(
             _link(name, name, client_id + PUBLISHING, *parts, when_up, consumes=False),
         ]
     publishing = links[-1]
-    core.add_link(name, options, publishing.session, lambda: publishing.up)
+    core.add_link(name, options, publishing.session, lambda: publishing.is_up)
     core.dispatcher.join(name, publishing.session)
     return links
 

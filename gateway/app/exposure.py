@@ -47,7 +47,7 @@ def exposures(settings: Settings, hashes: Mapping[str, str]) -> list[Exposure]:
     return [
         *_urls(settings),
         *_unverified(settings),
-        *_anybody(settings),
+        *_anonymous_exposures(settings),
         *_weak_hashes(settings, hashes),
         *_plain_http(settings),
         *_balancers(settings),
@@ -94,7 +94,7 @@ def _unverified(settings: Settings) -> Iterator[Exposure]:
             yield Exposure((*place, "tls", "verify"), text, advice)
 
 
-def _anybody(settings: Settings) -> Iterator[Exposure]:
+def _anonymous_exposures(settings: Settings) -> Iterator[Exposure]:
     for name, listener in settings.listeners.items():
         if (
             isinstance(listener, AnonymousListener)
@@ -123,7 +123,7 @@ def _plain_http(settings: Settings) -> Iterator[Exposure]:
         return
     secrets = http.token_file is not None or http.scrape_token_file is not None
     secrets = secrets or any(role.console != "none" for role in settings.roles.values())
-    if settings.says(("http", "host")) or secrets:
+    if settings.is_set(("http", "host")) or secrets:
         text = "the console's passwords and tokens cross the network in plain text"
         advice = "write http.tls with cert_file and key_file, or host 127.0.0.1 behind a proxy with TLS"
         yield Exposure(("http", "host"), text, advice)

@@ -41,7 +41,7 @@ from gateway.admin import (
     serve,
 )
 from gateway.app.access import Identities, authorizer_of, roles_of, with_imported_hosts
-from gateway.app.clients import announced_version, connected, consuming, dismiss, doors
+from gateway.app.clients import announced_version, connected, consuming, dismiss, listener_addresses
 from gateway.app.console import Console
 from gateway.app.declarations import declare_all
 from gateway.app.descriptors import divided_descriptors
@@ -92,7 +92,7 @@ from gateway.telemetry.watchdog import Watchdog, watch_wall_clock
 from gateway.transport.computation import computed
 from gateway.transport.socket_loop import SocketLoop, attach_socket_loop, detach_socket_loop
 from gateway.transport.stream import WriteSet
-from gateway.transport.tasks import Tasks, forever
+from gateway.transport.tasks import Tasks, run_forever
 
 log = structlog.get_logger()
 
@@ -160,7 +160,7 @@ class Gateway:
                 settings,
                 self.dispatcher,
                 self.store,
-                self._let_clients_go,
+                self._disconnect_clients,
                 self._may_hold,
                 self.quotas,
                 self.state,
@@ -168,7 +168,7 @@ class Gateway:
             self.bodies = Bodies(limits, self.store, self.quotas.spool)
             self.hosts = AmqpHosts(
                 settings.amqp_hosts(),
-                self.dispatcher.changed,
+                self.dispatcher.invalidate,
                 limits,
                 self.store,
                 self._dead_letter,
@@ -180,7 +180,7 @@ class Gateway:
             self.host = next(iter(self.hosts.values()))
             self.fast_hosts = FastHosts(
                 settings.virtual_hosts(),
-                self.dispatcher.changed,
+                self.dispatcher.invalidate,
                 limits,
                 self.store,
                 self.bodies,
@@ -190,7 +190,7 @@ class Gateway:
             )
             watch_stores(self.readiness, self.store, self.state)
             if self.engine is not None:
-                self.readiness.watch(ENGINE, partial(getattr, self.engine, "why_not"))
+                self.readiness.watch(ENGINE, partial(getattr, self.engine, "unavailable_reason"))
             self.bodies.spool.sweep()
             declare_all(settings, self.hosts)  # Before any link consumes and any listener accepts.
             self.identities = Identities(settings)
@@ -294,7 +294,7 @@ class Gateway:
                 flush=flush,
                 node=self.settings.replica,
                 version=announced_version(self.settings, self.metrics.version),
-                doors=partial(doors, self.listeners),
+                doors=partial(listener_addresses, self.listeners),
                 consuming=consuming,
                 broker=BrokerAccess(
                     self.authorization,
@@ -317,32 +317,32 @@ class Gateway:
                 self.health_port = state.health_port
                 self.console.open(self.http_port)
                 for history in (self.history, queues.history, clients_api.history):
-                    nursery.start_soon(forever, "timer", history.run)
-                nursery.start_soon(forever, "timer", self.alarms.run)
+                    nursery.start_soon(run_forever, "timer", history.run)
+                nursery.start_soon(run_forever, "timer", self.alarms.run)
             self._add_endpoints(Tasks(nursery))
             self._route_links()
             for listener in self.listeners.values():
                 listener.bind(shared=self.settings.workers > 1)
-                self.readiness.met(f"listener {listener.name}")
+                self.readiness.mark_met(f"listener {listener.name}")
                 nursery.start_soon(listener.run)
             for link in self.links.values():
-                nursery.start_soon(forever, "link", link.run)
+                nursery.start_soon(run_forever, "link", link.run)
             watch = partial(self.mapping_files.watch, self.reload_mappings)
-            nursery.start_soon(forever, "reload", watch)
-            nursery.start_soon(forever, "reload", self.rules.watch)
+            nursery.start_soon(run_forever, "reload", watch)
+            nursery.start_soon(run_forever, "reload", self.rules.watch)
             if self.rules.absent is not None:
-                nursery.start_soon(forever, "reload", self.rules.absent.run)
-            nursery.start_soon(forever, "timer", self._watch_links)
-            nursery.start_soon(forever, "timer", self.identities.run)
-            nursery.start_soon(forever, "timer", self._tell_what_was_limited)
-            nursery.start_soon(forever, "timer", watch_wall_clock)
-            nursery.start_soon(forever, "timer", partial(self.hosts.alarms.run, self.writes.flush))
+                nursery.start_soon(run_forever, "reload", self.rules.absent.run)
+            nursery.start_soon(run_forever, "timer", self._watch_links)
+            nursery.start_soon(run_forever, "timer", self.identities.run)
+            nursery.start_soon(run_forever, "timer", self._tell_what_was_limited)
+            nursery.start_soon(run_forever, "timer", watch_wall_clock)
+            nursery.start_soon(run_forever, "timer", partial(self.hosts.alarms.run, self.writes.flush))
             timer = partial(self.core.run, self.writes.flush, self.bodies.spool.tick)
-            nursery.start_soon(forever, "timer", timer)
-            nursery.start_soon(forever, "timer", partial(self.memory.run, self.writes.flush))
-            nursery.start_soon(forever, "timer", partial(self.memory_shares.run, self.writes.flush))
+            nursery.start_soon(run_forever, "timer", timer)
+            nursery.start_soon(run_forever, "timer", partial(self.memory.run, self.writes.flush))
+            nursery.start_soon(run_forever, "timer", partial(self.memory_shares.run, self.writes.flush))
             if self.state is not None:
-                nursery.start_soon(forever, "timer", partial(self.state.run, self.writes.flush))
+                nursery.start_soon(run_forever, "timer", partial(self.state.run, self.writes.flush))
             log_exposures(self.settings, self.identities.hashes)
             log.info(
                 "started",
@@ -390,9 +390,9 @@ class Gateway:
         audit("mapping_changed", routes=len(router.routes), files=self.mapping_files.names())
         return True
 
-    def _let_clients_go(self) -> None:
+    def _disconnect_clients(self) -> None:
         """Disconnect all clients: the engine has been unreachable for longer than they wait."""
-        self._say_goodbye(self._connections(), CloseReason.UNSERVED)
+        self._shut_down_connections(self._connections(), CloseReason.UNSERVED)
 
     def _connections(self) -> list[IngressClient]:
         return [one for listener in self.listeners.values() for one in list(listener.connections)]
@@ -405,7 +405,7 @@ class Gateway:
 
     def _wake_up_ends(self) -> list[Callable[[], None]]:
         """Return the functions to call at the end of each wake-up."""
-        return [self.memory.turned] if self.store is None else [self.memory.turned, self.store.flush]
+        return [self.memory.count_turn] if self.store is None else [self.memory.count_turn, self.store.flush]
 
     def _claims(self) -> Iterator[Claim]:
         """Yield the holders of messages in memory, with bytes, user and address.
@@ -440,14 +440,14 @@ class Gateway:
         figures = {"used_bytes": self.memory.used, "limit_bytes": self.memory.mark}
         if short:
             log.warning("memory short, publishers paused", **figures)
-            self.readiness.lost("memory", "short, publishers paused")
+            self.readiness.mark_unmet("memory", "short, publishers paused")
             for listener in self.listeners.values():
                 listener.forget_entries()
             for link in self.links.values():
                 link.session.forget_entries()
         else:
             log.info("memory available again, publishers resumed", **figures)
-            self.readiness.met("memory")
+            self.readiness.mark_met("memory")
 
     def _disk_changed(self, healthy: bool) -> None:
         assert self.store is not None
@@ -477,7 +477,7 @@ class Gateway:
             self.links[link.name] = link
         if self.state is not None and self.engine is not None:
             engine = self.engine
-            self.state.elect(settings, self.links.values(), lambda: not engine.why_not)
+            self.state.elect(settings, self.links.values(), lambda: not engine.unavailable_reason)
         if self.engine is not None:
             self.links[ENGINE] = engine_link(self.engine, writes, metrics)
             self.links[ENGINE].stats.required = True
@@ -526,17 +526,17 @@ class Gateway:
             routes=self._routes,
             dropped=self._dropped,
             evicted_sessions=lambda: self.mqtt.evicted,
-            share_refused=self.quotas.refused,
+            share_refused=self.quotas.refusal_counts,
             share_evicted=self.quotas.pushed_out,
             engine_moved=int if engine is None else lambda: engine.sessions.moved,
             engine_shortened=int
             if engine is None
             else lambda: engine.stats.lessened.counts.get("expiration", 0),
-            dropped_letters=lambda: self.dead_letters.crowded_out,
+            dropped_letters=lambda: self.dead_letters.evicted_count,
             delayed_bodies=lambda: self.bodies.spool.unread_count,
             refused_letters=lambda: self.dead_letters.refused,
             dead_lettered=lambda: self.dead_letters.counted,
-            forwarded=core.forwarded,
+            forwarded=core.forwarded_counts,
             forgotten_ids=core.forgotten_ids,
             outboxes=core.outbox_states,
             authorizer_failures=int if authorizer is None else lambda: authorizer.failures,
@@ -547,7 +547,7 @@ class Gateway:
             redaction=self.journaling,
             turns=self.watchdog.turns,
             route_latencies=lambda: self.dispatcher.latencies,
-            paused_routes=core.pauses.held,
+            paused_routes=core.pauses.waiting_by_route,
             paused_links=lambda: sorted(core.pauses.links),
             certificates=CertificateEnds(self.settings).expiries,
             disk_space=lambda: disk_space(self.settings),
@@ -612,12 +612,14 @@ class Gateway:
         while required:
             for link in required:
                 lacking = next(iter(link.stats.lacking.items()), None)
-                if link.up and lacking is not None:
-                    self.readiness.lost(f"link {link.name}", f"the broker lacks {lacking[0]}: {lacking[1]}")
-                elif link.up or link.why == ELSEWHERE:
-                    self.readiness.met(f"link {link.name}")
+                if link.is_up and lacking is not None:
+                    self.readiness.mark_unmet(
+                        f"link {link.name}", f"the broker lacks {lacking[0]}: {lacking[1]}"
+                    )
+                elif link.is_up or link.down_reason == ELSEWHERE:
+                    self.readiness.mark_met(f"link {link.name}")
                 else:
-                    self.readiness.lost(f"link {link.name}", link.why or "not connected yet")
+                    self.readiness.mark_unmet(f"link {link.name}", link.down_reason or "not connected yet")
             await trio.sleep(0.2)
 
     async def _tell_what_was_limited(self) -> None:
@@ -647,14 +649,14 @@ class Gateway:
         deadline = clock.now() + self.settings.drain_timeout_secs
         await self._settle(deadline)
         if self.engine is not None:
-            await self._hand_over(self.engine)
+            await self._release_sessions(self.engine)
         if self._publish_wills():
             await self._settle(max(deadline, clock.now() + FAREWELL_SECS))
-        self._say_goodbye(self._connections())
+        self._shut_down_connections(self._connections())
         self.writes.flush()
         # Confirms messages that clients have sent until then; others are redelivered.
         with trio.move_on_after(FAREWELL_SECS):
-            while not self._links_done():
+            while not self._are_links_idle():
                 await trio.sleep(DRAIN_POLL_SECS)
         for link in self.links.values():
             try:
@@ -678,17 +680,17 @@ class Gateway:
                 await trio.sleep(DRAIN_POLL_SECS)
         if waited.cancelled_caught:
             log.warning("drain timed out, messages still in flight")
-        held_count = sum(self.core.pauses.held_of().values())
+        held_count = sum(self.core.pauses.waiting_by_sender().values())
         if held_count:
             log.warning("messages of paused routes unacknowledged at stop", messages=held_count)
 
-    async def _hand_over(self, engine: EngineSession) -> None:
+    async def _release_sessions(self, engine: EngineSession) -> None:
         """Release the sessions before their clients are disconnected.
 
         No replica then waits for them when the clients reconnect.
         """
         free = trio.Event()
-        engine.hand_over(lambda outcome: free.set())
+        engine.release_sessions(lambda outcome: free.set())
         self.writes.flush()
         with trio.move_on_after(HAND_OVER_SECS) as waited:
             await free.wait()
@@ -702,12 +704,12 @@ class Gateway:
         none.
         """
         leaving = [connection for connection in self._connections() if connection.leaves_a_will]
-        self._say_goodbye(leaving)
+        self._shut_down_connections(leaving)
         published = self.mqtt.end_delays()
         self.writes.flush()
         return bool(leaving) or published
 
-    def _say_goodbye(
+    def _shut_down_connections(
         self, connections: Iterable[IngressClient], farewell: CloseReason = CloseReason.STOPPING
     ) -> None:
         for connection in connections:
@@ -721,29 +723,29 @@ class Gateway:
 
         Those stay unacknowledged, so their senders still have them.
         """
-        held_counts = self.core.pauses.held_of()
+        held_counts = self.core.pauses.waiting_by_sender()
         return (
             all(
                 connection.idle or connection.in_flight().unsettled <= held_counts[connection.sender]
                 for connection in self._connections()
             )
-            and self._links_done()
+            and self._are_links_idle()
         )
 
-    def _links_done(self) -> bool:
-        held_counts = self.core.pauses.held_of()
-        return all(self._done(link, held_counts) for link in self.links.values())
+    def _are_links_idle(self) -> bool:
+        held_counts = self.core.pauses.waiting_by_sender()
+        return all(self._is_link_idle(link, held_counts) for link in self.links.values())
 
-    def _done(self, link: Link, held_counts: Mapping[Sender, int]) -> bool:
+    def _is_link_idle(self, link: Link, held_counts: Mapping[Sender, int]) -> bool:
         """Return True if nothing is in flight at a link.
 
         Return True as well if the link is down and its outboxes hold all that waits for it.
         """
         session = link.session
         of_link = sum(count for sender, count in held_counts.items() if sender.endpoint == link.name)
-        if link.up or session.idle_but(of_link):
+        if link.is_up or session.idle_but(of_link):
             return session.idle_but(of_link)
-        return session.unconfirmed == self.core.handed_out(link.name)
+        return session.unconfirmed == self.core.in_flight_count(link.name)
 
 
 def start_audit(settings: Settings, several: Callable[[], bool]) -> None:
@@ -769,6 +771,6 @@ def start_audit(settings: Settings, several: Callable[[], bool]) -> None:
 def _tell_limited(*, now: bool = False) -> None:
     try:
         tell_what_was_limited(now=now)
-        trail().tell()
+        trail().write_omitted()
     except Exception as error:  # A full disk, for example, does not concern clients.
         contained("timer", error)

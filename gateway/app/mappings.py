@@ -85,7 +85,7 @@ class MappingFiles:
 
         Raises ConfigurationError for invalid files.
         """
-        self._watched.take()
+        self._watched.accept()
         try:
             router, mappings = self._read(NO_TEXTS)
         except ConfigurationError as error:
@@ -117,7 +117,7 @@ class MappingFiles:
         router = Router(
             mappings,
             endpoints,
-            worlds=settings.worlds(),
+            worlds=settings.listener_namespaces(),
             hops_max=hops_max,
             ids=self._ids,
             return_key=self._return_key,
@@ -160,7 +160,7 @@ class MappingFiles:
             rust_timeout=WATCH_MILLISECONDS,
             yield_on_timeout=True,
         ):
-            if self._watched.changed():
+            if self._watched.has_changed():
                 await changed()
 
     def _fingerprint(self) -> dict[Path, Stamp | None]:

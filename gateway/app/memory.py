@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from gateway.broker.memory import HeldPublisher, Memory, plenty
+from gateway.broker.memory import HeldPublisher, Memory, unlimited_memory
 from gateway.settings import Limits
 
 # RabbitMQ's value. The rest is for use above the watermark: data that was read already, connections that must
@@ -100,7 +100,7 @@ def watched_memory(
     """Return the memory watermark at `mark` bytes; 0 stands for SHARE of the available memory."""
     resident = resident_reader()
     if resident is None:
-        return plenty()
+        return unlimited_memory()
     return Memory(
         mark or int(available() * SHARE),
         resident,

@@ -135,8 +135,8 @@ def states_of(gateway: Operated) -> dict[str, EndpointState]:
     """Return address and state of each endpoint by name."""
     found = {name: EndpointState(listener.place, True) for name, listener in gateway.listeners.items()}
     for name, link in gateway.links.items():
-        why = "" if link.up else link.why or "not connected yet"
-        found[name] = EndpointState(link.stats.address, link.up, why, link.paused)
+        why = "" if link.is_up else link.down_reason or "not connected yet"
+        found[name] = EndpointState(link.stats.address, link.is_up, why, link.is_paused)
     return found
 
 
@@ -150,13 +150,13 @@ def limits_of(gateway: Operated) -> Iterator[Limit]:
     yield Limit("subscriptions_total_max", "", limits.subscriptions_total_max, mqtt.subscriptions)
     yield Limit("retained_messages_max", "", limits.retained_messages_max, len(mqtt.retained))
     for host in gateway.hosts.values():
-        yield Limit("queues_max", _of(AMQP091, host.name), limits.queues_max, len(host.queues))
+        yield Limit("queues_max", _namespace_key(AMQP091, host.name), limits.queues_max, len(host.queues))
         exchanges = len(host.exchanges)
-        yield Limit("exchanges_max", _of(AMQP091, host.name), limits.exchanges_max, exchanges)
-        yield Limit("bindings_max", _of(AMQP091, host.name), limits.bindings_max, host.bindings)
+        yield Limit("exchanges_max", _namespace_key(AMQP091, host.name), limits.exchanges_max, exchanges)
+        yield Limit("bindings_max", _namespace_key(AMQP091, host.name), limits.bindings_max, host.bindings)
     for fast in gateway.fast_hosts.values():
-        yield Limit("queues_max", _of(AMQPFAST, fast.name), limits.queues_max, len(fast.queues))
-        yield Limit("topics_max", _of(AMQPFAST, fast.name), limits.topics_max, len(fast.topics))
+        yield Limit("queues_max", _namespace_key(AMQPFAST, fast.name), limits.queues_max, len(fast.queues))
+        yield Limit("topics_max", _namespace_key(AMQPFAST, fast.name), limits.topics_max, len(fast.topics))
     queues: list[Queue] = [*gateway.hosts.queues(), *gateway.hosts.delays(), *gateway.fast_hosts.queues()]
     if queues:
         fullest = max(queues, key=len)
@@ -174,7 +174,7 @@ def limits_of(gateway: Operated) -> Iterator[Limit]:
     partials, spool = gateway.fast_hosts.partials, gateway.bodies.spool
     yield Limit("fast_partials_max", "", limits.fast_partials_max, len(partials))
     yield Limit("fast_partial_bytes_max", "", limits.fast_partial_bytes_max, partials.byte_count)
-    yield Limit("spool_bytes_max", "", limits.spool_bytes_max, spool.used)
+    yield Limit("spool_bytes_max", "", limits.spool_bytes_max, spool.used_bytes)
     yield Limit("fast_memory_total_bytes_max", "", limits.fast_memory_total_bytes_max, spool.reserved_bytes)
     if gateway.store is not None:
         pending = gateway.store.figures.pending_bytes
@@ -188,5 +188,5 @@ def limits_of(gateway: Operated) -> Iterator[Limit]:
     yield Limit("memory_bytes_max", "", int(gateway.memory.mark), int(gateway.memory.used))
 
 
-def _of(dialect: Dialect, host: str) -> str:
+def _namespace_key(dialect: Dialect, host: str) -> str:
     return f"{dialect.name} {host}"

@@ -82,13 +82,13 @@ class SharedMessages:
         replies: list[Reply[T]] = []
         all_there = trio.Event()
 
-        def done(reply: Reply[T]) -> None:
+        def add_reply(reply: Reply[T]) -> None:
             replies.append(reply)
             if len(replies) == len(requests):
                 all_there.set()
 
         for one in requests:
-            submit(one, done)
+            submit(one, add_reply)
         self._flush()
         if requests:
             with trio.move_on_after(ANSWER_SECS):

@@ -85,11 +85,11 @@ class Rules:
         if gateway.engine is not None and gateway.state is not None:
             self.absent = AbsentReview(gateway.state.store, gateway.engine, self._forbidden)
             gateway.engine.sessions.on_owed = self.absent.owe
-        self._tell()
+        self._warn_without_roles()
 
-    def _tell(self) -> None:
+    def _warn_without_roles(self) -> None:
         """Warn if users are configured but no roles, which permits every client everything."""
-        if self._gateway.settings.users and not self._gateway.authorization.in_force:
+        if self._gateway.settings.users and not self._gateway.authorization.is_configured:
             log.warning("users configured without roles, everything permitted")
 
     async def watch(self) -> None:
@@ -98,19 +98,19 @@ class Rules:
         First, sessions of absent clients are checked: rights may have ended while the process did not run.
         With an authorizer, which may not be reachable yet, that is left to when they return.
         """
-        if self._gateway.authorization.in_force and self._started.authorizer is None:
+        if self._gateway.authorization.is_configured and self._started.authorizer is None:
             await self._revisit()
         again = clock.now()
         while True:
             await trio.sleep(LOOK_SECS)
-            if self._watched.changed():
+            if self._watched.has_changed():
                 await self.reload()
             self._look_at_certificates()
             authorizer = self._started.authorizer
             if authorizer is not None and clock.now() >= again:
                 again = clock.now() + authorizer.cache_secs
                 # Drops cached routing, so that the authorizer is queried again.
-                self._gateway.dispatcher.changed()
+                self._gateway.dispatcher.invalidate()
 
     def _look_at_certificates(self) -> None:
         """Reload changed certificates now, so that a bad one is reported before the next connection."""
@@ -121,7 +121,7 @@ class Rules:
     async def reload(self) -> bool:
         """Read users and roles again. Return False, with the old ones in force, if a file is unusable."""
         async with self._reloading:
-            self._watched.take()
+            self._watched.accept()
             return await self._reload()
 
     async def _reload(self) -> bool:
@@ -207,7 +207,7 @@ class Rules:
         gateway = self._gateway
         if not gateway.authorization.use(roles):
             return False
-        gateway.dispatcher.changed()  # Drops routing that was resolved by the old rules.
+        gateway.dispatcher.invalidate()  # Drops routing that was resolved by the old rules.
         log.info("rules reloaded", roles=len(roles.roles))
         audit("rules_changed", roles=sorted(roles.roles))
         return True
@@ -217,20 +217,20 @@ class Rules:
         gateway = self._gateway
         if self.absent is not None:
             self.absent.begin()
-        for at, look in enumerate(self._held()):
-            await _look(look)
+        for at, look in enumerate(self._permission_checks()):
+            await _run_check(look)
             if at % SLICE == SLICE - 1:
                 gateway.writes.flush()
                 await trio.lowlevel.checkpoint()
         gateway.writes.flush()
 
-    def _held(self) -> Iterator[Callable[[], None]]:
+    def _permission_checks(self) -> Iterator[Callable[[], None]]:
         """Yield a check for each connection, session and queue that may use a revoked right."""
         for listener in self._gateway.listeners.values():
             for connection in list(listener.connections):
-                yield partial(_look_at, connection)
+                yield partial(_recheck_connection, connection)
         for client_id in list(self._gateway.mqtt.sessions):
-            yield partial(self._look_at_away, client_id)
+            yield partial(self._recheck_detached_session, client_id)
         gateway = self._gateway
         for holder in (
             *gateway.mqtt.sessions.values(),
@@ -240,7 +240,7 @@ class Rules:
         ):
             yield holder.review_hold
 
-    def _look_at_away(self, client_id: str) -> None:
+    def _recheck_detached_session(self, client_id: str) -> None:
         """End the subscriptions of a disconnected client that are not allowed any more."""
         gateway = self._gateway
         session = gateway.mqtt.sessions.get(client_id)
@@ -271,7 +271,7 @@ class Rules:
         return {path: stamp_if_there(path) for path in files if path is not None}
 
 
-def _look_at(connection: IngressClient) -> None:
+def _recheck_connection(connection: IngressClient) -> None:
     try:
         if not connection.stream.closed:
             connection.rules_changed()
@@ -281,7 +281,7 @@ def _look_at(connection: IngressClient) -> None:
         connection.stream.fail(error)
 
 
-async def _look(look: Callable[[], None]) -> None:
+async def _run_check(look: Callable[[], None]) -> None:
     """Run one check, and repeat it after each decision that it has to wait for.
 
     A fault ends this check alone: other clients, and the next reload, wait behind it.

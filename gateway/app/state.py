@@ -55,9 +55,9 @@ class SharedState:
         self.sessions: SharedSessions | None = None  # None unless the gateway has MQTT listeners.
 
     @property
-    def why_not(self) -> str:
+    def unavailable_reason(self) -> str:
         """Reason why the state cannot be used; empty if it can."""
-        return self.store.health.failure or self.membership.why_not
+        return self.store.health.failure or self.membership.unavailable_reason
 
     def start(self, writes: WriteSet) -> None:
         """Start the database threads.
@@ -100,7 +100,7 @@ class SharedState:
                 candidate = Candidate(
                     link.endpoint,
                     link.stats,
-                    partial(_decided, link),
+                    partial(_apply_election, link),
                     serves=partial(_serves, link, serves),
                     timeout_secs=options.elected_timeout_secs,
                 )
@@ -116,7 +116,7 @@ class SharedState:
 
     def _noticed(self, notice: Notice) -> None:
         if self.sessions is not None:
-            self.sessions.noticed(notice)
+            self.sessions.handle_notice(notice)
 
 
 def open_state(settings: Settings, quotas: UserQuotas) -> SharedState | None:
@@ -154,15 +154,15 @@ def watch_stores(readiness: Readiness, store: Store | None, state: SharedState |
     if store is not None:
         readiness.watch("store", partial(getattr, store, "failure"))
     if state is not None:
-        readiness.watch("state", partial(getattr, state, "why_not"))
+        readiness.watch("state", partial(getattr, state, "unavailable_reason"))
 
 
 def _serves(link: Link, serves: Callable[[], bool]) -> bool:
-    return (link.up or link.paused) and serves()
+    return (link.is_up or link.is_paused) and serves()
 
 
-def _decided(link: Link, elected: bool, why: str) -> None:
+def _apply_election(link: Link, elected: bool, why: str) -> None:
     if not elected:
         link.hold_down(why)
     for reason in {ELSEWHERE, UNDECIDED} - {why}:
-        link.let_up(reason)
+        link.remove_hold(reason)

@@ -54,7 +54,7 @@ def return_key(store: Store | None) -> bytes:
     """
     if store is None:
         return secrets.token_bytes(KEY_BYTES)
-    for _, found in store.things(KEY):
+    for _, found in store.records(KEY):
         if isinstance(found, bytes) and len(found) == KEY_BYTES:
             return found
     made = secrets.token_bytes(KEY_BYTES)

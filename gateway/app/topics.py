@@ -143,7 +143,7 @@ def outbox_links(
             LinkStatus(called, stats),
             client_id=f"{settings.replica} outbox {name}",
             time=engine.time,
-            up=partial(getattr, links[name], "up"),
+            up=partial(getattr, links[name], "is_up"),
             delivers=cast(Delivering, links[name].session).publisher,
             paused=partial(getattr, core.pauses, "routes"),
             on_departure=core.on_departure,

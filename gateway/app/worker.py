@@ -41,15 +41,15 @@ async def _answer(gateway: Gateway, lines: Lines) -> None:
     try:
         await lines.send(started=True)
         while (request := await lines.receive()) is not None:
-            await lines.send(number=request["number"], answer=_told(gateway, request["question"]))
+            await lines.send(number=request["number"], answer=_response_to(gateway, request["question"]))
     except trio.BrokenResourceError:
         pass
     gateway.stop()
 
 
-def _told(gateway: Gateway, question: str) -> object:
+def _response_to(gateway: Gateway, question: str) -> object:
     if question == "metrics":
-        return gateway.metrics.exposed(OPENMETRICS)[0].decode()
+        return gateway.metrics.exposition(OPENMETRICS)[0].decode()
     if question == "stop":
         gateway.stop()
     return gateway.readiness.reasons()

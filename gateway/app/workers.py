@@ -28,7 +28,7 @@ from gateway.app.memory import SHARE, available
 from gateway.app.process import run_loop
 from gateway.containment import contained
 from gateway.errors import ConfigurationError, GatewayError
-from gateway.ingress.sockets import place_at, reserved
+from gateway.ingress.sockets import place_at, reserve_port
 from gateway.settings import Settings
 from gateway.telemetry.worker_metrics import MergedMetrics
 
@@ -72,7 +72,7 @@ class Worker:
         self._unanswered = 0
 
     @property
-    def up(self) -> bool:
+    def is_up(self) -> bool:
         """True if the worker accepts clients and responds."""
         return self.started and self.reasons != [UNANSWERED]
 
@@ -131,7 +131,7 @@ class Worker:
             process.terminate()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._look_after, lines)
+                nursery.start_soon(self._supervise, lines)
                 await process.wait()
                 nursery.cancel_scope.cancel()
         finally:
@@ -149,7 +149,7 @@ class Worker:
         assert code is not None
         return code, why
 
-    async def _look_after(self, lines: Lines) -> None:
+    async def _supervise(self, lines: Lines) -> None:
         try:
             await self._ask_on(lines)
         except Exception as error:  # An invalid reply must not affect other workers.
@@ -219,7 +219,7 @@ class Supervisor:
             undo.callback(self._sockets.close)
             for name, options in settings.listeners.items():
                 try:
-                    sockets = reserved(options.host, options.port)
+                    sockets = reserve_port(options.host, options.port)
                 except OSError as error:
                     raise ConfigurationError(
                         f"listeners.{name}: cannot listen on {place_at(options.host, options.port)}:"
@@ -252,7 +252,7 @@ class Supervisor:
                     await nursery.start(self._watch_signals)
                 nursery.start_soon(self._end_workers)
                 if http.enabled:
-                    state = WorkersState(self.reasons, self.exposed, self.consoles, http.scrape_token_file)
+                    state = WorkersState(self.reasons, self.exposition, self.consoles, http.scrape_token_file)
                     self.http_port = await nursery.start(serve_workers, http, state)
                 async with trio.open_nursery() as lives:
                     for worker in self.workers:
@@ -292,7 +292,7 @@ class Supervisor:
             found = ["no worker serves"]
         return ["draining", *found] if self._stopping.is_set() else found
 
-    async def exposed(self, accept: str) -> tuple[bytes, str]:
+    async def exposition(self, accept: str) -> tuple[bytes, str]:
         """Return the combined metrics of all workers, and their content type."""
         pages: dict[int, str] = {}
 
@@ -304,12 +304,12 @@ class Supervisor:
         async with trio.open_nursery() as nursery:
             for worker in self.workers:
                 nursery.start_soon(ask, worker)
-        return self._metrics.exposed(pages, self._rows(), accept)
+        return self._metrics.exposition(pages, self._rows(), accept)
 
     def _rows(self) -> Iterator[tuple[str, Sequence[str], float]]:
         for worker in self.workers:
             number = str(worker.number)
-            yield "gateway_worker_up", (number,), int(worker.up)
+            yield "gateway_worker_up", (number,), int(worker.is_up)
             for why in (DIED, SILENT):
                 yield "gateway_worker_restarts", (number, why), worker.restarts[why]
 

@@ -53,7 +53,7 @@ class Backoff:
         """Return True if nothing should be sent yet."""
         return self._attempts > 0 and self._retry_at is not None and now < self._retry_at
 
-    def released(self, now: Monotonic) -> None:
+    def record_release(self, now: Monotonic) -> None:
         """Record that the target has released a message. Releases during the wait count once."""
         if not self.is_waiting(now):
             self._attempts += 1
@@ -63,7 +63,7 @@ class Backoff:
         self.window = 1
         self._streak = 0
 
-    def accepted(self, count: int) -> None:
+    def record_acceptance(self, count: int) -> None:
         """Record that the target has accepted `count` messages."""
         self._attempts = 0
         if self.window < UNLIMITED:

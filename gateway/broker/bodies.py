@@ -47,7 +47,7 @@ class Bodies:
     def gauges(self) -> dict[str, Callable[[], float]]:
         """Return the values of the spool's gauges, by metric name."""
         return {
-            "gateway_spool_bytes": lambda: self.spool.used,
+            "gateway_spool_bytes": lambda: self.spool.used_bytes,
             "gateway_spool_files": lambda: len(self.spool.files),
             "gateway_spool_held_bytes": lambda: self.spool.reserved_bytes,
         }
@@ -99,21 +99,21 @@ class SpooledStorage(QueueStorage):
         super().forget(positions)
         if self._bodies:
             dropped = positions if isinstance(positions, range) else set(positions)
-            self._let_go([position for position in self._bodies if position in dropped])
+            self._release_bodies([position for position in self._bodies if position in dropped])
 
     def clear(self, first: int | None) -> None:
         """Forget everything from position `first` on, and free its files; None for all on disk alone."""
         log = self.log
         super().clear(first)
         if self.log is not log:
-            self._let_go(list(self._bodies))
+            self._release_bodies(list(self._bodies))
 
     def drop(self) -> None:
         """Delete the storage with its files, because the queue is deleted."""
         super().drop()
-        self._let_go(list(self._bodies))
+        self._release_bodies(list(self._bodies))
 
-    def _let_go(self, positions: Iterable[int]) -> None:
+    def _release_bodies(self, positions: Iterable[int]) -> None:
         files: list[BodyFile] = [self._bodies.pop(position).file for position in positions]
         if files:
             self._store.after_settled(files.clear)  # what nothing refers to is deleted

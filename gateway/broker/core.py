@@ -115,7 +115,7 @@ class BrokerCore:
         self.deduplication = deduplication or Deduplication(store)
         self.pauses = Pauses(store, self._paused)
         # Reports the messages that leave an outbox.
-        self.on_departure = None if journaling is None else journaling.left
+        self.on_departure = None if journaling is None else journaling.record_left
         self.outboxes: Outboxes | None = None
         if store is not None:
             self.outboxes = Outboxes(
@@ -181,11 +181,11 @@ class BrokerCore:
         self.deduplication.use(routes)
         self.pauses.use(routes)
         for route in routes:
-            if self.dispatcher.outboxed(route):
+            if self.dispatcher.uses_outbox(route):
                 self.pauses.empty(route.name)
 
     def _paused(self) -> None:
-        self.dispatcher.changed()
+        self.dispatcher.invalidate()
         if self.outboxes is not None:
             self.outboxes.pause(self.pauses.routes)
 
@@ -221,7 +221,7 @@ class BrokerCore:
                     contained("timer", error)
             flush()
 
-    def handed_out(self, link: str) -> int:
+    def in_flight_count(self, link: str) -> int:
         """Return how many messages the outboxes have handed to a link that it has not settled."""
         return sum(state.in_flight for state in self.outbox_states() if state.link == link)
 
@@ -239,7 +239,7 @@ class BrokerCore:
         own = [] if self.outboxes is None else self.outboxes.states()
         return [*own, *(state for shared in self._shared.values() for state in shared.states())]
 
-    def forwarded(self) -> Mapping[str, int]:
+    def forwarded_counts(self) -> Mapping[str, int]:
         """Return the counts of forwarded dead letters, by result."""
         return {} if self.forwarding is None else self.forwarding.counted
 
@@ -251,7 +251,7 @@ class BrokerCore:
         """Return the values of the core's gauges, by metric name."""
         return {
             "gateway_dead_letters": lambda: len(self.dead_letters),
-            "gateway_dead_letters_unwanted": lambda: self.dead_letters.unwanted,
+            "gateway_dead_letters_unwanted": lambda: self.dead_letters.unwanted_count,
             "gateway_dead_letters_bytes": lambda: self.dead_letters.byte_count,
             "gateway_deduplication_ids": lambda: sum(len(ids.accepted) for ids in self.deduplication),
         }

@@ -21,7 +21,7 @@ from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from gateway import clock
-from gateway.broker.poison import poisoned
+from gateway.broker.poison import outcome_of_error
 from gateway.broker.routing import OneSink
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.routes import Route
@@ -31,7 +31,7 @@ from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.shares import NO_LIMIT, UserEntries, UserShares
 from gateway.model.times import Monotonic
-from gateway.store.recovery import set_aside
+from gateway.store.recovery import contain_failure
 from gateway.store.store import Store
 
 KIND: Final = "seen"  # kind of record in the store
@@ -83,9 +83,9 @@ class Ids:
         if self.accepted.pop(id, None) is not None:
             self._entries.discard(id)
 
-    def crowded_out(self, user: str) -> str | None:
+    def evict(self, user: str) -> str | None:
         """Remove and return the id that is to be forgotten because `user` has added one; None if all fit."""
-        id = self._entries.crowded_out(user)
+        id = self._entries.entry_to_evict(user)
         if id is not None:
             self.discard(id)
             self.forgotten += 1
@@ -149,10 +149,10 @@ class Deduplication:
     def _load(self, store: Store) -> None:
         utc = self.utc()
         found: dict[str, list[tuple[float, str]]] = {}
-        for key, value in store.things(KIND):
+        for key, value in store.records(KIND):
             assert isinstance(key, bytes)
             assert isinstance(value, bytes)
-            with set_aside(KIND, key):
+            with contain_failure(KIND, key):
                 route, _, id = key.decode("utf-8", "surrogatepass").partition("/")
                 expires_at = store.timeline.restored(struct.unpack(">d", value)[0])
                 if expires_at > utc:
@@ -166,7 +166,7 @@ class Deduplication:
     def record(self, ids: Ids, id: str, expires_at: float, *, beside: bool = False) -> None:
         """Store an id; with `beside`, only if the store accepts the messages of this wake-up, too."""
         if self.store is not None:
-            put = self.store.put_beside if beside else self.store.put
+            put = self.store.put_with_messages if beside else self.store.put
             put(KIND, _key(ids, id), struct.pack(">d", self.store.timeline.stored(expires_at)))
 
     def forget(self, ids: Ids, id: str) -> None:
@@ -238,9 +238,9 @@ class Guard(OneSink):
                     store.refuse(partial(part.settle_at, (at,)))
                     continue
             try:
-                self._pass_on(batch, part, at, id or "", message)
+                self._forward(batch, part, at, id or "", message)
             except Exception as error:
-                part.settle_at((at,), poisoned(error, route=self.route.name))
+                part.settle_at((at,), outcome_of_error(error, route=self.route.name))
                 continue
             if id:
                 passed.append(id)
@@ -261,7 +261,7 @@ class Guard(OneSink):
         """
         open_, expires_at = self.ids.open, self._deduplication.utc() + self._window
         refused = [batch.receipts[slot] for slot in batch.doubted]
-        part.batch.doubt([part.slots[at] for at, _ in refused])
+        part.batch.mark_refused([part.slots[at] for at, _ in refused])
         refused_ids = {id for _, id in refused}
         for id in passed:
             if id in open_ and id not in refused_ids:
@@ -287,7 +287,7 @@ class Guard(OneSink):
             part.settle_at((at,), self._unrouted)
         return recipients
 
-    def _pass_on(self, batch: Batch, part: SubBatch, at: int, id: str, message: Message) -> None:
+    def _forward(self, batch: Batch, part: SubBatch, at: int, id: str, message: Message) -> None:
         recipients = self._recipients_for(part, at, message)
         if not recipients:
             return
@@ -299,7 +299,9 @@ class Guard(OneSink):
 
     # Outcomes of passed messages.
 
-    def settled(self, part: SubBatch, rows: list[tuple[int, str]], outcome: Outcome, local: bool) -> None:
+    def settle_messages(
+        self, part: SubBatch, rows: list[tuple[int, str]], outcome: Outcome, local: bool
+    ) -> None:
         """Settle messages of `part` with the target's outcome, and remember the ids of accepted ones.
 
         Each of `rows` is (position in `part`, id or ""). If `local` is True, every target got its messages in
@@ -342,7 +344,7 @@ class Guard(OneSink):
         for id, user in owners:
             ids.open.discard(id)
             ids.accept(id, user, expires_at)
-            while (forgotten := ids.crowded_out(user)) is not None:
+            while (forgotten := ids.evict(user)) is not None:
                 self._deduplication.forget(ids, forgotten)
         part.settle_at(positions)
 
@@ -365,13 +367,13 @@ class PassedBatch:
     ) -> None:
         """Pass the target's outcomes to the guard."""
         if refused is None:
-            self._guard.settled(self._part, receipts, ACCEPTED, self.local)
+            self._guard.settle_messages(self._part, receipts, ACCEPTED, self.local)
             return
         done = [receipt for at, receipt in enumerate(receipts) if at not in refused]
         if done:
-            self._guard.settled(self._part, done, ACCEPTED, self.local)
+            self._guard.settle_messages(self._part, done, ACCEPTED, self.local)
         for at, outcome in refused.items():
-            self._guard.settled(self._part, [receipts[at]], outcome, self.local)
+            self._guard.settle_messages(self._part, [receipts[at]], outcome, self.local)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """Stop reading from the connections of `senders`. Return the functions that resume reading."""

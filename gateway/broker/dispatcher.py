@@ -21,10 +21,10 @@ import structlog
 from gateway import clock
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import Deduplication, Guard, RouteEnd
-from gateway.broker.memory import Memory, plenty
-from gateway.broker.mqtt.echoes import Echoes
+from gateway.broker.memory import Memory, unlimited_memory
+from gateway.broker.mqtt.echoes import EchoDetector
 from gateway.broker.pauses import PauseGate, Pauses
-from gateway.broker.poison import poisoned
+from gateway.broker.poison import outcome_of_error
 from gateway.broker.routing import AnswerEntry, Branch, Namespace, RoutingEntry, RoutingPlan, is_mandatory
 from gateway.broker.scheduler import CallScheduler
 from gateway.broker.selection_work import UNBOUNDED, SelectionWork
@@ -78,7 +78,7 @@ class FailedRouting:
         raise self._error.with_traceback(None)
 
 
-def misfit(route: Route, message: Message) -> Outcome | None:
+def protocol_mismatch(route: Route, message: Message) -> Outcome | None:
     """Return the outcome of a message that crossed a route before a reload and no longer fits its target.
 
     Returns None if the address is of the protocol of the route's target.
@@ -98,7 +98,7 @@ class Misfits:
         recipient = part.recipient
         assert isinstance(recipient, RouteRecipient)
         for at, message in enumerate(part.messages):
-            part.settle_at((at,), misfit(recipient.route, message) or INTERNAL)
+            part.settle_at((at,), protocol_mismatch(recipient.route, message) or INTERNAL)
 
 
 MISFITS: Final = Misfits()
@@ -145,7 +145,7 @@ class RouteRecipient(Recipient):
         """True if messages must be stored before delivery: a crash would lose them but not their ids."""
         return self.route.rule.deduplicate is not None
 
-    def sent(self, count: int) -> None:
+    def count_sent(self, count: int) -> None:
         """Count messages that were sent to the sink."""
         self.route.in_flight += count
 
@@ -180,15 +180,15 @@ class RouteRecipient(Recipient):
                 if self._buries:
                     buried, slots = slots, []
                 else:
-                    untold = [is_untold(batch, receipts[slot], route, outcome) for slot in slots]
+                    untold = [cannot_notify_source(batch, receipts[slot], route, outcome) for slot in slots]
                     messages = [message for message, kept in zip(messages, untold, strict=True) if kept]
                     buried = [slot for slot, kept in zip(slots, untold, strict=True) if kept]
                     slots = [slot for slot, kept in zip(slots, untold, strict=True) if not kept]
-                self._bury(letters, batch, messages, buried, outcome)
+                self._store_dead_letters(letters, batch, messages, buried, outcome)
         if slots:
             settle_at_route(batch, slots, self.route, outcome)
 
-    def _bury(
+    def _store_dead_letters(
         self,
         letters: DeadLetters,
         batch: Batch,
@@ -214,7 +214,7 @@ class StagedRecipient(RouteRecipient):
 
     __slots__ = ()
 
-    def sent(self, count: int) -> None:
+    def count_sent(self, count: int) -> None:
         """Do nothing: the messages are not sent to the target yet."""
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
@@ -264,7 +264,7 @@ class Dispatcher:
         self.router = router
         self.dead_letters = dead_letters
         self.deduplication = surroundings.deduplication or Deduplication()
-        self.echoes = Echoes()
+        self.echoes = EchoDetector()
         self.generation = 0
         self.namespaces: dict[str, Namespace] = {} if namespaces is None else namespaces
         self.links = surroundings.links
@@ -272,10 +272,10 @@ class Dispatcher:
         self.shared_outboxes: set[str] = set()  # links whose outboxes are on the cluster
         self._confirmed_later: set[str] = set()  # endpoints whose namespace is on the cluster
         self.disk_healthy = surroundings.disk_healthy
-        self.memory = surroundings.memory or plenty()
+        self.memory = surroundings.memory or unlimited_memory()
         self.quotas = surroundings.quotas or UserQuotas(Limits(user_share=1.0))
         self.pauses = Pauses(None) if pauses is None else pauses
-        self.taps = Taps(self.changed)
+        self.taps = Taps(self.invalidate)
         self.selection: SelectionWork = UNBOUNDED  # of the local subscriptions with a selector
         self._outbox = surroundings.outbox
         self._recipients: dict[tuple[Sink, str], Recipient] = {}
@@ -296,18 +296,18 @@ class Dispatcher:
             self._confirmed_later.add(endpoint)
         if requester is not None:
             self.requesters[endpoint] = requester
-        self.changed()
+        self.invalidate()
 
     def batch(self, source: Source, received: Monotonic) -> Batch:
         """Return a batch for what `source` publishes here."""
         return Batch(source, received)
 
-    def changed(self) -> None:
+    def invalidate(self) -> None:
         """Invalidate all entries, because what addresses lead to may have changed."""
         self._filters.clear()
-        self._changed()
+        self._clear_caches()
 
-    def _changed(self) -> None:
+    def _clear_caches(self) -> None:
         self.generation += 1
         self._recipients.clear()
         self._guards.clear()
@@ -318,7 +318,7 @@ class Dispatcher:
     def subscribed(self, pattern: list[str]) -> None:
         """Invalidate entries of MQTT topics that match this filter (its levels), and no others."""
         self._filters.append(pattern)
-        self._changed()
+        self._clear_caches()
 
     def filters_since(self, generation: int) -> list[list[str]] | None:
         """Return the filters of `subscribed` since `generation`, or None if more than that has changed."""
@@ -330,7 +330,7 @@ class Dispatcher:
         self.router = router
         names = {route.name for route in (*router.routes, *router.answers)}
         self.latencies = {name: latency for name, latency in self.latencies.items() if name in names}
-        self.changed()
+        self.invalidate()
 
     def entry(
         self, endpoint: str, namespace: Namespace | None, address: Address, queue: str = ""
@@ -355,7 +355,7 @@ class Dispatcher:
         resolved_routes: list[ResolvedRoute] = []
         ends: list[tuple[Sink, ...] | None] = []
         decided: list[object] = [endpoint, namespace, sinks]
-        for resolved in self.router.resolve(endpoint, address, queue, self._unheard):
+        for resolved in self.router.resolve(endpoint, address, queue, self._has_no_receivers):
             route = resolved.route
             if (
                 isinstance(resolved, RefusedRoute)
@@ -405,13 +405,13 @@ class Dispatcher:
         plan = self._plans[key] = RoutingPlan(namespace, recipients, tuple(branches), resolved_routes)
         return plan
 
-    def _unheard(self, route: Route) -> bool:
+    def _has_no_receivers(self, route: Route) -> bool:
         """Return True if no client can receive messages of a route that always leads to the same scope."""
         is_unheard = self._unheard_routes.get(route)
         if is_unheard is None:
             assert route.short is not None
             target = self._entrance(route)
-            nobody_at = getattr(target, "nobody_at", None)  # not every namespace has this method
+            nobody_at = getattr(target, "has_no_receivers", None)  # not every namespace has this method
             is_unheard = target is not None and nobody_at is not None and nobody_at(route.short.scope)
             if is_unheard and target is not None:
                 is_unheard = Branch(route, target, ()).idle
@@ -457,7 +457,7 @@ class Dispatcher:
         """
         end = self._last(route)
         pauses = self.pauses
-        if end is None or self.outboxed(route) or not (pauses.routes or pauses.gates):
+        if end is None or self.uses_outbox(route) or not (pauses.routes or pauses.gates):
             return end
         gate = pauses.gates.get(route.name)
         if gate is None and route.name in pauses.routes:
@@ -470,18 +470,18 @@ class Dispatcher:
         return self.namespaces.get(route.target_endpoint)
 
     def _behind_gate(self, route: Route, message: Message) -> tuple[Recipient, ...]:
-        if misfit(route, message) is not None:
+        if protocol_mismatch(route, message) is not None:
             return (RouteRecipient(MISFITS, route, self.dead_letters),)
         end = self._last(route)
-        return () if end is None else self._behind(end, route, message)[0]
+        return () if end is None else self._target_recipients(end, route, message)[0]
 
-    def outboxed(self, route: Route) -> bool:
+    def uses_outbox(self, route: Route) -> bool:
         """Return True if the route leads to an outbox."""
         return route.settle == "stored" and self._outbox is not None
 
-    def staged(self, route: Route, sink: Sink) -> bool:
+    def is_staged(self, route: Route, sink: Sink) -> bool:
         """Return True if a route's sink is a stage before its target, behind which messages are counted."""
-        return self.outboxed(route) or sink is self._guards.get(route.name) or type(sink) is PauseGate
+        return self.uses_outbox(route) or sink is self._guards.get(route.name) or type(sink) is PauseGate
 
     def _entrance(self, route: Route) -> Namespace | None:
         """Return where messages enter a route: at its guard against repeats, or else at its end.
@@ -500,20 +500,21 @@ class Dispatcher:
             return end
         guard = self._guards.get(route.name)
         if guard is None:
-            behind = partial(self._behind, end, route)
+            behind = partial(self._target_recipients, end, route)
             guarded = RouteEnd(
                 *(route, behind, self._is_local(route), _when_unrouted(route)),
-                *(self.accepts_in_memory, self.put_off_count),
+                *(self.accepts_in_memory, self.postponed_count),
             )
             guard = self._guards[route.name] = self.deduplication.guard(guarded)
         return guard
 
-    def ends_here(self, route: Route) -> bool:
-        """Return True if the target has a message in the wake-up that brings it.
+    def delivers_locally(self, route: Route) -> bool:
+        """Return True if the route's target gets each message in the wake-up in which it arrives.
 
         It is then in memory at once, or in the transaction of that wake-up. Returns False for a remote
         broker or database, which must confirm, and for the gate of a paused route. A local subscription whose
-        selector is out of time is an exception that shows only afterwards: `put_off_count` has changed then.
+        selector is out of time is an exception that shows only afterwards: `postponed_count` has changed
+        then.
         """
         claims = route.rule.deduplicate is not None and self.deduplication.is_shared
         return not claims and self._is_local(route)
@@ -531,7 +532,7 @@ class Dispatcher:
         self.selection = SelectionWork(alarms)
         return self.selection
 
-    def put_off_count(self) -> int:
+    def postponed_count(self) -> int:
         """Return how often subscriptions have postponed messages, which they then neither have nor write."""
         return self.selection.put_off
 
@@ -542,7 +543,9 @@ class Dispatcher:
         """
         return self.pauses.is_releasing() or self.selection.is_selecting
 
-    def _behind(self, end: Namespace, route: Route, message: Message) -> tuple[tuple[Recipient, ...], bool]:
+    def _target_recipients(
+        self, end: Namespace, route: Route, message: Message
+    ) -> tuple[tuple[Recipient, ...], bool]:
         """Return a message's recipients at the end of a route, and True if the address determines them."""
         fixed_sinks = end.sinks(message.address)
         sinks = end.choose(message) if fixed_sinks is None else fixed_sinks
@@ -569,7 +572,7 @@ class Dispatcher:
         if plan.idle:
             if asks or message.hops >= plan.idle_hops_max:
                 for at in plan.idle:
-                    if not entry.resolved_routes[at].certain(message):
+                    if not entry.resolved_routes[at].will_cross(message):
                         return self._publish_all(batch, entry, message, receipt)
             for idle in plan.idle_routes:
                 idle.matched += 1
@@ -580,7 +583,7 @@ class Dispatcher:
         target = None if asks and plan.bare else entry.target
         if target is not None and message.hops < plan.hops_max:
             route.matched += 1
-            crossed = message.crossed(target)
+            crossed = message.with_crossing(target)
             property_set = message.property_set
             if property_set is not NO_PROPERTIES and route.foreign:
                 last = route.examined
@@ -642,7 +645,7 @@ class Dispatcher:
         try:
             crossed = entry.resolved_routes[place].cross(message)
         except Exception as error:
-            crossed = _failed(branch.route, error)
+            crossed = _error_outcome(branch.route, error)
         if type(crossed) is Message and not crossed.retain:
             if crossed.property_set is not NO_PROPERTIES and branch.route.foreign:
                 self._note_losses(batch, branch.route, crossed)
@@ -685,7 +688,7 @@ class Dispatcher:
             try:
                 crossed = resolved.cross(message)
             except Exception as error:
-                crossed = _failed(branch.route, error)
+                crossed = _error_outcome(branch.route, error)
             if crossed is not None:
                 self._place_crossed(batch, branch, crossed, placed, refused)
         return self._place(batch, receipt, message, placed, refused)
@@ -711,7 +714,7 @@ class Dispatcher:
                 sinks = sinks_of(branch.namespace, crossed)
                 ends = tuple([self._recipient(sink, route) for sink in sinks])
             except Exception as error:
-                refused.append((route, poisoned(error, route=route.name)))
+                refused.append((route, outcome_of_error(error, route=route.name)))
                 return
         if not ends and branch.mandatory:
             route.failed += 1
@@ -732,12 +735,14 @@ class Dispatcher:
         slot = batch.add(receipt, placed, len(refused))
         for route, outcome in refused:
             self._refused(batch, slot, route, message, outcome)
-            self._tell_once(batch, route, outcome)
+            self._log_rejection_once(batch, route, outcome)
             if (
                 outcome.verdict is Verdict.REJECTED
                 and not batch.keeps_letters
                 and not isinstance(message.body, Spooled)
-                and (self._buries(route) or is_untold(batch, receipt, route, outcome))
+                and (
+                    self._dead_letters_rejected(route) or cannot_notify_source(batch, receipt, route, outcome)
+                )
             ):
                 settle, full = partial(batch.settle, [slot]), partial(settle_at_route, batch, [slot], route)
                 self.dead_letters.add([message], route.name, outcome, settle, full=full)
@@ -759,21 +764,26 @@ class Dispatcher:
             if route is None:
                 recipient = Recipient(sink, recorder)
             else:
-                kind = StagedRecipient if self.staged(route, sink) else RouteRecipient
+                kind = StagedRecipient if self.is_staged(route, sink) else RouteRecipient
                 latency = self.latencies.setdefault(route.name, Latency())
                 recipient = kind(
-                    sink, route, self.dead_letters, recorder, latency, buries=self._buries(route)
+                    sink,
+                    route,
+                    self.dead_letters,
+                    recorder,
+                    latency,
+                    buries=self._dead_letters_rejected(route),
                 )
             self._recipients[key] = recipient
         return recipient
 
-    def _buries(self, route: Route) -> bool:
+    def _dead_letters_rejected(self, route: Route) -> bool:
         """Return True if every message that the route's target rejects becomes a dead letter."""
         if route.on_reject is None:
             return route.source in self.links
         return route.on_reject == "dead_letter"
 
-    def _tell_once(self, batch: Batch, route: Route, outcome: Outcome) -> None:
+    def _log_rejection_once(self, batch: Batch, route: Route, outcome: Outcome) -> None:
         """Log a rejection, once in a wake-up for each route and reason."""
         if self._is_new(batch, (route.name, outcome.reason)):
             tell_rejected(route, outcome)
@@ -863,15 +873,15 @@ def settle_at_route(batch: Batch, slots: list[int], route: Route, outcome: Outco
     batch.settle(slots, outcome)
 
 
-def is_untold(batch: Batch, receipt: Receipt, route: Route, outcome: Outcome) -> bool:
+def cannot_notify_source(batch: Batch, receipt: Receipt, route: Route, outcome: Outcome) -> bool:
     """Return True if a batch's source cannot be informed that a route rejects the message of a receipt."""
     return batch.untold is not None and batch.untold(receipt, route.on_reject == "retry", outcome)
 
 
-def _failed(route: Route, error: Exception) -> Outcome:
+def _error_outcome(route: Route, error: Exception) -> Outcome:
     """Return the outcome of an error on a branch, and count the failure."""
     route.failed += 1
-    return poisoned(error, route=route.name)
+    return outcome_of_error(error, route=route.name)
 
 
 def _when_unrouted(route: Route) -> Outcome:

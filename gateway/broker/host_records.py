@@ -14,8 +14,8 @@ from mypy_extensions import mypyc_attr
 
 from gateway.broker.bodies import Bodies, SpooledStorage
 from gateway.broker.queue import Queue
-from gateway.broker.undelivered import Untouched
-from gateway.store.recovery import set_aside
+from gateway.broker.undelivered import UndeliveredRecords
+from gateway.store.recovery import contain_failure
 from gateway.store.store import Store
 
 
@@ -43,7 +43,7 @@ class HostRecords:
         self._host = host
         self._bodies = bodies
         self._memory = memory_messages_max, memory_bytes_max
-        self._untouched = Untouched(store, untouched, host)
+        self._untouched = UndeliveredRecords(store, untouched, host)
 
     def _key(self, *words: str) -> str:
         return json.dumps([self._host, *words])
@@ -57,10 +57,10 @@ class HostRecords:
     def _records(self, kind: str) -> list[tuple[list[str], Any]]:
         """Return words and value of each record of a kind. Only valid before the store starts."""
         found = []
-        for key, value in self._store.things(kind):
+        for key, value in self._store.records(kind):
             assert isinstance(key, str)
             assert isinstance(value, bytes)
-            with set_aside(kind, key):
+            with contain_failure(kind, key):
                 host, *words = json.loads(key)
                 if host == self._host:
                     found.append((words, json.loads(value)))

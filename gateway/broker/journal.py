@@ -28,13 +28,13 @@ from gateway.model.batch import Batch, Receipt, Recipient, Recorder, Source, Sub
 from gateway.model.message import Message
 from gateway.model.outcome import NO_TAKER, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
-from gateway.model.spooled_bodies import Spooled, Withheld
+from gateway.model.spooled_bodies import Spooled, WithheldBody
 from gateway.model.times import Monotonic
 from gateway.settings.journal import Journal
 from gateway.store.journal.bursts import Bursts
 from gateway.store.journal.column_buffers import RowLabels
 from gateway.store.journal.columns import WAS_UNROUTED
-from gateway.store.journal.mappings import keep
+from gateway.store.journal.mappings import store_mappings
 from gateway.store.journal.writer import JournalOptions, JournalWriter
 
 log = structlog.get_logger()
@@ -69,7 +69,7 @@ class OpenBatches:
         """Add a batch that has its first message."""
         self._batches[batch] = None
 
-    def settled(self, batch: RecordedBatch) -> None:
+    def remove(self, batch: RecordedBatch) -> None:
         """Remove a batch whose messages are all settled."""
         self._batches.pop(batch, None)
 
@@ -120,7 +120,7 @@ class RecordedBatch(Batch):
         self.bursts: Bursts | None = None
         self.private: dict[int, Redactor] = {}
 
-    def came(self, source: Message | Address) -> None:
+    def record_source(self, source: Message | Address) -> None:
         """Record how the message in the newest slot was received."""
         sources = self.sources
         if not sources and self._open_batches is not None:
@@ -129,7 +129,7 @@ class RecordedBatch(Batch):
             self.bare += 1
         sources.append(source)
 
-    def came_in_burst(self, messages: list[Message], target: Address, *, changed: bool) -> None:
+    def record_burst(self, messages: list[Message], target: Address, *, changed: bool) -> None:
         """Record how the newest messages were received: as a burst, which their route changes or not."""
         if not self.sources and self._open_batches is not None:
             self._open_batches.begun(self)
@@ -149,7 +149,7 @@ class RecordedBatch(Batch):
         """Add a message with its slot of origin and how it was received there."""
         self.origins.append(origin)
         if self._before is not None and self._before.sources:
-            self.came(self._before.sources[origin])
+            self.record_source(self._before.sources[origin])
             if origin in self._before.private:
                 self.private[len(self.receipts)] = self._before.private[origin]
         return self.add(receipt, placed)
@@ -160,15 +160,15 @@ class RecordedBatch(Batch):
         super().send()
         self._close()
 
-    def _tell(self, done: list[int]) -> None:
+    def _report_settled(self, done: list[int]) -> None:
         self._settled_count += len(done)
         self._close()
-        super()._tell(done)
+        super()._report_settled(done)
 
     def _close(self) -> None:
         # Before it is sent, others may follow those that were settled at once.
         if self._sent and self._settled_count == len(self.receipts) and self._open_batches is not None:
-            self._open_batches.settled(self)
+            self._open_batches.remove(self)
 
 
 class RecipientRecorder:
@@ -230,7 +230,7 @@ def _without_content(message: Message) -> Message:
     """
     return Message(
         message.address,
-        Withheld(len(message.body)),
+        WithheldBody(len(message.body)),
         NO_PROPERTIES,
         message.assurance,
         message.durable,
@@ -251,13 +251,13 @@ def _alike(
     """Return `sources` as messages only, or as addresses only; `mixed` if their batch has both."""
     if mixed and Message in (kinds := set(map(type, sources))) and len(kinds) > 1:
         return [
-            one if isinstance(one, Message) else _before(one, message)
+            one if isinstance(one, Message) else _before_crossing(one, message)
             for one, message in zip(sources, messages, strict=True)
         ]
     return cast(list[Message] | list[Address], sources)
 
 
-def _before(address: Address, message: Message) -> Message:
+def _before_crossing(address: Address, message: Message) -> Message:
     """Return `message` as it was before it crossed from `address`, changed by nothing but a hop."""
     return Message(
         address,
@@ -288,7 +288,7 @@ class UnroutedRows:
         self.received: Monotonic | None = None
         self.first_slot = SLOTS_UNROUTED
 
-    def fits(self, outcome: Outcome, received: Monotonic) -> bool:
+    def can_add(self, outcome: Outcome, received: Monotonic) -> bool:
         """Return True if a message with this outcome and time of arrival may join the others."""
         return received == self.received and outcome == self.outcome and len(self.messages) < UNROUTED_MAX
 
@@ -337,9 +337,9 @@ class Journaling:
         return self.redactors.redacted
 
     @property
-    def withheld(self) -> int:
+    def withheld_count(self) -> int:
         """Number of bodies that were hidden entirely, because they could not be parsed."""
-        return self.redactors.withheld
+        return self.redactors.withheld_count
 
     def recorder(self, route: Route | None, endpoint: str) -> RecipientRecorder | None:
         """Return the recorder of a recipient, or None if it is not recorded.
@@ -347,7 +347,7 @@ class Journaling:
         `endpoint` is where its messages stay without a route.
         """
         if route is not None:
-            if not self._wanted(route):
+            if not self._is_journaled(route):
                 return None
             return RecipientRecorder(self.writer, self._labels(route), self.redactors.of(route))
         if not self._all:
@@ -359,7 +359,7 @@ class Journaling:
         self, route: Route, message: Message, outcome: Outcome, received: Monotonic, slot: int
     ) -> None:
         """Record a message that a route refused."""
-        if self._wanted(route):
+        if self._is_journaled(route):
             redacted = _redacted(message, self.redactors.of(route))
             if outcome.reason is Reason.NOT_AUTHORIZED:
                 redacted = _without_content(redacted)
@@ -368,7 +368,7 @@ class Journaling:
     def record_unrouted(self, message: Message, outcome: Outcome, received: Monotonic) -> None:
         """Record a message that has no target, with what has gathered of its kind."""
         rows = self._unrouted
-        if rows.messages and not rows.fits(outcome, received):
+        if rows.messages and not rows.can_add(outcome, received):
             self.flush_unrouted()
         rows.messages.append(message)
         rows.outcome, rows.received = outcome, received
@@ -399,9 +399,11 @@ class Journaling:
         self.flush_unrouted()
         self.writer.close()
 
-    def left(self, route: Route, messages: list[Message], outcome: Outcome, received: Monotonic) -> None:
+    def record_left(
+        self, route: Route, messages: list[Message], outcome: Outcome, received: Monotonic
+    ) -> None:
         """Record messages that have left the outbox of a route. An error costs rows, not a settlement."""
-        if self._wanted(route):
+        if self._is_journaled(route):
             try:
                 redactor = self.redactors.of(route)
                 redacted = messages if redactor is None else [redactor(message) for message in messages]
@@ -421,7 +423,7 @@ class Journaling:
     def note_mappings(self) -> None:
         """Store the mapping files beside the journal, whose rows name them by their versions."""
         try:
-            keep(self.writer.folder, self.router.texts)
+            store_mappings(self.writer.folder, self.router.texts)
         except OSError as error:
             log.warning("mapping files not stored beside journal", error=error.strerror)
 
@@ -429,9 +431,9 @@ class Journaling:
         """Return the redactor for messages to an address, or None if no route there hides anything."""
         if not self.redacts:
             return None
-        return self.redactors.at([branch.route for branch in entry.plan.branches])
+        return self.redactors.for_routes([branch.route for branch in entry.plan.branches])
 
-    def _wanted(self, route: Route) -> bool:
+    def _is_journaled(self, route: Route) -> bool:
         return self._all or route.rule.journal
 
     def _labels(self, route: Route) -> RowLabels:
@@ -473,7 +475,7 @@ class RecordingDispatcher(Dispatcher):
             return False
         recorded = cast(RecordedBatch, batch)
         whole = entry.target is None or message.retain or (message.property_set.asks and entry.plan.bare)
-        recorded.came(message if whole else entry.address)
+        recorded.record_source(message if whole else entry.address)
         if self.journaling.redacts:
             self._keep_private(recorded, entry, 1)
         return True
@@ -487,7 +489,7 @@ class RecordingDispatcher(Dispatcher):
         target = entry.address if entry.plan.route is None else entry.target
         assert target is not None
         recorded = cast(RecordedBatch, batch)
-        recorded.came_in_burst(messages, target, changed=entry.plan.route is not None)
+        recorded.record_burst(messages, target, changed=entry.plan.route is not None)
         if self.journaling.redacts:
             self._keep_private(recorded, entry, len(messages))
         return True
@@ -539,8 +541,8 @@ def open_journal(settings: Journal, folder: Path, router: Router) -> Journaling:
         clock=clock.now,
         oldest=open_batches.oldest,
     )
-    if writer.cut:
-        log.warning("journal end incomplete, removed", removed_bytes=writer.cut)
+    if writer.cut_bytes:
+        log.warning("journal end incomplete, removed", removed_bytes=writer.cut_bytes)
     key = b"" if settings.hash_key is None else settings.hash_key.get_secret_value().encode()
     made = Journaling(
         writer,

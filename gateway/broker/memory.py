@@ -43,7 +43,7 @@ class HeldPublisher(Protocol):
     def hold(self) -> Callable[[], None] | None:
         """Stop reading, and return a function that resumes it; None if the connection must not be paused."""
 
-    def told_of_memory(self, short: bool) -> None:
+    def notify_memory(self, short: bool) -> None:
         """Inform the client that it must wait or may continue, if the protocol allows."""
 
     @property
@@ -118,14 +118,14 @@ class Memory:
 
     # For publishing connections, while memory is short.
 
-    def admits(self, publisher: HeldPublisher, count: int) -> bool:
+    def admit(self, publisher: HeldPublisher, count: int) -> bool:
         """Pause a connection that brings `count` messages. Return False if they must be refused instead."""
         release = self._stopped.get(publisher)
         if release is None:
             is_stopped = publisher in self._stopped
             release = self._stopped[publisher] = publisher.hold()
             if not is_stopped:
-                publisher.told_of_memory(True)
+                publisher.notify_memory(True)
         if release is None and self.scarce:
             self.refused += count
             return False
@@ -137,13 +137,13 @@ class Memory:
 
     # Readings.
 
-    def turned(self) -> None:
+    def count_turn(self) -> None:
         """Count the end of a wake-up, and read the memory after TURNS of them."""
         self._turns += 1
         if self._turns >= TURNS:
-            self.look()
+            self.measure()
 
-    def look(self) -> None:
+    def measure(self) -> None:
         """Read the used memory, and act on it."""
         self._turns = 0
         self.used = used = self._resident()
@@ -157,27 +157,27 @@ class Memory:
         if not self.short:
             if used > self.mark:
                 self.short = True
-                self._tell()
+                self._notify_change()
                 self._stop_begun()
         elif used < self.mark * LOW:
             self.short = False
             self._shortage_start = None
-            self._tell()
-            self._go_on()
+            self._notify_change()
+            self._resume_publishers()
         elif used > self._checked_bytes + self.mark * RISE:
             self._stop_begun()
 
-    def _tell(self) -> None:
+    def _notify_change(self) -> None:
         if self.changed is not None:
             self.changed(self.short)
 
-    def _go_on(self) -> None:
+    def _resume_publishers(self) -> None:
         stopped, self._stopped = self._stopped, {}
         for publisher, release in stopped.items():
             try:
                 if release is not None:
                     release()
-                publisher.told_of_memory(False)
+                publisher.notify_memory(False)
             except Exception as error:
                 contained("connection", error)
 
@@ -185,14 +185,14 @@ class Memory:
         """Pause connections with many incomplete messages; with `close`, close them."""
         self._checked_bytes = self.used
         for publisher in list(self.connections()):
-            if publisher.begun > BEGUN_BYTES_MAX and (not self.admits(publisher, 0) or close):
+            if publisher.begun > BEGUN_BYTES_MAX and (not self.admit(publisher, 0) or close):
                 publisher.let_go_for_memory()
 
     def tick(self, now: float) -> None:
         """Read the memory, return what is free and pause connections; called several times a second."""
         if self.short and self._trim is not None and now >= self._trim_at:
             self._return_free(self._trim, now)
-        self.look()
+        self.measure()
         if self.short:
             if self._shortage_start is None:
                 self._shortage_start = now
@@ -225,6 +225,6 @@ class Memory:
             flush()
 
 
-def plenty() -> Memory:
+def unlimited_memory() -> Memory:
     """Return a Memory for a process whose memory is not limited."""
     return Memory(1 << 62, lambda: 0)

@@ -104,7 +104,7 @@ class MemoryShares:
     def _look_soon(self) -> None:
         self._rise.set()
 
-    async def look(self) -> None:
+    async def enforce(self) -> None:
         """Find users and addresses that hold too much memory, and restrain what they hold.
 
         These are their queues, sessions and transactions.
@@ -118,8 +118,8 @@ class MemoryShares:
                 held_bytes[owner] = held_bytes.get(owner, 0) + byte_count
 
         if self._near:
-            await self._each(count)
-        self.over = {owner for owner, byte_count in held_bytes.items() if byte_count > self._most(owner)}
+            await self._for_each_claim(count)
+        self.over = {owner for owner, byte_count in held_bytes.items() if byte_count > self._bytes_max(owner)}
         to_restrain: set[Holder] = set()
 
         def restrain(holder: Holder | None, byte_count: int, owners: list[Owner]) -> None:
@@ -129,18 +129,18 @@ class MemoryShares:
                 _act(holder, on=True)
 
         if self.over:
-            await self._each(restrain)
+            await self._for_each_claim(restrain)
         for number, holder in enumerate([one for one in self._restrained if one not in to_restrain], 1):
             del self._restrained[holder]
             _act(holder, on=False)
             if number % SLICE == 0:
                 await trio.lowlevel.checkpoint()
 
-    def _most(self, owner: Owner) -> float:
+    def _bytes_max(self, owner: Owner) -> float:
         most = self._memory.mark * self._shares[owner[0]]
         return most * LESS if owner in self.over else most
 
-    async def _each(self, act: Callable[[Holder | None, int, list[Owner]], None]) -> None:
+    async def _for_each_claim(self, act: Callable[[Holder | None, int, list[Owner]], None]) -> None:
         for number, (holder, byte_count, user, place) in enumerate(self._claims(), 1):
             owners: list[Owner] = [("user", user)] if user else []
             if place and place != LOOPBACK:
@@ -160,7 +160,7 @@ class MemoryShares:
                 await self._rise.wait()
             self._rise = trio.Event()
             try:
-                await self.look()
+                await self.enforce()
             except Exception as error:
                 contained("timer", error)
             flush()

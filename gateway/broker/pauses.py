@@ -17,7 +17,7 @@ from typing import Final
 
 import structlog
 
-from gateway.broker.poison import poisoned
+from gateway.broker.poison import outcome_of_error
 from gateway.broker.routing import OneSink
 from gateway.broker.shares import UserQuotas
 from gateway.mapping.routes import Route
@@ -25,7 +25,7 @@ from gateway.model.batch import Recipient, SubBatch
 from gateway.model.message import Message, Sender, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.times import Monotonic
-from gateway.store.recovery import set_aside
+from gateway.store.recovery import contain_failure
 from gateway.store.store import Store
 
 KIND: Final = "paused"  # kind of record in the store
@@ -97,7 +97,7 @@ class PauseGate(OneSink):
                 return at
         return room
 
-    def waiting(self) -> Iterator[tuple[SubBatch, int]]:
+    def waiting_parts(self) -> Iterator[tuple[SubBatch, int]]:
         """Yield the waiting parts, with the number of their first messages that wait."""
         yield from self._waiting
 
@@ -110,15 +110,15 @@ class PauseGate(OneSink):
             self.messages -= count
             self.byte_count -= weight_of(part.messages[:count])
             self._shares.remove_messages(part.messages[:count])
-            self._pass_on(part, count)
+            self._forward(part, count)
 
-    def _pass_on(self, part: SubBatch, count: int) -> None:
+    def _forward(self, part: SubBatch, count: int) -> None:
         batch = part.batch.onward(PassedPart(part))
         for at, message in enumerate(part.messages[:count]):
             try:
                 recipients = self._recipients_of(self.route, message)
             except Exception as error:
-                part.settle_at((at,), poisoned(error, route=self.route.name))
+                part.settle_at((at,), outcome_of_error(error, route=self.route.name))
                 continue
             if recipients:
                 batch.add_from(part.slots[at], at, [(recipient, message) for recipient in recipients])
@@ -165,9 +165,9 @@ class Pauses:
         self._releasing = False
         self._changed = changed
         self._store = store
-        for key, _ in () if store is None else store.things(KIND):
+        for key, _ in () if store is None else store.records(KIND):
             assert isinstance(key, str)
-            with set_aside(KIND, key):
+            with contain_failure(KIND, key):
                 kind, _, name = key.partition("/")
                 {"route": self.routes, "link": self.links}[kind].add(name)
 
@@ -228,17 +228,17 @@ class Pauses:
         """Return True while a gate hands on what it held, which local targets have in memory only."""
         return self._releasing
 
-    def held_of(self) -> Counter[Sender]:
+    def waiting_by_sender(self) -> Counter[Sender]:
         """Return how many messages of each sender wait, each counted once, however many routes hold it."""
         found = {
             (id(part.batch), slot): message.sender.connection
             for gate in self.gates.values()
-            for part, count in gate.waiting()
+            for part, count in gate.waiting_parts()
             for message, slot in zip(part.messages[:count], part.slots[:count], strict=True)
         }
         return Counter(found.values())
 
-    def held(self) -> dict[str, int]:
+    def waiting_by_route(self) -> dict[str, int]:
         """Return the number of messages that wait in front of each paused route."""
         names = (*sorted(self.routes), *(name for name in self.gates if name not in self.routes))
         return {name: self.gates[name].messages if name in self.gates else 0 for name in names}

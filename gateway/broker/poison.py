@@ -16,7 +16,7 @@ from gateway.model.outcome import INTERNAL, Outcome, Reason, Verdict
 UNREADABLE: Final = Outcome(Verdict.REJECTED, Reason.STORE, "its body should be on disk, and cannot be read")
 
 
-def poisoned(error: Exception, **facts: Any) -> Outcome:
+def outcome_of_error(error: Exception, **facts: Any) -> Outcome:
     """Return the outcome of a message whose encoding raised `error`; `facts` are for the log."""
     if isinstance(error, ProtocolError):
         return Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))

@@ -31,7 +31,7 @@ None stands for the operator, who declared the queue or session in the configura
 """
 
 
-def everybody_may_hold(user: str | None) -> bool:
+def permit_always(user: str | None) -> bool:
     """Return True: no roles are configured."""
     return True
 
@@ -47,7 +47,7 @@ class FullQueues:
 
     def __init__(
         self,
-        may_hold: MayHold = everybody_may_hold,
+        may_hold: MayHold = permit_always,
         user_shares: Callable[[], UserShares] | None = None,
     ) -> None:
         self.may_hold = may_hold
@@ -56,7 +56,7 @@ class FullQueues:
         self.dropped = 0  # copies dropped by a queue that may not pause its publishers
 
 
-def lowered(allowed: int, byte_count: int) -> int:
+def reduced_limit(allowed: int, byte_count: int) -> int:
     """Return the reduced limit in bytes for a holder that may hold `allowed` bytes and holds `byte_count`.
 
     With it the holder counts as full. Publishers that cannot be paused are refused at twice the limit, which
@@ -110,7 +110,7 @@ class PressureByUser(Pressure):
         for user, senders in by_user.items():
             self._users.setdefault(user, []).extend(part.batch.source.hold(senders))
 
-    def holds(self, user: str) -> bool:
+    def is_paused(self, user: str) -> bool:
         """Return True if connections of the user are paused."""
         return user in self._users
 
@@ -152,7 +152,7 @@ class ConsumerRate:
         self._before = 0
         self._at = now
 
-    def behind(self, waiting: int, now: float) -> bool:
+    def is_behind(self, waiting: int, now: float) -> bool:
         """Return True if publishers should wait, with `waiting` messages for the consumer."""
         elapsed = now - self._at
         if elapsed >= PACE_SECS:
@@ -169,7 +169,7 @@ class ConsumerRate:
 class HeldReceipts(Generic[R]):
     """Receipts of one source that wait for the disk.
 
-    While `on`, everything that arrives is added with `behind`.
+    While `on`, everything that arrives is added with `append`.
     """
 
     __slots__ = ("_behind", "_healthy", "_refused", "on")
@@ -181,20 +181,20 @@ class HeldReceipts(Generic[R]):
         self._refused: list[R] = []
         self._behind: list[R] = []
 
-    def refused(self, receipt: R) -> None:
+    def add_refused(self, receipt: R) -> None:
         """Add a message that the disk refused. A source gets its refusals in the order of its messages."""
         self._refused.append(receipt)
         self.on = True
 
-    def behind(self, receipt: R) -> None:
+    def append(self, receipt: R) -> None:
         """Append the receipt of a message that arrived while earlier ones wait for the disk."""
         self._behind.append(receipt)
 
-    def due(self) -> list[R]:
+    def take_due(self) -> list[R]:
         """Return and clear all receipts, in order, to be published again; [] while the disk fails."""
-        return self.give_up() if self.on and self._healthy() else []
+        return self.take_all() if self.on and self._healthy() else []
 
-    def give_up(self) -> list[R]:
+    def take_all(self) -> list[R]:
         """Return and clear all receipts, because they are given up or their sender resends them by itself."""
         receipts = self._refused + self._behind
         self.on = False

@@ -87,7 +87,7 @@ class PriorityQueue(Queue):
 
     def put(self, messages: list[Message]) -> None:
         """Append messages without dispatching."""
-        if not self._sorted and self._fits(messages):
+        if not self._sorted and self._has_one_priority(messages):
             if not self._ready:
                 self._first = self.next
             super().put(messages)
@@ -101,14 +101,14 @@ class PriorityQueue(Queue):
 
     def refill(self, first: int, messages: list[Message]) -> None:
         """Append messages that were on disk alone, after all before them were consumed."""
-        self._unsorted = not self._sorted and not self._fits(messages)
+        self._unsorted = not self._sorted and not self._has_one_priority(messages)
         if not self._sorted:
             super().refill(first, messages)
             return
         for position, message in enumerate(messages, first):
             self._wait(position, message, redelivered=self._was_delivered(position))
 
-    def _fits(self, messages: list[Message]) -> bool:
+    def _has_one_priority(self, messages: list[Message]) -> bool:
         """Return True if the messages have one priority, which is also that of what is in memory, if any."""
         if self._wishes or not messages:
             return not self._wishes
@@ -160,16 +160,16 @@ class PriorityQueue(Queue):
     def _ask(self, wishes: Wishes) -> bool:
         """Evaluate a consumer's wish for what has arrived. Return False if the rest is postponed."""
         while wishes.unseen:
-            if self._work.over:
-                self._work.later(self.dispatch)
+            if self._work.is_exhausted:
+                self._work.postpone(self.dispatch)
                 return False
             position = wishes.unseen.popleft()
             found = self._waiting.get(position)
-            if found is not None and self._wants(wishes.wish, found[0]):
+            if found is not None and self._is_selected(wishes.wish, found[0]):
                 heapq.heappush(wishes.heap, (-self._priority(found[0]), position))
         return True
 
-    def _wants(self, wish: Wish, message: Message) -> bool:
+    def _is_selected(self, wish: Wish, message: Message) -> bool:
         """Return True if a consumer selects the message, and False if the selector fails."""
         try:
             return self._work.selects(wish, message)
@@ -197,7 +197,7 @@ class PriorityQueue(Queue):
     def requeue(self, deliveries: Iterable[tuple[int, Message]]) -> None:
         """Return messages to their positions, from which they are redelivered."""
         messages = list(deliveries)
-        if not self._sorted and self._fits([message for _, message in messages]):
+        if not self._sorted and self._has_one_priority([message for _, message in messages]):
             super().requeue(messages)
             return
         self._sort()
@@ -206,7 +206,7 @@ class PriorityQueue(Queue):
             self.count_in((message,))
             self._wait(position, message, redelivered=True)
 
-    def give_back(self, position: int, message: Message, consumer: Consumer) -> None:
+    def return_unfit(self, position: int, message: Message, consumer: Consumer) -> None:
         """Return a message that `consumer` could not use, preferably for another consumer."""
         self._sort()
         self._avoided[position] = consumer
@@ -228,20 +228,20 @@ class PriorityQueue(Queue):
         if self._avoided:
             self.dispatch()
 
-    def takes(self, consumer: Consumer) -> bool:
+    def may_deliver_to(self, consumer: Consumer) -> bool:
         """Return True if the consumer may accept a message sooner or later."""
         return consumer in self.consumers
 
     def _may_have(self, consumer: Consumer, message: Message) -> bool:
         wishes = self._wishes.get(consumer)
-        return wishes is None or self._wants(wishes.wish, message)
+        return wishes is None or self._is_selected(wishes.wish, message)
 
     # Out.
 
     def dispatch(self) -> None:
         """Deliver ready messages to consumers with credit, in turn."""
         if self.removed_positions:
-            self._tell_gone()
+            self._forget_removed()
         if self.gate.shut:
             self.gate.wait(self.dispatch)
             return
@@ -266,7 +266,7 @@ class PriorityQueue(Queue):
             if not open_:
                 return False
             if len(open_) == 1:
-                self._hand_out(open_[0][0], min(open_[0][1], DISPATCH_MESSAGES_MAX))
+                self._deliver_run(open_[0][0], min(open_[0][1], DISPATCH_MESSAGES_MAX))
             else:
                 self._share(open_)
         return not self._returned and not self._ready and not self._waiting
@@ -282,7 +282,7 @@ class PriorityQueue(Queue):
             for consumer, room in open_[start:] + open_[:start]:
                 if len(open_) == 1:
                     handed += self._hand_out_sorted(consumer, min(room, DISPATCH_MESSAGES_MAX))
-                elif consumer.room() > 0:  # it may share its credit with the previous consumer
+                elif consumer.capacity() > 0:  # it may share its credit with the previous consumer
                     handed += self._hand_out_sorted(consumer, 1)
             if not handed:
                 return False
@@ -342,7 +342,7 @@ class PriorityQueue(Queue):
         if not self._avoided or self._avoided.get(position) is not consumer:
             return False
         for other in self.consumers:
-            if other is not consumer and self.takes(other) and self._may_have(other, message):
+            if other is not consumer and self.may_deliver_to(other) and self._may_have(other, message):
                 return True
         return False
 
@@ -389,10 +389,10 @@ class PriorityQueue(Queue):
         """True if `take` finds nothing because the next messages are still being read from the disk."""
         return not self._waiting and super().loading
 
-    def untouched(self) -> list[tuple[int, int]]:
+    def undelivered_ranges(self) -> list[tuple[int, int]]:
         """Return the positions of messages that were never handed out, as ranges (first, end) in order."""
         if not self._sorted:
-            return super().untouched()
+            return super().undelivered_ranges()
         found: list[tuple[int, int]] = []
         for position in sorted(at for at, (_, redelivered) in self._waiting.items() if not redelivered):
             if found and found[-1][1] == position:
@@ -437,7 +437,7 @@ class PriorityQueue(Queue):
                 last = position
                 yield position, found[0]
 
-    def look_at(self, position: int) -> Message | None:
+    def peek(self, position: int) -> Message | None:
         """Return the message that waits at `position` in memory, or None."""
         message: Message | None
         if position in self._aside:

@@ -22,7 +22,7 @@ from typing import Final, Protocol
 import structlog
 
 from gateway import clock
-from gateway.broker.pressure import FULL, FullQueues, Pressure, lowered
+from gateway.broker.pressure import FULL, FullQueues, Pressure, reduced_limit
 from gateway.model.batch import SubBatch
 from gateway.model.message import NEVER, Message, weight_of
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -43,7 +43,7 @@ HOLE: Final = Message(amqp_address("", ""), b"", expires=1.0)
 class Consumer(Protocol):
     """Consumer of a queue's messages."""
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Return how many messages the consumer accepts now: 0 without credit, or with a congested stream."""
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
@@ -53,7 +53,7 @@ class Consumer(Protocol):
         the consumer itself, before it has accepted any.
         """
 
-    def failed(self, error: Exception) -> None:
+    def handle_error(self, error: Exception) -> None:
         """Handle an error of `deliver`: the consumer has no more credit, and is removed after the wake-up."""
 
     def cancelled(self, queue: Queue) -> None:
@@ -84,7 +84,7 @@ class Storage(Protocol):
     def read_messages(self) -> Iterator[Message]:
         """Yield the messages that were read and are not handed to the queue yet."""
 
-    def untouched(self) -> list[tuple[int, int]]:
+    def undelivered_ranges(self) -> list[tuple[int, int]]:
         """Return the positions of messages that were never handed out."""
 
     def take(self, part: SubBatch, messages: list[Message]) -> list[Message]:
@@ -224,7 +224,7 @@ class Queue:
         """Lower the size limit to about the present size (`on`), or restore it."""
         if on and self._allowed is None:
             self._allowed = self.bytes_max
-            self.bytes_max = lowered(self._allowed, self.byte_count)
+            self.bytes_max = reduced_limit(self._allowed, self.byte_count)
         elif not on and self._allowed is not None:
             self.bytes_max, self._allowed = self._allowed, None
             self._tell_drained()
@@ -247,7 +247,7 @@ class Queue:
                 part.settle(FULL)
                 return
             self._pressure.hold_sources(part)
-        messages = self.admitted(part.messages)
+        messages = self.prepare_messages(part.messages)
         if self.storage is None:
             self.put(messages)
             part.accept()
@@ -308,7 +308,7 @@ class Queue:
         """Name of the user who declared the queue; None for the configuration."""
         return None
 
-    def admitted(self, messages: list[Message]) -> list[Message]:
+    def prepare_messages(self, messages: list[Message]) -> list[Message]:
         """Return the messages as this queue stores them; overridden by queues that change them."""
         return messages
 
@@ -359,7 +359,7 @@ class Queue:
     def dispatch(self) -> None:
         """Deliver ready messages to consumers with credit, in turn."""
         if self.removed_positions:
-            self._tell_gone()
+            self._forget_removed()
         if self.gate.shut:
             self.gate.wait(self.dispatch)
             return
@@ -375,13 +375,13 @@ class Queue:
                 return
             if len(open_) == 1:
                 consumer, room = open_[0]
-                self._hand_out(consumer, min(room, DISPATCH_MESSAGES_MAX))
+                self._deliver_run(consumer, min(room, DISPATCH_MESSAGES_MAX))
             else:
                 self._share(open_)
 
     def _open(self) -> list[tuple[Consumer, int]]:
         """Return the consumers with credit, each with the number of messages that it accepts."""
-        return [(consumer, room) for consumer in self.consumers if (room := consumer.room()) > 0]
+        return [(consumer, room) for consumer in self.consumers if (room := consumer.capacity()) > 0]
 
     def _eligible(self) -> list[Consumer]:
         """Return the consumers that may get messages, with or without credit, the preferred ones first."""
@@ -415,7 +415,7 @@ class Queue:
                 able = [
                     one for one in eligible if one not in aside.unable and self._may_have(one, aside.message)
                 ]
-                free = next((one for one in able if one.room() > 0), None)
+                free = next((one for one in able if one.capacity() > 0), None)
                 if free is None:
                     self._offers = self._offers or bool(able)
                     break
@@ -577,7 +577,7 @@ class Queue:
             self.storage.drop()
         return count
 
-    def _tell_gone(self) -> None:
+    def _forget_removed(self) -> None:
         assert self.storage is not None
         assert self.removed_positions is not None
         self.storage.forget(self.removed_positions[:])
@@ -588,7 +588,7 @@ class Queue:
         storage = self.storage
         return storage is not None and position < storage.recovered and storage.delivered(position)[0]
 
-    def _hand_out(self, consumer: Consumer, count: int) -> None:
+    def _deliver_run(self, consumer: Consumer, count: int) -> None:
         redelivered = False
         if self.storage is not None and self._first < self.storage.recovered:
             redelivered, end = self.storage.delivered(self._first)
@@ -597,7 +597,7 @@ class Queue:
         if messages:
             self._deliver(consumer, position, messages, redelivered)
 
-    def untouched(self) -> list[tuple[int, int]]:
+    def undelivered_ranges(self) -> list[tuple[int, int]]:
         """Return the positions of messages that were never handed out, as ranges (first, end) in order."""
         first = self._first
         if not self._ready:
@@ -612,7 +612,7 @@ class Queue:
         try:
             consumer.deliver(self, position, messages, redelivered)
         except Exception as error:
-            consumer.failed(error)
+            consumer.handle_error(error)
             self.requeue(list(enumerate(messages, position)))
         if self._offers and self._offered is None:
             self._offer_aside()
@@ -623,10 +623,10 @@ class Queue:
         for consumer, _ in open_[start:] + open_[:start]:
             if not self._ready:
                 return
-            if consumer.room() <= 0:
+            if consumer.capacity() <= 0:
                 continue  # it shares its credit with the previous consumer
             self._turn += 1
-            self._hand_out(consumer, 1)
+            self._deliver_run(consumer, 1)
 
     def _pop(self, count: int) -> tuple[int, list[Message]]:
         """Remove and return up to `count` unexpired messages from the head of the queue.
@@ -749,10 +749,10 @@ class Queue:
 
     def _tell_drained(self, leaving: int = 0) -> None:
         """Resume paused publishers if half of the limit is free; `leaving` messages are being removed."""
-        if self._pressure and self.drained(leaving):
+        if self._pressure and self.has_drained(leaving):
             self._pressure.relieve()
 
-    def drained(self, leaving: int = 0) -> bool:
+    def has_drained(self, leaving: int = 0) -> bool:
         """Return True if so little waits that paused publishers may resume."""
         waiting = len(self) - leaving
         return waiting <= self.messages_max // 2 and self.byte_count <= self.bytes_max // 2

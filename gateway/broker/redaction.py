@@ -25,7 +25,7 @@ from gateway.mapping.routes import Route
 from gateway.mapping.schema import Truncate
 from gateway.model.message import Message, Sender
 from gateway.model.properties import Properties, PropertySet, Value, property_set, string
-from gateway.model.spooled_bodies import Body, Spooled, Withheld
+from gateway.model.spooled_bodies import Body, Spooled, WithheldBody
 from gateway.store.journal.entries import bytes_of
 
 # Bytes of the digest; two of a billion values collide with a probability of 1 in 10^20.
@@ -99,19 +99,19 @@ class Redactor:
             message.retain,
             message.expires,
             message.hops,
-            self._who(message.sender),
+            self._redact_sender(message.sender),
         )
 
     def _bodied(self, body: Body) -> Body:
         if isinstance(body, Spooled):  # the journal has only its size; to people it is not examined either
-            return Withheld(len(body)) if self._body is not None or self._fields else body
+            return WithheldBody(len(body)) if self._body is not None or self._fields else body
         if self._body == "drop" or (self._fields and len(body) > self._body_bytes_max):
-            return Withheld(len(body))
+            return WithheldBody(len(body))
         if self._fields and body:
             redacted = self._looked_into(body)
             if redacted is None:
                 self.withheld += 1
-                return Withheld(len(body))
+                return WithheldBody(len(body))
             body = redacted
         if isinstance(self._body, Truncate):
             return body[: self._body.truncate]
@@ -137,9 +137,9 @@ class Redactor:
             if isinstance(one, list):
                 stack += one
             elif isinstance(one, dict):
-                self._at(one, path, action)
+                self._redact_at(one, path, action)
 
-    def _at(self, found: dict[str, Any], path: tuple[str, ...], action: Action) -> None:
+    def _redact_at(self, found: dict[str, Any], path: tuple[str, ...], action: Action) -> None:
         name, rest = path[0], path[1:]
         for key in list(found) if name == ANY_KEY else [name] if name in found else []:
             if rest:
@@ -167,7 +167,7 @@ class Redactor:
         made = self._value(text, action) if text else ""
         return "" if made is LEFT_OUT else str(made)
 
-    def _who(self, sender: Sender) -> Sender:
+    def _redact_sender(self, sender: Sender) -> Sender:
         if not self._sender:
             return sender
         found = self._senders.get(sender)
@@ -188,13 +188,13 @@ class Redactor:
         made: PropertySet | None = found.forms.get(self)
         if made is None:
             try:
-                made = property_set(self._told(found.properties))
+                made = property_set(self._redact_properties(found.properties))
             except RemoteProtocolError:  # the journal records that they are malformed, and nothing of them
                 made = MALFORMED
             found.forms[self] = made
         return made
 
-    def _told(self, properties: Properties) -> Properties:
+    def _redact_properties(self, properties: Properties) -> Properties:
         for name, action in self._properties:
             value = getattr(properties, name)
             if value is None:
@@ -238,7 +238,7 @@ class Redactors:
         """Build the redactors. `before` are those of the previous mapping, whose counts continue."""
         self._key = key
         self._body_bytes_max = body_bytes_max
-        self._were = (0, 0) if before is None else (before.redacted, before.withheld)
+        self._were = (0, 0) if before is None else (before.redacted, before.withheld_count)
         self._made: dict[tuple[tuple[str, Action], ...], Redactor] = {}
         private = [route for route in routes if route.rule.private]
         self._by_route: dict[str, Redactor] = {}
@@ -247,7 +247,7 @@ class Redactors:
             rules = [
                 rule
                 for one in private
-                if one is route or _meet(one, route)
+                if one is route or _can_overlap(one, route)
                 for rule in one.rule.private.items()
             ]
             if rules:
@@ -264,7 +264,7 @@ class Redactors:
         return self._were[0] + sum([one.redacted for one in self._made.values()])
 
     @property
-    def withheld(self) -> int:
+    def withheld_count(self) -> int:
         """Number of bodies that could not be parsed."""
         return self._were[1] + sum([one.withheld for one in self._made.values()])
 
@@ -272,7 +272,7 @@ class Redactors:
         """Return the redactor of a route's rows."""
         return self._by_route.get(route.name)
 
-    def at(self, routes: Iterable[Route]) -> Redactor | None:
+    def for_routes(self, routes: Iterable[Route]) -> Redactor | None:
         """Return the redactor of messages that could take all of these routes."""
         rules = [rule for route in routes for rule in self._rules.get(route.name, ())]
         return self._redactor(tuple(dict.fromkeys(rules))) if rules else None
@@ -335,7 +335,7 @@ class PrivateFields:
             route = next((one for one in (*router.routes, *router.answers) if one.name == name), None)
             if route is None:
                 return None
-            private = [one for one in self._private if one is route or _meet(one, route)]
+            private = [one for one in self._private if one is route or _can_overlap(one, route)]
             self._of_routes[name] = _rules(private)
         return self._of_routes[name]
 
@@ -361,6 +361,6 @@ def _has_died(message: Message) -> bool:
         return True
 
 
-def _meet(one: Route, other: Route) -> bool:
+def _can_overlap(one: Route, other: Route) -> bool:
     """Return True if some message could take both routes."""
     return one.source == other.source and witness(one.pattern, other.pattern) is not None

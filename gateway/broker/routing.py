@@ -248,7 +248,7 @@ class LargeRoute(ResolvedRoute):
             return TOO_LARGE
         if isinstance(crossed.body, Spooled):
             try:
-                return crossed.holding(crossed.body.data())
+                return crossed.with_body(crossed.body.data())
             except OSError as error:
                 self.route.failed += 1
                 return Outcome(Verdict.RELEASED, Reason.STORE, f"the spool cannot be read: {error}")

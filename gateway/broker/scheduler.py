@@ -85,10 +85,10 @@ class CallScheduler:
                     call()
                 except Exception as error:
                     contained("timer", error)
-        return self.due
+        return self.next_due
 
     @property
-    def due(self) -> float:
+    def next_due(self) -> float:
         """Time of the next alarm, in POSIX seconds; infinity if there is none."""
         return self._alarms[0][0] if self._alarms else math.inf
 
@@ -97,7 +97,7 @@ class CallScheduler:
         while True:
             self.ring(clock.utc())
             rung()
-            next_at = self.due  # the calls may have set further alarms
+            next_at = self.next_due  # the calls may have set further alarms
             with trio.CancelScope() as self._sleep:
                 await trio.sleep(max(0.0, min(next_at - clock.utc(), SLEEP_SECS_MAX)))
             self._sleep = None

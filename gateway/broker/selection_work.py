@@ -2,8 +2,8 @@
 
 Each selector of a topic or queue examines a message, and how long that takes depends on those who wrote the
 selectors and the message. Selectors therefore have some milliseconds in one pass; the rest is evaluated in
-the next ones, by calls stored with `later`. Nothing is lost or overtaken: a queue whose selector is postponed
-adds what arrives meanwhile behind it. Equal selectors are evaluated once for a message.
+the next ones, by calls stored with `postpone`. Nothing is lost or overtaken: a queue whose selector is
+postponed adds what arrives meanwhile behind it. Equal selectors are evaluated once for a message.
 
 A subscription neither has nor writes a message that it has postponed. A source that must know that its
 targets do when it has sent a batch compares `put_off` before and after it.
@@ -59,11 +59,11 @@ class SelectionWork:
         return found
 
     @property
-    def over(self) -> bool:
+    def is_exhausted(self) -> bool:
         """True if selectors have used up their time in this pass, and the rest must be postponed."""
         return self._spent >= self._pass_secs and self._alarms is not None
 
-    def later(self, call: Callable[[], None]) -> None:
+    def postpone(self, call: Callable[[], None]) -> None:
         """Call a function in the next pass, once however often it is requested."""
         self._calls[call] = None
         self._set()
@@ -80,8 +80,8 @@ class SelectionWork:
         calls, self._calls = self._calls, {}
         self.is_selecting = True
         for call in calls:
-            if self.over:
-                self.later(call)
+            if self.is_exhausted:
+                self.postpone(call)
                 continue
             try:
                 call()

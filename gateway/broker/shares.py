@@ -196,7 +196,7 @@ class UserQuotas:
             self.waiting,
         )
 
-    def refused(self) -> dict[str, int]:
+    def refusal_counts(self) -> dict[str, int]:
         """Return how often something did not fit, by kind."""
         return {shares.resource.replace(" ", "_"): shares.refused for shares in self.all()}
 

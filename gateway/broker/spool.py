@@ -3,9 +3,9 @@
 A body is written as it arrives, and stays until nothing needs it. Everything that needs it has its SpoolFile:
 messages that wait or are being delivered, durable queues for what they have on disk (bodies.py), interrupted
 transfers (amqpfast/partials.py). When the last reference is dropped, the file is deleted; not at once,
-because deleting a large file takes time, but by `bury` in a thread. Files of a gateway that was killed are
-deleted by the next one, unless something stored refers to them. While another process copies the store, no
-file is deleted. File descriptors are open only while a file
+because deleting a large file takes time, but by `delete_unreferenced` in a thread. Files of a gateway that
+was killed are deleted by the next one, unless something stored refers to them. While another process copies
+the store, no file is deleted. File descriptors are open only while a file
 is written or read, because clients may have any number of transfers in progress.
 """
 
@@ -117,7 +117,7 @@ class SpoolFile:
         finally:
             os.close(descriptor)
 
-    def opened(self) -> OpenFile:
+    def open_file(self) -> OpenFile:
         """Return a descriptor for sockets, shared as long as one of them uses it. Raises OSError."""
         found = None if self._opened is None else self._opened()
         if found is None:
@@ -147,7 +147,7 @@ class SpoolFile:
                 found.update(piece)
         return found.digest()
 
-    def keep(self) -> None:
+    def preserve(self) -> None:
         """Keep the file when this reference is dropped: the next gateway decides if it is needed."""
         self._finalize.detach()
 
@@ -165,7 +165,7 @@ def owner_in(name: str) -> str:
 
 
 class Spool:
-    """Folder of spooled bodies. `used` are the bytes in it, `reserved_bytes` is for bodies in memory.
+    """Folder of spooled bodies. `used_bytes` are the bytes in it, `reserved_bytes` is for bodies in memory.
 
     Its bytes are counted in `shares` for the users who sent them. A file's name has a digest of the user, so
     that the next gateway counts the same.
@@ -216,7 +216,7 @@ class Spool:
         return self._folder
 
     def hold(self, size: int) -> bool:
-        """Reserve memory for a body of `size` bytes, until `let_go`.
+        """Reserve memory for a body of `size` bytes, until `release_reservation`.
 
         Return False if it must go to the disk.
         """
@@ -227,7 +227,7 @@ class Spool:
                 return True
             return False
 
-    def let_go(self, size: int) -> None:
+    def release_reservation(self, size: int) -> None:
         """Release the memory reserved for a body of `size` bytes."""
         with self._lock:
             self.reserved_bytes -= size
@@ -248,7 +248,7 @@ class Spool:
             self.reads.open()
 
     @property
-    def used(self) -> int:
+    def used_bytes(self) -> int:
         """Number of bytes in the folder."""
         return self.shares.total
 
@@ -284,7 +284,7 @@ class Spool:
         if found is None:
             found = SpoolFile(self, name, self._size(name))
             if size is not None and found.size != size:
-                found.keep()
+                found.preserve()
                 raise StoreError(f"{self.folder / name} has {found.size} bytes, not {size}")
             self._enter(found)
         return found
@@ -307,7 +307,7 @@ class Spool:
     def sweep(self) -> None:
         """Delete the files that nothing stored refers to, after everything stored was recalled.
 
-        While another process copies the store, they become unreferenced files for `bury`.
+        While another process copies the store, they become unreferenced files for `delete_unreferenced`.
         """
         if not self.lasting:
             return
@@ -321,7 +321,7 @@ class Spool:
             if path.name not in self.files:
                 self._copied.append(path.name)
 
-    def bury(self) -> None:
+    def delete_unreferenced(self) -> None:
         """Delete unreferenced files; takes time.
 
         While another process copies the store, they stay, and a later call deletes them.
@@ -354,8 +354,8 @@ class Spool:
         """End the spool: stored bodies stay on disk, and a temporary folder is deleted."""
         if self._folder is None:
             return
-        self.bury()
+        self.delete_unreferenced()
         for file in list(self.files.values()):
-            file.keep()
+            file.preserve()
         if not self.lasting:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -167,7 +167,7 @@ class QueueStorage(PagedLog):
     """Storage of a durable queue.
 
     It is unknown if messages from an earlier process were delivered, except for those that the process
-    recorded as `untouched` (never handed out) at its end.
+    recorded as `undelivered_ranges` (never handed out) at its end.
     """
 
     def __init__(
@@ -197,10 +197,10 @@ class QueueStorage(PagedLog):
         """Set the ranges that the earlier process recorded as never handed out."""
         self._untouched = untouched
 
-    def untouched(self) -> list[Range]:
+    def undelivered_ranges(self) -> list[Range]:
         """Return the ranges of positions that were never handed out, as far as known; at most RANGES_MAX."""
         found: list[Range] = []
-        for first, end in self._queue.untouched():
+        for first, end in self._queue.undelivered_ranges():
             for low, high in (*self._untouched, (self.recovered, end)):
                 if max(first, low) < min(end, high):
                     found.append((max(first, low), min(end, high)))

@@ -59,7 +59,7 @@ class Tap:
         self._recent_bytes = 0
         self._wakeup = trio.Event()
 
-    def wants(self, route: str, endpoint: str) -> bool:
+    def may_match(self, route: str, endpoint: str) -> bool:
         """Return True if the tap may match messages of a recipient."""
         return self.route in ("", route) and self.endpoint in ("", endpoint)
 
@@ -72,7 +72,7 @@ class Tap:
         for message in messages:
             if self._name_matches is not None and not self._name_matches(message.address.name):
                 continue
-            if not route and self._knows(message):
+            if not route and self._is_repeated(message):
                 continue
             full = len(self._buffer) >= KEPT_MAX or self._byte_count + message.byte_count > KEPT_BYTES_MAX
             if self._allowed < 1.0 or full:
@@ -83,7 +83,7 @@ class Tap:
             self._byte_count += message.byte_count
             self._wakeup.set()
 
-    def _knows(self, message: Message) -> bool:
+    def _is_repeated(self, message: Message) -> bool:
         """Return True if the message was reported already, from another recipient."""
         if id(message) in self._recent:
             return True
@@ -143,5 +143,5 @@ class Taps:
     def recorder(self, inner: Recorder | None, route: Route | None, endpoint: str) -> Recorder | None:
         """Return `inner` or a recorder that reports also to the matching taps."""
         name, source = ("", endpoint) if route is None else (route.name, route.source)
-        taps = [tap for tap in self.open if tap.wants(name, source)]
+        taps = [tap for tap in self.open if tap.may_match(name, source)]
         return TappedRecorder(inner, taps, name, source) if taps else inner

@@ -142,7 +142,7 @@ class Trie(Generic[T]):
                 tail = pattern[at : end - 1] if pattern[-1] == self._many else pattern[at:]
                 child = node.children[level] = self._node(tail)
             elif pattern[at : at + len(child.tail)] != child.tail:
-                child = node.children[level] = self._parted(child, pattern, at)
+                child = node.children[level] = self._split_node(child, pattern, at)
             node = child
             at += len(child.tail)
         return node.values
@@ -150,7 +150,7 @@ class Trie(Generic[T]):
     def _node(self, tail: list[str]) -> Node[T]:
         return Node(tail, self._one in tail)
 
-    def _parted(self, child: Node[T], pattern: list[str], at: int) -> Node[T]:
+    def _split_node(self, child: Node[T], pattern: list[str], at: int) -> Node[T]:
         """Insert and return a node for the common levels of `child`'s tail and the pattern from `at` on."""
         tail = child.tail
         common = 0
@@ -261,7 +261,7 @@ class Trie(Generic[T]):
             if child is None or levels[0] in (one, many):
                 stack = []
             else:
-                after = self._beyond(child, levels, 1)
+                after = self._match_tail(child, levels, 1)
                 stack = [(child, after)] if after >= 0 else []
         while stack:
             node, at = stack.pop()
@@ -276,19 +276,19 @@ class Trie(Generic[T]):
             level = levels[at]
             child = children.get(level)
             if child is not None and level != one and level != many:
-                after = self._beyond(child, levels, at + 1) if child.tail else at + 1
+                after = self._match_tail(child, levels, at + 1) if child.tail else at + 1
                 if after >= 0:
                     stack.append((child, after))
             child = children.get(one)
             if child is not None:
-                after = self._beyond(child, levels, at + 1) if child.tail else at + 1
+                after = self._match_tail(child, levels, at + 1) if child.tail else at + 1
                 if after >= 0:
                     stack.append((child, after))
         for strip in self._strips:
             strip.match(levels, found)
         return found
 
-    def _beyond(self, node: Node[T], levels: list[str], at: int) -> int:
+    def _match_tail(self, node: Node[T], levels: list[str], at: int) -> int:
         """Return the position in a topic behind a node's tail at `at`; -1 if the topic differs."""
         tail = node.tail
         after = at + len(tail)
@@ -371,7 +371,7 @@ class TopicTree(Generic[T]):
         path = [] if after is None else list(after)
         stack = self._resume(pattern, path)
         if after is None:
-            self._look_at(self._root, 0, pattern, found)
+            self._collect_match(self._root, 0, pattern, found)
         while stack:
             if len(found) >= most or steps <= 0:
                 return found, path
@@ -391,7 +391,7 @@ class TopicTree(Generic[T]):
             path.append(name)
             child = branch.children.get(name)
             if child is not None:
-                self._look_at(child, depth + 1, pattern, found)
+                self._collect_match(child, depth + 1, pattern, found)
                 stack.append((child, 0))
         return found, None
 
@@ -420,7 +420,7 @@ class TopicTree(Generic[T]):
         return branch.names[at] if at < len(branch.names) else None
 
     @staticmethod
-    def _look_at(branch: TopicLevel[T], depth: int, pattern: list[str], found: list[T]) -> None:
+    def _collect_match(branch: TopicLevel[T], depth: int, pattern: list[str], found: list[T]) -> None:
         """Add the value of a branch to `found`, if the pattern matches it."""
         rest = pattern[-1] == "#"
         if branch.value is not None and (depth >= len(pattern) - 1 if rest else depth == len(pattern)):

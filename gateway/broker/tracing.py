@@ -46,7 +46,7 @@ class TracedRoute(ResolvedRoute):
             return None
         route = self.route
         try:
-            return self._trace.crossed(route.name, route.target_endpoint, begun, crossed)
+            return self._trace.record_crossing(route.name, route.target_endpoint, begun, crossed)
         except Exception as error:  # the message crosses nevertheless
             contained("message", error, route=route.name)
             return crossed
@@ -83,7 +83,7 @@ def _publish(
     receipt: Receipt,
 ) -> bool:
     """Publish with `plain`; if the message is to be traced, report it to its trace."""
-    carried = message.property_set is not NO_PROPERTIES and tracing.carries(message.property_set)
+    carried = message.property_set is not NO_PROPERTIES and tracing.may_carry_context(message.property_set)
     if not carried:
         tracing.countdown -= 1
         if tracing.countdown > 0:
@@ -101,7 +101,9 @@ def _publish(
 def _go_together(tracing: Tracing, messages: list[Message]) -> bool:
     """Return True if none of these messages, which share their properties, is traced."""
     shared = messages[0].property_set
-    if tracing.countdown <= len(messages) or (shared is not NO_PROPERTIES and tracing.carries(shared)):
+    if tracing.countdown <= len(messages) or (
+        shared is not NO_PROPERTIES and tracing.may_carry_context(shared)
+    ):
         return False
     tracing.countdown -= len(messages)
     return True
@@ -134,7 +136,7 @@ def _publish_traced(
     finally:
         if not accepted:
             batch.unwatch(slot)
-            trace.unwanted()
+            trace.record_unreceived()
     return accepted
 
 

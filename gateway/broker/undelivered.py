@@ -10,11 +10,11 @@ import json
 
 from gateway.broker.queue import Storage
 from gateway.broker.storage import QueueStorage, Range
-from gateway.store.recovery import set_aside
+from gateway.store.recovery import contain_failure
 from gateway.store.store import Store
 
 
-class Untouched:
+class UndeliveredRecords:
     """Records of one virtual host, of kind `kind`, by the words that name a queue."""
 
     def __init__(self, store: Store, kind: str, host: str) -> None:
@@ -23,9 +23,9 @@ class Untouched:
         self._kind = kind
         self._host = host
         self._noted: dict[tuple[str, ...], list[Range]] = {}
-        for key, value in store.things(kind):
+        for key, value in store.records(kind):
             assert isinstance(value, bytes)
-            with set_aside(kind, key):
+            with contain_failure(kind, key):
                 owner, *words = json.loads(key)
                 if owner == host:
                     positions = json.loads(value)["positions"]
@@ -38,6 +38,6 @@ class Untouched:
 
     def note(self, storage: Storage | None, *words: str) -> None:
         """Record at the end of the process which messages of a queue were never handed out."""
-        if storage is not None and (positions := storage.untouched()):
+        if storage is not None and (positions := storage.undelivered_ranges()):
             record = json.dumps({"positions": positions})
             self._store.put(self._kind, json.dumps([self._host, *words]), record.encode())

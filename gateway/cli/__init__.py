@@ -14,7 +14,7 @@ import typer
 from gateway.cli.exits import Exit
 from gateway.cli.findings import lines_of
 from gateway.cli.groups import COMPLETE, group_of
-from gateway.cli.version import described
+from gateway.cli.version import describe_version
 from gateway.errors import ArgumentError, ConfigurationError, GatewayError
 
 FILES: Final = {
@@ -51,7 +51,7 @@ FILES: Final = {
 
 def _tell_version(show: bool) -> None:
     if show:
-        typer.echo(described())
+        typer.echo(describe_version())
         raise typer.Exit
 
 

@@ -29,14 +29,14 @@ LOOPBACK: Final = "127.0.0.1"
 CONNECT_SECS: Final = 1.0
 
 
-def answered(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
+def request_json(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
     """Send a request to the gateway at `url`, and return the JSON of the response.
 
     `choice` is the JSON body of a POST request; None sends a GET request. Raises GatewayError if the gateway
     does not respond or refuses, and ArgumentError if it reports that the request is invalid.
     """
     try:
-        with opened(url, token_file, path, choice) as answer:
+        with open_response(url, token_file, path, choice) as answer:
             return orjson.loads(answer.read())
     except (OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
         raise GatewayError(f"{url}: no answer of a gateway: {error}") from error
@@ -45,11 +45,11 @@ def answered(url: str, token_file: Path | None, path: str, choice: dict[str, Any
 def events(url: str, token_file: Path | None, path: str) -> Iterator[tuple[str, Any]]:
     """Yield the server-sent events of a path as pairs of name and data, until the gateway closes the stream.
 
-    Raises GatewayError and ArgumentError as `answered` does.
+    Raises GatewayError and ArgumentError as `request_json` does.
     """
     name = ""
     try:
-        with opened(url, token_file, path) as answer:
+        with open_response(url, token_file, path) as answer:
             for line in answer:
                 word, _, rest = line.decode().rstrip("\n").partition(": ")
                 if word == "event":
@@ -60,14 +60,14 @@ def events(url: str, token_file: Path | None, path: str) -> Iterator[tuple[str, 
         raise GatewayError(f"{url}: no answer of a gateway: {error}") from error
 
 
-def opened(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
+def open_response(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
     """Send a request to the gateway at `url`, and return the open response.
 
     Try the credentials in turn until one is accepted. Raises ArgumentError for status 400, and GatewayError
     for other errors.
     """
     body = None if choice is None else orjson.dumps(choice)
-    at = _here(url)
+    at = _loopback_url(url)
     refused: HTTPError | None = None
     context = _context_for(url)
     for credentials in _credentials(url, token_file, context):
@@ -89,7 +89,7 @@ def opened(url: str, token_file: Path | None, path: str, choice: dict[str, Any] 
     raise GatewayError(f"{url}: {_reason(refused)}") from refused
 
 
-def _here(url: str) -> str:
+def _loopback_url(url: str) -> str:
     """Return the URL with 127.0.0.1 instead of `localhost`, if that address accepts connections at the port.
 
     Otherwise return it unchanged. `localhost` resolves to IPv6 first, where another user of this machine

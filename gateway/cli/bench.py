@@ -47,7 +47,7 @@ def bench(
     --in-flight messages; with --rate, as many as are published in 10 ms. With --receive, times are until each
     message arrives.
     """
-    from gateway.cli.bench_load import Load, measured
+    from gateway.cli.bench_load import Load, run_load
     from gateway.cli.publish_subscribe import address_of, target_of
 
     target = target_of(url)
@@ -60,7 +60,7 @@ def bench(
         "destination": destination,
     }
     address = address_of(target, **words)
-    result = measured(target, address, Load(count, size, qos, in_flight, rate, receive), timeout, ca_file)
+    result = run_load(target, address, Load(count, size, qos, in_flight, rate, receive), timeout, ca_file)
     typer.echo(orjson.dumps(result.as_json()) if as_json else "\n".join(result.lines()))
     if result.refused or result.lost:
         raise typer.Exit(Exit.FAILED)

@@ -14,7 +14,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from gateway.cli.publish_subscribe import client_to
+from gateway.cli.publish_subscribe import open_client
 from gateway.clients.wire import Client
 from gateway.errors import LinkError
 from gateway.model.address import Address
@@ -102,7 +102,7 @@ class Measured:
         return self.latencies[min(int(share * len(self.latencies)), len(self.latencies) - 1)]
 
 
-def measured(target: LinkUrl, address: Address, load: Load, timeout: float, ca_file: str | None) -> Measured:
+def run_load(target: LinkUrl, address: Address, load: Load, timeout: float, ca_file: str | None) -> Measured:
     """Run the benchmark at a broker, and return the result.
 
     Raises LinkError if the broker cannot be reached, or the connection is lost.
@@ -111,15 +111,15 @@ def measured(target: LinkUrl, address: Address, load: Load, timeout: float, ca_f
     mark = secrets.token_bytes(MARK_BYTES)
     result = Measured()
     receiver = (
-        BenchReceiver(client_to(target, timeout, ca_file), address, load, mark, began)
+        BenchReceiver(open_client(target, timeout, ca_file), address, load, mark, began)
         if load.receive
         else None
     )
-    publisher = client_to(target, timeout, ca_file)
+    publisher = open_client(target, timeout, ca_file)
     try:
         _publish(publisher, address, load, mark, began, result)
     except BaseException:
-        publisher.cut()
+        publisher.close_abruptly()
         if receiver is not None:
             receiver.end()
         raise
@@ -154,7 +154,7 @@ def _publish(
             if load.rate is not None:
                 ahead = first / load.rate - (time.perf_counter() - start)
                 if ahead > 0:
-                    client.rest(ahead)
+                    client.pause_reading(ahead)
             numbers = range(first, min(first + group, load.messages))
             now = time.perf_counter()
             for number in numbers:
@@ -257,4 +257,4 @@ class BenchReceiver:
         if self._failed is None:
             self._client.close()
         else:
-            self._client.cut()
+            self._client.close_abruptly()

@@ -18,17 +18,17 @@ from gateway.protocols import DIALECTS
 from gateway.settings import LinkSettings, MqttLink, Settings
 
 
-def tried(settings: Settings, router: Router) -> Iterator[Finding]:
+def try_links(settings: Settings, router: Router) -> Iterator[Finding]:
     """Try the broker of every link, and yield what was found.
 
     Findings report failed connections, refused rights, and what cannot be tried.
     """
     for name, link in settings.links.items():
-        for severity, code, text in _of(link, name, router):
+        for severity, code, text in _try_link(link, name, router):
             yield Finding(severity, code, f"links.{name}: {text}", *settings.origin_of(("links", name)))
 
 
-def _of(link: LinkSettings, name: str, router: Router) -> Iterator[tuple[Severity, str, str]]:
+def _try_link(link: LinkSettings, name: str, router: Router) -> Iterator[tuple[Severity, str, str]]:
     """Try the broker of one link, and yield severity, code and text of each finding."""
     if why := _untried(link):
         yield Severity.NOTE, "untried", f"not tried, for {why}"
@@ -56,7 +56,7 @@ def _of(link: LinkSettings, name: str, router: Router) -> Iterator[tuple[Severit
             trial.act(client)
             client.close()
         except LinkError as error:
-            client.cut()
+            client.close_abruptly()
             yield trial.severity, "forbidden", f"{trial.action}: {error}"
 
 

@@ -18,13 +18,13 @@ from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.unbound import unbound
 from gateway.cli.findings import INVALID
 from gateway.cli.options import settings_of
-from gateway.cli.progress import shown
+from gateway.cli.progress import progress_bar
 from gateway.documents import Place, dotted
 from gateway.errors import ConfigurationError, MappingError
 from gateway.mapping import load
 from gateway.mapping.linter import Finding, Severity, lint
 from gateway.mapping.router import Router, compile_routes
-from gateway.settings import FastListener, Settings, effective, masked
+from gateway.settings import FastListener, Settings, effective, masked_yaml
 from gateway.store.folder import fault
 from gateway.transport.certificates import load_pair, load_revocations
 
@@ -74,7 +74,7 @@ class Checked(NamedTuple):
 
     def configuration_text(self) -> str:
         """Return the effective configuration as YAML, or "" if it could not be read."""
-        return "" if self.settings is None else masked(self.settings)
+        return "" if self.settings is None else masked_yaml(self.settings)
 
 
 def checked(config: Path | None, *, connect: bool) -> Checked:
@@ -89,7 +89,7 @@ def checked(config: Path | None, *, connect: bool) -> Checked:
     rehearsed = rehearsal(settings)
     findings = [
         *(unreadable(settings) or unusable(settings)),
-        *exposed(settings),
+        *find_exposures(settings),
         *mismatched(settings),
         *absent(settings),
         *unwritable(settings),
@@ -102,11 +102,13 @@ def checked(config: Path | None, *, connect: bool) -> Checked:
         *role_findings(settings),
     ]
     if connect and all(one.severity is not Severity.ERROR for one in findings):
-        from gateway.cli.broker_trials import tried
+        from gateway.cli.broker_trials import try_links
 
-        router = Router(load(settings.mapping_files()), settings.endpoints(), worlds=settings.worlds())
-        with shown("logging in at the brokers of links"):
-            findings += tried(settings, router)
+        router = Router(
+            load(settings.mapping_files()), settings.endpoints(), worlds=settings.listener_namespaces()
+        )
+        with progress_bar("logging in at the brokers of links"):
+            findings += try_links(settings, router)
     order = list(Severity)
     placed = [one if one.file else one._replace(**_said(settings, one.text)) for one in findings]
     return Checked(settings, sorted(placed, key=lambda one: order.index(one.severity)))
@@ -125,7 +127,7 @@ def faults(error: ConfigurationError) -> list[Finding]:
     ]
 
 
-def at(settings: Settings, severity: Severity, code: str, place: Place, text: str) -> Finding:
+def finding_at(settings: Settings, severity: Severity, code: str, place: Place, text: str) -> Finding:
     """Return a finding about the configuration key at `place`, with the position where the key is set."""
     return Finding(severity, code, text, *settings.origin_of(place))
 
@@ -133,7 +135,9 @@ def at(settings: Settings, severity: Severity, code: str, place: Place, text: st
 def unreadable(settings: Settings) -> list[Finding]:
     """Report files that the configuration names and this process cannot read."""
     return [
-        at(settings, Severity.ERROR, "unreadable", place, f"{dotted(place)}: {path} cannot be read: {why}")
+        finding_at(
+            settings, Severity.ERROR, "unreadable", place, f"{dotted(place)}: {path} cannot be read: {why}"
+        )
         for place, path in settings.files()
         if (why := _obstacle(path))
     ]
@@ -165,14 +169,15 @@ def unusable(settings: Settings) -> list[Finding]:
     return []
 
 
-def exposed(settings: Settings) -> list[Finding]:
+def find_exposures(settings: Settings) -> list[Finding]:
     """Report settings by which secrets or the gateway are exposed to the network."""
     try:
         hashes = Identities(settings).hashes
     except ConfigurationError:
         hashes = {}  # `unusable` reports the error
     return [
-        at(settings, Severity.WARNING, "exposed", one.place, str(one)) for one in exposures(settings, hashes)
+        finding_at(settings, Severity.WARNING, "exposed", one.place, str(one))
+        for one in exposures(settings, hashes)
     ]
 
 
@@ -188,14 +193,14 @@ def mismatched(settings: Settings) -> list[Finding]:
             load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), path, key)
         except OSError as error:
             text = f"{dotted(place)}: {error.strerror or error}"
-            found.append(at(settings, Severity.ERROR, "certificate", place, text))
+            found.append(finding_at(settings, Severity.ERROR, "certificate", place, text))
     for place, path in files.items():
         if place[-1] == "crl_file" and path.is_file():
             try:
                 load_revocations(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), path)
             except OSError as error:
                 text = f"{dotted(place)}: {error.strerror or error}"
-                found.append(at(settings, Severity.ERROR, "certificate", place, text))
+                found.append(finding_at(settings, Severity.ERROR, "certificate", place, text))
     return found
 
 
@@ -211,7 +216,7 @@ def absent(settings: Settings) -> list[Finding]:
         if not (folder := listener.out_of_band.folder).is_dir():
             place = ("listeners", name, "out_of_band", "folder")
             text = f"{dotted(place)}: there is no folder {folder}"
-            found.append(at(settings, Severity.WARNING, "absent", place, text))
+            found.append(finding_at(settings, Severity.WARNING, "absent", place, text))
     return found
 
 
@@ -221,7 +226,7 @@ def unreachable(settings: Settings) -> list[Finding]:
     No client can connect to them.
     """
     return [
-        at(
+        finding_at(
             settings,
             Severity.WARNING,
             "unreachable",
@@ -243,7 +248,7 @@ def unwritable(settings: Settings) -> list[Finding]:
         (("journal", "path"), settings.journal_path(), settings.journal.enabled),
     ]
     return [
-        at(settings, Severity.WARNING, "unwritable", place, f"{dotted(place)}: {why}")
+        finding_at(settings, Severity.WARNING, "unwritable", place, f"{dotted(place)}: {why}")
         for place, folder, used in folders
         if used and (why := fault(folder))
     ]
@@ -258,7 +263,7 @@ def relative(settings: Settings) -> list[Finding]:
     if settings.file is None or (beside := settings.file.resolve().parent) == here:
         return []
     return [
-        at(
+        finding_at(
             settings,
             Severity.WARNING,
             "relative",
@@ -277,14 +282,14 @@ def _paths(settings: Settings) -> Iterator[tuple[Place, Path]]:
     paths += [(("store", "path"), settings.store.path), (("journal", "path"), settings.journal.path)]
     paths += [(("audit", "path"), settings.audit.path), (("http", "tokens_path"), settings.http.tokens_path)]
     for place, path in paths:
-        if path is not None and settings.says(place):
+        if path is not None and settings.is_set(place):
             yield place, path
 
 
 def unmatched(settings: Settings) -> list[Finding]:
     """Report glob patterns of mapping files that match no file."""
     return [
-        at(
+        finding_at(
             settings,
             Severity.WARNING,
             "empty",
@@ -308,7 +313,7 @@ def empty(settings: Settings) -> list[Finding]:
         severity, text = Severity.NOTE, f"{name}: is empty, so its defaults apply; remove the key"
         if value and isinstance(value, tuple | dict):
             severity, text = Severity.WARNING, f"{text}, or write {name}: {nothing} if you want none"
-        found.append(at(settings, severity, "empty", (name,), text))
+        found.append(finding_at(settings, severity, "empty", (name,), text))
     return found
 
 
@@ -338,12 +343,12 @@ def mapping_findings(settings: Settings, rehearsed: Rehearsal) -> list[Finding]:
         mappings = load(settings.mapping_files())
     except MappingError as error:
         return faults(error)
-    routes = compile_routes(mappings, settings.endpoints(), settings.worlds()).routes
+    routes = compile_routes(mappings, settings.endpoints(), settings.listener_namespaces()).routes
     refused = refused_routes(routes, settings)
     hosts = rehearsed.hosts
     return [
         *(finding for error in refused for finding in faults(error)),
-        *lint(mappings, settings.endpoints(), settings.links, settings.worlds()),
+        *lint(mappings, settings.endpoints(), settings.links, settings.listener_namespaces()),
         *(() if hosts is None else unbound(routes, settings, hosts, rehearsed.declaring)),
     ]
 
@@ -352,7 +357,7 @@ def role_findings(settings: Settings) -> list[Finding]:
     """Report unwise roles, and routes that are unwise because of roles."""
     try:
         routes = compile_routes(
-            load(settings.mapping_files()), settings.endpoints(), settings.worlds()
+            load(settings.mapping_files()), settings.endpoints(), settings.listener_namespaces()
         ).routes
         return lint_roles(settings, roles_of(settings), routes)
     except ConfigurationError:

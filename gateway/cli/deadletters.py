@@ -40,12 +40,12 @@ def list_letters(
     if not found["items"]:
         typer.echo("there are none")
         return
-    rows = [[one[word] for word in COLUMNS] + [_why(one)] for one in found["items"]]
+    rows = [[one[word] for word in COLUMNS] + [_reason_text(one)] for one in found["items"]]
     headings = [word.replace("_", " ") for word in COLUMNS]
     typer.echo("\n".join(table(rows, (*headings, "reason"), right=("id", "body bytes"))))
 
 
-def _why(one: dict[str, Any]) -> str:
+def _reason_text(one: dict[str, Any]) -> str:
     return f"{one['reason']}: {one['text']}" if one["text"] else one["reason"]
 
 
@@ -75,7 +75,7 @@ def _tell_redriven(found: Document) -> None:
     typer.echo(f"{found['redriven']} redriven" + (f", {others} not" if others else ""))
     for one in found["left"]:
         typer.echo(f"{one['id']}: refused again: {one['reason']}: {one['text']}", err=True)
-    _tell_waiting(found)
+    _print_waiting(found)
     _tell_unknown(found)
     if found["untried"]:
         typer.echo(f"{found['untried']} more were not tried", err=True)
@@ -84,11 +84,11 @@ def _tell_redriven(found: Document) -> None:
 def _tell_purged(found: Document) -> None:
     waiting = len(found["waiting"])
     typer.echo(f"{found['purged']} purged" + (f", {waiting} not" if waiting else ""))
-    _tell_waiting(found)
+    _print_waiting(found)
     _tell_unknown(found)
 
 
-def _tell_waiting(found: Document) -> None:
+def _print_waiting(found: Document) -> None:
     for id in found["waiting"]:
         typer.echo(f"{id}: on its way, and not accepted yet", err=True)
 

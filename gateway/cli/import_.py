@@ -14,7 +14,7 @@ from gateway.cli.findings import documents_of, show
 from gateway.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from gateway.cli.importing.made import Made
+    from gateway.cli.importing.made import ImportResult
 
 group = typer.Typer(
     name="import",
@@ -78,7 +78,9 @@ def mosquitto(
     _write(made_of, file, to, force, as_json)
 
 
-def _write(make: Callable[[Path, Path], Made], file: Path, to: Path, force: bool, as_json: bool) -> None:
+def _write(
+    make: Callable[[Path, Path], ImportResult], file: Path, to: Path, force: bool, as_json: bool
+) -> None:
     """Import `file` with `make`, write the results to the folder `to`, and print the findings.
 
     Raises typer.Exit if there are errors, and BadParameter if files would be overwritten without `force`.
@@ -103,5 +105,5 @@ def _write(make: Callable[[Path, Path], Made], file: Path, to: Path, force: bool
             typer.echo(f"written: {name}")
         show(made.findings)
         typer.echo(f"next: gateway check -c {paths[0]}" if written else "nothing is written")
-    if not made.whole:
+    if not made.is_complete:
         raise typer.Exit(Exit.FAILED)

@@ -14,7 +14,7 @@ import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile, settings_of
-from gateway.cli.progress import shown
+from gateway.cli.progress import progress_bar
 from gateway.errors import PipelineError
 
 journal = typer.Typer(
@@ -84,7 +84,7 @@ def stat(
     config: ConfigFile = None, folder: Folder = None, shard: Shard = None, as_json: AsJson = False
 ) -> None:
     """Print statistics of each shard: rows, gaps, files, bytes, times, small and merged blocks, retention."""
-    from gateway.cli.journal_rows import chosen_shards, compaction, described, reader_of, retention
+    from gateway.cli.journal_rows import chosen_shards, compaction, describe_extent, reader_of, retention
 
     limits = settings_of(config).journal
     reader = reader_of(config, folder)
@@ -94,7 +94,7 @@ def stat(
         typer.echo(orjson.dumps([extent._asdict() | kept for extent in extents]))
         return
     for extent in extents:
-        typer.echo(described(extent))
+        typer.echo(describe_extent(extent))
         typer.echo(f"  {compaction(extent)}")
         typer.echo(f"  {retention(extent, limits.retention_bytes, limits.retention_secs)}")
     if not extents:
@@ -116,7 +116,7 @@ def verify(
     reader = reader_of(config, folder)
     findings: list[dict[str, Any]] = []
     names = chosen_shards(reader, shard)
-    with shown("reading the journal, a shard at a time", len(names)) as bar:
+    with progress_bar("reading the journal, a shard at a time", len(names)) as bar:
         for at, name in enumerate(names):
             bar.update(at)
             last = reader.segments(name)[-1].path
@@ -166,7 +166,7 @@ def export(
 
     try:
         from gateway.pipeline.columns import BY_NAME
-        from gateway.pipeline.journal.export import Chosen
+        from gateway.pipeline.journal.export import ExportSelection
         from gateway.pipeline.journal.export import export as job
     except ImportError as error:
         raise PipelineError("the export needs pyarrow: pip install 'gateway[parquet]'") from error
@@ -180,12 +180,12 @@ def export(
             f"--since {since} is not before --until {until}, so there is nothing between"
         )
     shards = None if shard is None else chosen_shards(reader, shard)
-    chosen = Chosen(shards, frozenset(route) if route else None, from_us, to_us)
+    chosen = ExportSelection(shards, frozenset(route) if route else None, from_us, to_us)
     to = parquet or arrow
     assert to is not None
     form: Literal["parquet", "arrow"] = "arrow" if parquet is None else "parquet"
     try:
-        with shown(f"writing {to}"):
+        with progress_bar(f"writing {to}"):
             rows, missing = job(reader, to, form, columns=names, chosen=chosen)
     except OSError as error:
         raise PipelineError(f"{to} cannot be written: {error.strerror}") from error

@@ -13,9 +13,9 @@ import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.options import settings_of
-from gateway.cli.progress import shown
+from gateway.cli.progress import progress_bar
 from gateway.settings import Settings
-from gateway.store.journal.reader import Gap, JournalReader, Only, Row, ShardExtent, fits
+from gateway.store.journal.reader import Gap, JournalReader, Only, Row, ShardExtent, row_matches
 from gateway.store.journal.segments import Hole
 from gateway.store.journal.shown import document_of, time_of
 
@@ -44,14 +44,14 @@ def newest(
                     continue
                 if only is None or block.may_hold(only):
                     rows = (row for row in block.rows() if row["sequence"] >= positions[name])
-                    yield from (row for row in rows if fits(row, only))
+                    yield from (row for row in rows if row_matches(row, only))
                 positions[name] = block.header.next
         if not follow:
             return
         time.sleep(0.2)
 
 
-def tell_fate(settings: Settings, message_id: str, *, as_json: bool) -> None:
+def print_fate(settings: Settings, message_id: str, *, as_json: bool) -> None:
     """Print the journal rows of all messages with this message id: one row for each target.
 
     Raises typer.Exit with code 1 if there are none.
@@ -61,7 +61,7 @@ def tell_fate(settings: Settings, message_id: str, *, as_json: bool) -> None:
     only = {"message_id": (message_id,)}
     found = False
     shards = reader.shards() if folder.is_dir() else []
-    with shown("looking through the journal, a shard at a time", len(shards)) as bar:
+    with progress_bar("looking through the journal, a shard at a time", len(shards)) as bar:
         for at, shard in enumerate(shards):
             bar.update(at)
             for item in reader.rows(shard, reader.extent(shard).first, only=only):
@@ -151,7 +151,7 @@ def retention(extent: ShardExtent, bytes_max: int, secs_max: float) -> str:
     return f"retention: {used}, the oldest row is {age / 3_600:.1f} of {secs_max / 3_600:.1f} hours old"
 
 
-def described(extent: ShardExtent) -> str:
+def describe_extent(extent: ShardExtent) -> str:
     """Return a line of text about a shard: its rows, blocks, files, bytes and times."""
     span = "no rows"
     numbers = f"rows {extent.first} to {extent.next - 1}" if extent.next > extent.first else "no numbers yet"

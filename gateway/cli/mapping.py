@@ -96,9 +96,9 @@ def explain_address(
     """
     settings = settings_of(config)
     if message is not None:
-        from gateway.cli.journal_rows import tell_fate
+        from gateway.cli.journal_rows import print_fate
 
-        tell_fate(settings, message, as_json=as_json)
+        print_fate(settings, message, as_json=as_json)
         return
     from gateway.cli.explanation import MessageOptions, explained
 
@@ -132,14 +132,14 @@ def _text(found: Explanation) -> str:
             decided = {None: "", True: "  (true)", False: f"  ({match.why})"}
             lines.append(f"      when {match.when}{decided[match.crosses]}")
         if match.crosses is not None and (match.crosses or match.when is None):
-            lines.append(f"      {_made(match.made) if match.made is not None else match.why}")
+            lines.append(f"      {_properties_text(match.made) if match.made is not None else match.why}")
         lines.append(f"      settle {match.settle}")
     for miss in found.misses:
         lines.append(f"  - {miss.route} ({miss.file}:{miss.line}): {miss.reason}")
     return "\n".join(lines)
 
 
-def _made(words: dict[str, Any]) -> str:
+def _properties_text(words: dict[str, Any]) -> str:
     """Return a line of text about the message that a route publishes: its properties that are not empty."""
     parts = [
         f"{word.replace('_', ' ')} {value if isinstance(value, str | int) else orjson.dumps(value).decode()}"

@@ -87,11 +87,11 @@ def publish(
         address_of,
         body_of,
         check_version,
-        client_to,
-        commands_to,
         headers_of,
         is_unicode,
         made_of,
+        open_client,
+        protocol_commands,
         publish_with,
         target_of,
     )
@@ -110,7 +110,7 @@ def publish(
         destination=destination,
     )
     check_version(target, mqtt_version, byte_order)
-    own = commands_to(target, timeout, ca_file)
+    own = protocol_commands(target, timeout, ca_file)
     file_by_itself = file is not None and own is not None and transaction is None
     body = b"" if file_by_itself else body_of(message, file)
     made = made_of(target, address, body, qos, retain, content_type, reply_to, headers_of(header or ()))
@@ -118,7 +118,7 @@ def publish(
         show = MessagePrinter(None, as_json=False).show
         refused = own.publish(made, file if file_by_itself else None, transaction, show)
     else:
-        refused = publish_with(client_to(target, timeout, ca_file, mqtt_version, byte_order), made)
+        refused = publish_with(open_client(target, timeout, ca_file, mqtt_version, byte_order), made)
     if refused:
         typer.echo(f"not accepted: {refused}", err=True)
         raise typer.Exit(Exit.FAILED)
@@ -170,17 +170,17 @@ def subscribe(
         MessageSelection,
         address_of,
         check_version,
-        client_to,
-        commands_to,
         demand,
         messages,
+        open_client,
+        protocol_commands,
         target_of,
     )
 
     target = target_of(url)
     printer = MessagePrinter(count, as_json)
     check_version(target, mqtt_version, byte_order)
-    own = commands_to(target, timeout, ca_file)
+    own = protocol_commands(target, timeout, ca_file)
     selection = MessageSelection(selector, selector_type, unreliable)
     if selection != MessageSelection() and (own is None or service == "peer"):
         raise typer.BadParameter("--selector and --unreliable are for queues and topics of AMQP/Fast")
@@ -200,7 +200,7 @@ def subscribe(
     else:
         address_options = {"topic": topic, "queue": queue, "exchange": exchange, "binding_key": binding_key}
         demand(target, topic=topic, queue=queue, exchange=exchange)
-        client = client_to(target, timeout, ca_file, mqtt_version, byte_order)
+        client = open_client(target, timeout, ca_file, mqtt_version, byte_order)
         client.listen({word: text for word, text in address_options.items() if text is not None}, qos)
         try:
             for message in messages(client, seconds):

@@ -72,11 +72,11 @@ def ask(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | N
     `choice` is the JSON body of a POST request; None sends a GET request. Raises GatewayError if the gateway
     does not respond or refuses, and BadParameter for an invalid `url`.
     """
-    from gateway.cli.api_client import answered
-    from gateway.cli.progress import shown
+    from gateway.cli.api_client import request_json
+    from gateway.cli.progress import progress_bar
 
-    with shown("waiting for the gateway"):
-        return answered(checked(url), token_file, path, choice)
+    with progress_bar("waiting for the gateway"):
+        return request_json(checked(url), token_file, path, choice)
 
 
 def checked(url: str) -> str:

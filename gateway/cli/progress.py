@@ -60,7 +60,7 @@ class Bar:
 
 
 @contextmanager
-def shown(text: str, total: float | None = None) -> Iterator[Bar]:
+def progress_bar(text: str, total: float | None = None) -> Iterator[Bar]:
     """Context in which a progress bar is shown, if standard error is a terminal and it takes long enough.
 
     The block must not print anything before it has ended the bar.

@@ -31,13 +31,13 @@ __all__ = [
     "MessageSelection",
     "address_of",
     "body_of",
-    "client_to",
-    "commands_to",
     "demand",
     "headers_of",
     "is_unicode",
     "made_of",
     "messages",
+    "open_client",
+    "protocol_commands",
     "publish_with",
     "target_of",
 ]
@@ -75,7 +75,7 @@ def dialect_to(target: LinkUrl) -> Dialect:
     return DIALECTS[target.protocol]
 
 
-def client_to(
+def open_client(
     target: LinkUrl,
     timeout: float,
     ca_file: str | None,
@@ -150,7 +150,7 @@ class ProtocolCommands(Protocol):
         """
 
 
-def commands_to(target: LinkUrl, timeout: float, ca_file: str | None) -> ProtocolCommands | None:
+def protocol_commands(target: LinkUrl, timeout: float, ca_file: str | None) -> ProtocolCommands | None:
     """Return the target protocol's own implementation of the commands, or None if it has none."""
     name = dialect_to(target).commands
     made: ProtocolCommands | None = resolve_name(name)(target, timeout, ca_file) if name else None
@@ -185,7 +185,7 @@ def publish_with(client: Client, message: Message) -> str:
     try:
         refused = client.publish_many([message])
     except LinkError as error:
-        client.cut()
+        client.close_abruptly()
         return str(error)
     client.close()
     return refused[0].text if refused else ""

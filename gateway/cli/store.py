@@ -14,7 +14,7 @@ import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile, settings_of
-from gateway.cli.progress import shown
+from gateway.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from gateway.store.damage import Findings
@@ -48,7 +48,7 @@ def backup(
     from gateway.store.backup import back_up
 
     at = _folder(config, folder)
-    with shown("copying the store"):
+    with progress_bar("copying the store"):
         byte_count = back_up(at, to)
     typer.echo(f"the store {at} is copied to {to}: {byte_count} bytes")
 
@@ -70,7 +70,7 @@ def restore(
     from gateway.store.backup import restore as restore_backup
 
     at = _folder(config, folder)
-    with shown("copying the backup"):
+    with progress_bar("copying the backup"):
         byte_count = restore_backup(backup, at)
     typer.echo(f"the backup {backup} is restored to {at}: {byte_count} bytes")
 
@@ -81,13 +81,13 @@ def check(config: ConfigFile = None, folder: Folder = None, as_json: AsJson = Fa
     from gateway.store import repair as repairing
 
     at = _folder(config, folder)
-    with shown("reading the store"):
+    with progress_bar("reading the store"):
         findings = repairing.check(at)
     if as_json:
         typer.echo(orjson.dumps(_document(findings)))
     else:
-        _tell(findings)
-    if not findings.sound:
+        _print_findings(findings)
+    if not findings.is_intact:
         raise typer.Exit(Exit.FAILED)
 
 
@@ -97,12 +97,12 @@ def repair(config: ConfigFile = None, folder: Folder = None, as_json: AsJson = F
     from gateway.store import repair as repairing
 
     at = _folder(config, folder)
-    with shown("copying the store"):
+    with progress_bar("copying the store"):
         findings, aside = repairing.repair(at)
     if as_json:
         typer.echo(orjson.dumps({**_document(findings), "aside": None if aside is None else str(aside)}))
         return
-    _tell(findings)
+    _print_findings(findings)
     if aside is not None:
         typer.echo(f"repaired; the old files are in {aside}")
 
@@ -116,10 +116,10 @@ def _document(findings: Findings) -> dict[str, Any]:
         {"kind": kind, "name": name, **asdict(one)} for (kind, name), one in sorted(findings.logs.items())
     ]
     things = [{"kind": kind, "key": key} for kind, key in findings.things]
-    return {**asdict(findings), "logs": lost, "things": things, "sound": findings.sound}
+    return {**asdict(findings), "logs": lost, "things": things, "sound": findings.is_intact}
 
 
-def _tell(findings: Findings) -> None:
+def _print_findings(findings: Findings) -> None:
     """Print what could not be read from a store, and how much could."""
     for line in findings.file:
         typer.echo(f"the file: {line}")
@@ -142,4 +142,4 @@ def _tell(findings: Findings) -> None:
     summary = f"{findings.messages} messages" + (
         f", {findings.rows.get('things', 0)} records of other things"
     )
-    typer.echo(f"{'sound' if findings.sound else 'can be read'}: {summary}")
+    typer.echo(f"{'sound' if findings.is_intact else 'can be read'}: {summary}")

@@ -25,10 +25,10 @@ def top(
     token_file: TokenFile = None,
 ) -> None:
     """Watch endpoints, routes, outboxes and the longest queues, with rates, until Ctrl-C."""
-    from gateway.cli.top_output import check_column, once_to, watch
+    from gateway.cli.top_output import check_column, print_once, watch
 
     check_column(sort)
     if once:
-        once_to(url, token_file, interval, sort)
+        print_once(url, token_file, interval, sort)
     else:
         watch(url, token_file, interval, sort)

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import typer
 
-from gateway.cli.api_client import answered
+from gateway.cli.api_client import request_json
 from gateway.cli.options import checked
 from gateway.cli.tables import table
 from gateway.errors import GatewayError
@@ -42,19 +42,19 @@ HEADINGS: Final = {
 COLUMNS: Final = tuple(dict.fromkeys(word for title, row in HEADINGS.items() for word in (title, *row)))
 
 
-class Look(NamedTuple):
+class Snapshot(NamedTuple):
     """Snapshot of a gateway: its status, and its longest queues."""
 
     status: Mapping[str, Any]
     queues: list[Mapping[str, Any]]
 
 
-def look(url: str, token_file: Path | None) -> Look:
+def take_snapshot(url: str, token_file: Path | None) -> Snapshot:
     """Request status and longest queues from the gateway. Raises GatewayError."""
-    status = answered(checked(url), token_file, STATUS.url)
+    status = request_json(checked(url), token_file, STATUS.url)
     query = f"count={QUEUES_READ}&empty=false&sort=messages"
-    found = answered(checked(url), token_file, f"{QUEUES.url}?{query}")
-    return Look(status, found["items"])
+    found = request_json(checked(url), token_file, f"{QUEUES.url}?{query}")
+    return Snapshot(status, found["items"])
 
 
 def check_column(sort: str) -> None:
@@ -66,14 +66,14 @@ def check_column(sort: str) -> None:
         raise typer.BadParameter(f"--sort is one of {', '.join(COLUMNS)}, not {sort!r}")
 
 
-def once_to(url: str, token_file: Path | None, interval: float, sort: str = "") -> None:
+def print_once(url: str, token_file: Path | None, interval: float, sort: str = "") -> None:
     """Take two snapshots, `interval` seconds apart, and print one page with the rates between them.
 
     Raises GatewayError.
     """
-    before = look(url, token_file)
+    before = take_snapshot(url, token_file)
     time.sleep(interval)
-    typer.echo("\n".join(page(before, look(url, token_file), sort)))
+    typer.echo("\n".join(page(before, take_snapshot(url, token_file), sort)))
 
 
 def watch(url: str, token_file: Path | None, interval: float, sort: str = "") -> None:
@@ -84,7 +84,7 @@ def watch(url: str, token_file: Path | None, interval: float, sort: str = "") ->
     from rich.live import Live
     from rich.text import Text
 
-    before = now = look(url, token_file)
+    before = now = take_snapshot(url, token_file)
     try:
         with Live(auto_refresh=False, screen=True) as live:
             while True:
@@ -93,7 +93,7 @@ def watch(url: str, token_file: Path | None, interval: float, sort: str = "") ->
                 live.update(Text("\n".join(lines)), refresh=True)
                 time.sleep(interval)
                 try:
-                    before, now = now, look(url, token_file)
+                    before, now = now, take_snapshot(url, token_file)
                 except GatewayError as error:
                     live.update(Text(f"{error}\nTrying again; Ctrl-C ends it."), refresh=True)
                     time.sleep(interval)
@@ -101,7 +101,7 @@ def watch(url: str, token_file: Path | None, interval: float, sort: str = "") ->
         return
 
 
-def page(before: Look, now: Look, sort: str = "") -> list[str]:
+def page(before: Snapshot, now: Snapshot, sort: str = "") -> list[str]:
     """Return the lines of a page with the tables of endpoints, routes, outboxes and queues.
 
     Rates are those between the two snapshots. Tables with the column `sort` are sorted by it.
@@ -176,7 +176,7 @@ def page(before: Look, now: Look, sort: str = "") -> list[str]:
                 _signed(one["messages"] - lengths.get(_key(one), 0), secs),
                 one["unacknowledged"],
                 one["consumers"],
-                _short(one["messages_bytes"]),
+                _format_number(one["messages_bytes"]),
             ]
             for one in sorted(now.queues, key=lambda one: -one["messages"])
         ],
@@ -190,7 +190,7 @@ def _rates(before: list[Mapping[str, Any]], secs: float) -> Callable[[Mapping[st
 
     def rate(one: Mapping[str, Any], word: str) -> str:
         grown = one[word] - previous.get(one["name"], {}).get(word, one[word])
-        return _short(grown / secs) if secs > 0 and grown >= 0 else "-"
+        return _format_number(grown / secs) if secs > 0 and grown >= 0 else "-"
 
     return rate
 
@@ -219,7 +219,7 @@ def _signed(grown: int, secs: float) -> str:
     return "-" if secs <= 0 or not grown else f"{grown / secs:+.1f}"
 
 
-def _short(number: float) -> str:
+def _format_number(number: float) -> str:
     """Return a number as text with about three digits and a unit k, M or G."""
     for size, unit in UNITS:
         if number >= size:

@@ -13,7 +13,7 @@ from gateway.cli.options import AsJson
 app = typer.Typer()
 
 
-def described() -> str:
+def describe_version() -> str:
     """Return a line of text with the versions of the gateway and of Python."""
     form = "compiled" if is_compiled() else "interpreted"
     return f"gateway {__version__}, {form} (Python {platform.python_version()})"
@@ -26,4 +26,4 @@ def version(as_json: AsJson = False) -> None:
         versions = {"gateway": __version__, "python": platform.python_version(), "compiled": is_compiled()}
         typer.echo(orjson.dumps(versions))
     else:
-        typer.echo(described())
+        typer.echo(describe_version())

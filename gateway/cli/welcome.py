@@ -67,7 +67,7 @@ def welcome(gateway: Gateway, *, with_link: bool = False) -> str:
     """
     places = {name: (listener.place, listener.port) for name, listener in gateway.listeners.items()}
     more = pages(gateway, with_link=with_link) if gateway.http_port else []
-    return _told("The gateway is running.", gateway.settings, places, more)
+    return _welcome_text("The gateway is running.", gateway.settings, places, more)
 
 
 def welcome_to_workers(supervisor: Supervisor) -> str:
@@ -79,10 +79,10 @@ def welcome_to_workers(supervisor: Supervisor) -> str:
         scheme = "http" if (http.health or http).tls is None else "https"
         more.append(("metrics", f"{scheme}://localhost:{supervisor.http_port}/metrics"))
         more.append(("consoles", supervisor.consoles))
-    return _told(f"The gateway is running, with {settings.workers} workers.", settings, places, more)
+    return _welcome_text(f"The gateway is running, with {settings.workers} workers.", settings, places, more)
 
 
-def _told(
+def _welcome_text(
     first: str,
     settings: Settings,
     places: Mapping[str, tuple[str, int]],
@@ -93,7 +93,10 @@ def _told(
     `first` is its first line, `places` has address and port of each listener, and `more` are further rows of
     its table.
     """
-    rows = [(name, f"{spoken(settings.listeners[name])} on {place}") for name, (place, _) in places.items()]
+    rows = [
+        (name, f"{describe_protocol(settings.listeners[name])} on {place}")
+        for name, (place, _) in places.items()
+    ]
     rows += [(name, f"link to {', or '.join(link.addresses)}") for name, link in settings.links.items()]
     lines = [first, "", *(f"  {line}" for line in table([*rows, *more]))]
     ports = {name: port for name, (_, port) in places.items()}
@@ -114,7 +117,7 @@ def pages(gateway: Gateway, *, with_link: bool) -> list[tuple[str, str]]:
     return found
 
 
-def spoken(listener: ListenerSettings) -> str:
+def describe_protocol(listener: ListenerSettings) -> str:
     """Return as text the protocol and the layers, such as TLS, that a client of the listener has to use."""
     words: list[str] = [listener.protocol]
     if (path := websocket_path(listener)) is not None:
@@ -134,14 +137,16 @@ def proposal(settings: Settings, ports: Mapping[str, int]) -> list[str]:
     Return an empty list if the command line cannot connect to any listener. `ports` are those of the
     listeners.
     """
-    found = [one for name in settings.listeners if (one := door(settings, name, ports[name])) is not None]
+    found = [
+        one for name in settings.listeners if (one := listener_url(settings, name, ports[name])) is not None
+    ]
     doors: dict[str, ListenerUrl] = {}
     for one in sorted(found, key=lambda one: len(one.wants)):  # for each protocol the one with fewest values
         doors.setdefault(one.protocol, one)
     publisher = next((doors[name] for name in PUBLISH if name in doors), None)
     if publisher is None:
         return []
-    subscribers = doors if crosses(settings) else {publisher.protocol: publisher}
+    subscribers = doors if connects_listeners(settings) else {publisher.protocol: publisher}
     subscriber = next(subscribers[one.name] for one in SUBSCRIBERS if one.name in subscribers)
     lines = [
         "",
@@ -155,7 +160,7 @@ def proposal(settings: Settings, ports: Mapping[str, int]) -> list[str]:
     return lines
 
 
-def crosses(settings: Settings) -> bool:
+def connects_listeners(settings: Settings) -> bool:
     """Return True if the mapping is the shipped one, by which messages cross between all listeners.
 
     The user's own mapping files are not examined; within one protocol messages are delivered in any case.
@@ -163,7 +168,7 @@ def crosses(settings: Settings) -> bool:
     return settings.mapping_files() == [shipped_mappings() / "identity.yaml"]
 
 
-def door(settings: Settings, name: str, port: int) -> ListenerUrl | None:
+def listener_url(settings: Settings, name: str, port: int) -> ListenerUrl | None:
     """Return how the command line connects to a listener from this machine, or None if it cannot."""
     listener = settings.listeners[name]
     tls = listener.tls
@@ -205,13 +210,13 @@ def credentials(settings: Settings, listener: ListenerSettings, near: bool) -> s
     loopback address.
     """
 
-    def admits(policy: str) -> bool:
+    def is_permitted(policy: str) -> bool:
         return policy == "always" or (policy == "loopback" and near)
 
-    if isinstance(listener, MqttListener) and admits(listener.anonymous):
+    if isinstance(listener, MqttListener) and is_permitted(listener.anonymous):
         return ""
     own = settings.users.get(GUEST)
-    if (own is None or not own.proves) and admits(settings.guest):
+    if (own is None or not own.proves) and is_permitted(settings.guest):
         return f"{GUEST}:{GUEST}@"
     with_passwords = [
         name for name, user in settings.users.items() if user.password_hash or user.password_hash_file

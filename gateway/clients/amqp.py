@@ -83,11 +83,11 @@ class AmqpClient:
         self._wire = Wire(access, self._machine, self._machine.tick)
         try:
             self._wire.wait(Opened, Closed)
-            self._wire.opened()
+            self._wire.mark_open()
             self._channel = self._machine.open_channel()
             self._wire.wait(ChannelOpened, ChannelClosed, Closed)
         except LinkError:
-            self._wire.cut()
+            self._wire.close_abruptly()
             raise
 
     def publish_many(
@@ -103,7 +103,7 @@ class AmqpClient:
             publisher = self._publisher = Publisher(self._machine, self._channel, mandatory=True)
         confirming = Confirming()
         at = 0
-        answers = self._wire.answers()
+        answers = self._wire.read_events()
         while at < len(messages) or confirming:
             end = min(len(messages), at + in_flight - len(confirming))
             self._send(publisher, messages, range(at, end), confirming)
@@ -113,7 +113,7 @@ class AmqpClient:
                 continue
             for event in next(answers):
                 if isinstance(event, Returned):
-                    confirming.returned(event)
+                    confirming.record_return(event)
                 elif isinstance(event, Confirms):
                     for _, tag, multiple, accepted in event.confirms:
                         confirming.confirmed(tag, multiple=multiple, accepted=accepted)
@@ -144,7 +144,7 @@ class AmqpClient:
         for at in unsent:
             confirming.refused[sent_positions[at]] = TOO_LARGE
         sent = [(sent_positions[at], row) for at, row in enumerate(rows) if at not in unsent]
-        confirming.sent(first, sent)
+        confirming.record_sent(first, sent)
 
     # Consuming.
 
@@ -216,9 +216,9 @@ class AmqpClient:
             raise LinkError("the server is silent")
         return found
 
-    def rest(self, seconds: float) -> None:
+    def pause_reading(self, seconds: float) -> None:
         """Stay connected without reading, as Client.rest defines."""
-        self._wire.rest(seconds)
+        self._wire.pause_reading(seconds)
 
     def acknowledge(self, arrivals: Sequence[ReceivedMessage]) -> None:
         """Acknowledge these messages with one cumulative basic.ack, as Client.acknowledge defines."""
@@ -231,9 +231,9 @@ class AmqpClient:
         self._machine.close()
         self._wire.close()
 
-    def cut(self) -> None:
+    def close_abruptly(self) -> None:
         """Close the socket at once, as Client.cut defines."""
-        self._wire.cut()
+        self._wire.close_abruptly()
 
     def _call(self, method: m.Method, answer: type[Answer]) -> Answer:
         self._machine.send_method(self._channel, method)
@@ -256,11 +256,11 @@ class Confirming:
     def __len__(self) -> int:
         return len(self._open)
 
-    def sent(self, first: int, rows: Sequence[tuple[int, Sent]]) -> None:
+    def record_sent(self, first: int, rows: Sequence[tuple[int, Sent]]) -> None:
         """Record published messages; their delivery tags are consecutive and begin with `first`."""
         self._open.update(enumerate(rows, first))
 
-    def returned(self, event: Returned) -> None:
+    def record_return(self, event: Returned) -> None:
         """Record a basic.return; the confirm of the message follows it.
 
         The returned message is the oldest unconfirmed one with equal address, properties and body, or else

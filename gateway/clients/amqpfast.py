@@ -58,9 +58,9 @@ class FastClient:
         try:
             self._wire.wait(Opened, Closed)
         except LinkError:
-            self._wire.cut()
+            self._wire.close_abruptly()
             raise
-        self._wire.opened()
+        self._wire.mark_open()
         self._channel = self._machine.open_channel(confirm=False)
 
     def publish_many(
@@ -75,7 +75,7 @@ class FastClient:
         refused: dict[int, BrokerRefusal] = {}
         unanswered: dict[tuple[int, int], int] = {}  # position by handle and tag
         at = 0
-        answers = self._wire.answers()
+        answers = self._wire.read_events()
         while at < len(messages) or unanswered:
             end = min(len(messages), at + in_flight - len(unanswered))
             self._send(messages, range(at, end), unanswered, refused)
@@ -114,12 +114,12 @@ class FastClient:
                 continue
             found = self._producer(message.address)
             if before is not None and found is not before:
-                _say(before, run, unanswered, refused)
+                _send_run(before, run, unanswered, refused)
                 run = []
             before = found
             run.append((position, (found[1], head, message.body)))
         if before is not None:
-            _say(before, run, unanswered, refused)
+            _send_run(before, run, unanswered, refused)
 
     def _producer(self, address: Address) -> tuple[Producer, bytes, int]:
         key = (address.scope, address.name)
@@ -207,9 +207,9 @@ class FastClient:
         )
         return ReceivedMessage(message, number, bits & REDELIVERED != 0)
 
-    def rest(self, seconds: float) -> None:
+    def pause_reading(self, seconds: float) -> None:
         """Stay connected without reading, as Client.rest defines."""
-        self._wire.rest(seconds)
+        self._wire.pause_reading(seconds)
 
     def acknowledge(self, arrivals: Sequence[ReceivedMessage]) -> None:
         """Acknowledge these messages with one CHANNEL ACK, which is cumulative (3.3.8)."""
@@ -222,12 +222,12 @@ class FastClient:
         self._machine.close()
         self._wire.close()
 
-    def cut(self) -> None:
+    def close_abruptly(self) -> None:
         """Close the socket at once, as Client.cut defines."""
-        self._wire.cut()
+        self._wire.close_abruptly()
 
 
-def _say(
+def _send_run(
     producer: tuple[Producer, bytes, int],
     run: Sequence[tuple[int, tuple[bytes, bytes, bytes]]],
     unanswered: dict[tuple[int, int], int],

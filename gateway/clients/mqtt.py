@@ -67,16 +67,16 @@ class MqttClient:
             packet = _connect(access.target, version, client_id, session_secs, receive_max)
             self._machine.connect(packet, time.monotonic())
             try:
-                reason = self._next(Connack).reason
+                reason = self._next_event(Connack).reason
             except LinkError as error:
-                self._wire.cut()
+                self._wire.close_abruptly()
                 if version is versions[-1] or isinstance(error, Silence):
                     raise
                 continue  # servers older than MQTT 5 may close without a word
             if reason == 0:
-                self._wire.opened()
+                self._wire.mark_open()
                 return
-            self._wire.cut()
+            self._wire.close_abruptly()
             if reason != ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
                 raise self._wire.failure(f"the server refused the connection: {reason_name(reason)}")
         spoken = "neither MQTT 5 nor 3.1.1" if access.version == "auto" else f"no MQTT {access.version}"
@@ -93,7 +93,7 @@ class MqttClient:
         unanswered: dict[int, int] = {}  # position by packet id
         room = min(in_flight, self._machine.peer_receive_max)
         at = 0
-        answers = self._wire.answers()
+        answers = self._wire.read_events()
         while at < len(messages) or unanswered:
             at = self._send(messages, at, at + room - len(unanswered), unanswered, refused)
             self._wire.flush()
@@ -103,7 +103,7 @@ class MqttClient:
                 if isinstance(event, Disconnect):
                     raise LinkError(f"the server disconnected: {reason_name(event.reason)}")
                 if isinstance(event, Acks):
-                    self._answered(event, unanswered, refused)
+                    self._process_acks(event, unanswered, refused)
         return refused
 
     def _send(
@@ -146,7 +146,9 @@ class MqttClient:
         self._last_id = found
         return found
 
-    def _answered(self, acks: Acks, unanswered: dict[int, int], refused: dict[int, BrokerRefusal]) -> None:
+    def _process_acks(
+        self, acks: Acks, unanswered: dict[int, int], refused: dict[int, BrokerRefusal]
+    ) -> None:
         received: list[int] = []
         for packet_id, reason in acks.rows:
             if reason < FAILURE and acks.kind is PacketType.PUBREC:
@@ -166,15 +168,15 @@ class MqttClient:
         """Subscribe to one or more filters with this QoS. Raises LinkError if the server refuses one."""
         filters = [topic_filters] if isinstance(topic_filters, str) else list(topic_filters)
         self._machine.subscribe(1, tuple(Subscription(one, qos) for one in filters))
-        self._check(filters, self._next(Suback).reasons)
+        self._check(filters, self._next_event(Suback).reasons)
 
-    def _next(self, event_type: type[Event]) -> Event:
+    def _next_event(self, event_type: type[Event]) -> Event:
         """Return the next event of type `event_type`. Raises LinkError if it does not arrive in time.
 
         Other events that arrive before or with it, such as messages of the session, are stored for
         `arrivals`.
         """
-        for events in self._wire.answers():
+        for events in self._wire.read_events():
             for at, event in enumerate(events):
                 if isinstance(event, event_type):
                     self._early += events[:at] + events[at + 1 :]
@@ -211,9 +213,9 @@ class MqttClient:
         self._tokens.append((packet_id, qos))
         return ReceivedMessage(message, self._first + len(self._tokens) - 1, flags & DUP != 0)
 
-    def rest(self, seconds: float) -> None:
+    def pause_reading(self, seconds: float) -> None:
         """Stay connected without reading, as Client.rest defines."""
-        self._wire.rest(seconds)
+        self._wire.pause_reading(seconds)
 
     def acknowledge(self, arrivals: Sequence[ReceivedMessage]) -> None:
         """Acknowledge these messages in the order in which they arrived (MQTT 5: 4.6.0-2)."""
@@ -233,9 +235,9 @@ class MqttClient:
         self._machine.disconnect()
         self._wire.close()
 
-    def cut(self) -> None:
+    def close_abruptly(self) -> None:
         """Close the socket at once, as Client.cut defines."""
-        self._wire.cut()
+        self._wire.close_abruptly()
 
     def _ping(self, now: float) -> None:
         if now >= self._machine.ping_at():

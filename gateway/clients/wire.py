@@ -87,7 +87,7 @@ class Client(Protocol):
     def arrivals(self, seconds: float) -> list[ReceivedMessage]:
         """Return the messages that have arrived, after at most `seconds`. Raises LinkError."""
 
-    def rest(self, seconds: float) -> None:
+    def pause_reading(self, seconds: float) -> None:
         """Stay connected for `seconds` without reading messages. Raises LinkError."""
 
     def acknowledge(self, arrivals: Sequence[ReceivedMessage]) -> None:
@@ -96,7 +96,7 @@ class Client(Protocol):
     def close(self) -> None:
         """Disconnect as the protocol provides."""
 
-    def cut(self) -> None:
+    def close_abruptly(self) -> None:
         """Close the socket without a DISCONNECT or its equivalent, because the connection is broken."""
 
 
@@ -160,7 +160,7 @@ class Wire:
             sock.close()
             raise LinkError(f"{self._place}: {reason(error)}") from error
 
-    def opened(self) -> None:
+    def mark_open(self) -> None:
         """Record that the server uses the expected protocol and has accepted the login."""
         self._open = True
 
@@ -183,7 +183,7 @@ class Wire:
             except OSError as error:
                 raise self.failure(reason(error)) from error
 
-    def rest(self, seconds: float) -> None:
+    def pause_reading(self, seconds: float) -> None:
         """Write pending bytes, then read nothing for `seconds`: the broker has to wait."""
         now = time.monotonic()
         if now - self._ticked >= TICK_SECS:
@@ -237,7 +237,7 @@ class Wire:
         while end is None or time.monotonic() < end:
             yield from self.turn(TICK_SECS if end is None else end - time.monotonic())
 
-    def answers(self) -> Iterator[list[Any]]:
+    def read_events(self) -> Iterator[list[Any]]:
         """Yield the events of one read after the other. Raises LinkError after `timeout_secs` without any."""
         last_read = time.monotonic()
         while True:
@@ -269,7 +269,7 @@ class Wire:
         finally:
             self._sock.close()
 
-    def cut(self) -> None:
+    def close_abruptly(self) -> None:
         """Close the socket without writing pending bytes."""
         self._sock.close()
 

@@ -100,7 +100,7 @@ class UnconfirmedRun:
         """Return the offsets that are not settled."""
         return [offset for offset in range(self.done, len(self.positions)) if offset not in self.settled]
 
-    def left(self) -> Positions:
+    def unsettled_positions(self) -> Positions:
         """Return the positions that are not settled."""
         if not self.settled:
             return self.positions[self.done :]
@@ -176,9 +176,11 @@ class ConfirmedSink:
         self._early.clear()
         self._next = self._floor = 1
         self._count_in_flight()
-        return self._again([Unconfirmed(run.part, left) for run in runs if (left := run.left())])
+        return self._requeue(
+            [Unconfirmed(run.part, left) for run in runs if (left := run.unsettled_positions())]
+        )
 
-    def _again(self, again: list[Unconfirmed]) -> int:
+    def _requeue(self, again: list[Unconfirmed]) -> int:
         """Put messages in front of the waiting ones. Return how many they are."""
         for waiting in again:
             self._count_waiting(waiting, 1)
@@ -199,7 +201,7 @@ class ConfirmedSink:
         if self._blamed < times:
             self._window = self._suspects = 1
             return None
-        part, positions = self._take(1)
+        part, positions = self._take_slice(1)
         part.settle_at(positions, outcome)
         self._widen()
         return part.messages[positions[0]]
@@ -226,7 +228,7 @@ class ConfirmedSink:
 
     # Handover to another replica.
 
-    def in_doubt(self, selects: Callable[[SubBatch], bool]) -> bool:
+    def has_doubtful(self, selects: Callable[[SubBatch], bool]) -> bool:
         """Return True if the broker may have unconfirmed messages that only this link can repeat safely.
 
         `selects` selects the parts. The broker would recognise such a message as a duplicate if this link
@@ -234,10 +236,10 @@ class ConfirmedSink:
         """
         return False
 
-    def give_up(self, selects: Callable[[SubBatch], bool], outcome: Outcome) -> None:
+    def release_waiting(self, selects: Callable[[SubBatch], bool], outcome: Outcome) -> None:
         """Settle the waiting messages of wanted parts with this outcome, as another replica may send them.
 
-        Messages in doubt (see `in_doubt`) are not included.
+        Messages in doubt (see `has_doubtful`) are not included.
         """
         settle_all(self._withdraw_waiting(lambda part, at: selects(part)), outcome)
 
@@ -257,9 +259,9 @@ class ConfirmedSink:
         ):
             self._try(part, every, messages)
             return
-        self._let_wait(part, every)
+        self._queue_part(part, every)
 
-    def _let_wait(self, part: SubBatch, positions: Positions) -> None:
+    def _queue_part(self, part: SubBatch, positions: Positions) -> None:
         """Queue messages of a part behind the waiting ones and send what is possible.
 
         If the limits are then exceeded, the newest of these messages are released.
@@ -273,11 +275,11 @@ class ConfirmedSink:
             self.pump()
             if self._waiting and self._waiting[-1].part is part:
                 self._trim_users()
-                if self._too_much_waits() and self._waiting:
+                if self._is_over_limit() and self._waiting:
                     self._trim()
         _settle_refused(refused)
 
-    def _too_much_waits(self) -> bool:
+    def _is_over_limit(self) -> bool:
         return self.waiting_messages > self.messages_max or self.waiting_bytes > self.bytes_max
 
     def _trim_users(self) -> None:
@@ -320,10 +322,10 @@ class ConfirmedSink:
         """Send waiting messages, as far as the window and the stream allow. Settle expired ones."""
         while self._waiting and self._flowing:
             assert self._stream is not None
-            room = self._room()
+            room = self._send_capacity()
             if room <= 0 or not self._usable or self._stream.congested:
                 return
-            part, positions = self._take(min(room, SLICE_MESSAGES_MAX))
+            part, positions = self._take_slice(min(room, SLICE_MESSAGES_MAX))
             messages = [part.messages[at] for at in positions]
             utc = clock.utc()
             expired = {
@@ -333,13 +335,13 @@ class ConfirmedSink:
             }
             if expired:
                 if remaining := [at for at in positions if at not in expired]:
-                    self._again([Unconfirmed(part, remaining)])  # before what their source publishes then
+                    self._requeue([Unconfirmed(part, remaining)])  # before what their source publishes then
                 part.settle_at(expired, EXPIRED)
                 continue
             if not self._try(part, positions, messages):
                 return
 
-    def _room(self) -> int:
+    def _send_capacity(self) -> int:
         """Return how many messages may be sent now."""
         return self._window - self.in_flight
 
@@ -358,14 +360,14 @@ class ConfirmedSink:
         except Exception as error:
             self._unsent.clear()
             stream = self._stream
-            count = self._again([Unconfirmed(part, positions)]) + self.close()
+            count = self._requeue([Unconfirmed(part, positions)]) + self.close()
             if self._suspect(count, INTERNAL) is not None:
                 contained("delivery", error)
             if stream is not None:
-                stream.doom(error)
+                stream.fail_later(error)
             return True
         if rest:
-            self._again([Unconfirmed(part, rest)])
+            self._requeue([Unconfirmed(part, rest)])
         unsent, self._unsent = self._unsent, []
         for settled, outcome in unsent:
             if len(settled) == len(part.slots):
@@ -401,7 +403,7 @@ class ConfirmedSink:
                 self._count_waiting(self._waiting[-1], 1)
         return withdrawn
 
-    def _take(self, room: int) -> Unconfirmed:
+    def _take_slice(self, room: int) -> Unconfirmed:
         """Remove the next waiting messages of one part and return them.
 
         They are at most `room` messages and SLICE_BYTES_MAX bytes, but at least one message.
@@ -421,7 +423,7 @@ class ConfirmedSink:
             self._waiting.appendleft(Unconfirmed(part, positions[count:]))
         return unconfirmed
 
-    def _sent(
+    def _record_sent(
         self, part: SubBatch, positions: Positions, byte_count: int, *, mandatory: bool = False
     ) -> None:
         """Give sent messages their numbers and count them; their bodies have `byte_count` bytes in all."""

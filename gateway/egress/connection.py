@@ -81,7 +81,7 @@ class QueueLinkConnection(Generic[MachineT, ConsumerT]):
             return False
         return True
 
-    def _let_go(self) -> None:
+    def _abandon_consumers(self) -> None:
         """Mark all consumers as dead, because acknowledgements cannot be sent any more."""
         for consumer in self._consumers.values():
             consumer.live = False
@@ -97,10 +97,10 @@ class QueueLinkConnection(Generic[MachineT, ConsumerT]):
             owing, self._owing = self._owing, {}
             for consumer in owing:
                 consumer.flush()
-                self._leave(consumer)
+                self._close_stopped(consumer)
 
     @abstractmethod
-    def _leave(self, consumer: ConsumerT) -> None:
+    def _close_stopped(self, consumer: ConsumerT) -> None:
         """Close the channel of an unwanted consumer once all its messages are settled."""
 
     def _count_fault(self, code: int) -> None:

@@ -85,7 +85,7 @@ class HeldBack(Generic[R]):
         """Return how many messages wait, without those being retried."""
         return sum([len(line.waiting) for line in self._lines.values()])
 
-    def released(self, key: LineKey, receipt: R, now: Monotonic) -> None:
+    def hold(self, key: LineKey, receipt: R, now: Monotonic) -> None:
         """Hold back a message that a target has released. `key` identifies its line."""
         tried = self._tried.pop(id(self._message_of(receipt)), None)
         if tried is None:
@@ -100,9 +100,9 @@ class HeldBack(Generic[R]):
             line, number, released_at, _ = tried
             line.in_flight -= 1
         heapq.heappush(line.waiting, (number, released_at, receipt))
-        line.backoff.released(now)
+        line.backoff.record_release(now)
 
-    def behind(self, key: LineKey, receipt: R, now: Monotonic) -> bool:
+    def hold_if_behind(self, key: LineKey, receipt: R, now: Monotonic) -> bool:
         """Hold back a new message if others with its key are. Return False if it may be published."""
         line = self._lines.get(key)
         if line is None:
@@ -115,7 +115,7 @@ class HeldBack(Generic[R]):
         """Return True if the message was held back and is being retried."""
         return id(self._message_of(receipt)) in self._tried
 
-    def settled(self, receipt: R, *, by_target: bool = True) -> None:
+    def record_settled(self, receipt: R, *, by_target: bool = True) -> None:
         """Forget a message that has an outcome.
 
         `by_target` is False if the sender no longer waits for an outcome; the back-off then does not change.
@@ -128,7 +128,7 @@ class HeldBack(Generic[R]):
             line = tried[0]
             line.in_flight -= 1
             if by_target:
-                line.backoff.accepted(1)
+                line.backoff.record_acceptance(1)
             if not line.waiting and not line.in_flight and self._lines.get(line.key) is line:
                 del self._lines[line.key]
         self._check()
@@ -136,7 +136,7 @@ class HeldBack(Generic[R]):
     def _check(self) -> None:
         self.on = bool(self._lines or self._undone or self._named)
 
-    def due(self, now: Monotonic) -> list[R]:
+    def take_due(self, now: Monotonic) -> list[R]:
         """Return the receipts to retry now, in order. Each must be settled or released later."""
         found: list[R] = []
         for line in self._lines.values():
@@ -162,7 +162,7 @@ class HeldBack(Generic[R]):
         for line in list(self._lines.values()):
             while line.waiting and now - line.waiting[0][1] >= self._secs_max:
                 receipt = heapq.heappop(line.waiting)[2]
-                found.append((receipt, self._routes_left(receipt, entry_of(receipt), line)))
+                found.append((receipt, self._remaining_routes(receipt, entry_of(receipt), line)))
             if not line.waiting and not line.in_flight:
                 del self._lines[line.key]
         for receipt, _ in found:
@@ -171,15 +171,17 @@ class HeldBack(Generic[R]):
         self._check()
         return found
 
-    def routes_left(self, receipt: R, entry: RoutingEntry) -> tuple[str, ...]:
+    def remaining_routes(self, receipt: R, entry: RoutingEntry) -> tuple[str, ...]:
         """Return the names of the routes that have not accepted a message that waited or was rejected.
 
         These are routes of `entry`, or removed ones if it has none; ("",) if no name is known.
         """
         tried = self._tried.get(id(self._message_of(receipt)))
-        return self._routes_left(receipt, entry, None if tried is None else tried[0])
+        return self._remaining_routes(receipt, entry, None if tried is None else tried[0])
 
-    def _routes_left(self, receipt: R, entry: RoutingEntry, line: RouteBacklog[R] | None) -> tuple[str, ...]:
+    def _remaining_routes(
+        self, receipt: R, entry: RoutingEntry, line: RouteBacklog[R] | None
+    ) -> tuple[str, ...]:
         undone = self._undone.get(id(self._message_of(receipt)))
         if undone is not None:
             return line_of(_remaining(entry, undone[1])) or tuple(sorted(undone[1]))
@@ -212,7 +214,7 @@ class HeldBack(Generic[R]):
         """
         return self._undone.pop(id(self._message_of(receipt)), None) is not None
 
-    def left_of(self, receipt: R, entry: RoutingEntry) -> RoutingEntry:
+    def remaining_entry(self, receipt: R, entry: RoutingEntry) -> RoutingEntry:
         """Return an entry with only the routes that have not accepted the message.
 
         If a reload has renamed or removed all of those, every route is returned.
@@ -222,7 +224,7 @@ class HeldBack(Generic[R]):
         undone = self._undone.pop(id(self._message_of(receipt)), None)
         return entry if undone is None else _remaining(entry, undone[1])
 
-    def give_up(self) -> list[R]:
+    def take_all(self) -> list[R]:
         """Forget everything. Return the receipts that waited; their broker delivers the messages again."""
         waiting = [receipt for line in self._lines.values() for _, _, receipt in sorted(line.waiting)]
         self._lines.clear()

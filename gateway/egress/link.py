@@ -28,7 +28,7 @@ from gateway.protocols import DIALECTS
 from gateway.settings.endpoints import LinkTls, LinkUrl, Remote, address_of
 from gateway.telemetry.stats import FrameCounts, LastError, LinkStats
 from gateway.transport.filter import Ending, Filter
-from gateway.transport.filter_stack import within
+from gateway.transport.filter_stack import stack_filters
 from gateway.transport.poller import Poller
 from gateway.transport.stream import Stream, StreamOwner, WriteSet
 from gateway.transport.tls import TlsFilter
@@ -72,7 +72,7 @@ class LinkStatus:
         self._lost = trio.Event()
 
     @property
-    def up(self) -> bool:
+    def is_up(self) -> bool:
         """True if the link session has reported its connection as usable."""
         return self.stats.up
 
@@ -80,7 +80,7 @@ class LinkStatus:
         """Prepare for a new connection, which has not been lost yet."""
         self._lost = trio.Event()
 
-    def came_up(self) -> None:
+    def mark_up(self) -> None:
         """Set the link up after the handshake; called by the link session."""
         self.stats.up = True
         self.stats.connects += 1
@@ -88,13 +88,13 @@ class LinkStatus:
         if self._when_up is not None:
             self._when_up()
 
-    def went_down(self, why: str) -> None:
+    def mark_down(self, why: str) -> None:
         """Set the link down for this reason; called by the link session when its connection is lost."""
         self.stats.up = False
         self.why = why
         self._lost.set()
 
-    async def lost(self) -> None:
+    async def wait_until_lost(self) -> None:
         """Wait until the connection is lost."""
         await self._lost.wait()
 
@@ -138,7 +138,7 @@ class LinkSession(Protocol):
     def connect(self, stream: Stream, target: LinkUrl, now: float) -> LinkConnection:
         """Begin the handshake on a new connection. Return the owner of its stream."""
 
-    def turn_done(self) -> None:
+    def end_turn(self) -> None:
         """Publish the batch collected in this wake-up."""
 
     def tick(self, now: float) -> None:
@@ -164,7 +164,7 @@ class UrlOrder:
         self._wait = wait_min
         self._remaining_count = count  # URLs of this round that have not failed
 
-    def failed(self, was_stable: bool) -> float:
+    def advance(self, was_stable: bool) -> float:
         """Move on to the next URL. Return the seconds to wait.
 
         `was_stable` is True if the connection lasted before it was lost.
@@ -258,7 +258,7 @@ class Link:
         self._turns = UrlOrder(
             len(settings.all_urls), settings.reconnect_min_secs, settings.reconnect_max_secs, jitter
         )
-        self._poller = Poller(writes, session.turn_done)
+        self._poller = Poller(writes, session.end_turn)
         self._connection: LinkConnection | None = None
         self._stream: Stream | None = None
         self._stopping = False
@@ -267,9 +267,9 @@ class Link:
         self._goes_on.set()
 
     @property
-    def up(self) -> bool:
+    def is_up(self) -> bool:
         """True if the connection of the link is usable."""
-        return self.status.up
+        return self.status.is_up
 
     @property
     def connected(self) -> bool:
@@ -277,7 +277,7 @@ class Link:
         return self._stream is not None
 
     @property
-    def why(self) -> str:
+    def down_reason(self) -> str:
         """Reason why the link is down, as far as it is known."""
         return next(iter(self._held_down), self.status.why)
 
@@ -295,7 +295,7 @@ class Link:
         self._writes.flush()
 
     @property
-    def paused(self) -> bool:
+    def is_paused(self) -> bool:
         """True if an operator has paused the link."""
         return PAUSED in self._held_down
 
@@ -305,17 +305,17 @@ class Link:
 
     def resume(self) -> None:
         """Reconnect after `pause`."""
-        self.let_up(PAUSED)
+        self.remove_hold(PAUSED)
 
     def hold_down(self, why: str) -> None:
-        """Disconnect and stay down until `let_up` was called for each reason."""
+        """Disconnect and stay down until `remove_hold` was called for each reason."""
         if not self._held_down:
             self._goes_on = trio.Event()
             if self._connection is not None:
                 self._connection.shut_down()
         self._held_down[why] = None
 
-    def let_up(self, why: str) -> None:
+    def remove_hold(self, why: str) -> None:
         """Remove a reason to stay down; reconnect if it was the last."""
         self._held_down.pop(why, None)
         if not self._held_down:
@@ -334,11 +334,11 @@ class Link:
             nursery.start_soon(self._tick)
             while True:
                 if self._held_down:
-                    log.info("link suspended", link=self.name, why=self.why)
+                    log.info("link suspended", link=self.name, why=self.down_reason)
                     await self._goes_on.wait()
                 began = clock.now()
                 try:
-                    await self._once()
+                    await self._run_connection()
                 except LinkError as error:
                     self.status.why = str(error)
                 except Exception as fault:
@@ -350,19 +350,19 @@ class Link:
                 self.stats.failures.add("lost" if was_stable else "failed")
                 if self._stopping:
                     return
-                self.stats.failed = LastError(self.why, clock.wall())
-                pause = self._turns.failed(was_stable)
+                self.stats.failed = LastError(self.down_reason, clock.wall())
+                pause = self._turns.advance(was_stable)
                 log.warning(
                     "link disconnected",
                     link=self.name,
                     address=self.stats.address,
-                    why=self.why,
+                    why=self.down_reason,
                     retry_in_secs=round(pause, 2),
                     next=self.settings.addresses[self._turns.at],
                 )
                 await trio.sleep(pause)
 
-    async def _once(self) -> None:
+    async def _run_connection(self) -> None:
         """Run one connection until it ends. Raises LinkError if it cannot be made."""
         self.stats.address = self.settings.addresses[self._turns.at]
         try:
@@ -374,11 +374,11 @@ class Link:
             if target.websocket
             else None
         )
-        layer = within(tls_to(target, self.settings.tls, self.name), websocket)
+        layer = stack_filters(tls_to(target, self.settings.tls, self.name), websocket)
         sock = await open_socket(target, self.settings.connect_timeout_secs)
         if self._held_down:
             sock.close()
-            raise LinkError(self.why)
+            raise LinkError(self.down_reason)
         self.status.connected()
         stream = Stream(
             sock,
@@ -398,21 +398,21 @@ class Link:
         self._stream = stream
         stream.owner = self._connection
         machine = self._connection.machine
-        self.stats.opened(machine)
+        self.stats.add_connection(machine)
         try:
             self._poller.watch(stream)
             stream.mark()
             self._writes.flush()
-            await self.status.lost()
+            await self.status.wait_until_lost()
             self._connection = None
             self.stats.up = False
             await _until_closed(stream)
         finally:
             self._connection = self._stream = None
             self.stats.up = False
-            self.stats.closed(machine)
+            self.stats.remove_connection(machine)
             if not stream.closed:
-                stream.abort(self.why or "the link was stopped")
+                stream.abort(self.down_reason or "the link was stopped")
 
     def _layer_ended(self, stream: Stream, ending: Ending) -> None:
         """Count the error with which the TLS or WebSocket layer has ended."""
@@ -436,4 +436,4 @@ class Link:
             except Exception as error:
                 stream.fail(error)
         self.session.tick(now)
-        self.session.turn_done()
+        self.session.end_turn()

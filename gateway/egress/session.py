@@ -133,7 +133,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             batch.received = clock.now()
         return batch
 
-    def turn_done(self) -> None:
+    def end_turn(self) -> None:
         """Publish the batch collected in this wake-up."""
         batch = self.batch
         if len(batch):
@@ -145,21 +145,21 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         burials, self._burials = self._burials, []
         for receipt, outcome, routes in burials:
             if receipt[0].stopping:
-                self.give_back_later(receipt)
+                self.requeue_later(receipt)
             elif receipt[0].live:
-                self._bury(receipt, outcome, routes)
+                self._store_dead_letters(receipt, outcome, routes)
         if self.dispatcher.memory.short:
             return
-        for receipt in self.held_receipts.due():
+        for receipt in self.held_receipts.take_due():
             if not receipt[0].live:
-                self.held_back.settled(receipt, by_target=False)
-            elif not self.held_back.behind(self.line_of(receipt), receipt, Monotonic(now)):
+                self.held_back.record_settled(receipt, by_target=False)
+            elif not self.held_back.hold_if_behind(self.line_of(receipt), receipt, Monotonic(now)):
                 self.retry(receipt, self.begun_batch())
         for receipt, routes in self.held_back.overdue(Monotonic(now), self._entry_of):
             if receipt[0].stopping:
-                self.give_back_later(receipt)
+                self.requeue_later(receipt)
             elif receipt[0].live:
-                self.bury(receipt, TOO_LONG, routes)
+                self.store_dead_letter(receipt, TOO_LONG, routes)
         self.send_held_back(Monotonic(now))
 
     # Interface for batches: the session is their source.
@@ -185,26 +185,26 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
                 consumer.wake()
             accepted.append(tag)
 
-    def released(self, receipt: tuple[ConsumerT, int, Message], outcome: Outcome) -> None:
+    def handle_release(self, receipt: tuple[ConsumerT, int, Message], outcome: Outcome) -> None:
         """Hold back a released message until its target or the local disk may accept it.
 
         If memory is short, or its queue is no longer wanted, it is requeued at its broker instead.
         """
         consumer = receipt[0]
         if outcome is LOW_ON_MEMORY or not consumer.live or consumer.stopping:
-            self.held_back.settled(receipt, by_target=False)
-            self.give_back_later(receipt)
+            self.held_back.record_settled(receipt, by_target=False)
+            self.requeue_later(receipt)
         elif outcome.reason is Reason.STORE and not self.held_back.is_tried(receipt):
             self.held_back.note_routes(receipt, line_of(self._entry_of(receipt)))
-            self.held_receipts.refused(receipt)
+            self.held_receipts.add_refused(receipt)
         else:
-            self.held_back.released(self.line_of(receipt), receipt, clock.now())
+            self.held_back.hold(self.line_of(receipt), receipt, clock.now())
 
     @abstractmethod
-    def give_back_later(self, receipt: tuple[ConsumerT, int, Message]) -> None:
+    def requeue_later(self, receipt: tuple[ConsumerT, int, Message]) -> None:
         """Requeue a message at its broker after a moment."""
 
-    def bury(
+    def store_dead_letter(
         self,
         receipt: tuple[ConsumerT, int, Message],
         outcome: Outcome,
@@ -216,21 +216,21 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         While there is no room for dead letters it stays unacknowledged.
         """
         self.stats.refuse(outcome)
-        self._bury(receipt, outcome, routes)
+        self._store_dead_letters(receipt, outcome, routes)
 
-    def _bury(
+    def _store_dead_letters(
         self, receipt: tuple[ConsumerT, int, Message], outcome: Outcome, routes: tuple[str, ...]
     ) -> None:
         def wait(full: Outcome) -> None:
             self._burials.append((receipt, outcome, routes))
 
         if len(routes) > 1:
-            then = partial(self._bury, receipt, outcome, routes[1:])
+            then = partial(self._store_dead_letters, receipt, outcome, routes[1:])
         else:
-            then = partial(self.settle_buried, receipt, outcome)
+            then = partial(self.settle_dead_letter, receipt, outcome)
         self.dispatcher.dead_letters.add([receipt[2]], routes[0], outcome, then, full=wait)
 
-    def settle_buried(self, receipt: tuple[ConsumerT, int, Message], outcome: Outcome) -> None:
+    def settle_dead_letter(self, receipt: tuple[ConsumerT, int, Message], outcome: Outcome) -> None:
         """Acknowledge a message whose dead letter is safe."""
         self.accept([receipt])
 
@@ -251,15 +251,15 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             return False
         if self.held_receipts.on:
             self.held_back.note_routes(receipt, line_of(entry))
-            self.held_receipts.behind(receipt)
+            self.held_receipts.append(receipt)
             return True
-        return self.held_back.behind((receipt[0], line_of(entry)), receipt, clock.now())
+        return self.held_back.hold_if_behind((receipt[0], line_of(entry)), receipt, clock.now())
 
     def let_others_follow(self, receipts: list[tuple[ConsumerT, int, Message]]) -> None:
         """Settle these receipts finally in the held-back lines, so that others are retried."""
         if self.held_back.on:
             for receipt in receipts:
-                self.held_back.settled(receipt)
+                self.held_back.record_settled(receipt)
             self.send_held_back(clock.now())
 
     def send_held_back(self, now: Monotonic) -> None:
@@ -271,13 +271,13 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             return
         self._sending_held_back = True
         try:
-            while receipts := self.held_back.due(now):
+            while receipts := self.held_back.take_due(now):
                 batch = self.new_batch()
                 for receipt in receipts:
                     if receipt[0].live and not receipt[0].stopping:
                         self.retry(receipt, batch)
                     else:
-                        self.released(receipt, WAITING_FULL)
+                        self.handle_release(receipt, WAITING_FULL)
                 batch.send()
         finally:
             self._sending_held_back = False
@@ -287,13 +287,13 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         if self.dispatcher.memory.short:
             self.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
             return
-        entry = self.held_back.left_of(receipt, self._entry_of(receipt))
+        entry = self.held_back.remaining_entry(receipt, self._entry_of(receipt))
         for branch in entry.plan.branches:
             branch.route.retried += 1
         if self.dispatcher.publish(batch, entry, receipt[2], receipt):
             return
         if entry.plan.branches:
-            self.unclaimed(entry, receipt)
+            self.handle_unrouted(entry, receipt)
         else:
             self.orphaned(receipt)
 
@@ -303,17 +303,17 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
 
     def orphaned(self, receipt: tuple[ConsumerT, int, Message]) -> None:
         """Store a message that waited for routes as dead letters, as a reload has removed the routes."""
-        routes = self.held_back.routes_left(receipt, self._entry_of(receipt))
+        routes = self.held_back.remaining_routes(receipt, self._entry_of(receipt))
         self.let_others_follow([receipt])
-        self.bury(receipt, ROUTE_REMOVED, routes)
+        self.store_dead_letter(receipt, ROUTE_REMOVED, routes)
 
-    def unclaimed(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> None:
+    def handle_unrouted(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> None:
         """Record that no route accepts a message, and settle it."""
         self.dispatcher.record_unrouted(entry, receipt[2], NO_TAKER, self.begun_batch().received)
-        self.answer_unclaimed(entry, receipt)
+        self.settle_unrouted(entry, receipt)
 
     @abstractmethod
-    def answer_unclaimed(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> None:
+    def settle_unrouted(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> None:
         """Settle a message that no route accepts."""
 
     # Interface for the connection.
@@ -334,7 +334,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         """Forget a lost connection. Its unconfirmed messages are sent again on the next one."""
         if self._connection is connection:
             self._connection = None
-            self.held_receipts.give_up()
-            self.held_back.give_up()
+            self.held_receipts.take_all()
+            self.held_back.take_all()
         self.publisher.close()
-        self.status.went_down(why)
+        self.status.mark_down(why)

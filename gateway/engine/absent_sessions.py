@@ -33,7 +33,7 @@ from gateway.engine.names import binding_of
 from gateway.engine.stored_values import decode_options
 from gateway.model.pending import Pending
 from gateway.state.interface import (
-    Absent,
+    AbsentSession,
     ChangeSession,
     FindAbsent,
     FindSession,
@@ -79,7 +79,7 @@ class AbsentReview:
         self._cluster = cluster
         self._judge = judge
         self._begun = trio.Event()
-        self._owed: dict[SessionKey, tuple[Absent, set[str]]] = {}  # keys to unbind
+        self._owed: dict[SessionKey, tuple[AbsentSession, set[str]]] = {}  # keys to unbind
         self._owing = trio.Event()
 
     def gauges(self) -> dict[str, Callable[[], float]]:
@@ -91,7 +91,7 @@ class AbsentReview:
         self.is_running = True
         self._begun.set()
 
-    def owe(self, absent: Absent, keys: set[str]) -> None:
+    def owe(self, absent: AbsentSession, keys: set[str]) -> None:
         """Unbind these keys of the queue of a client that has left, unless it has returned."""
         self._owed[absent.key] = absent, keys
         self._owing.set()
@@ -136,7 +136,7 @@ class AbsentReview:
         if ended:
             log.info("subscriptions of absent clients ended, no longer permitted", subscriptions=ended)
 
-    async def _check(self, absent: Absent) -> int:
+    async def _check(self, absent: AbsentSession) -> int:
         """End the subscriptions of a session that are not allowed. Return their number."""
         options = {name: decode_options(data) for name, data in absent.subscriptions.items()}
         forbidden = await self._forbidden(absent, options)
@@ -155,7 +155,7 @@ class AbsentReview:
         await self._unbind(absent, unbound)
         return len(forbidden)
 
-    async def _unbind(self, absent: Absent, keys: set[str]) -> None:
+    async def _unbind(self, absent: AbsentSession, keys: set[str]) -> None:
         for key in keys:
             await self._set_binding(absent.queue, key, bound=False)
         if keys and not await self._is_absent(absent):
@@ -163,7 +163,7 @@ class AbsentReview:
             for key in keys:
                 await self._set_binding(absent.queue, key, bound=True)
 
-    async def _is_absent(self, absent: Absent) -> bool:
+    async def _is_absent(self, absent: AbsentSession) -> bool:
         """Return True if the client has not returned since its session was read."""
         found = await _reply(partial(self._state.query, FindSession(absent.key)))
         while found.verdict is OperationOutcome.UNAVAILABLE:
@@ -171,7 +171,9 @@ class AbsentReview:
             found = await _reply(partial(self._state.query, FindSession(absent.key)))
         return found.value is not None and found.value.owner.epoch == absent.epoch
 
-    async def _forbidden(self, absent: Absent, options: Mapping[str, SubscriptionOptions]) -> list[str]:
+    async def _forbidden(
+        self, absent: AbsentSession, options: Mapping[str, SubscriptionOptions]
+    ) -> list[str]:
         while True:
             try:
                 return self._judge(absent.user, absent.key.client, options)
@@ -211,11 +213,11 @@ async def _reply(request: Callable[[Callable[[Reply[T]], None]], None]) -> Reply
     replies: list[Reply[T]] = []
     answered = trio.Event()
 
-    def take(reply: Reply[T]) -> None:
+    def add_reply(reply: Reply[T]) -> None:
         replies.append(reply)
         answered.set()
 
-    request(take)
+    request(add_reply)
     await answered.wait()
     return replies[0]
 

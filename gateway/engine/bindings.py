@@ -53,18 +53,18 @@ class Bindings:
         del self._counts[key]
         return key
 
-    def stands(self, key: str, on: bool) -> None:
+    def set_bound(self, key: str, on: bool) -> None:
         """Record that the broker has bound a key (`on`) or unbound it."""
         if on:
             self._standing.add(key)
         else:
             self._standing.discard(key)
 
-    def anew(self) -> None:
+    def reset(self) -> None:
         """Forget the confirmed bindings, because the queue was declared again."""
         self._standing.clear()
 
-    def lacking(self) -> Iterator[tuple[str, bool]]:
+    def pending_changes(self) -> Iterator[tuple[str, bool]]:
         """Yield the keys that must be bound (True) and unbound (False) on the broker."""
         yield from [(key, True) for key in self._counts if key not in self._standing]
         yield from [(key, False) for key in self._standing if key not in self._counts]

@@ -43,7 +43,7 @@ from gateway.engine.consumers import PREFETCH_MAX, ClusterConsumer, Content, Don
 from gateway.engine.envelope import Number
 from gateway.engine.names import SHORTENED_MIN, binding_of
 from gateway.engine.once import Recent
-from gateway.engine.requeue_order import GivenBack, print_of
+from gateway.engine.requeue_order import RequeuedMessages, print_of
 from gateway.engine.stored_values import encode_options
 from gateway.engine.walks import Walked
 from gateway.model.address import Address
@@ -82,9 +82,9 @@ class ClusterOrigin(NamedTuple):
         """Acknowledge the message on the cluster."""
         self.consumer.settle(self.tag)
 
-    def give_back(self) -> None:
+    def requeue(self) -> None:
         """Requeue the message for another consumer."""
-        self.consumer.give_back(self.tag)
+        self.consumer.requeue(self.tag)
 
 
 class SessionChange:
@@ -129,7 +129,7 @@ class Engine(Protocol):
     def read(self, content: Content) -> tuple[Message, Number | None] | None:
         """Return the message of a delivery and its number, or None if it cannot be delivered."""
 
-    def let_go_of(self, session: ClientSession, why: str) -> None:
+    def disconnect_client(self, session: ClientSession, why: str) -> None:
         """Disconnect the client of a session with a reason; it must reconnect."""
 
     def bind_queue(self, session: ClientSession, key: str) -> None:
@@ -192,14 +192,14 @@ class ClientSession(Session):
         self._recent = Recent(0)  # a session that ends with its connection gets no redeliveries
         self._old = 0  # messages still to come that were in the queue before the client
         # Messages that an earlier owner requeued, until all of them have arrived.
-        self._given_back: GivenBack | None = None
+        self._given_back: RequeuedMessages | None = None
         self._cached: dict[str, Grant | None] = {}
         self._consumer: ClusterConsumer | None = None  # the consumer that delivers the messages of its queue
         self.walked: Walked | None = None  # retained messages that were sent, while they may arrive live, too
         self._stopped = False
 
     @property
-    def lasting(self) -> bool:
+    def has_queue(self) -> bool:
         """True if the session has a queue and outlives its connection."""
         return self.queue != ""
 
@@ -271,7 +271,7 @@ class ClientSession(Session):
             if self._needs(key, topic_filter):
                 return
             self._unbound_options.pop(key, None)
-            self.unbound[key] = (False, _nobody)
+            self.unbound[key] = (False, _do_nothing)
             self._engine.bind_queue(self, key)
 
     def _needs(self, key: str, without: str) -> bool:
@@ -322,7 +322,7 @@ class ClientSession(Session):
         """Do nothing: what waits is in a queue of the cluster, which drops it in time."""
         self.purge_at = NEVER
 
-    def waits(self, count: int) -> None:
+    def set_backlog(self, count: int) -> None:
         """Record how many messages were in the queue before it is consumed."""
         self._old = count
 
@@ -333,8 +333,11 @@ class ClientSession(Session):
             self._forget_waiting()
         given_back = self._given_back
         if given_back is None:
-            self._take(consumer, tag, redelivered, content)
-        elif given_back.hold((consumer, tag, redelivered, content)) or given_back.waiting >= self.prefetch:
+            self._receive(consumer, tag, redelivered, content)
+        elif (
+            given_back.hold((consumer, tag, redelivered, content))
+            or given_back.buffered_count >= self.prefetch
+        ):
             self.expect_no_longer()  # all of them are here, or the prefetch is used up
 
     def expect(self, prints: Sequence[int]) -> None:
@@ -342,7 +345,7 @@ class ClientSession(Session):
 
         Called before the queue is consumed.
         """
-        self._given_back = GivenBack(prints)
+        self._given_back = RequeuedMessages(prints)
         self.prefetch = self._prefetch_for(self.prefetch)
 
     def _prefetch_for(self, receive_maximum: int) -> int:
@@ -373,24 +376,24 @@ class ClientSession(Session):
         given_back, self._given_back = self._given_back, None
         if given_back is None:
             return
-        if given_back.lacking:
+        if given_back.missing_count:
             log.warning(
                 "requeued messages not redelivered in time, order uncertain",
                 client=self.client_id,
-                messages=given_back.lacking,
+                messages=given_back.missing_count,
             )
         for buffered in given_back.in_order():
             if buffered[0] is self._consumer:  # else it is redelivered over another connection
                 buffered[0].order(buffered[1])
-                self._take(*buffered)
+                self._receive(*buffered)
 
-    def _take(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:
+    def _receive(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:
         old = self._old > 0
         self._old -= old
         left_at = self._left_since
         if left_at is not None and not redelivered and clock.now() - left_at >= LEFT_SECS:
             self._left_since = None
-            self._close_left()
+            self._release_reserved()
         found = self._engine.read(content)
         grant = None if found is None else self._granted(found[0].address)
         if found is None or grant is None:
@@ -403,7 +406,7 @@ class ClientSession(Session):
         if is_late and not old and not redelivered:
             consumer.settle(tag)  # the client was sent a later one as retained
             return
-        self.owe(message, grant, ClusterOrigin(consumer, tag, number, redelivered), old=old)
+        self.queue_message(message, grant, ClusterOrigin(consumer, tag, number, redelivered), old=old)
 
     def _forget_waiting(self) -> None:
         """Drop waiting messages of an earlier cluster connection; they are redelivered over this one."""
@@ -416,9 +419,11 @@ class ClientSession(Session):
                 dropped_bytes += message.byte_count
             else:
                 self._wait([(message, grant, position)])
-        self._let_go(dropped_bytes)
+        self._subtract_bytes(dropped_bytes)
 
-    def owe(self, message: Message, grant: Grant, delivery: ClusterOrigin, *, old: bool = False) -> bool:
+    def queue_message(
+        self, message: Message, grant: Grant, delivery: ClusterOrigin, *, old: bool = False
+    ) -> bool:
         """Queue a message for the client, with the delivery by which it is settled.
 
         `old` is True if it arrived while the client was away. Return False if it is not queued, because it is
@@ -434,7 +439,7 @@ class ClientSession(Session):
                 self.tally.offline += 1
                 return False
             self._wait([(message, grant, UNKEPT)])
-        elif qos == 2 and self._knows(message, grant, delivery):
+        elif qos == 2 and self._is_duplicate(message, grant, delivery):
             return False
         else:
             self._enqueue(message, grant, delivery)
@@ -447,13 +452,13 @@ class ClientSession(Session):
         self._deliveries[self._next] = delivery
         self._wait([(message, grant, self._next)])
 
-    def _knows(self, message: Message, grant: Grant, delivery: ClusterOrigin) -> bool:
+    def _is_duplicate(self, message: Message, grant: Grant, delivery: ClusterOrigin) -> bool:
         """Return True if the client has the message or has been sent it, and settle or reattach it.
 
         Checked again before the message is sent: its publisher may have repeated it while it waited.
         """
         number = delivery.number
-        if not self.lasting or number is None:
+        if not self.has_queue or number is None:
             return False
         if number in self._recent:
             delivery.settle()
@@ -461,10 +466,10 @@ class ClientSession(Session):
         at = self._sent.get(number)
         if at is None:
             return False
-        self._again_at(at, message, grant, delivery)
+        self._reattach(at, message, grant, delivery)
         return True
 
-    def _again_at(self, packet_id: int, message: Message, grant: Grant, delivery: ClusterOrigin) -> None:
+    def _reattach(self, packet_id: int, message: Message, grant: Grant, delivery: ClusterOrigin) -> None:
         """Attach a redelivered message to its packet id, and resend it if needed.
 
         The packet id is in flight here, or was in flight at an earlier owner of the session.
@@ -482,7 +487,7 @@ class ClientSession(Session):
             self._again.insert(0, row)
             self._engine.pump(self)
 
-    def _close_left(self) -> None:
+    def _release_reserved(self) -> None:
         """Send PUBREL for messages of an earlier owner that were not redelivered, because they expired.
 
         The earlier owner had sent them, so the client may have them.
@@ -535,7 +540,7 @@ class ClientSession(Session):
                 if delivery is not None:
                     delivery.settle()
                 continue
-            if qos == 2 and delivery is not None and self._knows(message, grant, delivery):
+            if qos == 2 and delivery is not None and self._is_duplicate(message, grant, delivery):
                 dropped_bytes += message.byte_count
                 continue
             byte_count += message.byte_count
@@ -550,14 +555,14 @@ class ClientSession(Session):
                     self._flight[packet_id] = delivery
             else:
                 dropped_bytes += message.byte_count
-            if qos == 2 and self.lasting:
+            if qos == 2 and self.has_queue:
                 self._reserve(packet_id, self._number_of(message) if delivery is None else delivery.number)
-                unsaid.append(row.said(before=False))
+                unsaid.append(row.with_dup(before=False))
             else:
                 rows.append(row)
         if unsaid:
-            self._engine.after_stored(self, partial(self._say, unsaid))
-        self._let_go(dropped_bytes)
+            self._engine.after_stored(self, partial(self._send_stored, unsaid))
+        self._subtract_bytes(dropped_bytes)
         return rows
 
     def _number_of(self, message: Message) -> Number | None:
@@ -573,7 +578,7 @@ class ClientSession(Session):
             self._sent[number] = packet_id
         self._note_packet(packet_id)
 
-    def _say(self, rows: list[OutgoingPublish], outcome: Outcome) -> None:
+    def _send_stored(self, rows: list[OutgoingPublish], outcome: Outcome) -> None:
         """Send messages whose packet identifiers are stored."""
         if outcome is ACCEPTED and self.outlet is not None:
             self._again[:0] = reversed(rows)
@@ -598,14 +603,14 @@ class ClientSession(Session):
             outlet.send_release(packet_id)
         self.pump()
 
-    def awaits(self, kind: PacketType, packet_id: int) -> bool:
+    def expects_ack(self, kind: PacketType, packet_id: int) -> bool:
         """Return False if the client acknowledges a delivery with another packet type than the due one.
 
         For an id that only an earlier owner has sent, PUBREC and PUBCOMP are both accepted.
         """
         if packet_id in self._reserved and packet_id not in self.in_flight:
             return kind is not PacketType.PUBACK
-        return super().awaits(kind, packet_id)
+        return super().expects_ack(kind, packet_id)
 
     def received(self, packet_id: int) -> bool:
         """Process PUBREC: store that the client has the message, before PUBREL is sent.
@@ -617,7 +622,7 @@ class ClientSession(Session):
         if packet_id not in self.released:
             self.released[packet_id] = None
             self._note_packet(packet_id, released=True)
-            self._had(self._reserved[packet_id])
+            self._record_received(self._reserved[packet_id])
             delivery = self._flight.pop(packet_id, None)
             if delivery is not None:
                 self._engine.after_stored(self, partial(_settle, delivery))
@@ -632,7 +637,7 @@ class ClientSession(Session):
         if is_known:
             number = self._reserved.pop(packet_id)
             if packet_id not in self.released:  # else it is remembered already
-                self._had(number)
+                self._record_received(number)
             if number is not None:
                 self._sent.pop(number, None)
             self.change().packets[OUTGOING, packet_id] = None
@@ -643,16 +648,16 @@ class ClientSession(Session):
             self.credit += 1
         return is_known
 
-    def _had(self, number: Number | None) -> None:
+    def _record_received(self, number: Number | None) -> None:
         """Record that the client has a message, so that it is not sent again.
 
         A session that ends with its connection records nothing.
         """
-        if number is not None and self.lasting:
+        if number is not None and self.has_queue:
             self.change().received.update(self._recent.add(number))
 
     @property
-    def is_wanted(self) -> bool:
+    def needs_queue(self) -> bool:
         """False if the queue is another owner's, who may have deleted it."""
         return not self._stopped
 
@@ -672,15 +677,15 @@ class ClientSession(Session):
         """Send nothing more from here, because another owner is about to get the queue."""
         self._stopped = True
 
-    def give_back(self) -> None:
+    def requeue_shared(self) -> None:
         """Requeue messages of shared subscriptions that the lost client has not acknowledged."""
         for delivery in (*self._flight.values(), *self._deliveries.values()):
             if delivery.consumer.target is not self:
-                delivery.give_back()
+                delivery.requeue()
 
     def unreachable(self) -> None:
         """Disconnect the client, because the node that has its queue is down."""
-        self._engine.let_go_of(self, "the node that has its queue is down")
+        self._engine.disconnect_client(self, "the node that has its queue is down")
 
     def discarded(self) -> None:
         """Clear the session after its end; its stored contents are deleted by LeaveSession."""
@@ -712,7 +717,7 @@ class SharedReceivedIds(ReceivedIds):
     def announce(self, packet_ids: Iterable[int]) -> dict[int, Number]:
         """Have these ids stored. Return those that are not stored yet, with their numbers.
 
-        `answered` must be called with them when all changes of the session until now are stored.
+        `record_stored` must be called with them when all changes of the session until now are stored.
         """
         for packet_id in packet_ids:
             if packet_id not in self._numbers:
@@ -721,7 +726,7 @@ class SharedReceivedIds(ReceivedIds):
         unstored = self._unstored
         return {packet_id: unstored[packet_id] for packet_id in packet_ids if packet_id in unstored}
 
-    def answered(self, announced: dict[int, Number], outcome: Outcome) -> None:
+    def record_stored(self, announced: dict[int, Number], outcome: Outcome) -> None:
         """Record the outcome of storing announced ids, of which some may have been freed and reused since."""
         if outcome is not ACCEPTED:
             self.is_lost = True
@@ -757,5 +762,5 @@ def _settle(delivery: ClusterOrigin, outcome: Outcome) -> None:
         delivery.settle()
 
 
-def _nobody() -> None:
+def _do_nothing() -> None:
     """Do nothing: no caller waits for the binding."""

@@ -81,16 +81,16 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         """Process bytes that have arrived, or events left over from the last turn."""
         self._process(self.machine.receive_data(data, now))
         if self.machine.unread:
-            self._stream.again()
+            self._stream.request_turn()
         self._stream.expect(self.machine.body_bytes_remaining)
 
-    def drained(self) -> None:
+    def resume_writing(self) -> None:
         """Resume publishing: the broker reads again."""
         self._publisher.pump()
 
     # Interface for the session and the consumers.
 
-    def give_up(self, why: str) -> None:
+    def abort(self, why: str) -> None:
         """Abort the connection at once, for this reason; the link reconnects."""
         self._why = why
         self._stream.abort(why)
@@ -113,7 +113,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         self._stream.mark()
 
     @abstractmethod
-    def decided(self) -> None:
+    def handle_checks_complete(self) -> None:
         """Handle that no existence check of a queue is open any more."""
 
     # Events.
@@ -143,7 +143,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
     def _common_method(self, event: MethodReceived) -> bool:
         """Process a method that all such connections treat alike. Return False if it is another one."""
         method, number = event.method, event.channel
-        if self.consumers.answered(number, method):
+        if self.consumers.process_method(number, method):
             return True
         elif number == self._declaring:
             self.answered_at = clock.now()
@@ -176,12 +176,12 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
             elif isinstance(event, Deliveries):
                 self._deliveries(event.contents)
             elif isinstance(event, MethodReceived):
-                self._heard(event)
+                self._handle_method(event)
             elif isinstance(event, ChannelOpened):
                 if event.channel in self.machine.channels:
                     self._channel_opened(event.channel)
             elif isinstance(event, Opened):
-                self._stats.spoke(self.machine, VERSION)
+                self._stats.set_version(self.machine, VERSION)
                 self.open = True
                 self._opened()
             elif isinstance(event, Challenged):
@@ -191,7 +191,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
             self._stream.end(self._why or "closed")
         self._stream.mark()
 
-    def _heard(self, event: MethodReceived) -> None:
+    def _handle_method(self, event: MethodReceived) -> None:
         method = event.method
         if isinstance(method, m.ConnectionBlocked):
             log.warning("publishing blocked by cluster", link=self._stats.name, reason=method.reason)
@@ -231,5 +231,5 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         if event.by_peer and (over_content or event.reply_code in CONTENT_FAULTS):
             self._publisher.close_over(event.reply_code, event.text)
 
-    def _leave(self, consumer: AmqpLinkConsumer) -> None:
+    def _close_stopped(self, consumer: AmqpLinkConsumer) -> None:
         """Do nothing: these connections have no link consumers that are stopped one by one."""

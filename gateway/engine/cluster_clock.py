@@ -82,7 +82,7 @@ class ClusterClock:
         self._is_wrong = is_wrong
 
     @property
-    def why_not(self) -> str:
+    def unavailable_reason(self) -> str:
         """Why this replica must not serve clients; "" if it may."""
         if not self._is_known:
             return UNKNOWN

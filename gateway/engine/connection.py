@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import structlog
 
 from gateway import clock
-from gateway.egress.amqp091.session import machine_to
+from gateway.egress.amqp091.session import new_machine
 from gateway.engine.arguments import type_arguments
 from gateway.engine.bindings import Bindings
 from gateway.engine.cluster import ClusterConnection
@@ -50,7 +50,7 @@ DROPPED_MAX: Final = 10_000  # length limit of the queue of dropped messages, wh
 OUTLIVES_SECS: Final = 60.0  # beyond engine_timeout_secs, for which the queue of an absent replica is kept
 
 
-class Speaker(Protocol):
+class ConnectionSession(Protocol):
     """Session that uses a connection to the cluster and processes its events."""
 
     settings: RabbitEngine
@@ -65,10 +65,10 @@ class Speaker(Protocol):
     def queue(self) -> str:
         """Name of this replica's queue."""
 
-    def came_up(self) -> None:
+    def start_serving(self) -> None:
         """Handle that everything that the engine needs exists."""
 
-    def decided(self) -> None:
+    def handle_checks_complete(self) -> None:
         """Handle that no existence check of a queue is open any more."""
 
     def deliver(self, wire: bytes, raw: bytes, body: Body) -> None:
@@ -84,9 +84,9 @@ class Speaker(Protocol):
 class EngineConnection(ClusterConnection):
     """Owner of the engine's stream, as long as that connection lives."""
 
-    def __init__(self, session: Speaker, stream: Stream, target: LinkUrl, now: float) -> None:
+    def __init__(self, session: ConnectionSession, stream: Stream, target: LinkUrl, now: float) -> None:
         settings = session.settings
-        machine = machine_to(target, session.limits, name=session.queue, heartbeat=settings.heartbeat_secs)
+        machine = new_machine(target, session.limits, name=session.queue, heartbeat=settings.heartbeat_secs)
         deadline = now + settings.connect_timeout_secs
         super().__init__(machine, session.stats, session.publisher, session.names.topics, stream, deadline)
         self.ready = False  # True when everything needed has been declared
@@ -112,10 +112,10 @@ class EngineConnection(ClusterConnection):
         self._done.clear()
         return self.machine.to_send()
 
-    def lost(self, reason: str) -> None:
+    def connection_lost(self, reason: str) -> None:
         """Release all consumers, and report the end of the connection to the session."""
         self.ready = False
-        self.consumers.lose()
+        self.consumers.drop_all()
         self._session.disconnected(self, self._why or reason)
 
     # Interface for the link.
@@ -154,11 +154,11 @@ class EngineConnection(ClusterConnection):
         if self._bound:
             binding = session.queue, session.names.topics, key
             method = m.QueueBind(*binding) if on else m.QueueUnbind(*binding)
-            self.ask(method, partial(session.bindings.stands, key, on))
+            self.ask(method, partial(session.bindings.set_bound, key, on))
 
-    def decided(self) -> None:
+    def handle_checks_complete(self) -> None:
         """Pass on that no existence check of a queue is open any more."""
-        self._session.decided()
+        self._session.handle_checks_complete()
 
     def delete_queue(self, queue: str, done: Done | None = None) -> None:
         """Delete the queue of a session that has ended; `done` is called when it is deleted.
@@ -182,7 +182,7 @@ class EngineConnection(ClusterConnection):
             done()
             return
         last = self._callbacks.pop()
-        self._callbacks.append(done if last is None else _both(last, done))
+        self._callbacks.append(done if last is None else _call_both(last, done))
 
     def shut_down(self) -> None:
         """Close the connection because the gateway stops or the link pauses.
@@ -204,14 +204,14 @@ class EngineConnection(ClusterConnection):
         self.consumers.open()
 
     def _channel_opened(self, number: int) -> None:
-        if self.consumers.opened(number):
+        if self.consumers.use_channel(number):
             return
         if number == self._declaring:
             self._answering = True
             for method in self._needed():
                 self.ask(method)
-            self.consumers.look_for(self._session.queue, self._found)
-        self._go_on()
+            self.consumers.look_for(self._session.queue, self._declare_queue)
+        self._set_up_channels()
 
     def _needed(self) -> Iterable[m.Method]:
         """Yield the declarations of everything that must exist besides the replica's queue."""
@@ -230,23 +230,23 @@ class EngineConnection(ClusterConnection):
         yield m.QueueDeclare(answers, exclusive=True)
         yield m.QueueBind(answers, names.direct, answers)
 
-    def _found(self, there: bool) -> None:
+    def _declare_queue(self, there: bool) -> None:
         """Declare the replica's queue unless it exists, and request the bindings that differ."""
         session = self._session
         if not there:
-            session.bindings.anew()
+            session.bindings.reset()
             arguments = _queue_arguments(session.settings, session.names)
             self.ask(m.QueueDeclare(session.queue, durable=True, arguments=arguments))
         self._bound = True
-        for key, on in session.bindings.lacking():
+        for key, on in session.bindings.pending_changes():
             self.bind(key, on)
-        self.after_bound(self._declared)
+        self.after_bound(self._become_ready)
 
-    def _declared(self) -> None:
+    def _become_ready(self) -> None:
         self.ready = True
-        self._go_on()
+        self._set_up_channels()
 
-    def _go_on(self) -> None:
+    def _set_up_channels(self) -> None:
         """Set up the channels that have opened: nothing is consumed or published before everything exists."""
         if not self.ready:
             return
@@ -265,7 +265,7 @@ class EngineConnection(ClusterConnection):
         channels = {self._publishing, self._consuming, self._dropping, self._timing}
         if not self._is_up and channels <= self._begun:
             self._is_up = True
-            session.came_up()
+            session.start_serving()
 
     def _ask_time(self) -> None:
         """Query the cluster's time by publishing a message whose dead-letter history reports it.
@@ -289,7 +289,7 @@ class EngineConnection(ClusterConnection):
 
     def _method(self, event: MethodReceived) -> None:
         if not self._common_method(event) and isinstance(event.method, m.BasicCancel):
-            self.give_up("the cluster has cancelled a consumer")
+            self.abort("the cluster has cancelled a consumer")
 
     def _deliveries(self, contents: Sequence[Delivery]) -> None:
         session = self._session
@@ -340,7 +340,7 @@ def _queue_arguments(settings: RabbitEngine, names: Names) -> Headers:
     )
 
 
-def _both(one: Done, other: Done) -> Done:
+def _call_both(one: Done, other: Done) -> Done:
     def call() -> None:
         one()
         other()

@@ -59,7 +59,7 @@ class QueueOwner(Protocol):
     unbound: dict[str, tuple[bool, Done]]  # keys to bind (True) or unbind, each with its callback
 
     @property
-    def is_wanted(self) -> bool:
+    def needs_queue(self) -> bool:
         """False if another owner has the queue and may have deleted it."""
 
     def confirm(self, done: Callable[[bool], None]) -> None:
@@ -72,7 +72,7 @@ class QueueOwner(Protocol):
     def deliver(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:
         """Process a message, which must be settled by its tag."""
 
-    def waits(self, count: int) -> None:
+    def set_backlog(self, count: int) -> None:
         """Record how many messages were in the queue before it is consumed."""
 
     def unreachable(self) -> None:
@@ -97,7 +97,7 @@ class ConsumerConnection(Protocol):
     def open_channel(self) -> int:
         """Open another channel. Return its number."""
 
-    def decided(self) -> None:
+    def handle_checks_complete(self) -> None:
         """Handle that no existence check of a queue is open any more."""
 
 
@@ -141,14 +141,14 @@ class ClusterConsumer:
             del self._unsettled[tag]
             self._consumers.acknowledge(self.channel, tag)
 
-    def give_back(self, tag: int) -> None:
+    def requeue(self, tag: int) -> None:
         """Requeue a message for another consumer. An unknown tag is ignored."""
         if tag in self._unsettled:
             del self._unsettled[tag]
-            self._consumers.give_back(self.channel, [tag])
+            self._consumers.requeue(self.channel, [tag])
 
-    def over(self) -> None:
-        """Call `then` with the requeued contents, because the queue is free now."""
+    def finish(self) -> None:
+        """Call `then`, if set, with the requeued contents: this replica no longer consumes the queue."""
         if self.then is not None:
             self.then(self.given_back)
 
@@ -235,11 +235,11 @@ class Consumers:
         for _ in range(CHANNELS):
             self._channels.append(self._broker.open_channel())
 
-    def opened(self, channel: int) -> bool:
+    def use_channel(self, channel: int) -> bool:
         """Use a channel that has opened. Return False if it belongs to none of the consumers."""
         if channel == self._checking:
             for check in self._checks:
-                self._look(check)
+                self._send_check(check)
             return True
         return channel in self._channels
 
@@ -252,11 +252,11 @@ class Consumers:
             return False
         lacking = self._checks.popleft()
         self._checking = self._broker.open_channel()  # the other checks are repeated there
-        self._found(lacking, there=False)
+        self._report_own_queue(lacking, there=False)
         if isinstance(lacking, ClusterConsumer):
-            self._lacks(lacking, text)
+            self._handle_missing_queue(lacking, text)
         elif isinstance(lacking, RequeueingConsumer):
-            self._over(lacking.consumer)
+            self._remove_consumer(lacking.consumer)
         elif isinstance(lacking, Removal):
             if isinstance(lacking.method, m.QueueDelete):
                 log.info("queue not deleted yet", queue=lacking.method.queue, why=text)
@@ -264,19 +264,19 @@ class Consumers:
                 lacking.done()
             self._removed()
         if not self._checks:
-            self._broker.decided()
+            self._broker.handle_checks_complete()
         return True
 
-    def _lacks(self, consumer: ClusterConsumer, text: str) -> None:
+    def _handle_missing_queue(self, consumer: ClusterConsumer, text: str) -> None:
         target = consumer.target
         if UNREACHABLE in text:
             log.warning("queue unreachable", queue=target.queue, why=text)
             consumer.ending = True
-            self._over(consumer)
+            self._remove_consumer(consumer)
             target.unreachable()
             return
-        if consumer.ending or not target.is_wanted:  # its session may be over
-            self._over(consumer)
+        if consumer.ending or not target.needs_queue:  # its session may be over
+            self._remove_consumer(consumer)
             return
         self._lacking.add(consumer)
         target.confirm(partial(self._confirmed, consumer))
@@ -287,19 +287,19 @@ class Consumers:
             return  # the connection was lost
         self._lacking.discard(consumer)
         if consumer.ending or self._closed or not is_ours:
-            self._over(consumer)
+            self._remove_consumer(consumer)
             return
         log.info("queue missing, declared", queue=consumer.target.queue)
         self._declare(consumer)
 
-    def answered(self, channel: int, method: m.Method) -> bool:
+    def process_method(self, channel: int, method: m.Method) -> bool:
         """Process a method. Return False if it is for another channel."""
         if channel == self._checking:
             if self._checks and isinstance(method, CHECK_REPLIES):
                 found = self._checks.popleft()
-                self._found(found, there=True)
+                self._report_own_queue(found, there=True)
                 if isinstance(found, ClusterConsumer) and isinstance(method, m.QueueDeclareOk):
-                    found.target.waits(method.message_count)
+                    found.target.set_backlog(method.message_count)
                     self._bind(found, list(found.target.unbound))
                     self._consume(found)
                 elif isinstance(found, RequeueingConsumer) and isinstance(method, m.QueueDeclareOk):
@@ -309,7 +309,7 @@ class Consumers:
                     if found.done is not None:
                         found.done()
                 if not self._checks:
-                    self._broker.decided()
+                    self._broker.handle_checks_complete()
             return True
         if channel not in self._channels:
             return False
@@ -322,7 +322,7 @@ class Consumers:
             self._cancelled(channel, method.consumer_tag)
         return True
 
-    def lose(self) -> None:
+    def drop_all(self) -> None:
         """Drop all consumers, because the connection was lost: their messages cannot be settled any more."""
         self._live = False
         consumers = list(self._consumers.values())
@@ -330,7 +330,7 @@ class Consumers:
         self._lacking.clear()
         for consumer in consumers:
             consumer.drain()
-            consumer.over()
+            consumer.finish()
 
     # Consuming.
 
@@ -340,7 +340,7 @@ class Consumers:
         return self._live
 
     @property
-    def undecided(self) -> bool:
+    def has_pending_bindings(self) -> bool:
         """True if keys wait to be bound until the existence of their queues is known."""
         return any(isinstance(one, ClusterConsumer) and one.target.unbound for one in self._checks)
 
@@ -373,7 +373,7 @@ class Consumers:
                 then(())
             return
         if consumer.ending:
-            consumer.then = _both(consumer.then, then)
+            consumer.then = _combine(consumer.then, then)
             return
         consumer.ending = True
         consumer.then = then
@@ -410,7 +410,7 @@ class Consumers:
         for consumer in consumers:
             consumer.drain()
             consumer.ending = True
-            consumer.over()
+            consumer.finish()
 
     def touch(self, queue: str) -> None:
         """Restart the expiry of a queue that is still needed but not consumed, by a passive declare."""
@@ -422,7 +422,7 @@ class Consumers:
         self._own = method, found
         self._check(method)
 
-    def _found(self, check: Check, *, there: bool) -> None:
+    def _report_own_queue(self, check: Check, *, there: bool) -> None:
         if self._own is not None and check is self._own[0]:
             found, self._own = self._own[1], None
             found(there)
@@ -455,9 +455,9 @@ class Consumers:
 
     def _check(self, check: Check) -> None:
         self._checks.append(check)
-        self._look(check)
+        self._send_check(check)
 
-    def _look(self, check: Check) -> None:
+    def _send_check(self, check: Check) -> None:
         """Send the request of a check; if the channel is not open yet it is sent when it opens."""
         if isinstance(check, ClusterConsumer):
             method: m.Method = m.QueueDeclare(check.target.queue, passive=True)
@@ -491,12 +491,14 @@ class Consumers:
     def _bind(self, consumer: ClusterConsumer, keys: Iterable[str]) -> None:
         target = consumer.target
         for key in keys:
-            on, done = target.unbound.get(key, (True, _nobody))
-            self._broker.ask(_binding(target.queue, self._exchange, key, on), _answered(target, key, done))
+            on, done = target.unbound.get(key, (True, _do_nothing))
+            self._broker.ask(
+                _binding(target.queue, self._exchange, key, on), _clear_then_call(target, key, done)
+            )
 
     def _consume(self, consumer: ClusterConsumer) -> None:
         if consumer.ending:
-            self._over(consumer)
+            self._remove_consumer(consumer)
             return
         self._turn = (self._turn + 1) % len(self._channels)
         consumer.channel = self._channels[self._turn]
@@ -548,7 +550,7 @@ class Consumers:
             consumer.returning = RequeueingConsumer(consumer, list(unsettled), clock.now())
             self._check(consumer.returning)
         else:
-            self._over(consumer)
+            self._remove_consumer(consumer)
 
     def _return(self, returning: RequeueingConsumer, count: int) -> None:
         """Handle the ready-message count of a queue: requeue the next chunk, or poll again."""
@@ -563,22 +565,22 @@ class Consumers:
         if (count >= returning.expected_count and returning.looks_since >= LOOKS_MIN) or vain:
             some = len(returning.tags) if vain else RETURNED_MAX
             tags, returning.tags = returning.tags[:some], returning.tags[some:]
-            self.give_back(returning.consumer.channel, tags)
+            self.requeue(returning.consumer.channel, tags)
             if vain or not tags:
-                self._over(returning.consumer)
+                self._remove_consumer(returning.consumer)
                 return
             returning.expected_count = min(count + len(tags), _room_of(returning.consumer.target))
             returning.looks_since = 0
         self._check(returning)
 
-    def _over(self, consumer: ClusterConsumer) -> None:
+    def _remove_consumer(self, consumer: ClusterConsumer) -> None:
         for name in consumer.names:
             self._by_name.pop((consumer.channel, encode_short_string(name)), None)
             if (consumer.channel, name) in self._beginning:
                 self._beginning[consumer.channel, name] = True
         if self._consumers.get(consumer.target) is consumer:
             del self._consumers[consumer.target]
-            consumer.over()
+            consumer.finish()
 
     def _cancelled_by_broker(self, channel: int, name: str) -> None:
         """Restart a consumer whose queue was deleted or moved, if it is still wanted."""
@@ -588,8 +590,8 @@ class Consumers:
             return
         consumer.drain()
         target = consumer.target
-        self._over(consumer)
-        if not consumer.ending and target.is_wanted:
+        self._remove_consumer(consumer)
+        if not consumer.ending and target.needs_queue:
             log.warning("consumer cancelled by cluster, restarting", queue=target.queue)
             self.begin(target)
 
@@ -599,7 +601,7 @@ class Consumers:
         """Pass a delivered message to its consumer; requeue it if there is none."""
         consumer = self._by_name.get((channel, name))
         if consumer is None:
-            self.give_back(channel, [tag])
+            self.requeue(channel, [tag])
             return
         if consumer.returning is not None:
             consumer.returning.tags.append(tag)
@@ -615,7 +617,7 @@ class Consumers:
             self._acks.append((channel, tag))
             self._broker.wake()
 
-    def give_back(self, channel: int, tags: list[int]) -> None:
+    def requeue(self, channel: int, tags: list[int]) -> None:
         """Requeue the messages with these tags."""
         if self._live and tags and not self._closed:
             self.flush()
@@ -636,7 +638,7 @@ def _room_of(target: QueueOwner) -> int:
     return value.value if value is not None and isinstance(value.value, int) else sys.maxsize
 
 
-def _both(first: Freed | None, second: Freed | None) -> Freed | None:
+def _combine(first: Freed | None, second: Freed | None) -> Freed | None:
     """Return a callback that calls both, or the one that is given; None if neither is."""
     if first is None or second is None:
         return first or second
@@ -648,7 +650,7 @@ def _both(first: Freed | None, second: Freed | None) -> Freed | None:
     return call
 
 
-def _nobody() -> None:
+def _do_nothing() -> None:
     """Do nothing: no caller waits for the binding."""
 
 
@@ -656,7 +658,7 @@ def _binding(queue: str, exchange: str, key: str, on: bool) -> m.QueueBind | m.Q
     return m.QueueBind(queue, exchange, key) if on else m.QueueUnbind(queue, exchange, key)
 
 
-def _answered(target: QueueOwner, key: str, done: Done) -> Done:
+def _clear_then_call(target: QueueOwner, key: str, done: Done) -> Done:
     def call() -> None:
         if target.unbound.get(key, (True, None))[1] is done:  # else a later change of the key is on its way
             del target.unbound[key]

@@ -27,7 +27,7 @@ from typing import Final
 
 from gateway import clock
 from gateway.broker.deduplication import UNSETTLED, Deduplication, Guard, PassedBatch, RouteEnd, owners_of
-from gateway.broker.poison import poisoned
+from gateway.broker.poison import outcome_of_error
 from gateway.engine.membership import Membership
 from gateway.engine.repeats import Repeats
 from gateway.engine.retain_queue import client_of
@@ -95,7 +95,10 @@ class SharedIds(Deduplication):
 
         It must have joined the others, and fewer than UNFREED_MAX claims may wait to be released.
         """
-        return not self._membership.why_not and len(self._unfreed) + self._repeated_count < UNFREED_MAX
+        return (
+            not self._membership.unavailable_reason
+            and len(self._unfreed) + self._repeated_count < UNFREED_MAX
+        )
 
     def guard(self, end: RouteEnd) -> SharedGuard:
         """Return the guard in front of a route's targets."""
@@ -119,14 +122,14 @@ class SharedIds(Deduplication):
         """Claim identifiers. `done` is called with a claim for each, or with None if the database is away."""
         incarnation = self._membership.incarnation
 
-        def claimed(reply: Reply[list[Claim]]) -> None:
+        def on_claimed(reply: Reply[list[Claim]]) -> None:
             if reply.verdict is Committed.DONE and incarnation == self._membership.incarnation:
                 done(reply.value)
             else:  # the claims may have been committed
                 done(None)
                 self.free(route, ids)
 
-        self._state.submit(ClaimIds(route, _raw(ids), incarnation), claimed)
+        self._state.submit(ClaimIds(route, _raw(ids), incarnation), on_claimed)
 
     def accept(self, route: str, ids: list[str], window_secs: float, then: Callable[[], None]) -> None:
         """Store identifiers of messages that the target of a route has accepted.
@@ -200,7 +203,7 @@ class SharedGuard(Guard):
         batch.send()
         for start in range(0, len(waiting_claims), IDS_MAX):
             some = waiting_claims[start : start + IDS_MAX]
-            shared.claim(self.route.name, [one.id for one in some], partial(self._claimed, part, some))
+            shared.claim(self.route.name, [one.id for one in some], partial(self._apply_claims, part, some))
 
     def _wait(self, part: SubBatch, at: int, id: str) -> WaitingClaim:
         """Queue the message at position `at` of a part behind those of its client."""
@@ -208,7 +211,7 @@ class SharedGuard(Guard):
         self._lines.setdefault(one.client, deque()).append(one)
         return one
 
-    def _claimed(
+    def _apply_claims(
         self, part: SubBatch, waiting_claims: list[WaitingClaim], claims: list[Claim] | None
     ) -> None:
         """Pass on messages whose claims succeeded, and those that have waited for these messages.
@@ -250,7 +253,7 @@ class SharedGuard(Guard):
             recipients = self._recipients_for(part, at, message)
         except Exception as error:
             recipients = ()
-            part.settle_at((at,), poisoned(error, route=self.route.name))
+            part.settle_at((at,), outcome_of_error(error, route=self.route.name))
         if recipients:
             pairs = [(recipient, message) for recipient in recipients]
             batch.add_from(part.slots[at], (at, id), pairs)
@@ -262,7 +265,9 @@ class SharedGuard(Guard):
         self.ids.open.difference_update(message_ids)
         self._shared.free(self.route.name, message_ids)
 
-    def settled(self, part: SubBatch, rows: list[tuple[int, str]], outcome: Outcome, local: bool) -> None:
+    def settle_messages(
+        self, part: SubBatch, rows: list[tuple[int, str]], outcome: Outcome, local: bool
+    ) -> None:
         """Settle messages with an outcome: `rows` are positions in `part` and identifiers.
 
         `local` is ignored: the database has the ids, and not the transaction of the messages.

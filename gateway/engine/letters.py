@@ -61,7 +61,7 @@ Then = Callable[[], None]
 Weights = dict[str, tuple[int, int]]
 
 
-class Unsaved(NamedTuple):
+class UnsavedLetter(NamedTuple):
     """Dead letter that the database has not confirmed, with the callback that waits for that."""
 
     letter: DeadLetter
@@ -82,7 +82,7 @@ class SharedLetters:
         self._repeats = Repeats(state)
         self._reader = MessageReader()
         self._last = 0
-        self._unsaved: dict[str, Unsaved] = {}
+        self._unsaved: dict[str, UnsavedLetter] = {}
         # Their ids by user, within the limits that apply to all.
         waiting = UserShares(shares.resource, count_max=shares.count_max, bytes_max=shares.bytes_max)
         self._waiting: UserEntries[str] = UserEntries(waiting)
@@ -131,10 +131,10 @@ class SharedLetters:
                 byte_count,
             )
             self.shares.add(letter.user, byte_count)
-            self._unsaved[id] = Unsaved(letter, then if at == len(message_list) else None, crowds)
+            self._unsaved[id] = UnsavedLetter(letter, then if at == len(message_list) else None, crowds)
             self._waiting.add(id, letter.user, byte_count)
             self._submit(letter)
-            while (crowded_out := self._waiting.crowded_out(letter.user)) is not None:
+            while (crowded_out := self._waiting.entry_to_evict(letter.user)) is not None:
                 self._drop(crowded_out)
 
     def _submit(self, letter: DeadLetter, *, is_repeated: bool = False) -> None:
@@ -188,10 +188,10 @@ class SharedLetters:
         `then` is not called if the database is away; the same is true for the other methods that read.
         """
 
-        def found(letters: list[DeadLetter]) -> None:
+        def on_found(letters: list[DeadLetter]) -> None:
             then(list(self._decoded(letters)))
 
-        self._list([], count, route, found)
+        self._list([], count, route, on_found)
 
     def ids(self, route: str | None, then: Callable[[list[tuple[WallTime, str]]], None]) -> None:
         """Query the dead letters of a route (None: of all routes).
@@ -199,10 +199,10 @@ class SharedLetters:
         `then` is called with the time and id of each, oldest first.
         """
 
-        def found(letters: list[DeadLetter]) -> None:
+        def on_found(letters: list[DeadLetter]) -> None:
             then([(WallTime(letter.at), letter.id) for letter in reversed(letters)])
 
-        self._list([], None, route, found, only_ids=True)
+        self._list([], None, route, on_found, only_ids=True)
 
     def _list(
         self,
@@ -247,7 +247,7 @@ class SharedLetters:
         """
         letter_ids, requested_at = tuple(ids), clock.lease_time()
 
-        def claimed(reply: Reply[list[str]]) -> None:
+        def on_claimed(reply: Reply[list[str]]) -> None:
             got = reply.value or []
             # No reply, or a late one: the claims may run out while they are used.
             if reply.value is None or is_ending(requested_at):
@@ -256,7 +256,7 @@ class SharedLetters:
             self._mine.update(dict.fromkeys(got))
             then(got)
 
-        self._state.submit(ClaimLetters(letter_ids, self._membership.incarnation), claimed)
+        self._state.submit(ClaimLetters(letter_ids, self._membership.incarnation), on_claimed)
 
     def free(self, ids: Iterable[str]) -> None:
         """Release claims of this replica."""
@@ -272,7 +272,7 @@ class SharedLetters:
 
     def _released(self, ids: tuple[str, ...], reply: Reply[None]) -> None:
         if reply.verdict is Committed.UNAVAILABLE:
-            self._repeats.later(partial(self._release, ids))
+            self._repeats.call_later(partial(self._release, ids))
 
     def delete(self, ids: Iterable[str], then: Then) -> None:
         """Delete dead letters; `then` is called when the database has deleted them, possibly much later."""
@@ -371,13 +371,13 @@ class SharedLetters:
             if not self._added:
                 self._crowding = None
             return
-        user = exact.crowder(crowding)
+        user = exact.user_to_evict(crowding)
         self._is_pushing = True
 
         def listed(reply: Reply[list[DeadLetter]]) -> None:
             removed_ids = []
             for letter in reply.value or ():
-                if not exact.is_exceeded or exact.crowder(crowding) != user:
+                if not exact.is_exceeded or exact.user_to_evict(crowding) != user:
                     break
                 exact.remove(user, letter.weight)
                 removed_ids.append(letter.id)

@@ -71,7 +71,7 @@ class Membership:
         self.may_act: Callable[[], bool] | None = None  # returns False while claimed work could not be done
 
     @property
-    def why_not(self) -> str:
+    def unavailable_reason(self) -> str:
         """Why this replica cannot own anything; "" if it can."""
         return "" if self._is_joined else "it has not joined the other replicas yet"
 
@@ -84,13 +84,13 @@ class Membership:
             self._is_pending, self._asked_at = True, now
             self._heartbeat_at = LeaseTime(now + HEARTBEAT_SECS)
             if self._is_joined:
-                self._state.submit(Heartbeat(self.incarnation), self._heard)
+                self._state.submit(Heartbeat(self.incarnation), self._handle_heartbeat)
             else:
                 if self._listened != self.incarnation:
                     self._listened = self.incarnation
                     self._state.listen(self.incarnation)
                 join = JoinReplica(self.incarnation, self._name, "", self._version)
-                self._state.submit(join, self._heard)
+                self._state.submit(join, self._handle_heartbeat)
         if self._is_joined and not self._is_reaping and now >= self._reap_at:
             self._is_reaping, self._reap_at = True, LeaseTime(now + REAP_SECS)
             is_steady = self._steady_since is not None and now - self._steady_since >= STEADY_SECS
@@ -105,7 +105,7 @@ class Membership:
             self._is_joined, self._is_pending = False, True  # or another tick would join again
             self._state.submit(QuitReplica(self.incarnation), lambda reply: None)
 
-    def _heard(self, reply: Reply[float]) -> None:
+    def _handle_heartbeat(self, reply: Reply[float]) -> None:
         self._is_pending = False
         before, self._heard_at = self._heard_at, reply.value
         is_late = self._now - self._asked_at > 2 * HEARTBEAT_SECS

@@ -18,7 +18,14 @@ import trio
 
 from gateway import clock
 from gateway.access.principal import Principal
-from gateway.broker.mqtt.namespace import OVERDUE, LeftWill, MqttNamespace, Newcomer, Offers, SessionShares
+from gateway.broker.mqtt.namespace import (
+    OVERDUE,
+    ConnectingClient,
+    LeftWill,
+    MqttNamespace,
+    Offers,
+    SessionShares,
+)
 from gateway.broker.mqtt.session import WALKS_MAX, Grant, Session, SessionLimits, SubscriptionOptions
 from gateway.broker.mqtt.shared_subscriptions import SharedGroup, shared_pattern
 from gateway.broker.mqtt.system import SYS
@@ -160,23 +167,23 @@ class EngineNamespace(MqttNamespace):
     # Replies to clients, and when they may be sent.
 
     @property
-    def recorded(self) -> int:
+    def change_count(self) -> int:
         """Counter of changes that clients may learn about when the cluster and the database have them."""
         return self._change_count
 
     @property
     def unavailable(self) -> str:
         """Why no client can be accepted now; "" if clients can."""
-        return self._engine.why_not
+        return self._engine.unavailable_reason
 
     @property
     def failing(self) -> bool:
         """True if the database of sessions accepts nothing now."""
-        return bool(self._engine.sessions.why_not)
+        return bool(self._engine.sessions.unavailable_reason)
 
-    def unsaid(self, before: int) -> bool:
-        """Return True if a change since `recorded` was `before` must not be reported to clients yet."""
-        return self.recorded != before
+    def has_unstored_changes(self, before: int) -> bool:
+        """Return True if a change since `change_count` was `before` must not be reported to clients yet."""
+        return self.change_count != before
 
     def after_recorded(self, session: Session | None, done: Callable[[Outcome], None]) -> None:
         """Call `done` with ACCEPTED when the cluster and the database have all changes until now."""
@@ -200,7 +207,7 @@ class EngineNamespace(MqttNamespace):
         begun: list[SharedWalk] = []
         for walking, topic_filter, options in walks:
             if walking.subscriptions.get(topic_filter) is options:
-                self._owe(walking, topic_filter, options)
+                self._start_walk(walking, topic_filter, options)
                 walk = walking.walks[topic_filter]
                 if isinstance(walk, SharedWalk) and len(begun) < WALKS_MAX and not self._common.is_away:
                     begun.append(walk)
@@ -220,9 +227,9 @@ class EngineNamespace(MqttNamespace):
         else:
             done(outcome)
 
-    def _owe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
+    def _start_walk(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
         if topic_filter.split("/", 1)[0] == SYS:
-            super()._owe(session, topic_filter, options)
+            super()._start_walk(session, topic_filter, options)
             return
 
         def is_wanted(walk: SharedWalk) -> bool:
@@ -237,7 +244,7 @@ class EngineNamespace(MqttNamespace):
             partial(_pull, session),
         )
 
-    def new_to(
+    def exclude_already_sent(
         self, recipients: tuple[Recipient, ...], message: Message, number: Number | None
     ) -> tuple[Recipient, ...]:
         """Return the recipients that were not sent this message as a retained one.
@@ -248,12 +255,12 @@ class EngineNamespace(MqttNamespace):
             return recipients
         return tuple(one for one in recipients if _is_new(one.sink, message, number))
 
-    def answers_after(self, session: Session) -> Callable[[Callable[[Outcome], None]], None] | None:
+    def commit_notifier(self, session: Session) -> Callable[[Callable[[Outcome], None]], None] | None:
         """Return the function that reports when PUBREL and PUBCOMP may be sent; None for at once.
 
         For a session with a queue they wait until the database has stored the change.
         """
-        if isinstance(session, ClientSession) and session.lasting:
+        if isinstance(session, ClientSession) and session.has_queue:
             return partial(self._engine.after_stored, session)
         return None
 
@@ -263,7 +270,7 @@ class EngineNamespace(MqttNamespace):
         """Return the cluster as the sink of a topic; for `$SYS`, this replica's own subscribers."""
         return super().sinks(address) if address.name.startswith(SYS) else self._engine.sinks(address)
 
-    def wanting(self, address: Address) -> tuple[Sink, ...]:
+    def local_subscribers(self, address: Address) -> tuple[Sink, ...]:
         """Return this replica's clients that get messages of a topic by the replica's queue."""
         return tuple(sink for sink in super().sinks(address) if not _by_own_queue(sink))
 
@@ -271,7 +278,7 @@ class EngineNamespace(MqttNamespace):
         """Add or replace a subscription; retained messages are sent when its binding is confirmed."""
         before = session.subscriptions.get(topic_filter)
         self._enter(session, topic_filter, options)
-        if isinstance(session, ClientSession) and session.lasting and options != before:
+        if isinstance(session, ClientSession) and session.has_queue and options != before:
             session.subscribed(topic_filter, options, before)
         self._change_count += 1
         if shared_pattern(topic_filter) is not None:
@@ -291,7 +298,7 @@ class EngineNamespace(MqttNamespace):
         if shared_pattern(topic_filter) is not None:
             self._share(topic_filter)
             return
-        lasting = isinstance(session, ClientSession) and session.lasting
+        lasting = isinstance(session, ClientSession) and session.has_queue
         had = before is not None and not (lasting and before.qos)
         has = not (lasting and options.qos)
         if has and not had:
@@ -301,12 +308,12 @@ class EngineNamespace(MqttNamespace):
 
     def _remove(self, session: Session, topic_filter: str) -> None:
         options = session.subscriptions[topic_filter]
-        self._leave(session, topic_filter)
+        self._remove_local(session, topic_filter)
         self._change_count += 1
-        if isinstance(session, ClientSession) and session.lasting:
+        if isinstance(session, ClientSession) and session.has_queue:
             session.subscribed(topic_filter, None, options)
 
-    def _leave(self, session: Session, topic_filter: str) -> None:
+    def _remove_local(self, session: Session, topic_filter: str) -> None:
         """Remove a subscription from this replica, and unbind or release its queue if it was the last one."""
         options = session.subscriptions[topic_filter]
         super()._remove(session, topic_filter)
@@ -317,7 +324,7 @@ class EngineNamespace(MqttNamespace):
                 self._unused_of[topic_filter] = session.user
                 self._count_subscription(session.user, topic_filter, 1)
             return
-        if not (isinstance(session, ClientSession) and session.lasting and options.qos):
+        if not (isinstance(session, ClientSession) and session.has_queue and options.qos):
             self._engine.unbind(topic_filter.split("/"))
 
     # Shared subscriptions.
@@ -423,7 +430,7 @@ class EngineNamespace(MqttNamespace):
         session = _session_of(part.batch.receipts[part.slots[at]])
         return (session.client_id, session.owner.epoch) if isinstance(session, ClientSession) else ("", 0)
 
-    def taking(self, session: Session, packet_ids: list[int]) -> None:
+    def reserve_packet_ids(self, session: Session, packet_ids: list[int]) -> None:
         """Store the packet ids of a session's QoS 2 messages before these are published.
 
         Raises Pending until they are stored, and Superseded if the session has another owner.
@@ -439,11 +446,11 @@ class EngineNamespace(MqttNamespace):
         assert isinstance(session, ClientSession)
         stored = trio.Event()
 
-        def told(outcome: Outcome) -> None:
-            ids.answered(announced, outcome)
+        def on_stored(outcome: Outcome) -> None:
+            ids.record_stored(announced, outcome)
             stored.set()
 
-        self._engine.after_stored(session, told)
+        self._engine.after_stored(session, on_stored)
         raise Pending(stored)
 
     # Sessions.
@@ -465,7 +472,7 @@ class EngineNamespace(MqttNamespace):
         """Return True until the database has replied if a client has a session."""
         return bool(client_id) and client_id not in self._arrived
 
-    def finds(self, client_id: str) -> bool:
+    def has_session(self, client_id: str) -> bool:
         """Return True if a client that is about to be accepted has an earlier session."""
         arrival = self._arrived.get(client_id)
         return arrival is not None and arrival.found.present
@@ -522,7 +529,7 @@ class EngineNamespace(MqttNamespace):
             return "sessions_max"
         return super().make_room(user, place, client_id)
 
-    def arriving(self, guest: object, coming: Newcomer) -> None:
+    def prepare_client(self, guest: object, coming: ConnectingClient) -> None:
         """Request the session of a connecting client from the database.
 
         Raises Pending until the reply has arrived.
@@ -535,11 +542,11 @@ class EngineNamespace(MqttNamespace):
         self._engine.sessions.open(opening)
         raise Pending(opening)
 
-    def arrived(self, arrival: OpeningClient) -> None:
+    def add_arrival(self, arrival: OpeningClient) -> None:
         """Record that a client may be accepted, with the session that the database has found."""
         self._arrived[arrival.opening.client] = arrival
 
-    def refused(self, opening: Opening, user: str) -> None:
+    def deny_opening(self, opening: Opening, user: str) -> None:
         """Record that the requested session belongs to another user.
 
         `user` is that user. The client is denied when it is checked next.
@@ -580,7 +587,7 @@ class EngineNamespace(MqttNamespace):
         for client, arrival in list(self._arrived.items()):
             if arrival.opening.guest.stream.closed:
                 del self._arrived[client]
-                self._engine.sessions.give_up(arrival)
+                self._engine.sessions.abandon_arrival(arrival)
         for client, (opening, _) in list(self._refused.items()):
             if opening.guest.stream.closed:
                 del self._refused[client]
@@ -609,7 +616,7 @@ class EngineNamespace(MqttNamespace):
             self._engine.sessions.acquire(session, found)
         return session, found.present
 
-    def left(self, session: Session, now: float) -> None:
+    def detach_session(self, session: Session, now: float) -> None:
         """Release a session that outlives its connection, because its client has disconnected."""
         self._part(session)
 
@@ -622,23 +629,23 @@ class EngineNamespace(MqttNamespace):
         if self.sessions.get(session.client_id) is not session:
             return
         assert isinstance(session, ClientSession)
-        self.hand_over(session, ended=True)
+        self.requeue_shared(session, ended=True)
         for topic_filter in list(session.subscriptions):
-            self._leave(session, topic_filter)
+            self._remove_local(session, topic_filter)
         del self.sessions[session.client_id]
         self._forget_owner(session)
         self._engine.sessions.leave(session, self._lost.pop(session.client_id, None))
 
-    def hand_over(self, session: Session, *, ended: bool = False) -> None:
+    def requeue_shared(self, session: Session, *, ended: bool = False) -> None:
         """Requeue unacknowledged messages of shared subscriptions, because the client was lost."""
         if isinstance(session, ClientSession):
-            session.give_back()
+            session.requeue_shared()
 
-    def lasting(self) -> list[ClientSession]:
+    def queue_sessions(self) -> list[ClientSession]:
         """Return the sessions with a queue whose clients are connected here."""
-        return [one for one in self.sessions.values() if isinstance(one, ClientSession) and one.lasting]
+        return [one for one in self.sessions.values() if isinstance(one, ClientSession) and one.has_queue]
 
-    def taken(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
+    def handle_new_owner(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
         """Disconnect a client whose session has another owner now, or none (None).
 
         `at_once` is True if the new owner is a connection to this replica in this wake-up.
@@ -646,8 +653,8 @@ class EngineNamespace(MqttNamespace):
         waiting = self._arrived.get(client)
         if waiting is not None and waiting.owner != owner:
             del self._arrived[client]
-            waiting.opening.lose(TAKEN_OVER)
-            self._engine.sessions.give_up(waiting)
+            waiting.opening.deny(TAKEN_OVER)
+            self._engine.sessions.abandon_arrival(waiting)
         session = self.session_of(client)
         if session is None or session.owner == owner or (session.is_stopped and not at_once):
             return  # or it is being disconnected already
@@ -655,16 +662,16 @@ class EngineNamespace(MqttNamespace):
         if not isinstance(outlet, MqttGuest):
             return
         log.info("client reconnected, previous connection closed", client=client)
-        patient = session.lasting and not at_once
+        patient = session.has_queue and not at_once
         self._engine.sessions.moved += not at_once
         if patient:
             session.stop()
         try:
-            outlet.taken_over(patient=patient)
+            outlet.handle_takeover(patient=patient)
         except Exception as error:  # it concerns one client
             outlet.stream.fail(error)
 
-    def let_go_of(self, session: ClientSession, why: str) -> None:
+    def disconnect_client(self, session: ClientSession, why: str) -> None:
         """Abort the connection of a client for a reason; it must reconnect."""
         outlet: object = session.outlet
         if isinstance(outlet, MqttGuest):
@@ -732,7 +739,7 @@ class EngineNamespace(MqttNamespace):
         claim = self._publishing.get(receipt.key) if isinstance(receipt, SentWill) else None
         return claim is not None and claim.is_ending
 
-    def publish_left(self, claim: ClaimedWill, message: bytes) -> None:
+    def publish_due_will(self, claim: ClaimedWill, message: bytes) -> None:
         """Publish the due will of a client that is not connected here."""
         key, epoch, _ = claim
         try:
@@ -762,7 +769,7 @@ class EngineNamespace(MqttNamespace):
 def _pull(session: Session) -> None:
     outlet: object = session.outlet
     if isinstance(outlet, AdmittedGuest):
-        outlet.owe_retained()
+        outlet.send_due_retained()
 
 
 def _session_of(receipt: Receipt) -> Session | None:
@@ -784,5 +791,5 @@ def _by_own_queue(sink: Sink) -> bool:
         isinstance(sink, Grant)
         and sink.qos > 0
         and isinstance(sink.session, ClientSession)
-        and sink.session.lasting
+        and sink.session.has_queue
     )

@@ -27,7 +27,7 @@ Chunk = tuple[bytes, int]
 """Replica process, and the number of a chunk: its message numbers divided by 64."""
 
 
-class Seen:
+class NumberSet:
     """Set of message numbers of one replica process."""
 
     __slots__ = ("_bits", "_chunks")
@@ -78,13 +78,13 @@ class Seen:
         return dict(zip(self._chunks, self._bits, strict=True))
 
 
-class Once:
+class DuplicateFilter:
     """Recent numbers of all replica processes from which this replica receives messages."""
 
     def __init__(self, numbers: int) -> None:
         """Create a memory for at least `numbers` numbers of each replica process, if they arrive in order."""
         self._chunks_max = -(-numbers // CHUNK)
-        self._lives: dict[bytes, Seen] = {}
+        self._lives: dict[bytes, NumberSet] = {}
 
     def is_first(self, number: Number) -> bool:
         """Record a number. Return False if it has arrived before."""
@@ -93,7 +93,7 @@ class Once:
         if numbers is None:
             if len(self._lives) >= LIVES_MAX:
                 del self._lives[next(iter(self._lives))]
-            numbers = Seen()
+            numbers = NumberSet()
         self._lives[life] = numbers
         first = numbers.add(count)
         if len(numbers) > self._chunks_max:
@@ -119,7 +119,7 @@ class Recent:
         by_life: dict[bytes, dict[int, int]] = {}
         for (life, chunk), bits in sorted((stored or {}).items()):
             by_life.setdefault(life, {})[chunk] = bits
-        self._lives = {life: Seen(chunks.items()) for life, chunks in by_life.items()}
+        self._lives = {life: NumberSet(chunks.items()) for life, chunks in by_life.items()}
         self._chunks = sum(map(len, self._lives.values()))
 
     def __contains__(self, number: Number) -> bool:
@@ -144,7 +144,7 @@ class Recent:
         if numbers is None:
             if len(self._lives) >= RECENT_LIVES_MAX:
                 self._forget_life(next(iter(self._lives)), changes)
-            numbers = Seen()
+            numbers = NumberSet()
         self._lives[life] = numbers
         before, chunk = len(numbers), count >> CHUNK_BITS
         numbers.add(count)

@@ -53,7 +53,7 @@ class SharedOutboxShares:
         self._waiting = 0  # as counted last
         self._added_count = 0  # messages put here since
 
-    def counted(self, waiting: int) -> None:
+    def reconcile(self, waiting: int) -> None:
         """Record how many messages wait in the queue, and forget those that have left."""
         self._waiting, self._added_count = waiting, 0
         periods, quota = self._periods, self._quota
@@ -68,7 +68,7 @@ class SharedOutboxShares:
         if not periods or periods[-1].count:
             periods.append(Period())
 
-    def admits(self, user: str, byte_count: int) -> bool:
+    def admit(self, user: str, byte_count: int) -> bool:
         """Count a message, and return True, unless it is beyond the user's share."""
         if limit := self._limit_of(user, byte_count):
             self._refusals.refuse(user, limit, 1)

@@ -29,7 +29,7 @@ from hashlib import blake2b
 from typing import ClassVar, Final, Protocol
 
 from gateway import clock
-from gateway.broker.dispatcher import Dispatcher, misfit
+from gateway.broker.dispatcher import Dispatcher, protocol_mismatch
 from gateway.broker.outbox.outbox import (
     CROWDED_OUT,
     EXPIRED,
@@ -40,9 +40,9 @@ from gateway.broker.outbox.outbox import (
     OutboxLimits,
     OutboxRecipient,
     OutboxState,
-    left_as,
+    exit_outcome,
 )
-from gateway.broker.poison import poisoned
+from gateway.broker.poison import outcome_of_error
 from gateway.broker.routing import Namespace, OneSink, RoutingEntry, RoutingPlan
 from gateway.broker.shares import UserQuotas
 from gateway.egress.amqp091.consumer import AmqpLinkConsumer
@@ -223,7 +223,7 @@ class SharedOutboxes(AmqpLinkSession):
             return "the route is paused"
         return "" if self.up() else "the link is down here"
 
-    def counted(self) -> tuple[str, ...]:
+    def counted_queues(self) -> tuple[str, ...]:
         """Return the queues whose messages are counted."""
         return tuple(self._routes())
 
@@ -238,7 +238,7 @@ class SharedOutboxes(AmqpLinkSession):
         if found is None:
             address = amqp_address(self._direct, self._prefix + route.name)
             found = self._boxes[route.name] = SharedOutbox(self, address, self._new_shares())
-            found.shares.counted(self.waiting.get(self._prefix + route.name, 0))
+            found.shares.reconcile(self.waiting.get(self._prefix + route.name, 0))
         return found
 
     def _new_shares(self) -> SharedOutboxShares:
@@ -253,7 +253,7 @@ class SharedOutboxes(AmqpLinkSession):
         self.waiting[queue] = count
         box = self._boxes.get(queue.removeprefix(self._prefix))
         if box is not None:
-            box.shares.counted(count)
+            box.shares.reconcile(count)
 
     def note(self, route: Route | None, messages: list[Message], outcome: Outcome, word: str) -> None:
         """Report to the journal that messages have left the outbox of a route.
@@ -261,7 +261,7 @@ class SharedOutboxes(AmqpLinkSession):
         Does nothing if `route` is None because it is not in the mapping any more.
         """
         if self._on_departure is not None and route is not None and messages:
-            self._on_departure(route, messages, left_as(word, outcome), clock.now())
+            self._on_departure(route, messages, exit_outcome(word, outcome), clock.now())
 
     def encode(self, message: Message) -> bytes:
         """Return a message as it is stored in an outbox, with the expiry time of the cluster."""
@@ -321,7 +321,7 @@ class SharedOutboxes(AmqpLinkSession):
         going = self._reaches() and not self._stopped
         if not going and not self.up():
             self._hand_back()
-        if not self._arrangement[1] and self._in_hand():
+        if not self._arrangement[1] and self._unsettled_count():
             going = False  # messages in hand must be settled before others are consumed
         consumed = tuple(queue for queue, route in routes.items() if going and route.name not in paused)
         arrangement = tuple(routes), consumed
@@ -347,25 +347,25 @@ class SharedOutboxes(AmqpLinkSession):
         If a QoS 2 message is in doubt they stay, and others may deliver the later ones.
         """
         connection = self._connection
-        if not isinstance(connection, OutboxConnection) or not self._in_hand():
+        if not isinstance(connection, OutboxConnection) or not self._unsettled_count():
             return
-        self.turn_done()  # what has just arrived is in hand, too
-        if self._delivers.in_doubt(self._is_ours):
-            connection.let_others_begin(self._prefix)
+        self.end_turn()  # what has just arrived is in hand, too
+        if self._delivers.has_doubtful(self._is_ours):
+            connection.cancel_consumers(self._prefix)
         else:
             connection.hand_back(self._prefix)
 
-    def _in_hand(self) -> int:
+    def _unsettled_count(self) -> int:
         """Return the number of unsettled messages of the outboxes, but not those removed from them."""
         connection = self._connection
-        return connection.in_hand(self._prefix) if isinstance(connection, OutboxConnection) else 0
+        return connection.unsettled_count(self._prefix) if isinstance(connection, OutboxConnection) else 0
 
     def withdraw(self) -> None:
         """Release the messages of ended consumers that the link has not sent.
 
         The cluster delivers them from the queue again, to this replica or another one.
         """
-        self._delivers.give_up(self._is_lost, DOWN)
+        self._delivers.release_waiting(self._is_lost, DOWN)
 
     def _is_lost(self, part: SubBatch) -> bool:
         """Return True if the messages of a part are from an outbox here whose consumer has ended."""
@@ -378,17 +378,17 @@ class SharedOutboxes(AmqpLinkSession):
 
     # Interface for batches, whose source this is.
 
-    def released(self, receipt: tuple[AmqpLinkConsumer, int, Message], outcome: Outcome) -> None:
+    def handle_release(self, receipt: tuple[AmqpLinkConsumer, int, Message], outcome: Outcome) -> None:
         """Requeue a message, which another replica may deliver next."""
         if outcome.reason is Reason.STORE and receipt[0].live:
-            self.held_receipts.refused(receipt)
+            self.held_receipts.add_refused(receipt)
         else:
-            self.give_back_later(receipt)
+            self.requeue_later(receipt)
 
     def orphaned(self, receipt: tuple[AmqpLinkConsumer, int, Message]) -> None:
         """Requeue a message that waited for the disk; it takes its way from the queue again."""
-        self.held_back.settled(receipt, by_target=False)
-        self.give_back_later(receipt)
+        self.held_back.record_settled(receipt, by_target=False)
+        self.requeue_later(receipt)
 
     # Interface for the connection.
 
@@ -400,7 +400,7 @@ class SharedOutboxes(AmqpLinkSession):
         address = amqp_address(*decode_address(wire))
         if queue.startswith(self._given_up):
             name = queue.removeprefix(self._given_up)
-            grave = Recipient(Grave(self, name, self._routes().get(self._prefix + name)))
+            grave = Recipient(RemovedMessageSink(self, name, self._routes().get(self._prefix + name)))
             entry = entries[wire] = RoutingEntry(address, RoutingPlan(None, (grave,)))
             return entry
         route = self._routes().get(queue)
@@ -433,7 +433,7 @@ class OutboxConsumer(AmqpLinkConsumer):
         self._confirmed: list[int] = []  # tags to acknowledge on leaving
 
     @property
-    def done(self) -> bool:
+    def is_settled(self) -> bool:
         """True if no message of the consumer is pending, so that its channel can be closed.
 
         All messages in hand are then confirmed or, if the consumer is leaving, released.
@@ -466,7 +466,7 @@ class OutboxConsumer(AmqpLinkConsumer):
         if self._leaves:
             self._confirmed += self.accepted
             self.accepted = []
-            if not self.done:
+            if not self.is_settled:
                 return
             self.accepted, self._confirmed = self._confirmed, []
         super().flush()
@@ -508,7 +508,7 @@ class OutboxConnection(AmqpLinkConnection):
         self._outboxes.withdraw()
         return declaration
 
-    def in_hand(self, prefix: str) -> int:
+    def unsettled_count(self, prefix: str) -> int:
         """Return the number of unsettled messages from queues whose names begin with `prefix`."""
         return sum(consumer.outstanding for _, consumer in self._outbox_consumers(prefix))
 
@@ -520,7 +520,7 @@ class OutboxConnection(AmqpLinkConnection):
             self._drop(number)
         self._stream.mark()
 
-    def let_others_begin(self, prefix: str) -> None:
+    def cancel_consumers(self, prefix: str) -> None:
         """Cancel the consumers of queues whose names begin with `prefix`; messages in hand stay here."""
         for _, consumer in self._outbox_consumers(prefix):
             consumer.cancel()
@@ -541,7 +541,7 @@ class OutboxConnection(AmqpLinkConnection):
         ]
 
     def _count(self) -> None:
-        for queue in self._outboxes.counted():
+        for queue in self._outboxes.counted_queues():
             self._counted_queues.append(queue)
             self.machine.send_method(self._counting, m.QueueDeclare(queue, passive=True))
         self._stream.mark()
@@ -565,13 +565,13 @@ class OutboxConnection(AmqpLinkConnection):
         else:
             super()._method(event)
 
-    def lost(self, reason: str) -> None:
+    def connection_lost(self, reason: str) -> None:
         """Forget the message counts and withdraw messages in hand, because the connection was lost.
 
         The cluster has requeued what was in hand.
         """
         self._outboxes.waiting.clear()
-        super().lost(reason)
+        super().connection_lost(reason)
         self._outboxes.withdraw()
 
 
@@ -596,9 +596,9 @@ class SharedOutbox(OneSink):
             try:
                 data = self._outboxes.encode(message)
             except Exception as error:
-                part.settle_at((at,), poisoned(error))
+                part.settle_at((at,), outcome_of_error(error))
                 continue
-            if not self.shares.admits(message.sender.user, len(data)):
+            if not self.shares.admit(message.sender.user, len(data)):
                 part.settle_at((at,), OUTBOX_USER_FULL)
                 continue
             stored = Message(self._address, data, assurance=1, durable=True, sender=message.sender)
@@ -632,7 +632,7 @@ class RequeuingSink:
         part.settle_at(range(len(part.messages)), GONE)
 
 
-class Grave:
+class RemovedMessageSink:
     """Sink of messages that the cluster has removed from the outbox of a route: they become dead letters."""
 
     def __init__(self, outboxes: SharedOutboxes, name: str, route: Route | None) -> None:
@@ -655,12 +655,12 @@ class Grave:
                 message = self._outboxes.decode(bytes(stored.body))
             except (RemoteProtocolError, StoreError) as error:
                 outcome, crossed = Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)), False
-            then = partial(self._gone, part, at, message if crossed else None, outcome)
+            then = partial(self._settle_stored, part, at, message if crossed else None, outcome)
             letters.add(
                 [message], self._name, outcome, then, crossed=crossed, full=partial(part.settle_at, (at,))
             )
 
-    def _gone(self, part: SubBatch, at: int, message: Message | None, outcome: Outcome) -> None:
+    def _settle_stored(self, part: SubBatch, at: int, message: Message | None, outcome: Outcome) -> None:
         part.settle_at((at,))
         if message is not None:
             self._outboxes.note(self._route, [message], outcome, WAS_BURIED)
@@ -692,13 +692,13 @@ class Drain:
                 message = self.outboxes.decode(bytes(stored.body))
             except StoreError as error:
                 outcome = Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
-                self.bury(part, at, stored, outcome, crossed=False)
+                self.store_dead_letter(part, at, stored, outcome, crossed=False)
                 continue
-            if (unfit := misfit(self.route, message)) is not None:
-                self.bury(part, at, message, unfit)
+            if (unfit := protocol_mismatch(self.route, message)) is not None:
+                self.store_dead_letter(part, at, message, unfit)
                 continue
             if message.expires != NEVER and message.expires <= utc:
-                self.bury(part, at, message, EXPIRED)
+                self.store_dead_letter(part, at, message, EXPIRED)
                 continue
             sinks = None if namespace is None else namespace.sinks(message.address)
             if not sinks:
@@ -729,14 +729,14 @@ class Drain:
         refusals[key] = times
         return True
 
-    def bury(
+    def store_dead_letter(
         self, part: SubBatch, at: int, message: Message, outcome: Outcome, *, crossed: bool = True
     ) -> None:
         """Store a message as a dead letter; it leaves the outbox when that is safe.
 
         While there is no room for dead letters it is released.
         """
-        then = partial(self._gone, part, at, message if crossed else None, outcome)
+        then = partial(self._settle_stored, part, at, message if crossed else None, outcome)
         letters = self.outboxes.dispatcher.dead_letters
         full = partial(self.retry, part, at)
         letters.add([message], self.route.name, outcome, then, crossed=crossed, full=full)
@@ -746,7 +746,7 @@ class Drain:
         self.route.retried += 1
         part.settle_at((at,), outcome)
 
-    def _gone(self, part: SubBatch, at: int, message: Message | None, outcome: Outcome) -> None:
+    def _settle_stored(self, part: SubBatch, at: int, message: Message | None, outcome: Outcome) -> None:
         self.route.failed += 1
         part.settle_at((at,))
         if message is not None:
@@ -791,7 +791,7 @@ class DrainSource:
             if outcome.verdict is Verdict.RELEASED or self._drain.tries_again(self._part, position, outcome):
                 self._drain.retry(self._part, position, outcome._replace(verdict=Verdict.RELEASED))
             else:
-                self._drain.bury(self._part, position, message, outcome)
+                self._drain.store_dead_letter(self._part, position, message, outcome)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """Return no holds: the senders were acknowledged long ago."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import trio
 
-from gateway.broker.mqtt.namespace import Newcomer
+from gateway.broker.mqtt.namespace import ConnectingClient
 from gateway.ingress.mqtt.guest import MqttGuest
 from gateway.state.interface import OpenedSession, OpenSession, Owner
 
@@ -14,7 +14,7 @@ from gateway.state.interface import OpenedSession, OpenSession, Owner
 class Opening:
     """OpenSession operation in progress. The client's connection is not read until the reply has arrived."""
 
-    def __init__(self, guest: MqttGuest, coming: Newcomer) -> None:
+    def __init__(self, guest: MqttGuest, coming: ConnectingClient) -> None:
         self.guest = guest
         self.coming = coming
         self._answered = trio.Event()
@@ -32,7 +32,7 @@ class Opening:
         """Wake the waiting client, because the reply has arrived."""
         self._answered.set()
 
-    def lose(self, why: str) -> None:
+    def deny(self, why: str) -> None:
         """Deny the client, with the reason: it gets no session."""
         if not self.guest.stream.closed:
             self.guest.not_served(why)

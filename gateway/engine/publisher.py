@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import ClassVar, Final
 
 from gateway import clock
-from gateway.broker.poison import poisoned
+from gateway.broker.poison import outcome_of_error
 from gateway.broker.shares import UserQuotas
 from gateway.egress.amqp091.publisher import FRAME_TOO_SMALL, AmqpLinkPublisher
 from gateway.egress.confirms import Positions, settle_all
@@ -79,7 +79,7 @@ class EnginePublisher(AmqpLinkPublisher):
         self._topics_max = topics_max
         self._time = time
         self.retaining = Retaining(
-            retained, self._let_wait, alone, messages_max=messages_max, bytes_max=bytes_max
+            retained, self._queue_part, alone, messages_max=messages_max, bytes_max=bytes_max
         )
         self._exchange = encode_short_string(names.topics)
         self._wires: dict[str, bytes] = {}  # encoded exchange and routing key, by topic
@@ -119,7 +119,7 @@ class EnginePublisher(AmqpLinkPublisher):
             return
         passing = [at for at, message in enumerate(messages) if not self._hold(part, at, message)]
         if passing:
-            self._let_wait(part, passing)
+            self._queue_part(part, passing)
 
     def leave_to_others(self, is_left: Callable[[Receipt], bool]) -> None:
         """Release the waiting messages that another replica publishes: those with receipts that `is_left`."""
@@ -136,7 +136,7 @@ class EnginePublisher(AmqpLinkPublisher):
                 return False
             self.retaining.add(part, at, None)
             return True
-        if self._where(message.address.name) is None:
+        if self._encoded_target(message.address.name) is None:
             part.settle_at((at,), KEY_TOO_LONG)
             return True
         stored = b""
@@ -145,7 +145,7 @@ class EnginePublisher(AmqpLinkPublisher):
                 number = self._number_of(part, at) if message.assurance == ONCE else None
                 stored = encode_retained(encode(message, clock.utc(), number=number), bytes(message.body))
             except Exception as error:
-                part.settle_at((at,), poisoned(error))
+                part.settle_at((at,), outcome_of_error(error))
                 return True
         self.retaining.add(part, at, RetainedPublication(message, stored, *self.epoch_of(part, at)))
         return True
@@ -156,7 +156,7 @@ class EnginePublisher(AmqpLinkPublisher):
         sent: list[int] = []
         byte_count = 0
         for at, message in zip(positions, messages, strict=True):
-            where = self._where(message.address.name)
+            where = self._encoded_target(message.address.name)
             if where is None:
                 part.settle_at((at,), KEY_TOO_LONG)
                 continue
@@ -164,7 +164,7 @@ class EnginePublisher(AmqpLinkPublisher):
                 number = self._number_of(part, at) if message.assurance == ONCE else None
                 raw = self._encoded(message, utc, number)
             except Exception as error:
-                part.settle_at((at,), poisoned(error))
+                part.settle_at((at,), outcome_of_error(error))
                 continue
             if message.expires and outlasts(message, utc):  # only replicas know this expiry time
                 self._stats.lessened.add("expiration")
@@ -177,7 +177,7 @@ class EnginePublisher(AmqpLinkPublisher):
             part.settle_at([sent[row] for row in unsent], FRAME_TOO_SMALL)
             sent = [at for row, at in enumerate(sent) if row not in unsent]
         whole = len(sent) == len(positions)
-        self._sent(part, positions if whole else sent, byte_count)
+        self._record_sent(part, positions if whole else sent, byte_count)
         return ()
 
     def _number_of(self, part: SubBatch, at: int) -> Number:
@@ -207,7 +207,7 @@ class EnginePublisher(AmqpLinkPublisher):
             raw = self._raws[key] = encode(message, utc)
         return raw
 
-    def _where(self, topic: str) -> bytes | None:
+    def _encoded_target(self, topic: str) -> bytes | None:
         """Return exchange and routing key of a topic, or None if its key is too long."""
         found = self._wires.get(topic)
         if found is not None:

@@ -31,17 +31,17 @@ class Repeats:
         """
 
         def attempt() -> None:
-            self._state.submit(operation, partial(replied, clock.lease_time()))
+            self._state.submit(operation, partial(on_reply, clock.lease_time()))
 
-        def replied(requested_at: LeaseTime, reply: Reply[T]) -> None:
+        def on_reply(requested_at: LeaseTime, reply: Reply[T]) -> None:
             if reply.verdict is OperationOutcome.UNAVAILABLE:
-                self.later(attempt)
+                self.call_later(attempt)
             else:
                 done(reply, requested_at)
 
         attempt()
 
-    def later(self, submit: Callable[[], None]) -> None:
+    def call_later(self, submit: Callable[[], None]) -> None:
         """Call `submit` at the next tick."""
         self._waiting.append(submit)
 

@@ -29,7 +29,7 @@ def print_of(content: Content) -> int:
     return crc32(len(body).to_bytes(8), crc32(bytes(body[:KNOWN_BYTES]), crc32(wire)))
 
 
-class GivenBack:
+class RequeuedMessages:
     """Fingerprints of requeued messages in their order, with a buffer for messages that arrive meanwhile.
 
     Messages are buffered until all requeued ones have arrived.
@@ -51,12 +51,12 @@ class GivenBack:
         return len(self._prints)
 
     @property
-    def lacking(self) -> int:
+    def missing_count(self) -> int:
         """Number of requeued messages that have not arrived."""
         return self._remaining
 
     @property
-    def waiting(self) -> int:
+    def buffered_count(self) -> int:
         """Number of buffered messages."""
         return len(self._buffer)
 

@@ -41,8 +41,8 @@ from gateway.state.interface import (
     Reply,
     Retain,
     Retained,
+    RetainedCapacity,
     Retention,
-    Room,
     StateStore,
     WeighRetained,
 )
@@ -86,7 +86,7 @@ class RetainedPublication(NamedTuple):
     epoch: int = 0
 
 
-class Unsure(NamedTuple):
+class UncertainPublication(NamedTuple):
     """Message that had no capacity by old figures."""
 
     publication: RetainedPublication
@@ -137,7 +137,7 @@ class SharedRetained(LocalRetained):
         self._pending: Weights = {}  # messages on their way to the database, by user
         self.reads = RetainedReads(state)
         self._changes: list[tuple[str, int, int]] | None = None  # since the current read began
-        self._unsure: list[Unsure] = []
+        self._unsure: list[UncertainPublication] = []
         self._remembered = UserShares("cleared topics")  # that the database remembers
         self._remembered_until = Monotonic(0.0)
         self._on_way = 0  # operations without a reply yet
@@ -168,12 +168,12 @@ class SharedRetained(LocalRetained):
         if now >= self._remembered_until:
             self._remembered.replace({})
             self._remembered_until = Monotonic(now + CLEARED_SECS)
-        if self.reads.waiting and self._state.health.failure:
-            self.reads.give_up()
+        if self.reads.waiting_count and self._state.health.failure:
+            self.reads.fail_all()
         if self._changes is None and now >= self._weigh_at and not self._state.health.failure:
             self._weigh()
         elif self._unsure and self._changes is None and self._state.health.failure:
-            self._give_up(AWAY)
+            self._fail_uncertain(AWAY)
 
     # Writing.
 
@@ -199,10 +199,12 @@ class SharedRetained(LocalRetained):
         )
         self._on_way += 1
         lifetime = message.expires - clock.utc() if message.expires else None
-        room, weight = Room(*self.quota.room_of(user)), message.byte_count
+        room, weight = RetainedCapacity(*self.quota.room_of(user)), message.byte_count
         self._count_pending(user, 1, weight)
         operation = Retain(topic, data, lifetime, user, weight, room, client, epoch, MQTT.name)
-        self._state.submit(operation, partial(self._replied, Unsure(publication, done), user, is_sure))
+        self._state.submit(
+            operation, partial(self._replied, UncertainPublication(publication, done), user, is_sure)
+        )
 
     def _may_remember(self, user: str, byte_count: int) -> bool:
         """Count a topic that a user clears. Return False if too many are remembered already."""
@@ -226,16 +228,18 @@ class SharedRetained(LocalRetained):
         self._submit_clear(Retain(found.topic, None, expected=found.message), done)
 
     def _submit_clear(self, operation: Retain, done: Callable[[Reply[Retention]], None]) -> None:
-        def cleared(reply: Reply[Retention]) -> None:
+        def on_cleared(reply: Reply[Retention]) -> None:
             self._on_way -= 1
             if reply.value is not None and reply.value.stored:
                 self._note(reply.value)
             done(reply)
 
         self._on_way += 1
-        self._state.submit(operation, cleared)
+        self._state.submit(operation, on_cleared)
 
-    def _replied(self, unsure: Unsure, user: str, is_sure: bool, reply: Reply[Retention]) -> None:
+    def _replied(
+        self, unsure: UncertainPublication, user: str, is_sure: bool, reply: Reply[Retention]
+    ) -> None:
         (message, *_), done = unsure
         self._on_way -= 1
         self._count_pending(user, -1, -message.byte_count)
@@ -294,7 +298,7 @@ class SharedRetained(LocalRetained):
         self._weigh_at = now + max(WEIGH_SECS, rest)
         self._weigh_soonest = now + min(max(FRESH_SECS, rest), UNSURE_SECS_MAX)
         if reply.value is None:
-            self._give_up(AWAY)
+            self._fail_uncertain(AWAY)
             return
         self._read_at = now
         self._is_exact = self._is_exact and not self._on_way and not changes
@@ -307,7 +311,7 @@ class SharedRetained(LocalRetained):
         for publication, done in unsure:
             self.retain(publication, done, is_sure=True)
 
-    def _give_up(self, outcome: Outcome) -> None:
+    def _fail_uncertain(self, outcome: Outcome) -> None:
         unsure, self._unsure = self._unsure, []
         for one in unsure:
             one.done(outcome)
@@ -334,17 +338,17 @@ class SharedRetained(LocalRetained):
         also called if the query is not wanted any more when its turn comes.
         """
 
-        def again() -> None:
-            self.reads.submit(user, Read(query, is_wanted, replied, away))
+        def submit_read() -> None:
+            self.reads.submit(user, Read(query, is_wanted, on_reply, away))
 
-        def replied(reply: Reply[list[Retained]]) -> None:
+        def on_reply(reply: Reply[list[Retained]]) -> None:
             if reply.verdict is Committed.UNAVAILABLE:
-                self._repeats.later(again)
+                self._repeats.call_later(submit_read)
                 away()
             else:
                 found(reply.value)
 
-        again()
+        submit_read()
 
     def read(self, query: MatchRetained, done: Callable[[Reply[list[Retained]]], None]) -> None:
         """Query a page once. `done` is called with the reply of the database."""

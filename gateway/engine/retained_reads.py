@@ -43,7 +43,7 @@ class RetainedReads:
         self._is_sending = False
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """Number of queries that wait for their turn."""
         return sum(map(len, self._lines.values()))
 
@@ -52,7 +52,7 @@ class RetainedReads:
         self._lines.setdefault(user, deque()).append(read)
         self._send()
 
-    def give_up(self) -> None:
+    def fail_all(self) -> None:
         """Reply UNAVAILABLE to all queries that wait, because the database is away."""
         lines, self._lines = self._lines, {}
         for line in lines.values():
@@ -65,11 +65,11 @@ class RetainedReads:
         self._is_sending = True
         try:
             while self._lines and self._in_flight < IN_FLIGHT_MAX:
-                self._send_one(self._next())
+                self._send_one(self._pop_next())
         finally:
             self._is_sending = False
 
-    def _next(self) -> Read:
+    def _pop_next(self) -> Read:
         """Remove and return the query whose turn it is; its user goes to the end of the round."""
         user, line = next(iter(self._lines.items()))
         read = line.popleft()

@@ -36,7 +36,7 @@ from gateway.engine.consumers import Consumers, Content
 from gateway.engine.envelope import ENGINE, Arrived, Number, decode
 from gateway.engine.membership import Membership
 from gateway.engine.names import Names, names_of, topic_of
-from gateway.engine.once import Once, recent_chunks
+from gateway.engine.once import DuplicateFilter, recent_chunks
 from gateway.engine.publisher import EnginePublisher, EpochOf, NumberOf
 from gateway.engine.retained import SharedRetained
 from gateway.engine.sessions import SessionClients as SessionClients
@@ -50,7 +50,7 @@ from gateway.model.caches import make_room
 from gateway.model.dialect import NameRefused
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
-from gateway.model.spooled_bodies import Body, PassedOver
+from gateway.model.spooled_bodies import Body, DiscardedBody
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.codec import decode_address, decode_properties
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -77,10 +77,10 @@ KnownAddress = tuple[Address, tuple[Recipient, ...]]
 class LocalClients(Protocol):
     """Clients of this replica, as this session uses them."""
 
-    def wanting(self, address: Address) -> tuple[Sink, ...]:
+    def local_subscribers(self, address: Address) -> tuple[Sink, ...]:
         """Return the clients that get messages of a topic by the replica's queue."""
 
-    def new_to(
+    def exclude_already_sent(
         self, recipients: tuple[Recipient, ...], message: Message, number: Number | None
     ) -> tuple[Recipient, ...]:
         """Return the recipients that were not sent this message as a retained one.
@@ -88,10 +88,10 @@ class LocalClients(Protocol):
         `number` is None below QoS 2.
         """
 
-    def lasting(self) -> list[ClientSession]:
+    def queue_sessions(self) -> list[ClientSession]:
         """Return the sessions with a queue whose clients are connected here."""
 
-    def let_go_of(self, session: ClientSession, why: str) -> None:
+    def disconnect_client(self, session: ClientSession, why: str) -> None:
         """Disconnect the client of a session with a reason; it must reconnect."""
 
     @property
@@ -155,12 +155,12 @@ class EngineSession(OneSink):
         self.names: Names = names_of(settings.namespace, settings.topic_exchange)
         self.bindings = Bindings()
         self.recent_chunks = recent_chunks(settings.in_flight_max, limits.inflight_max)
-        self.sessions = SharedSessions(state, membership, self, self.names.sessions, _soon)
+        self.sessions = SharedSessions(state, membership, self, self.names.sessions, _call_soon)
         self.clients: LocalClients  # set by `serve`
         self.life = ""
         self.stopped = False  # True when the process ends
         self.hear_dropped: list[Callable[[str, bytes], None]] = []  # called with queue and body
-        self.once = Once(max(ONCE_MIN, 2 * settings.in_flight_max))
+        self.once = DuplicateFilter(max(ONCE_MIN, 2 * settings.in_flight_max))
         self._dispatcher = dispatcher
         self._retained = retained
         self._membership = membership
@@ -175,8 +175,8 @@ class EngineSession(OneSink):
         self._recipients: dict[Sink, Recipient] = {}
         self._parsed: dict[bytes, Arrived] = {}
         self._batch = Batch(self, Monotonic(0.0))  # the loop clock does not run yet
-        membership.on_buried.append(self._buried)
-        membership.on_due.append(self.sessions.due)
+        membership.on_buried.append(self._restart_incarnation)
+        membership.on_due.append(self.sessions.run_due_work)
         membership.may_act = partial(getattr, self, "is_up")
         self._begin_life()
 
@@ -193,7 +193,7 @@ class EngineSession(OneSink):
         return {
             "gateway_engine_bindings": lambda: len(self.bindings),
             "gateway_engine_clock_skew_seconds": lambda: self.time.skew,
-            "gateway_engine_retained_reads": lambda: self._retained.reads.waiting,
+            "gateway_engine_retained_reads": lambda: self._retained.reads.waiting_count,
             "gateway_engine_retaining_messages": lambda: len(self.publisher.retaining),
             "gateway_engine_sessions": lambda: self.sessions.count,
             "gateway_engine_unconfirmed_clients": lambda: (
@@ -211,13 +211,17 @@ class EngineSession(OneSink):
         self.publisher.epoch_of = epoch_of
 
     @property
-    def why_not(self) -> str:
+    def unavailable_reason(self) -> str:
         """Why clients cannot be served; "" if they can."""
         if self.stopped:
             return STOPPING
         if not self._up:
             return self.status.why or AWAY
-        return self.sessions.why_not or self._membership.why_not or self.time.why_not
+        return (
+            self.sessions.unavailable_reason
+            or self._membership.unavailable_reason
+            or self.time.unavailable_reason
+        )
 
     @property
     def is_up(self) -> bool:
@@ -249,7 +253,7 @@ class EngineSession(OneSink):
         self._connection = EngineConnection(self, stream, target, now)
         return self._connection
 
-    def turn_done(self) -> None:
+    def end_turn(self) -> None:
         """Publish the batch of this wake-up, let sessions send, and acknowledge what was received."""
         batch = self._batch
         if len(batch):
@@ -269,13 +273,13 @@ class EngineSession(OneSink):
         if not self._up:
             self._down_since = now if self._down_since is None else self._down_since
             if now - self._down_since >= self.settings.engine_timeout_secs:
-                self._give_clients_up(now)
+                self._disconnect_clients(now)
         if self.publisher.waiting_messages and self.clients.has_ending_claims:
             self.publisher.leave_to_others(self.clients.is_left_to_others)
         if self._connection is not None and self._up and not self.stopped:
             self.clients.sweep(self._connection.consumers, now)
 
-    def _give_clients_up(self, now: float) -> None:
+    def _disconnect_clients(self, now: float) -> None:
         self._down_since = now
         self._let_go()
         if self._connection is None:
@@ -303,7 +307,7 @@ class EngineSession(OneSink):
         self._waiting = self._binding + self._waiting
         self._binding = []
         self.publisher.close()
-        self.status.went_down(why)
+        self.status.mark_down(why)
 
     def deliver(self, wire: bytes, raw: bytes, body: Body) -> None:
         """Pass a message of the replica's queue to the clients that want it."""
@@ -317,7 +321,7 @@ class EngineSession(OneSink):
         if recipients:
             message = _message(address, arrived, body, self.time.correction)
             if arrived.retain or arrived.number is not None:
-                recipients = self.clients.new_to(recipients, message, arrived.number)
+                recipients = self.clients.exclude_already_sent(recipients, message, arrived.number)
             if len(recipients) == 1:
                 self._batch.add_only(None, recipients[0], message)
             elif recipients:
@@ -330,7 +334,7 @@ class EngineSession(OneSink):
         except (NameRefused, RemoteProtocolError) as error:
             self._refuse(wire, body, Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
             return None
-        size = body.size if not body and isinstance(body, PassedOver) else len(body)
+        size = body.size if not body and isinstance(body, DiscardedBody) else len(body)
         if size > self.limits.message_bytes_max:
             text = f"a body of {size} bytes exceeds limits.message_bytes_max; it was not kept"
             self._refuse(wire, b"", Outcome(Verdict.REJECTED, Reason.TOO_LARGE, text))
@@ -368,7 +372,7 @@ class EngineSession(OneSink):
     def _entry(self, wire: bytes) -> KnownAddress:
         make_room(self._entries, self.limits.cache_entries_max)
         address = topic_of(decode_address(wire)[1])
-        found = [self._recipient(sink) for sink in self.clients.wanting(address)]
+        found = [self._recipient(sink) for sink in self.clients.local_subscribers(address)]
         entry = self._entries[wire] = (address, tuple(found))
         return entry
 
@@ -412,13 +416,18 @@ class EngineSession(OneSink):
         self._waiting.append(done)
         self._ask_when_bound()
 
-    def decided(self) -> None:
+    def handle_checks_complete(self) -> None:
         """Continue with waiting bindings, because the existence of every queue is known now."""
         self._ask_when_bound()
 
     def _ask_when_bound(self) -> None:
         connection = self._connection
-        if connection is None or not self._up or not self._waiting or connection.consumers.undecided:
+        if (
+            connection is None
+            or not self._up
+            or not self._waiting
+            or connection.consumers.has_pending_bindings
+        ):
             return
         waiting, self._waiting = self._waiting, []
         self._binding += waiting
@@ -434,30 +443,30 @@ class EngineSession(OneSink):
             except Exception as error:  # it concerns one client; the others must not wait
                 contained("connection", error)
 
-    def came_up(self) -> None:
+    def start_serving(self) -> None:
         """Start to serve, because everything that the engine needs exists."""
         assert self._connection is not None
         self._up = True
         self._down_since = None
-        self.status.came_up()
-        for session in self.clients.lasting():
+        self.status.mark_up()
+        for session in self.clients.queue_sessions():
             if not self.sessions.is_waiting(session):
                 self.consume(session)
         self._ask_when_bound()
         if not self.stopped:
             self.clients.sweep(self._connection.consumers, clock.now())
 
-    def _buried(self, incarnation: str) -> None:
+    def _restart_incarnation(self, incarnation: str) -> None:
         """Disconnect all clients and start a new life, because other replicas have declared this one dead."""
         self._let_go()
         self._begin_life()
         if self._connection is not None:
-            self._connection.give_up("other replicas held this one for dead")
+            self._connection.abort("other replicas held this one for dead")
 
     # Queues of sessions.
 
     def consume(self, session: ClientSession) -> None:
-        """Consume the queue of a session, if the cluster is connected; otherwise `came_up` does it."""
+        """Consume the queue of a session, if the cluster is connected; otherwise `start_serving` does it."""
         if self._connection is not None and self._up and not self.stopped:
             self._connection.consumers.begin(session)
 
@@ -481,13 +490,13 @@ class EngineSession(OneSink):
         if self._connection is not None:
             self._connection.set_binding(queue, key, bound, done)
 
-    def hand_over(self, done: Done) -> None:
+    def release_sessions(self, done: Done) -> None:
         """Release the queues of all sessions to other replicas, because the process ends.
 
         `done` is called when the database has recorded that they are free.
         """
         self.stopped = True
-        sessions = self.clients.lasting()
+        sessions = self.clients.queue_sessions()
         for session in sessions:
             session.stop()
         if self._connection is not None:
@@ -523,9 +532,9 @@ class EngineSession(OneSink):
         """Return a number for a message that will be published later."""
         return self.publisher.next_number()
 
-    def let_go_of(self, session: ClientSession, why: str) -> None:
+    def disconnect_client(self, session: ClientSession, why: str) -> None:
         """Disconnect the client of a session with a reason; it must reconnect."""
-        self.clients.let_go_of(session, why)
+        self.clients.disconnect_client(session, why)
 
     def read(self, content: Content) -> tuple[Message, Number | None] | None:
         """Return the message of a delivery and its number, or None if it cannot be delivered."""
@@ -554,7 +563,7 @@ class EngineSession(OneSink):
         return part
 
 
-def _soon(function: Callable[[], None]) -> None:
+def _call_soon(function: Callable[[], None]) -> None:
     trio.lowlevel.current_trio_token().run_sync_soon(function, idempotent=True)
 
 

@@ -35,14 +35,14 @@ from gateway.model.outcome import Verdict as Settled
 from gateway.model.times import LeaseTime, Monotonic
 from gateway.protocols.mqtt.dialect import MQTT
 from gateway.state.interface import (
-    Absent,
+    AbsentSession,
     CancelOpening,
     ChangeSession,
     ClaimedWork,
     EndSession,
     FindOwned,
     FindSession,
-    FindTaken,
+    FindSuperseded,
     ForgetQueue,
     LeaveSession,
     LeftSession,
@@ -98,25 +98,25 @@ class SessionClients(Protocol):
     def is_expected(self, client: str) -> bool:
         """Return True if the database has opened the client's session but the client is not accepted yet."""
 
-    def taken(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
+    def handle_new_owner(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
         """Disconnect a client whose session has another owner now, or none (None).
 
         `at_once` is True if the new owner is a connection to this replica in this wake-up.
         """
 
-    def arrived(self, arrival: OpeningClient) -> None:
+    def add_arrival(self, arrival: OpeningClient) -> None:
         """Record that a client may be accepted."""
 
-    def refused(self, opening: Opening, user: str) -> None:
+    def deny_opening(self, opening: Opening, user: str) -> None:
         """Record that the session that a client requests is that of another `user`."""
 
-    def let_go_of(self, session: ClientSession, why: str) -> None:
+    def disconnect_client(self, session: ClientSession, why: str) -> None:
         """Disconnect the client of a session with a reason; it must reconnect."""
 
     def publish_claimed(self, claim: ClaimedWill, publish: Done) -> None:
         """Publish the will of a client that was just lost, and call `settle_will` when it is accepted."""
 
-    def publish_left(self, claim: ClaimedWill, message: bytes) -> None:
+    def publish_due_will(self, claim: ClaimedWill, message: bytes) -> None:
         """Publish the due will of a client that is not connected here.
 
         `settle_will` is called when the will is accepted.
@@ -277,7 +277,7 @@ class SharedSessions:
         """
         self.clients: SessionClients  # set before the start
         self.count = 0  # sessions of all replicas, as of the last count
-        self.on_owed: Callable[[Absent, set[str]], None] | None = None  # called with keys to unbind
+        self.on_owed: Callable[[AbsentSession, set[str]], None] | None = None  # called with keys to unbind
         self.elsewhere = SessionsElsewhere()
         self.moved = 0  # sessions whose clients have connected to another replica
         self._state = state
@@ -311,7 +311,7 @@ class SharedSessions:
         return len(self._openings) + len(self._next_openings) + len(self._writers) + self._releases
 
     @property
-    def why_not(self) -> str:
+    def unavailable_reason(self) -> str:
         """Why no more clients should be accepted; "" if they may."""
         if self._away_since is not None and clock.now() - self._away_since >= AWAY_SECS:
             return AWAY
@@ -332,11 +332,11 @@ class SharedSessions:
         if before is not None and coming.only_own and coming.sender.user != before.coming.sender.user:
             waiting = self._next_openings.pop(client, None)
             if waiting is not None:
-                waiting.lose(TAKEN_OVER)
+                waiting.deny(TAKEN_OVER)
             self._next_openings[client] = opening
             return
         if before is not None:
-            before.lose(TAKEN_OVER)
+            before.deny(TAKEN_OVER)
         self._openings[client] = opening
         self._numbers += 1
         incarnation = self._membership.incarnation
@@ -370,7 +370,7 @@ class SharedSessions:
         if waiting is None:
             return
         if reply.verdict is OperationOutcome.UNAVAILABLE or waiting.guest.stream.closed:
-            waiting.lose(AWAY)
+            waiting.deny(AWAY)
         else:
             self.open(waiting)
 
@@ -383,11 +383,11 @@ class SharedSessions:
         if is_latest:
             del self._openings[client]
         if found is None:
-            opening.lose(AWAY)
+            opening.deny(AWAY)
             self._cancel(operation, operation.queue)
             return
         if found.refused:
-            self.clients.refused(opening, found.user)
+            self.clients.deny_opening(opening, found.user)
             return
         owner = Owner(incarnation, found.epoch)
         if found.ended_queue:
@@ -398,10 +398,10 @@ class SharedSessions:
             self._consumable.add((client, found.epoch))
         arrival = OpeningClient(opening, operation, owner, found)
         if not is_latest:  # and the later opening may fail
-            self.give_up(arrival)
+            self.abandon_arrival(arrival)
             return
-        self.clients.taken(client, owner, at_once=True)
-        self.clients.arrived(arrival)
+        self.clients.handle_new_owner(client, owner, at_once=True)
+        self.clients.add_arrival(arrival)
         opening.answer()
 
     def _count_earlier(self, found: OpenedSession, count: int) -> None:
@@ -421,7 +421,7 @@ class SharedSessions:
         for epoch, message in wills:
             claim = ClaimedWill(key, epoch, requested_at)
             if self._queues.is_up and not claim.is_ending:
-                self.clients.publish_left(claim, message)
+                self.clients.publish_due_will(claim, message)
 
     def serve(self, session: ClientSession) -> None:
         """Store that a client with a will is accepted.
@@ -431,7 +431,7 @@ class SharedSessions:
         self.change(session).served = True
         self._unserved.add(session)
 
-    def give_up(self, arrival: OpeningClient) -> None:
+    def abandon_arrival(self, arrival: OpeningClient) -> None:
         """Leave the session of a client that disconnected before it was accepted.
 
         An earlier session continues.
@@ -477,14 +477,14 @@ class SharedSessions:
     def check_owner(self, session: ClientSession, done: Callable[[bool], None]) -> None:
         """Call `done` with True if the database has a session as this replica's, with its queue."""
 
-        def seen(reply: Reply[SessionView | None]) -> None:
+        def on_view(reply: Reply[SessionView | None]) -> None:
             if reply.verdict is OperationOutcome.UNAVAILABLE:
-                self._repeats.later(partial(self.check_owner, session, done))
+                self._repeats.call_later(partial(self.check_owner, session, done))
             else:
                 view = reply.value
                 done(view is not None and view.owner == session.owner and view.queue == session.queue)
 
-        self._state.query(FindSession(SessionKey(DOMAIN, session.client_id)), seen)
+        self._state.query(FindSession(SessionKey(DOMAIN, session.client_id)), on_view)
 
     def after_stored(self, session: ClientSession, done: Told) -> None:
         """Call `done` with the outcome when all changes of a session until now are stored, or cannot be."""
@@ -520,9 +520,9 @@ class SharedSessions:
         if self.clients.session_of(session.client_id) is session:
             if verdict is OperationOutcome.REFUSED:
                 log.error("session not stored, client disconnected", client=session.client_id)
-                self.clients.let_go_of(session, "its session cannot be stored")
-            else:  # `taken` ignores a session that is stopped already
-                self.clients.taken(session.client_id, None, at_once=False)
+                self.clients.disconnect_client(session, "its session cannot be stored")
+            else:  # `handle_new_owner` ignores a session that is stopped already
+                self.clients.handle_new_owner(session.client_id, None, at_once=False)
         session.stop()
 
     def leave(self, session: ClientSession, publish: Done | None) -> None:
@@ -535,11 +535,11 @@ class SharedSessions:
         key, epoch = SessionKey(DOMAIN, session.client_id), session.owner.epoch
         writer = self._writers.get(session) or self._writer(session)
         operation = LeaveSession(key, epoch, session.expiry_secs, discard_will=publish is None)
-        self.elsewhere.leave(session.user, session.weight)
-        if session.lasting and is_held:
+        self.elsewhere.begin_leaving(session.user, session.weight)
+        if session.has_queue and is_held:
             self._ending.add(session)
         writer.leave(operation, partial(self._left, session, publish))
-        if session.lasting and is_held:
+        if session.has_queue and is_held:
             self._queues.end(session, partial(self._free, session))
 
     def _left(
@@ -551,22 +551,22 @@ class SharedSessions:
         left_session = reply.value
         is_here = self.clients.session_of(key.client) is not None or self.clients.is_expected(key.client)
         ended = left_session is not None and left_session.ended
-        self.elsewhere.left(session.user, session.weight, remains=not ended and not is_here)
+        self.elsewhere.end_leaving(session.user, session.weight, remains=not ended and not is_here)
         if left_session is not None and left_session.ended:
             self.count -= 1
             self._consumable.discard((key.client, epoch))
             if session in self._ending:
                 self._ended.add(session)
-            elif session.lasting:
+            elif session.has_queue:
                 self._delete(session.queue)
-        elif not session.lasting:  # it belongs to another owner, who waits for the release
+        elif not session.has_queue:  # it belongs to another owner, who waits for the release
             self._release(key, epoch)
         elif left_session is None:
             self._check_queue(key, session.queue)
         else:
             owed = {name for name, (on, _) in session.unbound.items() if not on}
             if owed and self.on_owed is not None:
-                self.on_owed(Absent(key, epoch, session.user, session.queue, {}), owed)
+                self.on_owed(AbsentSession(key, epoch, session.user, session.queue, {}), owed)
         claim = ClaimedWill(key, epoch, requested_at)
         if (
             left_session is not None
@@ -583,13 +583,13 @@ class SharedSessions:
         would delete it.
         """
 
-        def seen(reply: Reply[SessionView | None]) -> None:
+        def on_view(reply: Reply[SessionView | None]) -> None:
             if reply.verdict is OperationOutcome.UNAVAILABLE:
-                self._repeats.later(partial(self._check_queue, key, queue))
+                self._repeats.call_later(partial(self._check_queue, key, queue))
             elif reply.value is None or reply.value.queue != queue:
                 self._delete(queue)
 
-        self._state.query(FindSession(key), seen)
+        self._state.query(FindSession(key), on_view)
 
     def _free(self, session: ClientSession, given_back: Sequence[Content]) -> None:
         """Release or delete the queue of a session, because it is not consumed here any more."""
@@ -606,18 +606,18 @@ class SharedSessions:
         """Record in the database that the owner of an epoch does not consume the queue any more."""
         self._releases += 1
 
-        def released(reply: Reply[None]) -> None:
+        def on_released(reply: Reply[None]) -> None:
             self._releases -= 1
             self._consumable.discard((key.client, epoch))
             session = self.clients.session_of(key.client)
             if session is not None and session in self._waiting:
-                self._look(key)
+                self._query_session(key)
             if not self._releases:
                 waiting, self._after_releases = self._after_releases, []
                 for done in waiting:
                     done()
 
-        self._repeats.submit(ReleaseSession(key, epoch, given_back), released)
+        self._repeats.submit(ReleaseSession(key, epoch, given_back), on_released)
 
     def release_all(self, sessions: Sequence[ClientSession], done: Done) -> None:
         """Release the queues of these sessions, because the process ends.
@@ -652,7 +652,7 @@ class SharedSessions:
         ):
             self._release(key, before.epoch)
         else:
-            self._look(key)
+            self._query_session(key)
 
     def _consume(self, session: ClientSession, given_back: bytes) -> None:
         self._waiting.pop(session, None)
@@ -666,33 +666,33 @@ class SharedSessions:
         """Return True if the queue of a session is not this replica's to consume yet."""
         return session in self._waiting
 
-    def _look(self, key: SessionKey) -> None:
+    def _query_session(self, key: SessionKey) -> None:
         """Query if a session has another owner, or if its queue has been released."""
-        self._state.query(FindSession(key), partial(self._looked, key))
+        self._state.query(FindSession(key), partial(self._handle_view, key))
 
-    def _looked(self, key: SessionKey, reply: Reply[SessionView | None]) -> None:
+    def _handle_view(self, key: SessionKey, reply: Reply[SessionView | None]) -> None:
         session, view = self.clients.session_of(key.client), reply.value
         if reply.verdict is not OperationOutcome.DONE:
             return
         if session is None:
             if self.clients.is_expected(key.client):
-                self.clients.taken(key.client, None if view is None else view.owner, at_once=False)
+                self.clients.handle_new_owner(key.client, None if view is None else view.owner, at_once=False)
             return
         if view is None or view.owner.epoch != session.owner.epoch:
-            self.clients.taken(key.client, None if view is None else view.owner, at_once=False)
+            self.clients.handle_new_owner(key.client, None if view is None else view.owner, at_once=False)
         elif not view.connected:  # it would expire
-            self.clients.taken(key.client, None, at_once=False)
+            self.clients.handle_new_owner(key.client, None, at_once=False)
         elif view.holder in (None, session.owner) and session in self._waiting:
             self._consume(session, view.given_back)
 
-    def _find_taken(self, reply: Reply[list[tuple[SessionKey, int]]]) -> None:
+    def _release_superseded(self, reply: Reply[list[tuple[SessionKey, int]]]) -> None:
         """Give up sessions that other replicas have taken over; release those that are not consumed here."""
         self._is_looking = False
         for key, epoch in reply.value or ():
             session = self.clients.session_of(key.client)
             is_here = session is not None and session.owner.epoch == epoch
             if is_here or self.clients.is_expected(key.client):
-                self._look(key)
+                self._query_session(key)
             elif (key.client, epoch) not in self._consumable:
                 self._release(key, epoch)
 
@@ -751,7 +751,7 @@ class SharedSessions:
             self._sweep_at = Monotonic(min(self._sweep_at, clock.now() + STRAY_SECS))
         for client, session in sweep.here.items():
             if self.clients.session_of(client) is session:
-                self._look(SessionKey(DOMAIN, client))
+                self._query_session(SessionKey(DOMAIN, client))
 
     def _note_stray(self, sweep: Sweep, owned: Owned) -> None:
         """Record that the database has a client as connected here that is not.
@@ -774,14 +774,14 @@ class SharedSessions:
 
     # Notices and the timer.
 
-    def noticed(self, notice: Notice) -> None:
+    def handle_notice(self, notice: Notice) -> None:
         """Query the session that a notice is about."""
         if notice.key is not None and notice.event in (NoticeSubject.TAKEN, NoticeSubject.RELEASED):
-            self._look(notice.key)
+            self._query_session(notice.key)
         elif notice.event is NoticeSubject.MISSED:
             self._look_at = self._sweep_at = Monotonic(0.0)
 
-    def due(self, work: ClaimedWork, requested_at: LeaseTime) -> None:
+    def run_due_work(self, work: ClaimedWork, requested_at: LeaseTime) -> None:
         """Publish a due will, or end a due session, which was claimed at `requested_at`.
 
         If the cluster is away other replicas do it later.
@@ -791,7 +791,7 @@ class SharedSessions:
         if work.key is None:
             self._delete(work.queue)
         elif work.will is not None:
-            self.clients.publish_left(ClaimedWill(work.key, work.epoch, requested_at), work.will)
+            self.clients.publish_due_will(ClaimedWill(work.key, work.epoch, requested_at), work.will)
         elif work.queue:
             self._queues.delete(work.queue, partial(self._end, work))
         else:
@@ -825,15 +825,15 @@ class SharedSessions:
             self._ask_for_owners(overdue)
         if not self._is_looking and now >= self._look_at:
             self._is_looking, self._look_at = True, Monotonic(now + LOOK_SECS)
-            self._state.query(FindTaken(self._membership.incarnation), self._find_taken)
+            self._state.query(FindSuperseded(self._membership.incarnation), self._release_superseded)
         if self._sweep is None and not is_away and now >= self._sweep_at:
             self._begin_sweep(now)
         if not self._is_counting and now >= self._count_at:
             self._is_counting, self._count_at = True, Monotonic(now + COUNT_SECS)
             self.elsewhere.begin()
-            self._state.query(WeighSessions(self._membership.incarnation), self._counted)
+            self._state.query(WeighSessions(self._membership.incarnation), self._store_counts)
 
-    def _counted(self, reply: Reply[SessionCounts]) -> None:
+    def _store_counts(self, reply: Reply[SessionCounts]) -> None:
         self._is_counting = False
         self.elsewhere.end(None if reply.value is None else reply.value.elsewhere)
         if reply.value is not None:

@@ -30,12 +30,12 @@ class SessionsElsewhere:
         found = self._sums.get(user, NONE)
         return found if leaving is None else _total(found, leaving)
 
-    def leave(self, user: str, weight: Weight) -> None:
+    def begin_leaving(self, user: str, weight: Weight) -> None:
         """Count a session that this replica has begun to leave."""
         _change(self._leaving, user, weight, 1)
         self.subscriptions += weight.subscriptions
 
-    def left(self, user: str, weight: Weight, *, remains: bool) -> None:
+    def end_leaving(self, user: str, weight: Weight, *, remains: bool) -> None:
         """Discount a session that was leaving, unless it `remains` in the database."""
         _change(self._leaving, user, weight, -1)
         self.subscriptions -= weight.subscriptions

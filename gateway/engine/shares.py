@@ -53,11 +53,11 @@ class SharedQueue:
         self._pattern = shared_pattern(group.filter) or []
         key = binding_of(self._pattern)
         self._keys = () if key is None else (key,)
-        self.unbound: dict[str, tuple[bool, Done]] = dict.fromkeys(self._keys, (True, _nobody))
+        self.unbound: dict[str, tuple[bool, Done]] = dict.fromkeys(self._keys, (True, _do_nothing))
         self._reader = reader
 
     @property
-    def is_wanted(self) -> bool:
+    def needs_queue(self) -> bool:
         """True: the queue is only consumed while the filter has members here."""
         return True
 
@@ -70,7 +70,7 @@ class SharedQueue:
         """Keys to which the queue is bound: that of the filter."""
         return self._keys
 
-    def waits(self, count: int) -> None:
+    def set_backlog(self, count: int) -> None:
         """Do nothing: the number of waiting messages does not matter."""
 
     def unreachable(self) -> None:
@@ -89,10 +89,12 @@ class SharedQueue:
         if chosen is None:
             chosen = next(iter(self.group.members), None)
         if not isinstance(chosen, ClientSession):
-            consumer.give_back(tag)  # the last member has just left
+            consumer.requeue(tag)  # the last member has just left
             return
         message, number = found
-        chosen.owe(message, self.group.members[chosen], ClusterOrigin(consumer, tag, number, again=False))
+        chosen.queue_message(
+            message, self.group.members[chosen], ClusterOrigin(consumer, tag, number, again=False)
+        )
 
 
 def queue_of(prefix: str, topic_filter: str) -> str:
@@ -102,5 +104,5 @@ def queue_of(prefix: str, topic_filter: str) -> str:
     return f"{prefix}.{readable(group)}.{digest}"
 
 
-def _nobody() -> None:
+def _do_nothing() -> None:
     """Do nothing: no caller waits for the binding."""

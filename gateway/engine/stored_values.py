@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from gateway.access.principal import Principal
-from gateway.broker.mqtt.namespace import Newcomer
+from gateway.broker.mqtt.namespace import ConnectingClient
 from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.errors import StoreError
 from gateway.model.message import Sender
@@ -88,7 +88,7 @@ def delay_of(will: Will) -> int:
     return delay
 
 
-def encode_will(coming: Newcomer) -> bytes:
+def encode_will(coming: ConnectingClient) -> bytes:
     """Return the will of a connecting client, and its sender, as bytes."""
     will, sender = coming.will, coming.sender
     assert will is not None

@@ -173,17 +173,17 @@ class SharedWalk:
     def _read(self) -> None:
         self.waits = True
         user = self.grant.session.user
-        self._retained.match(self._query, user, self._wanted, self._found, self._begun)
+        self._retained.match(self._query, user, self._is_current, self._store_page, self._begun)
 
     def _begun(self) -> None:
         then, self._then = self._then, None
         if then is not None:
             then()
 
-    def _wanted(self) -> bool:
+    def _is_current(self) -> bool:
         return self._is_wanted(self)
 
-    def _found(self, found: list[Retained] | None) -> None:
+    def _store_page(self, found: list[Retained] | None) -> None:
         self.waits = False
         self._page = found or []
         if not found:

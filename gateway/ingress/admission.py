@@ -61,7 +61,7 @@ class ListenerConnections(Generic[Holder]):
 
     def full(self, now: float) -> bool:
         """Return True if connections_max is reached and no connection can be evicted."""
-        return len(self.guests) >= self._most and self.in_the_way(now) is None
+        return len(self.guests) >= self._most and self.connection_to_evict(now) is None
 
     def refusal(self, place: str, now: float) -> str:
         """Return the name of the limit that prevents another connection from this address.
@@ -79,7 +79,7 @@ class ListenerConnections(Generic[Holder]):
         """Return True if the address exceeds limits.connects_per_second_max. Counts the attempt."""
         return not self._rate.take(place, now)
 
-    def in_the_way(self, now: float) -> Holder | None:
+    def connection_to_evict(self, now: float) -> Holder | None:
         """Return the unauthenticated connection to evict for a new one, or None."""
         place = self._strange.largest
         if len(self.guests) < self._most or place is None:
@@ -89,7 +89,7 @@ class ListenerConnections(Generic[Holder]):
 
     def enter(self, guest: Holder, place: str, now: float) -> None:
         """Add a connection that is not authenticated yet."""
-        self._sit(guest, (place, None))
+        self._set_seat(guest, (place, None))
         self._places.add(place)
         self._strangers.setdefault(place, {})[guest] = now
         self._strange.add(place)
@@ -99,7 +99,7 @@ class ListenerConnections(Generic[Holder]):
         counted = self._user_said or place != LOOPBACK
         return not counted or self._users[user] < self._per_user
 
-    def named(self, guest: Holder, user: str) -> None:
+    def set_user(self, guest: Holder, user: str) -> None:
         """Record the user of an authenticated connection.
 
         Repeated calls and removed connections are ignored.
@@ -108,16 +108,16 @@ class ListenerConnections(Generic[Holder]):
         if known_user is not None:
             return  # removed, or named before
         self._forget_stranger(guest, place)
-        self._sit(guest, (place, user))
+        self._set_seat(guest, (place, user))
         if self._user_said or place != LOOPBACK:
             self._users.add(user)
 
-    def _sit(self, guest: Holder, seat: Seat) -> None:
+    def _set_seat(self, guest: Holder, seat: Seat) -> None:
         if seat != self._seat:
             self._seat = seat
         self.guests[guest] = self._seat
 
-    def leave(self, guest: Holder) -> None:
+    def remove(self, guest: Holder) -> None:
         """Remove a closed connection; repeated calls are ignored."""
         if guest not in self.guests:
             return

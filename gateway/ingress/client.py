@@ -78,11 +78,11 @@ class IngressClient:
         """Return everything to be written now."""
 
     @abstractmethod
-    def drained(self) -> None:
+    def resume_writing(self) -> None:
         """Resume deliveries: the client's send buffer has drained."""
 
     @abstractmethod
-    def lost(self, reason: str) -> None:
+    def connection_lost(self, reason: str) -> None:
         """Clean up after the end of the connection for `reason`."""
 
     # Interface to the listener.
@@ -157,7 +157,7 @@ class IngressClient:
         """Number of open channels."""
         return 0
 
-    def agreed(self) -> Agreed:
+    def negotiated(self) -> Agreed:
         """Return client properties and negotiated values."""
         return Agreed()
 
@@ -166,7 +166,7 @@ class IngressClient:
     def blocked(self, reason: str) -> None:
         """Set why the store is read-only; an empty string means that it is writable again."""
 
-    def told_of_memory(self, short: bool) -> None:
+    def notify_memory(self, short: bool) -> None:
         """Notify the client that memory is short, or no longer is.
 
         By default the client gets no notification, and only notices that the gateway stops reading.

@@ -76,7 +76,7 @@ class IngressClients:
             "connects_per_second_max" if self._door.too_fast(place, now) else self._door.refusal(place, now)
         )
 
-    def refused(self, word: str, remote: str) -> None:
+    def count_refused(self, word: str, remote: str) -> None:
         """Count and log a connection refused for the limit `word`."""
         self.stats.refused.add(word)
         audit("refused", endpoint=self.name, remote=remote, reason=word)
@@ -89,31 +89,31 @@ class IngressClients:
         """
         word = self._door.refusal(place_of(stream.remote), clock.now())
         if word:
-            self.refused(word, stream.remote)
+            self.count_refused(word, stream.remote)
             stream.abort(word)
         return bool(word)
 
     def enter(self, connection: IngressClient, stream: Stream) -> None:
         """Add a connection as the stream's owner; evict an unauthenticated one if the listener is full."""
         now = clock.now()
-        stranger = self._door.in_the_way(now)
+        stranger = self._door.connection_to_evict(now)
         if stranger is not None:
-            self.refused("gave_way", stranger.stream.remote)
+            self.count_refused("gave_way", stranger.stream.remote)
             stranger.stream.abort("it has not said who it is, and its place is needed")
         stream.owner = connection
         self._door.enter(connection, place_of(stream.remote), now)
-        self.stats.opened(connection.frames)
+        self.stats.add_connection(connection.frames)
 
     def may_be(self, user: str, remote: str) -> bool:
         """Return True if another connection of the user is within the limit."""
         return self._door.may_be(user, place_of(remote))
 
-    def named(self, connection: IngressClient, user: str, rights: Rights) -> None:
+    def set_user(self, connection: IngressClient, user: str, rights: Rights) -> None:
         """Record the user of an authenticated connection and set its receive rate.
 
         Call once per connection: each call would grant another second's allowance.
         """
-        self._door.named(connection, user)
+        self._door.set_user(connection, user)
         self._by_sender[connection.sender] = connection
         own = self._users.get(user)
         if own is not None or not rights.unlimited:
@@ -122,10 +122,10 @@ class IngressClients:
     def forget(self, connection: IngressClient) -> None:
         """Remove a closed connection."""
         self.hurried.discard(connection)
-        self._door.leave(connection)
+        self._door.remove(connection)
         if self._by_sender.get(connection.sender) is connection:
             del self._by_sender[connection.sender]
-        self.stats.closed(connection.frames)
+        self.stats.remove_connection(connection.frames)
 
     # Receive rates and ticks.
 
@@ -143,7 +143,7 @@ class IngressClients:
                 messages = one.receive_messages_per_sec_max
         return ConnectionRate(byte_count, messages, clock.now()) if byte_count or messages else None
 
-    def hurry(self, connection: IngressClient, interval: float) -> None:
+    def tick_faster(self, connection: IngressClient, interval: float) -> None:
         """Give a connection more frequent ticks if its client expects bytes every `interval` seconds.
 
         An interval of 0 means that the client expects none.

@@ -32,7 +32,7 @@ class Outstanding:
         self._starved = True
         return True
 
-    def settled(self, byte_count: int) -> None:
+    def subtract(self, byte_count: int) -> None:
         """Subtract bytes that were acknowledged or requeued, and resume deliveries at half the limit."""
         self.byte_count -= byte_count
         if self._starved and self.byte_count <= self._most // 2:

@@ -59,4 +59,4 @@ class HandshakingGuest(IngressClient, Generic[MachineT]):
             while not (machine.unread or self.stream.unread) and (events := machine.receive_data(b"", now)):
                 self._process(events)
         if machine.unread:
-            self.stream.again()
+            self.stream.request_turn()

@@ -26,11 +26,11 @@ from gateway.ingress.client import IngressClient
 from gateway.ingress.clients import Entrance, IngressClients
 from gateway.ingress.front.layers import Front
 from gateway.ingress.front.pending import PendingConnection
-from gateway.ingress.front.proxy_header import AwaitingProxyHeader, within_any
+from gateway.ingress.front.proxy_header import AwaitingProxyHeader, is_in_networks
 from gateway.ingress.sockets import all_bound, place_at
 from gateway.settings import Limits
 from gateway.transport.filter import Ending, Filter
-from gateway.transport.filter_stack import within
+from gateway.transport.filter_stack import stack_filters
 from gateway.transport.poller import Poller
 from gateway.transport.stream import Stream, WriteSet
 
@@ -51,7 +51,7 @@ class Ingress(Protocol):
     def connect(self, stream: Stream, now: float) -> IngressClient:
         """Return the owner of a new connection, accepted at `now` (loop-clock seconds)."""
 
-    def turn_done(self) -> None:
+    def end_turn(self) -> None:
         """Route the batch that this wake-up has collected."""
 
     def tick(self, now: float) -> None:
@@ -95,7 +95,7 @@ class Listener:
         self._protocol = protocol
         self._writes = writes
         self._sockets: list[socket.socket] = []
-        self._poller = Poller(writes, protocol.turn_done)
+        self._poller = Poller(writes, protocol.end_turn)
         self._accepting = trio.CancelScope()
 
     def entrance(self, connection: IngressClient) -> Entrance | None:
@@ -190,12 +190,12 @@ class Listener:
             word = "descriptors"
         elif proxies is None:
             word = self.guests.refusal(place_of_host(host))
-        elif not within_any(proxies, host):
+        elif not is_in_networks(proxies, host):
             word = "proxy_protocol_from"
         else:
             word = "connections_max" if self.guests.full() else ""
         if word:
-            self.guests.refused(word, f"{host}:{port}")
+            self.guests.count_refused(word, f"{host}:{port}")
             sock.close()
             return
         sock.setblocking(False)
@@ -234,7 +234,7 @@ class Listener:
         """
         word = self.guests.refusal(place_of(stream.remote))
         if word:
-            self.guests.refused(word, stream.remote)
+            self.guests.count_refused(word, stream.remote)
             stream.abort(word)
             return
         self._begin(stream, accepted_at)
@@ -243,7 +243,7 @@ class Listener:
 
     def _begin(self, stream: Stream, accepted_at: float) -> None:
         """Begin TLS, if configured, and then the protocol, behind a check of the client's first bytes."""
-        stream.layer = self.front.secured()
+        stream.layer = self.front.new_tls_filter()
         self._connect(stream, accepted_at)
         stream.layer = self.front.checked(stream)
 
@@ -261,7 +261,7 @@ class Listener:
     def _connect(self, stream: Stream, accepted_at: float) -> Filter | None:
         """Begin the protocol, inside WebSocket if configured. Return the WebSocket layer, or None."""
         websocket = self.front.upgraded(stream.backlog_max)
-        stream.layer = within(stream.layer, websocket)
+        stream.layer = stack_filters(stream.layer, websocket)
         connection = self._protocol.connect(stream, accepted_at)
         if not isinstance(connection, PendingConnection):
             stream.count_with(self.stats)
@@ -278,9 +278,9 @@ class Listener:
             return
         log.warning("connection refused", listener=self.name, remote=stream.remote, error=ending.text)
 
-    def turn_done(self) -> None:
+    def end_turn(self) -> None:
         """Route the collected batch."""
-        self._protocol.turn_done()
+        self._protocol.end_turn()
 
     async def _tick(self) -> None:
         """Call the ticks of connections and protocol, containing their errors."""
@@ -298,7 +298,7 @@ class Listener:
             try:
                 if not short:
                     self._protocol.tick(now)
-                self._protocol.turn_done()
+                self._protocol.end_turn()
             except Exception as error:
                 contained("timer", error, listener=self.name)
             self._writes.flush()

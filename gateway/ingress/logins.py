@@ -57,12 +57,12 @@ class Login:
             self._paused = True
             self.stream.hold()
 
-    def look(self) -> None:
+    def check_disconnected(self) -> None:
         """Abort the connection if the client has disconnected already.
 
         The check is made before the login takes a place in a queue.
         """
-        if self._paused or self.over:
+        if self._paused or self.is_over:
             return
         try:
             is_disconnected = not self.stream.sock.recv(1, socket.MSG_PEEK)
@@ -71,7 +71,7 @@ class Login:
         if is_disconnected:
             self.stream.abort("closed by the peer")
 
-    def go_on(self, then: Callable[[], None]) -> None:
+    def resume(self, then: Callable[[], None]) -> None:
         """Restore the stream's owner, call `then`, and pass on data received during the login."""
         stream, owner = self.stream, self._owner
         stream.owner = owner
@@ -83,7 +83,7 @@ class Login:
         stream.mark()
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """True if the connection has ended or is ending."""
         return self.stream.owner is not self
 
@@ -99,14 +99,14 @@ class Login:
         """Return the owner's output."""
         return self._owner.data_to_send()
 
-    def drained(self) -> None:
+    def resume_writing(self) -> None:
         """Notify the owner that the output has been written."""
-        self._owner.drained()
+        self._owner.resume_writing()
 
-    def lost(self, reason: str) -> None:
+    def connection_lost(self, reason: str) -> None:
         """Cancel the login, and notify the owner."""
         self.scope.cancel()
-        self._owner.lost(reason)
+        self._owner.connection_lost(reason)
 
 
 class Logins:
@@ -158,42 +158,42 @@ class Logins:
         look = partial(self.access.verify, credentials)
         self._tasks.start_soon(self._wait, Login(stream, behind=behind), look, verified)
 
-    def later(self, stream: Stream, secs: float, then: Callable[[], None], *, behind: bool) -> None:
+    def call_later(self, stream: Stream, secs: float, then: Callable[[], None], *, behind: bool) -> None:
         """Call `then` after a delay of `secs` seconds, unless the client has disconnected."""
 
-        def waited(_: None) -> None:
+        def on_timeout(_: None) -> None:
             then()
 
         wait = partial(trio.sleep, secs)
-        self._tasks.start_soon(self._wait, Login(stream, behind=behind), wait, waited)
+        self._tasks.start_soon(self._wait, Login(stream, behind=behind), wait, on_timeout)
 
     async def _wait(self, login: Login, work: Callable[[], Awaitable[T]], then: Callable[[T], None]) -> None:
         """Run `work`, restore the stream's owner and call `then` with the result."""
         try:
-            login.look()
+            login.check_disconnected()
             with login.scope:
                 await trio.lowlevel.checkpoint_if_cancelled()
                 found = await work()
-            if login.over:
+            if login.is_over:
                 self._stats.logins.add(ABANDONED)
             else:
-                login.go_on(partial(then, found))
+                login.resume(partial(then, found))
                 self._flush()
         except Exception as error:
             login.stream.fail(error)
 
-    def accepted(self) -> None:
+    def count_accepted(self) -> None:
         """Count an accepted login."""
         self._stats.logins.add(ACCEPTED)
 
-    def denied(self, stream: Stream, user: str, why: Denial, client: str = "") -> None:
+    def log_denied(self, stream: Stream, user: str, why: Denial, client: str = "") -> None:
         """Log and count a denied login."""
         self._stats.logins.add(why.value)
-        self.turned_away(stream, user, why.value, client)
+        self.audit_refusal(stream, user, why.value, client)
         user, listener = self.access.loggable(user), self._stats.name
         log.warning("login refused", listener=listener, remote=stream.remote, user=user, why=why.text)
 
-    def turned_away(
+    def audit_refusal(
         self, stream: Stream, user: str, reason: str, client: str = "", *, proved: bool = False
     ) -> None:
         """Write a refused client to the audit log.

@@ -72,7 +72,7 @@ def all_bound(host: str, port: int, *, shared: bool = False) -> list[socket.sock
     return found
 
 
-def reserved(host: str, port: int) -> list[socket.socket]:
+def reserve_port(host: str, port: int) -> list[socket.socket]:
     """Return sockets that hold a port for processes that will share it, and that never listen.
 
     Raises OSError, also if another process listens on a shared socket there.

@@ -92,7 +92,7 @@ class ListenerSource:
         """Return an empty batch of this source."""
         return self.dispatcher.batch(self, self.now())
 
-    def turn_done(self) -> None:
+    def end_turn(self) -> None:
         """Send the collected batch."""
         batch = self.batch
         if len(batch):
@@ -104,7 +104,7 @@ class ListenerSource:
         if self._expiring:
             self._expire(clock.unix_time())
         if self.spool.dead:  # removing a large file takes its time
-            self.tasks.start_soon(trio.to_thread.run_sync, self.spool.bury)
+            self.tasks.start_soon(trio.to_thread.run_sync, self.spool.delete_unreferenced)
         if self._unwanted is not None and now >= self._tell_unwanted_at:
             self._tell_unwanted_at = now + UNWANTED_SECS
             self._tell_unwanted(self._unwanted)
@@ -136,9 +136,9 @@ class ListenerSource:
         """Return True if the store accepts messages, or if there is no store."""
         return self.dispatcher.disk_healthy()
 
-    def ends_here(self, entry: RoutingEntry) -> bool:
+    def delivers_locally(self, entry: RoutingEntry) -> bool:
         """Return True if every target of the entry gets a message in the wake-up in which it arrives."""
-        return all(self.dispatcher.ends_here(branch.route) for branch in entry.plan.branches)
+        return all(self.dispatcher.delivers_locally(branch.route) for branch in entry.plan.branches)
 
     def begun_batch(self) -> Batch:
         """Return the current batch for a publish. An empty batch restarts its latency clock."""
@@ -147,9 +147,9 @@ class ListenerSource:
             batch.received = self.now()
         return batch
 
-    def nobody_wanted(self, entry: RoutingEntry, message: Message) -> None:
+    def record_unreceived(self, entry: RoutingEntry, message: Message) -> None:
         """Count and record a message without recipient as accepted."""
-        self.stats.nobody_wanted(self.now() - self.batch.received)
+        self.stats.count_unreceived(self.now() - self.batch.received)
         self._unwanted = message
         self.dispatcher.record_unrouted(entry, message, NO_TAKER, self.batch.received)
 
@@ -171,7 +171,7 @@ class ListenerSource:
 
     def flush(self) -> None:
         """Send the batch, and write what was encoded outside a wake-up."""
-        self.turn_done()
+        self.end_turn()
         self.guests.flush()
 
     def place_refusal(self, rights: Rights, user: str, remote: str) -> str:
@@ -180,30 +180,30 @@ class ListenerSource:
             return "connections_max of the user's roles"
         return "" if self.guests.may_be(user, remote) else "limits.connections_per_user_max"
 
-    def let_in(
+    def admit_client(
         self, connection: IngressClient, principal: Principal, rights: Rights, client: str, version: str
     ) -> str:
         """Admit an authenticated client. Return "", or the limit that prevents it, which is logged."""
         limit = self.place_refusal(rights, principal.name, connection.stream.remote)
         if limit:
             self.stats.refused.add("connections_per_user_max")
-            self.logins.turned_away(
+            self.logins.audit_refusal(
                 connection.stream, principal.name, "connections_per_user_max", client, proved=True
             )
         else:
-            self.entered(connection, principal, rights, client, version)
+            self.register_admission(connection, principal, rights, client, version)
         return limit
 
-    def entered(
+    def register_admission(
         self, connection: IngressClient, principal: Principal, rights: Rights, client: str, version: str
     ) -> None:
         """Register the admission of an authenticated client; `client` is its name or identifier."""
         if not rights.unlimited:
             self._counted[connection] = principal.name
-            self.authorization.enters(principal.name)
-        self.guests.named(connection, principal.name, rights)
+            self.authorization.add_connection(principal.name)
+        self.guests.set_user(connection, principal.name, rights)
         self._entered[connection] = Entrance(self.now(), version)
-        self._lasts(connection, principal)
+        self._set_expiry(connection, principal)
         audit(
             "connected",
             endpoint=self.name,
@@ -216,9 +216,9 @@ class ListenerSource:
             expires=principal.expires,
         )
 
-    def renewed(self, connection: IngressClient, principal: Principal) -> None:
+    def register_renewal(self, connection: IngressClient, principal: Principal) -> None:
         """Register that a connected client has authenticated again as the same user."""
-        self._lasts(connection, principal)
+        self._set_expiry(connection, principal)
         audit(
             "renewed",
             endpoint=self.name,
@@ -229,7 +229,7 @@ class ListenerSource:
             expires=principal.expires,
         )
 
-    def _lasts(self, connection: IngressClient, principal: Principal) -> None:
+    def _set_expiry(self, connection: IngressClient, principal: Principal) -> None:
         """Record when the principal's credentials expire, if they do."""
         if principal.expires is None:
             self._expiring.pop(connection, None)
@@ -246,15 +246,15 @@ class ListenerSource:
             except Exception as error:
                 connection.stream.fail(error)
 
-    def hurry(self, connection: IngressClient, interval: float) -> None:
+    def tick_faster(self, connection: IngressClient, interval: float) -> None:
         """Give a connection more frequent ticks if the client expects bytes every `interval` seconds."""
-        self.guests.hurry(connection, interval)
+        self.guests.tick_faster(connection, interval)
 
     def forget(self, connection: IngressClient, reason: str = "") -> None:
         """Remove a connection that has ended for `reason`."""
         user = self._counted.pop(connection, None)
         if user is not None:
-            self.authorization.leaves(user)
+            self.authorization.remove_connection(user)
         self.guests.forget(connection)
         self._expiring.pop(connection, None)
         if (entered := self._entered.pop(connection, None)) is not None:
@@ -320,7 +320,7 @@ class ListenerSource:
         except Pending:
             self.tasks.start_soon(task)
 
-    def denied(self, sender: Sender, action: str, target: str, rule: str) -> None:
+    def record_denial(self, sender: Sender, action: str, target: str, rule: str) -> None:
         """Count an action that a client may not perform, and write it to the audit log."""
         self.stats.denied.add(action)
         audit(
@@ -351,7 +351,7 @@ class ListenerSource:
             reason=entry.lost,
         )
 
-    def passed_over(self, sender: Sender, queue: str) -> None:
+    def log_oversized(self, sender: Sender, queue: str) -> None:
         """Log that a message exceeds the client's frame size, and waits for other consumers."""
         log.warning(
             "message exceeds consumer's frame size, left in queue",

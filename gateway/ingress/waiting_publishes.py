@@ -84,7 +84,7 @@ class WaitingPublishes(Generic[EventT]):
             self._restrained = on
             if not on and not self.full():
                 self._read_on()
-            self._stream.again()
+            self._stream.request_turn()
 
     def hold(self, channel: int) -> Callable[[], None]:
         """Hold the publishes of a channel, or of EVERY_CHANNEL. Return the function that releases them."""
@@ -102,13 +102,13 @@ class WaitingPublishes(Generic[EventT]):
             del self._holds[hold.channel]
             if any(not self.is_held(one) for one in self._lines):
                 self._read_on()
-                self._stream.again()
-            self._look()
+                self._stream.request_turn()
+            self._update_state()
 
     def forget(self, channel: int) -> None:
         """Drop the holds of a closed channel, whose number may be reused."""
         if self._holds.pop(channel, None) is not None:
-            self._look()
+            self._update_state()
 
     def is_held(self, channel: int) -> bool:
         """Return True if publishes of the channel have to wait."""
@@ -173,7 +173,7 @@ class WaitingPublishes(Generic[EventT]):
             return []
         if not self.full():
             self._read_on()
-        self._look()
+        self._update_state()
         return line.events
 
     def take_released(self) -> list[EventT]:
@@ -192,7 +192,7 @@ class WaitingPublishes(Generic[EventT]):
         self.on = False
         return events
 
-    def _look(self) -> None:
+    def _update_state(self) -> None:
         """Update `on`, which is True while a channel is held or events wait."""
         self.on = bool(self._holds or self._lines) and not self._ended
 

@@ -111,7 +111,7 @@ def _published(router: Router, words: PublishedMessage) -> tuple[Message, str]:
     protocol = router.endpoints.get(words.endpoint)
     if protocol is None:
         raise ValueError(f"unknown endpoint {words.endpoint!r}")
-    address_words = words.given()
+    address_words = words.given_words()
     if not address_words or any(DIALECT_OF_WORD[word].name != protocol for word in address_words):
         raise ValueError(
             f"{words.endpoint!r} speaks {protocol}, the address is {', '.join(address_words) or 'missing'}"

@@ -25,7 +25,7 @@ TRANSLATE: Final = "translate"  # the parameter of the compiled code that holds 
 SHAPES_MAX: Final = 4_096  # shapes of routes whose compiled code is cached
 
 
-def fits(pattern: Pattern) -> Fits | None:
+def compile_level_test(pattern: Pattern) -> Fits | None:
     """Compile a pattern to a function that tests the levels of a name.
 
     Return None if the pattern has several multi-level wildcards. The function must not be used for a hidden
@@ -46,7 +46,7 @@ def fits(pattern: Pattern) -> Fits | None:
     return cast("Fits", _code(f"lambda levels: {' and '.join(tests)}", literals))
 
 
-def makes(pattern: Pattern, template: Template, translate: LevelTranslation) -> Makes | None:
+def compile_template(pattern: Pattern, template: Template, translate: LevelTranslation) -> Makes | None:
     """Compile a template to a function that returns the target's name for a source name.
 
     The function takes the source name, which must match `pattern`, and its levels; it may raise NameRefused.

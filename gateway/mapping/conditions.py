@@ -103,7 +103,7 @@ class Condition:
         self._headers = "headers" in self.names
         self._words = tuple(self.names & PER_MESSAGE - {"body", "headers"})
 
-    def mistyped(self) -> str:
+    def type_error(self) -> str:
         """Return why a comparison in the expression compares different types, or "" if none does.
 
         Such a comparison never has a value or is never true.

@@ -111,7 +111,7 @@ def _explain_route(
     resolved: ResolvedRoute = route.resolve_for(address, captures, queue, router.hops_max, sender)
     separator = dialect_of(address).separator
     condition = route.condition
-    crosses, made, why = (None, None, "") if message is None else _tried(way, message)
+    crosses, made, why = (None, None, "") if message is None else _try_route(way, message)
     return Match(
         route=route.name,
         file=route.file,
@@ -129,7 +129,7 @@ def _explain_route(
     )
 
 
-def _tried(way: ResolvedRoute, message: Message) -> tuple[bool, dict[str, Any] | None, str]:
+def _try_route(way: ResolvedRoute, message: Message) -> tuple[bool, dict[str, Any] | None, str]:
     """Apply a resolved route to a message.
 
     Return True if it delivers the message, the properties of the new message or None, and "" or the reason

@@ -89,7 +89,7 @@ class _Loop(NamedTuple):
     turns: Cost  # iterations in the whole evaluation
     visits: Cost  # how often the loop visits one and the same value of the message
 
-    def lasts(self) -> Cost:
+    def iterations(self) -> Cost:
         """Return the number of iterations of one run of the loop, if it visits every element."""
         return Cost(self.over.weight, 0 if self.over.level is None else 1)
 
@@ -190,23 +190,23 @@ class _ExpressionParser:
 
     # Costs.
 
-    def _turns(self) -> Cost:
+    def _iterations(self) -> Cost:
         """Return how often the part of the text that is being parsed is evaluated."""
         return self._loops[-1].turns if self._loops else ONCE
 
-    def _between(self, level: int) -> Cost:
+    def _inner_iterations(self, level: int) -> Cost:
         """Return the number of iterations of all loops inside loop `level`, per iteration of that loop."""
         found = ONCE
         for loop in self._loops[level:]:
-            found = found.times(loop.lasts())
+            found = found.times(loop.iterations())
         return found
 
     def _uses(self, value: SizedValue) -> Cost:
         """Return the cost of reading all of a value at this place, summed over the whole evaluation."""
-        turns = self._turns().times(Cost(value.weight, value.level is not None))
+        turns = self._iterations().times(Cost(value.weight, value.level is not None))
         if not value.level:
             return turns
-        visits = self._loops[value.level - 1].visits.times(self._between(value.level))
+        visits = self._loops[value.level - 1].visits.times(self._inner_iterations(value.level))
         return min(turns, visits.times(Cost(value.weight, 1)), key=lambda cost: (cost.degree, cost.weight))
 
     def _spend(self, cost: Cost) -> None:
@@ -217,7 +217,7 @@ class _ExpressionParser:
 
     def _use(self, *values: SizedValue) -> None:
         """Add the cost of one operation at this place, and of reading all of `values` in it."""
-        self._spend(self._turns())
+        self._spend(self._iterations())
         for value in values:
             self._spend(self._uses(value))
 
@@ -233,20 +233,20 @@ class _ExpressionParser:
         self._depth += 1
         if self._depth > DEPTH_MAX:
             raise MappingError(f"nested deeper than {DEPTH_MAX}")
-        found = self._either()
+        found = self._parse_logical()
         if self._accept("?"):
-            first = self._either()
+            first = self._parse_logical()
             self._expect(":")
             found = self._joined([first, self._condition()])
-            self._spend(self._turns())
+            self._spend(self._iterations())
         self._depth -= 1
         return found
 
-    def _either(self) -> SizedValue:
+    def _parse_logical(self) -> SizedValue:
         """Parse a chain of `||` and `&&`; their precedence changes no cost."""
         found = self._relation()
         while self._accept("||", "&&"):
-            self._spend(self._turns())
+            self._spend(self._iterations())
             found = self._joined([found, self._relation()])
         return found
 
@@ -289,13 +289,13 @@ class _ExpressionParser:
         found = self._unary()
         while self._accept("*", "/", "%"):
             self._unary()
-            self._spend(self._turns())
+            self._spend(self._iterations())
             found = NOTHING
         return found
 
     def _unary(self) -> SizedValue:
         while self._accept("!", "-"):
-            self._spend(self._turns())
+            self._spend(self._iterations())
         found = self._primary()
         while sign := self._accept(".", "["):
             if sign == "[":
@@ -333,7 +333,7 @@ class _ExpressionParser:
             if kind != "text" or self._at != start + 2:
                 raise MappingError("matches: the pattern is one text in quotes")
             compiling, running = _pattern_steps(literal)
-            self._spend(self._turns().times(Cost(compiling, 0)))
+            self._spend(self._iterations().times(Cost(compiling, 0)))
             self._spend(self._uses(self._joined(values)).times(Cost(running, 0)))
         return self._joined(values) if values else NOTHING
 
@@ -354,13 +354,13 @@ class _ExpressionParser:
         """
         bound = self._word()
         self._expect(",")
-        outer = self._turns()
+        outer = self._iterations()
         if over.level is None:
             turns = outer.times(Cost(over.weight, 0))
             visits = ONCE
         else:
             turns = self._uses(over)
-            visits = self._between(over.level).times(Cost(over.weight, 0))
+            visits = self._inner_iterations(over.level).times(Cost(over.weight, 0))
             if over.level:
                 visits = visits.times(self._loops[over.level - 1].visits)
         self._loops.append(_Loop(bound, over, turns, visits))
@@ -371,7 +371,7 @@ class _ExpressionParser:
         if not parts or name not in ("map", "filter"):
             return NOTHING
         found = over if name == "filter" else self._mapped(loop, level, parts[-1])
-        self._spend(self._uses(found).times(loop.lasts()).times(Cost(COPY, 0)))
+        self._spend(self._uses(found).times(loop.iterations()).times(Cost(COPY, 0)))
         return found
 
     @staticmethod
@@ -393,10 +393,10 @@ class _ExpressionParser:
         kind, text = self._tokens[self._at]
         self._at += 1
         if kind == "text":
-            self._spend(self._turns())
+            self._spend(self._iterations())
             return SizedValue(None, 1 + len(text) / TEXT_PIECE)
         if kind == "number":
-            self._spend(self._turns())
+            self._spend(self._iterations())
             return NOTHING
         if kind == "word":
             return self._named(text)
@@ -405,12 +405,12 @@ class _ExpressionParser:
             self._expect(")")
             return found
         if text == "[":
-            return self._made(self._listed("]"))
+            return self._combined_value(self._listed("]"))
         if text == "{":
-            return self._made(self._entries())
+            return self._combined_value(self._entries())
         raise NotUnderstood
 
-    def _made(self, parts: list[SizedValue]) -> SizedValue:
+    def _combined_value(self, parts: list[SizedValue]) -> SizedValue:
         """Return the size of a list or map with these parts, and add the cost of building it."""
         found = self._joined([NOTHING, *parts])
         self._use(found)
@@ -430,7 +430,7 @@ class _ExpressionParser:
 
     def _named(self, name: str) -> SizedValue:
         """Parse what follows a name: a call of a function, or nothing. Return the size of the value."""
-        self._spend(self._turns())
+        self._spend(self._iterations())
         if self._accept("("):
             return self._called(name, [])
         for level in range(len(self._loops), 0, -1):

@@ -72,7 +72,7 @@ def lint(
         findings.extend(_alone(route, links))
     for at, later in enumerate(routes):
         for earlier in routes[:at]:
-            findings.extend(_twice(earlier, later))
+            findings.extend(_lint_duplicates(earlier, later))
     findings.extend(_circles(routes, links))
     findings.extend(_returned(routes, listeners))
     findings.extend(_unnamed(routes, endpoints, worlds or {}))
@@ -84,7 +84,7 @@ def _problem(error: MappingError) -> Finding:
     return Finding(Severity.ERROR, "invalid", error.reason, error.file, error.line, error.column)
 
 
-def _found(severity: Severity, code: str, route: Route, text: str) -> Finding:
+def _finding(severity: Severity, code: str, route: Route, text: str) -> Finding:
     return Finding(severity, code, f"route {route.name!r}: {text}", route.file, route.line, route.column)
 
 
@@ -118,14 +118,14 @@ def _alone(route: Route, links: Collection[str]) -> Iterator[Finding]:
     yield from _long_key(route)
     yield from _unidentified(route)
     yield from _literal(route)
-    if route.condition is not None and (why := route.condition.mistyped()):
-        yield _found(Severity.WARNING, "mistyped", route, f"when: {why}")
+    if route.condition is not None and (why := route.condition.type_error()):
+        yield _finding(Severity.WARNING, "mistyped", route, f"when: {why}")
     separators = {route.pattern.dialect.separator, route.target.dialect.separator}
     if route.escape == "keep" and len(separators) == 2 and route.target.names:
         text = (
             "escape: keep lets a separator inside a level split it, and two names may become one; see percent"
         )
-        yield _found(Severity.WARNING, "irreversible", route, text)
+        yield _finding(Severity.WARNING, "irreversible", route, text)
 
 
 def _weakened(route: Route) -> Iterator[Finding]:
@@ -134,16 +134,16 @@ def _weakened(route: Route) -> Iterator[Finding]:
     for word, mode in (("qos1", delivery.qos1), ("qos2", delivery.qos2)):
         if mode == "transient":
             text = f"delivery.{word}: transient loses acknowledged messages when the target restarts"
-            yield _found(Severity.WARNING, "weakened", route, text)
+            yield _finding(Severity.WARNING, "weakened", route, text)
     if delivery.persistent == 0:
         text = "delivery.persistent: 0 delivers persistent messages at most once"
-        yield _found(Severity.WARNING, "weakened", route, text)
+        yield _finding(Severity.WARNING, "weakened", route, text)
     if qos == 0:
         text = "to.qos: 0 delivers at most once, whatever the sender asked for"
-        yield _found(Severity.WARNING, "weakened", route, text)
+        yield _finding(Severity.WARNING, "weakened", route, text)
     elif qos == 1 and route.pattern.dialect.assurance_max > 1:
         text = "to.qos: 1 lets a QoS 2 message arrive twice"
-        yield _found(Severity.WARNING, "weakened", route, text)
+        yield _finding(Severity.WARNING, "weakened", route, text)
 
 
 def _unreachable(route: Route, links: Collection[str]) -> Iterator[Finding]:
@@ -152,7 +152,7 @@ def _unreachable(route: Route, links: Collection[str]) -> Iterator[Finding]:
     reason = ""
     if route.condition is not None and route.condition.constant() is False:
         reason = f"when is never true: {route.condition.text}"
-    elif pattern.first is not None and (never := pattern.dialect.never(pattern.first)):
+    elif pattern.first is not None and (never := pattern.dialect.impossible_reason(pattern.first)):
         reason = never
     elif (
         pattern.dialect.queue_word is not None
@@ -167,7 +167,7 @@ def _unreachable(route: Route, links: Collection[str]) -> Iterator[Finding]:
         except NameRefused as error:
             reason = str(error)
     if reason:
-        yield _found(Severity.WARNING, "unreachable", route, f"takes nothing: {reason}")
+        yield _finding(Severity.WARNING, "unreachable", route, f"takes nothing: {reason}")
 
 
 def _long_key(route: Route) -> Iterator[Finding]:
@@ -179,10 +179,10 @@ def _long_key(route: Route) -> Iterator[Finding]:
     literal = route.target.name.literal_bytes()
     if literal > most - ROOM_SMALL:
         text = f"the key's own text takes {literal} of {most} bytes; longer keys are refused"
-        yield _found(Severity.WARNING, "long_key", route, text)
+        yield _finding(Severity.WARNING, "long_key", route, text)
     elif source.name_bytes_max > most:
         text = f"a {source.name_word} can make a key of more than {most} bytes; it is refused as name_invalid"
-        yield _found(Severity.NOTE, "long_key", route, text)
+        yield _finding(Severity.NOTE, "long_key", route, text)
 
 
 def _literal(route: Route) -> Iterator[Finding]:
@@ -195,11 +195,11 @@ def _literal(route: Route) -> Iterator[Finding]:
                 f"to.{word}: {first} is sent as it is, not as a wildcard; to keep levels of the source, "
                 'capture them: "{name}" is one, "{name...}" the rest'
             )
-            yield _found(Severity.WARNING, "literal", route, text)
+            yield _finding(Severity.WARNING, "literal", route, text)
         for piece, following in pairwise(level):
             if isinstance(piece, str) and piece.endswith("$") and isinstance(following, Name):
                 text = f"to.{word}: the $ before {{{following.name}}} is sent, too; a placeholder has none"
-                yield _found(Severity.WARNING, "literal", route, text)
+                yield _finding(Severity.WARNING, "literal", route, text)
 
 
 def _unidentified(route: Route) -> Iterator[Finding]:
@@ -208,13 +208,13 @@ def _unidentified(route: Route) -> Iterator[Finding]:
         return
     where = route.pattern.dialect.message_id_field
     text = f"deduplicate compares message ids ({where}); a message without one always crosses"
-    yield _found(Severity.NOTE, "unidentified", route, text)
+    yield _finding(Severity.NOTE, "unidentified", route, text)
 
 
 # Two routes for one message
 
 
-def _twice(earlier: Route, later: Route) -> Iterator[Finding]:
+def _lint_duplicates(earlier: Route, later: Route) -> Iterator[Finding]:
     """Yield a warning if both routes deliver one message to the same address."""
     if (earlier.source, earlier.target_endpoint) != (later.source, later.target_endpoint):
         return
@@ -226,13 +226,13 @@ def _twice(earlier: Route, later: Route) -> Iterator[Finding]:
             text = (
                 f"every message also crosses by {wide.name!r} ({wide.file}:{wide.line}), to the same address"
             )
-            yield _found(Severity.WARNING, "shadowed", narrow, text)
+            yield _finding(Severity.WARNING, "shadowed", narrow, text)
             return
     if _same_target(earlier, later, meeting):
         where = show(example(earlier.pattern, meeting))
         place = f"{earlier.file}:{earlier.line}"
         text = f"overlaps {earlier.name!r} ({place}): {where!r} arrives twice at one address"
-        yield _found(Severity.WARNING, "overlap", later, text)
+        yield _finding(Severity.WARNING, "overlap", later, text)
 
 
 def _shadows(wide: Route, narrow: Route) -> bool:
@@ -316,7 +316,7 @@ def _returned(routes: tuple[Route, ...], worlds: Map[str, str]) -> Iterator[Find
                 f"delivers each message to its own address at {route.target_endpoint!r} again, so "
                 "subscribers receive it twice; remove the route, or change to"
             )
-            yield _found(Severity.WARNING, "returned", route, text)
+            yield _finding(Severity.WARNING, "returned", route, text)
 
 
 def _circles(routes: tuple[Route, ...], links: Collection[str]) -> Iterator[Finding]:
@@ -341,12 +341,12 @@ def _circles(routes: tuple[Route, ...], links: Collection[str]) -> Iterator[Find
                     f"messages can go round: {path}; only the hop count stops them. Let one of them take "
                     "other addresses than those that the others deliver to"
                 )
-                yield _found(Severity.WARNING, "loop", circle[-1], text)
+                yield _finding(Severity.WARNING, "loop", circle[-1], text)
         for back in leads[route]:
             if back.target_endpoint == route.source and route.source not in links:
                 sent = f"{route.name!r} ({route.file}:{route.line}) sent to {route.target_endpoint!r}"
                 text = f"brings back to {route.source!r} what {sent}"
-                yield _found(Severity.WARNING, "echo", back, text)
+                yield _finding(Severity.WARNING, "echo", back, text)
 
 
 def _shortest_circle(start: Route, leads: dict[Route, list[Route]]) -> list[Route]:
@@ -374,14 +374,14 @@ def _leads(route: Route, other: Route) -> bool:
     """Return True if `other` can match a message that `route` delivered."""
     if other.source != route.target_endpoint:
         return False
-    made, pattern = _made(route, other.pattern.scope), other.pattern
+    made, pattern = _produced_pattern(route, other.pattern.scope), other.pattern
     if pattern.queue is not None:
         levels = pattern.dialect.levels(pattern.queue)
         pattern = Pattern(pattern.dialect, tuple(PatternToken(TokenKind.LITERAL, level) for level in levels))
     return witness(made, pattern) is not None
 
 
-def _made(route: Route, unknown: str) -> Pattern:
+def _produced_pattern(route: Route, unknown: str) -> Pattern:
     """Return a pattern of the addresses to which a route delivers.
 
     Its scope is `unknown` if the exchange depends on the message.

@@ -49,7 +49,7 @@ class Mapping:
         `inner` is a line and column within the text at `place`, from 1, or None.
         """
         text = f"{dotted(place)}: {reason}"
-        at = None if inner is None else self._source.inside(place, *inner)
+        at = None if inner is None else self._source.position_inside(place, *inner)
         if at is None:
             return _error(self._source, place, text)
         return MappingError(text, file=self.file, line=at.line, column=at.column)

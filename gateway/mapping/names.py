@@ -23,7 +23,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Literal
 
-from gateway.model.dialect import Dialect, NameRefused, short
+from gateway.model.dialect import Dialect, NameRefused, quote_short
 
 Escape = Literal["percent", "swap", "keep", "reject"]
 LevelTranslation = Callable[[str], str]
@@ -46,15 +46,15 @@ def translation(source: Dialect, target: Dialect, escape: Escape) -> LevelTransl
     function may raise NameRefused.
     """
     if escape == "keep":
-        return _keep
+        return _unchanged
     if escape == "swap":
         one, other = source.separator, target.separator
         table = {ord(one): other, ord(other): one}
-        return _keep if one == other else lambda level: level.translate(table)
+        return _unchanged if one == other else lambda level: level.translate(table)
     more, fewer, swapped = _classes(source, target)
     if escape == "reject":
         return _refusal("".join(sorted(more | swapped)))
-    return _percent(set(target.forbidden), more, fewer, swapped) if more | fewer | swapped else _keep
+    return _percent(set(target.forbidden), more, fewer, swapped) if more | fewer | swapped else _unchanged
 
 
 @cache
@@ -64,13 +64,13 @@ def plain_translation(target: Dialect, escape: Escape) -> LevelTranslation:
     The text is not a level of another protocol's name. The function may raise NameRefused.
     """
     if escape in ("keep", "swap"):
-        return _keep
+        return _unchanged
     if escape == "reject":
         return _refusal(target.wild)
     return _percent(set(), set(target.wild), set(), set())
 
 
-def _keep(level: str) -> str:
+def _unchanged(level: str) -> str:
     return level
 
 
@@ -91,7 +91,9 @@ def _refusal(characters: str) -> LevelTranslation:
     def refuse(level: str) -> str:
         for character in characters:
             if character in level:
-                raise NameRefused(f"{short(level)} holds {character!r}, and the route says escape: reject")
+                raise NameRefused(
+                    f"{quote_short(level)} holds {character!r}, and the route says escape: reject"
+                )
         return level
 
     return refuse
@@ -141,12 +143,12 @@ def changes(translate: LevelTranslation) -> Callable[[str], object]:
     Its result is truthy or falsy. It may be truthy for a name that does not change, but is never falsy for
     one that does.
     """
-    if translate is _keep:
-        return _never
+    if translate is _unchanged:
+        return _always_false
     return translate.search.search if isinstance(translate, Percent) else _always
 
 
-def _never(name: str) -> bool:
+def _always_false(name: str) -> bool:
     return False
 
 

@@ -113,7 +113,7 @@ class Pattern:
             token.text for token in tokens if token.kind is not TokenKind.LITERAL and token.text
         )
 
-    def takes_from(self, address: Address, queue: str = "") -> bool:
+    def accepts_source(self, address: Address, queue: str = "") -> bool:
         """Return True if protocol and exchange, service or queue match; the name is not compared.
 
         `queue` as in `match`.
@@ -122,7 +122,7 @@ class Pattern:
             return address.scope == self.scope and address.protocol == self.dialect.name
         return not self._scope_differs(address, queue)
 
-    def hides(self, levels: Levels) -> bool:
+    def excludes_hidden(self, levels: Levels) -> bool:
         """Return True if this is a hidden name (`$...`) and the pattern begins with a wildcard.
 
         A leading wildcard does not match hidden names.
@@ -145,7 +145,7 @@ class Pattern:
 
     def match_levels(self, levels: Levels) -> Captures | None:
         """Match the levels of a name. Return the captured levels by name, or None if it does not match."""
-        return None if self.hides(levels) else self.capture(levels)
+        return None if self.excludes_hidden(levels) else self.capture(levels)
 
     def capture(self, levels: Levels) -> Captures | None:
         """Match levels as `match_levels` does, but let a leading wildcard match hidden names (`$...`), too.
@@ -167,7 +167,7 @@ class Pattern:
         if differs:
             return differs
         levels = self.dialect.levels(address.name)
-        if self.hides(levels):
+        if self.excludes_hidden(levels):
             return (
                 f"a wildcard or capture at the first level leaves {self.dialect.name_word}s that begin with"
                 f" {self.dialect.hidden!r} alone"
@@ -338,7 +338,7 @@ def _covers_behind(wide: Tokens, narrow: Tokens) -> bool:
 
 def witness(one: Pattern, other: Pattern) -> Levels | None:
     """Return the levels of an address that both patterns match, or None if there is no such address."""
-    if not _same_scope(one, other) or _apart(one.tokens, other.tokens):
+    if not _same_scope(one, other) or _literals_differ(one.tokens, other.tokens):
         return None
     if _first_hidden(one, other) or _first_hidden(other, one):
         return None
@@ -362,7 +362,7 @@ def witness(one: Pattern, other: Pattern) -> Levels | None:
     return None
 
 
-def _apart(one: Tokens, other: Tokens) -> bool:
+def _literals_differ(one: Tokens, other: Tokens) -> bool:
     """Return True if literals at the same level differ before any multi-level wildcard.
 
     Then no address matches both; this fast test precedes a search.
@@ -397,20 +397,20 @@ def _steps(one: Tokens, other: Tokens, place: tuple[int, int]) -> list[tuple[tup
     steps: list[tuple[tuple[int, int], str | None]] = []
     if a and b and a.kind is not TokenKind.REST and b.kind is not TokenKind.REST:
         if not (a.kind is b.kind is TokenKind.LITERAL and a.text != b.text):
-            steps.append(((i + 1, j + 1), _either(a, b)))
+            steps.append(((i + 1, j + 1), _common_text(a, b)))
         return steps
     if a and a.kind is TokenKind.REST:
         steps.append(((i + 1, j), None))
         if b and b.kind is not TokenKind.REST:
-            steps.append(((i, j + 1), _either(b, b)))
+            steps.append(((i, j + 1), _common_text(b, b)))
     if b and b.kind is TokenKind.REST:
         steps.append(((i, j + 1), None))
         if a and a.kind is not TokenKind.REST:
-            steps.append(((i + 1, j), _either(a, a)))
+            steps.append(((i + 1, j), _common_text(a, a)))
     return steps
 
 
-def _either(a: PatternToken, b: PatternToken) -> str:
+def _common_text(a: PatternToken, b: PatternToken) -> str:
     """Return a level that both tokens match: the text of the literal one, or "x"."""
     literal = a if a.kind is TokenKind.LITERAL else b
     return literal.text if literal.kind is TokenKind.LITERAL else "x"

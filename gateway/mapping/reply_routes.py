@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.mapping.patterns import Pattern
-from gateway.mapping.return_addresses import restored
+from gateway.mapping.return_addresses import decode_correlation
 from gateway.mapping.routes import AmendingRoute, ResolvedRoute, Route, ShapedRoute, Target
 from gateway.mapping.schema import DeliveryGuarantee, From, To
 from gateway.mapping.templates import Template, vocabulary
@@ -62,4 +62,4 @@ class CodedAnswer(AmendingRoute):
 
     def amended(self, stated: Properties) -> Properties:
         """Return the properties with the correlation decoded from base64, if it is base64."""
-        return replace(stated, correlation=restored(stated.correlation))
+        return replace(stated, correlation=decode_correlation(stated.correlation))

@@ -27,7 +27,7 @@ from hashlib import blake2b
 from hmac import compare_digest
 from typing import Final, NamedTuple
 
-from gateway.model.dialect import CONTROLS, Dialect, NameRefused, short
+from gateway.model.dialect import CONTROLS, Dialect, NameRefused, quote_short
 from gateway.model.properties import is_unicode
 
 DIGEST_BYTES: Final = 12  # 96 bits, and no padding in base64
@@ -61,7 +61,7 @@ class ReturnAddresses:
         self._key = key
         self._worlds = worlds
 
-    def make(
+    def build(
         self, source: End, target: End, text: str, correlation: bytes | None
     ) -> tuple[str, bytes | None]:
         """Return the reply address and the correlation that a request gets in the target's protocol.
@@ -76,8 +76,8 @@ class ReturnAddresses:
         if source[0].return_prefix and text.startswith(source[0].return_prefix):
             parsed = self.read(text.removeprefix(source[0].return_prefix))
             if parsed is None:
-                raise NameRefused(f"{short(text)} looks like a return address, and is none")
-            correlation = restored(correlation) if parsed.coded else correlation
+                raise NameRefused(f"{quote_short(text)} looks like a return address, and is none")
+            correlation = decode_correlation(correlation) if parsed.coded else correlation
             if self._worlds[endpoint] == self._worlds.get(parsed.endpoint):
                 return parsed.text, correlation
             there = parsed
@@ -104,7 +104,7 @@ class ReturnAddresses:
         if not dialect.return_prefix:
             raise NameRefused(f"{dialect.title} has no return addresses")
         if not is_unicode(there.text):
-            raise NameRefused(f"{short(there.text)} is no text")
+            raise NameRefused(f"{quote_short(there.text)} is no text")
         forbidden = dialect.forbidden + CONTROLS + "%"
         endpoint, text = _encoded(there.endpoint, forbidden + ":"), _encoded(there.text, forbidden)
         flag = BASE64 if there.coded else AS_IT_IS
@@ -112,7 +112,7 @@ class ReturnAddresses:
         byte_count = len(name.encode())
         if byte_count > dialect.name_bytes_max:
             raise NameRefused(
-                f"the return address of {short(there.text)} would have {byte_count} bytes,"
+                f"the return address of {quote_short(there.text)} would have {byte_count} bytes,"
                 f" at most {dialect.name_bytes_max} are allowed"
             )
         return name
@@ -124,7 +124,7 @@ class ReturnAddresses:
         return urlsafe_b64encode(blake2b(data, digest_size=DIGEST_BYTES, key=self._key).digest()).decode()
 
 
-def restored(correlation: bytes | None) -> bytes | None:
+def decode_correlation(correlation: bytes | None) -> bytes | None:
     """Decode a correlation from base64.
 
     Return it unchanged if it is not base64: some programs reply with a correlation of their own.

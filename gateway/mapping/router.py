@@ -21,9 +21,9 @@ from gateway.mapping.message_ids import IdentifyingRoute
 from gateway.mapping.patterns import Pattern, PatternToken, TokenKind, covers, parse_tokens
 from gateway.mapping.reply_routes import answering
 from gateway.mapping.return_addresses import Return, ReturnAddresses
-from gateway.mapping.routes import ReplyKept, ResolvedRoute, Route, Target, unheard
+from gateway.mapping.routes import ReplyKept, ResolvedRoute, Route, Target, ignore_reply_address
 from gateway.mapping.schema import From, HeaderValue, RouteRule, Words
-from gateway.mapping.templates import Template, Text, Vocabulary, nothing, typed_value, vocabulary
+from gateway.mapping.templates import Template, Text, Vocabulary, no_levels, typed_value, vocabulary
 from gateway.model.address import Address
 from gateway.model.dialect import Dialect, Levels, NameRefused
 from gateway.model.properties import Value
@@ -93,7 +93,7 @@ class Targets:
 Unheard = Callable[[Route], bool]
 
 
-def _heard(route: Route) -> bool:
+def _assume_receivers(route: Route) -> bool:
     return False
 
 
@@ -156,7 +156,7 @@ class Router:
         hops_max: int = HOPS_MAX,
         ids: Iterator[str] | None = None,
         return_key: bytes | None = None,
-        reply_kept: ReplyKept = unheard,
+        reply_kept: ReplyKept = ignore_reply_address,
     ) -> None:
         mappings = tuple(mappings)
         compiled = compile_routes(mappings, endpoints, worlds)
@@ -193,7 +193,7 @@ class Router:
         self.answers = tuple(self._answering.values())
 
     def resolve(
-        self, endpoint: str, address: Address, queue: str = "", unheard: Unheard = _heard
+        self, endpoint: str, address: Address, queue: str = "", unheard: Unheard = _assume_receivers
     ) -> tuple[ResolvedRoute, ...]:
         """Return the resolved routes for messages from `endpoint` to `address`, in the order of the files.
 
@@ -229,7 +229,7 @@ class Router:
     def _resolve(self, route: Route, address: Address, levels: Levels, queue: str) -> ResolvedRoute | None:
         """Resolve a route that has no compiled form. Return None if it does not match."""
         pattern = route.pattern
-        if not pattern.takes_from(address, queue):
+        if not pattern.accepts_source(address, queue):
             return None
         captures = pattern.match_levels(levels)
         resolved = None if captures is None else route.resolve(address, captures, queue, self.hops_max)
@@ -256,7 +256,7 @@ class Router:
         dialect = DIALECTS[address.protocol]
         if self.returns is None or not address.name.startswith(dialect.return_prefix):
             return None
-        return dialect.returned(address)
+        return dialect.return_part(address)
 
     def answer_route(self, endpoint: str, requester: str) -> Route | None:
         """Return the route of replies from `endpoint` to the endpoint `requester`.
@@ -270,9 +270,9 @@ class Router:
         sources = _widest([route.pattern for route in self._by_source.get(endpoint, ())])
         bound = [one for one in sources if one.queue is None]
         return Subscriptions(
-            queues=_once(one.queue for one in sources if one.queue is not None),
-            bindings=_once((one.scope, one.show()) for one in bound),
-            prefixes=_once((one.scope, one.literal_prefix()) for one in bound),
+            queues=_unique(one.queue for one in sources if one.queue is not None),
+            bindings=_unique((one.scope, one.show()) for one in bound),
+            prefixes=_unique((one.scope, one.literal_prefix()) for one in bound),
         )
 
     def targets(self, endpoint: str) -> Targets:
@@ -280,14 +280,14 @@ class Router:
         ends = [route.target for route in self.routes if route.target_endpoint == endpoint]
         literal = [one for one in ends if one.scope is None and not one.name.names]
         return Targets(
-            scopes=_once(
-                one.scope.render(nothing)
+            scopes=_unique(
+                one.scope.render(no_levels)
                 for one in ends
                 if one.scope and one.scope.text and not one.scope.names
             ),
-            queues=_once(one.name.render(nothing) for one in literal if one.dialect.queue_word),
-            names=_once(
-                (one.service, one.name.render(nothing)) for one in literal if not one.dialect.queue_word
+            queues=_unique(one.name.render(no_levels) for one in literal if one.dialect.queue_word),
+            names=_unique(
+                (one.service, one.name.render(no_levels)) for one in literal if not one.dialect.queue_word
             ),
         )
 
@@ -333,7 +333,7 @@ def _widest(patterns: list[Pattern]) -> list[Pattern]:
     return list(widest)
 
 
-def _once(items: Iterable[Built]) -> tuple[Built, ...]:
+def _unique(items: Iterable[Built]) -> tuple[Built, ...]:
     return tuple(dict.fromkeys(items))
 
 
@@ -434,7 +434,7 @@ def _compile(mapping: Mapping, rule: RouteRule, place: Place, endpoints: Map[str
     pattern = located(("from", _name_word(rule.source)), lambda: _pattern(rule.source))
     words = vocabulary(pattern)
     to = rule.to
-    target = _target(to.dialect, to.given(), words, located)
+    target = _target(to.dialect, to.given_words(), words, located)
     located(("to", _name_word(to)), lambda: _check_literals(target))
     headers = tuple(
         (header, located(("headers", header), partial(_header, value, words)))
@@ -454,7 +454,7 @@ def _header(value: HeaderValue, words: Vocabulary) -> Text | Value:
 
 def _name_word(words: Words) -> str:
     """Return the key of the address that has the line to which an error about the name refers."""
-    address_words, dialect = words.given(), words.dialect
+    address_words, dialect = words.given_words(), words.dialect
     order = (dialect.queue_word, dialect.pattern_word, dialect.name_word, dialect.scope_word)
     return next(word for word in order if word in address_words and word is not None)
 
@@ -471,13 +471,13 @@ def _check_words(words: Words, endpoints: Map[str, str]) -> None:
         name = (own.pattern_word if isinstance(words, From) else None) or own.name_word
         address = " and ".join(word for word in (own.scope_word, name) if word is not None)
         raise MappingError(
-            f"the protocol of {words.name!r} is {protocol}, and {', '.join(words.given())} belongs to "
+            f"the protocol of {words.name!r} is {protocol}, and {', '.join(words.given_words())} belongs to "
             f"{words.dialect.name}: write {address}{f', or {own.queue_word}' if own.queue_word else ''}"
         )
 
 
 def _pattern(source: From) -> Pattern:
-    dialect, stated = source.dialect, source.given()
+    dialect, stated = source.dialect, source.given_words()
     queue = stated.get(dialect.queue_word or "")
     if queue is not None:
         return Pattern(dialect, _EVERY_NAME, queue=queue)
@@ -515,8 +515,8 @@ def _check_literals(target: Target) -> None:
         if byte_count > most:
             raise MappingError(f"its own text has {byte_count} bytes, and a name at most {most}")
         return
-    scope = target.scope.render(nothing) if target.scope else target.service
+    scope = target.scope.render(no_levels) if target.scope else target.service
     try:
-        target.dialect.address(scope, target.name.render(nothing))
+        target.dialect.address(scope, target.name.render(no_levels))
     except NameRefused as error:
         raise MappingError(str(error)) from error

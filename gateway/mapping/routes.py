@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from gateway.errors import RemoteProtocolError
-from gateway.mapping.compiler import Makes, fits, makes
+from gateway.mapping.compiler import Makes, compile_level_test, compile_template
 from gateway.mapping.conditions import Condition
 from gateway.mapping.names import LevelTranslation, plain_translation, translation
 from gateway.mapping.patterns import Captures, Pattern
 from gateway.mapping.return_addresses import ReturnAddresses
 from gateway.mapping.schema import RouteRule
-from gateway.mapping.templates import Template, Text, agree, nothing, vocabulary
+from gateway.mapping.templates import Template, Text, agree, no_levels, vocabulary
 from gateway.model.address import Address
 from gateway.model.dialect import Dialect, Levels, NameRefused
 from gateway.model.message import NOBODY, Message, Sender
@@ -38,7 +38,7 @@ Extra = tuple[tuple[str, Value], ...]
 ReplyKept = Callable[["Route", Message], None]
 
 
-def unheard(route: Route, message: Message) -> None:
+def ignore_reply_address(route: Route, message: Message) -> None:
     """Ignore that a reply address was left unchanged: the default of `tell_kept`."""
 
 
@@ -61,7 +61,7 @@ class Target:
         return self.name.names | (self.scope.names if self.scope else frozenset())
 
 
-class Short(NamedTuple):
+class CompiledRoute(NamedTuple):
     """Compiled form of a simple route.
 
     `makes` is a function from the source's name to the target's, `scope` the target's constant scope, `extra`
@@ -177,8 +177,8 @@ class Route:
         self.per_sender = any(isinstance(one, Template | Text) and one.per_message for one in templates)
         self.short = self._shortened()
         # Compiled test of a name's levels, for compiled routes without a queue; None: use the pattern.
-        self.fits = None if self.short is None or pattern.queue is not None else fits(pattern)
-        self.unheard = UnheardRoute(self)
+        self.fits = None if self.short is None or pattern.queue is not None else compile_level_test(pattern)
+        self.unheard = UnsubscribedRoute(self)
         self.guarantee = guarantee_of(rule)
         self.retain = rule.to.retain
         self.foreign = pattern.dialect is not target.dialect
@@ -187,7 +187,7 @@ class Route:
         self.key = f"route {rule.name}"
         self.returns: ReturnAddresses | None = None  # translates reply addresses instead of `_reverses`
         self.kept_because = ""  # why the last reply address that was left unchanged was so
-        self.tell_kept: ReplyKept = unheard
+        self.tell_kept: ReplyKept = ignore_reply_address
         self._reverses: tuple[Route, ...] = ()
         self.shape = RouteChanges(self, () if self.short is None else self.short.extra)
         self.matched = self.delivered = self.failed = self.retried = self.dropped = self.in_flight = 0
@@ -196,7 +196,7 @@ class Route:
     def __repr__(self) -> str:
         return f"Route({self.name!r}, {self.source!r} -> {self.target_endpoint!r})"
 
-    def _shortened(self) -> Short | None:
+    def _shortened(self) -> CompiledRoute | None:
         """Return the compiled form of the route.
 
         Return None if the target depends on more than the levels of the source's name.
@@ -205,11 +205,11 @@ class Route:
         constant = not any(isinstance(value, Text) for _, value in self.headers)
         if self.condition is not None or self.per_sender or not constant or (scope and scope.names):
             return None
-        makes_name = makes(self.pattern, self.target.name, self.translate)
+        makes_name = compile_template(self.pattern, self.target.name, self.translate)
         if makes_name is None:
             return None
         extra = tuple((name, value) for name, value in self.headers if not isinstance(value, Text))
-        return Short(makes_name, scope.render(nothing) if scope else self.target.service, extra)
+        return CompiledRoute(makes_name, scope.render(no_levels) if scope else self.target.service, extra)
 
     def address(self, texts: dict[str, str], levels: Captures) -> Address:
         """Build the target's address from the result of `texts_of` and `_levels`. Raises NameRefused."""
@@ -435,7 +435,7 @@ class Route:
         else:
             source, target = (self.pattern.dialect, self.source), (self.target.dialect, self.target_endpoint)
             try:
-                there, correlation = self.returns.make(source, target, text, properties.correlation)
+                there, correlation = self.returns.build(source, target, text, properties.correlation)
                 return replace(properties, reply_to=there, correlation=correlation)
             except NameRefused as error:
                 self.kept_because = str(error)
@@ -467,7 +467,7 @@ class ResolvedRoute:
     """Route resolved for one address: it processes the messages published to that address.
 
     `target` is None if the address is refused, or depends on the sender. A message without a reply address
-    that has crossed fewer than `bare_hops_max` routes is certain to cross (0: call `certain` to find out).
+    that has crossed fewer than `bare_hops_max` routes is certain to cross (0: call `will_cross` to find out).
     """
 
     __slots__ = ("bare_hops_max", "route", "target")
@@ -491,7 +491,7 @@ class ResolvedRoute:
         """
         raise NotImplementedError
 
-    def certain(self, message: Message) -> bool:
+    def will_cross(self, message: Message) -> bool:
         """Return True if `cross` would certainly return a message, for callers that do not need that message.
 
         Return False if only `cross` can find out. Changes no counter.
@@ -510,7 +510,7 @@ class PlainRoute(ResolvedRoute):
         self._address = target
         self._hops_max = hops_max
 
-    def certain(self, message: Message) -> bool:
+    def will_cross(self, message: Message) -> bool:
         """Return True if the message has crossed fewer than `hops_max` routes; nothing else prevents it."""
         return message.hops < self._hops_max
 
@@ -521,7 +521,7 @@ class PlainRoute(ResolvedRoute):
             route.failed += 1
             return HOPS_EXCEEDED
         route.matched += 1
-        return message.crossed(self._address)
+        return message.with_crossing(self._address)
 
 
 class RouteChanges:
@@ -560,7 +560,7 @@ class ShapedRoute(ResolvedRoute):
         """True if the changes affect nothing but reply addresses."""
         return self._shape.only_replies
 
-    def certain(self, message: Message) -> bool:
+    def will_cross(self, message: Message) -> bool:
         """Return True if the message has few enough hops, and its new properties are known or unchanged.
 
         Only too many hops and malformed properties prevent a message from crossing.
@@ -650,7 +650,7 @@ class AmendingRoute(ResolvedRoute):
         return crossed
 
 
-class UnheardRoute(ResolvedRoute):
+class UnsubscribedRoute(ResolvedRoute):
     """Resolved route that has no subscriber at any target address, so that it builds no message."""
 
     __slots__ = ()
@@ -658,7 +658,7 @@ class UnheardRoute(ResolvedRoute):
     def __init__(self, route: Route) -> None:
         super().__init__(route, None, HOPS_ANY)
 
-    def certain(self, message: Message) -> bool:
+    def will_cross(self, message: Message) -> bool:
         """Return True: without a subscriber the result makes no difference."""
         return True
 

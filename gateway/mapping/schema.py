@@ -41,7 +41,7 @@ class ListenerGroup(Strict):
 class Addressed(Strict):
     """Model with the keys of an address; a subclass has those of every protocol as fields."""
 
-    def given(self) -> dict[str, str]:
+    def given_words(self) -> dict[str, str]:
         """Return the keys of an address that the author wrote, such as `topic`, with their values."""
         fields = vars(self)  # `getattr` of a word that this model lacks would raise and suppress an error
         return {word: text for word in DIALECT_OF_WORD if (text := fields.get(word)) is not None}
@@ -73,13 +73,15 @@ class Words(Addressed):
     @model_validator(mode="after")
     def _one_protocol(self) -> Self:
         """Check that the keys form an address of one protocol."""
-        address_words = self.given()
+        address_words = self.given_words()
         if not address_words:
             words = (one.scope_word if one.queue_word else one.name_word for one in DIALECTS.values())
             empty = [word for word in DIALECT_OF_WORD if word in self.model_fields_set]
             if empty:
                 raise ValueError(f"{empty[0]} is empty{COMMENT}")
-            raise ValueError(f"no address: give {either(dict.fromkeys((*filter(None, words), *QUEUES)))}")
+            raise ValueError(
+                f"no address: give {join_alternatives(dict.fromkeys((*filter(None, words), *QUEUES)))}"
+            )
         if len({DIALECT_OF_WORD[word].name for word in address_words}) > 1:
             raise ValueError(f"words of different protocols: {', '.join(address_words)}")
         if fault := self.dialect.fault_of(address_words):
@@ -102,12 +104,14 @@ class TargetWords(Words):
     def _options(self) -> Self:
         for option in ("qos", "retain", "mandatory"):
             if getattr(self, option) is not None and option not in self.dialect.target_options:
-                words = either(one.name_word for one in DIALECTS.values() if option in one.target_options)
+                words = join_alternatives(
+                    one.name_word for one in DIALECTS.values() if option in one.target_options
+                )
                 raise ValueError(f"{option} belongs to {words}; for other targets see delivery")
         return self
 
 
-def either(words: Iterable[str]) -> str:
+def join_alternatives(words: Iterable[str]) -> str:
     """Join words with commas and a final "or": `a, b or c`."""
     *others, last = words
     return f"{', '.join(others)} or {last}" if others else last

@@ -149,12 +149,12 @@ class Template:
                 continue
             name = level[0].name
             tokens.append(
-                PatternToken(TokenKind.REST if name in several else TokenKind.ONE, _fresh(name, used))
+                PatternToken(TokenKind.REST if name in several else TokenKind.ONE, _unused_name(name, used))
             )
         return Pattern(dialect, tuple(tokens), scope)
 
 
-def _fresh(name: str, used: set[str]) -> str:
+def _unused_name(name: str, used: set[str]) -> str:
     while name in used:
         name += " '"
     used.add(name)
@@ -173,7 +173,7 @@ def agree(captures: Captures) -> Captures | None:
     return joined
 
 
-def nothing(name: str) -> Levels:
+def no_levels(name: str) -> Levels:
     """Raise AssertionError: the `values` for a template that has no placeholders."""
     raise AssertionError(name)
 

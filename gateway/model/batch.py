@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from gateway.containment import contained
 from gateway.model.message import Message, Sender
-from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Verdict, worse
+from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Verdict, worse_outcome
 from gateway.model.times import Monotonic
 
 Receipt = Any
@@ -69,7 +69,7 @@ class Recorder(Protocol):
 class Watcher(Protocol):
     """Observer of one message, notified after the message's source."""
 
-    def told(self, outcome: Outcome) -> None:
+    def record_outcome(self, outcome: Outcome) -> None:
         """Handle `outcome`, which the message's source has just received. Never raises."""
 
 
@@ -95,7 +95,7 @@ class Recipient:
         """
         return False
 
-    def sent(self, count: int) -> None:
+    def count_sent(self, count: int) -> None:
         """Handle that `count` messages have been passed to the sink; a subclass may count them."""
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
@@ -221,7 +221,7 @@ class Batch:
         """Pass each sink its part of the messages, in the order in which recipients were first added."""
         parts, self._parts = self._parts, {}
         for recipient, part in parts.items():
-            recipient.sent(len(part.messages))
+            recipient.count_sent(len(part.messages))
             try:
                 recipient.sink.publish(part)
             except Exception as error:  # only the unsettled messages of this part fail
@@ -241,7 +241,7 @@ class Batch:
         if outcome is not ACCEPTED:
             worst = self._worst
             for slot in slots:
-                worst[slot] = worse(worst.get(slot, ACCEPTED), outcome)
+                worst[slot] = worse_outcome(worst.get(slot, ACCEPTED), outcome)
         done = []
         for slot in slots:
             count = open_counts[slot] = open_counts[slot] - 1
@@ -250,7 +250,7 @@ class Batch:
             elif count < 0:
                 raise AssertionError(f"slot {slot} was settled more often than it has recipients")
         if done:
-            self._tell(done)
+            self._report_settled(done)
 
     @property
     def doubted(self) -> list[int]:
@@ -261,7 +261,7 @@ class Batch:
         transient = [slot for slot, count in self._transient.items() if self._open[slot] <= count]
         return [*self._worst, *self._doubted, *transient]
 
-    def doubt(self, slots: Iterable[int]) -> None:
+    def mark_refused(self, slots: Iterable[int]) -> None:
         """Note messages that a target behind a recipient has refused, or that no crash will leave."""
         self._doubted.extend(slots)
 
@@ -291,7 +291,7 @@ class Batch:
             for slot in slots:
                 self._rejected_by[slot] = self._rejected_by.get(slot, frozenset()) | {route}
 
-    def _tell(self, done: list[int]) -> None:
+    def _report_settled(self, done: list[int]) -> None:
         """Notify the source, and then the watchers, of the outcomes of the messages in the slots `done`.
 
         All recipients of these messages have settled them.
@@ -313,7 +313,7 @@ class Batch:
             for slot in done:
                 watcher = self._watchers.pop(slot, None)
                 if watcher is not None:
-                    watcher.told(worst.get(slot, ACCEPTED))
+                    watcher.record_outcome(worst.get(slot, ACCEPTED))
 
     def watch(self, slot: int, watcher: Watcher) -> None:
         """Notify `watcher` of the outcome of the message that will be added in `slot`."""
@@ -341,7 +341,7 @@ class SubBatch:
         self.number = 0
         self._settled: set[int] | None = None  # None: none yet; positions if settled one by one
 
-    def chosen(self, positions: Iterable[int]) -> SubBatch:
+    def select(self, positions: Iterable[int]) -> SubBatch:
         """Return a new part with the messages at `positions` of this one.
 
         The new part settles them; they must not be settled through this part as well.
@@ -353,8 +353,8 @@ class SubBatch:
         return part
 
     def without(self, positions: Collection[int]) -> SubBatch:
-        """Return a part with the messages that are not at `positions` of this one; see `chosen`."""
-        return self.chosen([at for at in range(len(self.messages)) if at not in positions])
+        """Return a part with the messages that are not at `positions` of this one; see `select`."""
+        return self.select([at for at in range(len(self.messages)) if at not in positions])
 
     def accept(self) -> None:
         """Settle all messages of this part as accepted."""

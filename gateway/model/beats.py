@@ -9,7 +9,7 @@ since the last check counts as sent at that check, so that a heartbeat is early 
 from __future__ import annotations
 
 
-class Beats:
+class HeartbeatSchedule:
     """Heartbeat schedule of one connection."""
 
     __slots__ = ("_interval", "_looked", "at", "spoke")
@@ -29,7 +29,7 @@ class Beats:
         self._looked = now
         self.at = now + interval / 2
 
-    def due(self, now: float) -> bool:
+    def is_due(self, now: float) -> bool:
         """Return True if a heartbeat must be sent now, which is then counted as sent.
 
         `now` is in loop-clock seconds.

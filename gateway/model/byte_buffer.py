@@ -34,7 +34,7 @@ class ByteBuffer:
         else:
             parts.append(bytearray(data))
 
-    def joined(self) -> bytes:
+    def take_all(self) -> bytes:
         """Return all bytes and empty the buffer."""
         data = b"".join(self._parts)
         self._parts.clear()

@@ -208,7 +208,7 @@ class Dialect:
         """
         return ()
 
-    def returned(self, address: Address) -> str | None:
+    def return_part(self, address: Address) -> str | None:
         """Return a return address without its `return_prefix`, or None if `address` is no return address."""
         prefix = self.return_prefix
         return address.name[len(prefix) :] if prefix and address.name.startswith(prefix) else None
@@ -220,7 +220,7 @@ class Dialect:
         """
         return ""
 
-    def never(self, first: str) -> str:
+    def impossible_reason(self, first: str) -> str:
         """Return why no address can begin with the level `first`, or "" if one can."""
         return ""
 
@@ -294,7 +294,7 @@ class Dialect:
         return next((one.port for one in self.schemes if one.transport == transport), None)
 
 
-def short(text: str) -> str:
+def quote_short(text: str) -> str:
     """Return a peer's text, quoted and cut to about 60 characters, for an error message."""
     return repr(text if len(text) <= 60 else text[:57] + "...")
 

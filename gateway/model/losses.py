@@ -19,6 +19,6 @@ class Loss(NamedTuple):
     policy: Literal["encode", "downgrade", "drop"]
 
 
-def losing(losses: Iterable[Loss]) -> frozenset[str]:
+def reported_losses(losses: Iterable[Loss]) -> frozenset[str]:
     """Return the names of those `losses` of which something is really lost: whose policy is not `encode`."""
     return frozenset(loss.name for loss in losses if loss.policy != "encode")

@@ -100,7 +100,7 @@ class Message:
         """Decoded properties. Raises RemoteProtocolError if the sender's bytes are malformed."""
         return self.property_set.properties
 
-    def crossed(self, address: Address) -> Message:
+    def with_crossing(self, address: Address) -> Message:
         """Return a copy for another address, with the hop count increased by one."""
         return Message(
             address,
@@ -114,7 +114,7 @@ class Message:
             self.sender,
         )
 
-    def holding(self, body: Body) -> Message:
+    def with_body(self, body: Body) -> Message:
         """Return a copy with another body, such as one read from disk."""
         return Message(
             self.address,

@@ -61,6 +61,6 @@ NO_TAKER: Final = Outcome(Verdict.ACCEPTED, Reason.NO_TAKER, "no subscription, q
 INTERNAL: Final = Outcome(Verdict.REJECTED, Reason.INTERNAL, "internal error")
 
 
-def worse(one: Outcome, other: Outcome) -> Outcome:
+def worse_outcome(one: Outcome, other: Outcome) -> Outcome:
     """Return the more severe outcome, `one` if both are equal: the source gets it when two targets differ."""
     return one if one.verdict >= other.verdict else other

@@ -223,7 +223,7 @@ class PropertySet:
         self._decode = decode
         self._properties = properties
 
-    def made(self, key: object) -> Any:
+    def stored_form(self, key: object) -> Any:
         """Return the form of this set that a translator has stored in `forms` under `key`, or None."""
         found = self._forms
         return None if found is None else found.get(key)

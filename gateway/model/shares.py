@@ -228,7 +228,7 @@ class UserShares:
         """True if the total number or bytes exceed the limits."""
         return self.count > self.count_max or self.total > self.bytes_max
 
-    def crowder(self, user: str) -> str:
+    def user_to_evict(self, user: str) -> str:
         """Return the user whose oldest entry has to be removed when there are too many entries.
 
         That is `user`, who has just added one, if that user has more than an equal part, otherwise the user
@@ -317,7 +317,7 @@ class UserEntries(Generic[K]):
         for key in list(self._entries):
             self.discard(key)
 
-    def crowded_out(self, user: str) -> K | None:
+    def entry_to_evict(self, user: str) -> K | None:
         """Return the entry to remove because `user` has added one, or None if all entries fit.
 
         The entry is counted in `shares.pushed_out`, but only the caller removes it.
@@ -325,7 +325,7 @@ class UserEntries(Generic[K]):
         shares = self.shares
         if not self._entries or not shares.is_exceeded:
             return None
-        crowder = shares.crowder(user)
+        crowder = shares.user_to_evict(user)
         shares.pushed_out += 1
         shares.last_user = crowder
         return next(iter(self._of_users[crowder]))

@@ -34,10 +34,10 @@ class BodyFile(Protocol):
     def read(self, at: int, count: int) -> bytes:
         """Return `count` bytes from offset `at`, fewer at the end. Raises OSError."""
 
-    def opened(self) -> OpenBody:
+    def open_file(self) -> OpenBody:
         """Open the body for sending to a socket. Raises OSError."""
 
-    def keep(self) -> None:
+    def preserve(self) -> None:
         """Have the stored bytes outlive this object, which would otherwise delete them at its own end."""
 
     @property
@@ -104,7 +104,7 @@ class Spooled(bytes):
         return SpooledPiece(self.file, at, count)
 
 
-class PassedOver(bytes):
+class DiscardedBody(bytes):
     """Placeholder for a message body of `size` bytes that was too large and has been discarded.
 
     Unlike a body on disk (`Spooled`), it has no content, and `len()` of it is 0.
@@ -112,24 +112,24 @@ class PassedOver(bytes):
 
     size: int
 
-    def __new__(cls, size: int) -> PassedOver:
+    def __new__(cls, size: int) -> DiscardedBody:
         """Create the placeholder of a body of `size` bytes."""
         made = super().__new__(cls)
         made.size = size
         return made
 
 
-class Withheld(Spooled):
+class WithheldBody(Spooled):
     """Placeholder for a message body of which only the size is disclosed."""
 
-    def __new__(cls, size: int) -> Withheld:
+    def __new__(cls, size: int) -> WithheldBody:
         """Create the placeholder of a body of `size` bytes; it has no file."""
         made = bytes.__new__(cls)
         made.size = size
         return made
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Withheld) and other.size == self.size
+        return isinstance(other, WithheldBody) and other.size == self.size
 
     def __hash__(self) -> int:
         return hash(self.size)
@@ -148,7 +148,7 @@ class DiscardingSink:
 
     def finish(self) -> bytes:
         """Return a placeholder for the discarded body."""
-        return PassedOver(self._size)
+        return DiscardedBody(self._size)
 
 
 class SpooledPiece:
@@ -159,7 +159,7 @@ class SpooledPiece:
     def __init__(self, file: BodyFile, at: int, count: int) -> None:
         """Open `count` bytes of `file` from offset `at`. Raises OSError."""
         self._file = file
-        self._opened = file.opened()
+        self._opened = file.open_file()
         self._at = at
         self._count = count
 
@@ -245,6 +245,6 @@ def part_of(body: Body, at: int, count: int) -> Piece:
     return body[at : at + count] if count >= len(body) else memoryview(body)[at : at + count]
 
 
-def joined(pieces: list[Piece]) -> bytes:
+def join_pieces(pieces: list[Piece]) -> bytes:
     """Return all pieces joined in memory. Raises OSError."""
     return b"".join([piece.data() if isinstance(piece, SpooledPiece) else piece for piece in pieces])

@@ -124,15 +124,17 @@ def spark_schema(names: Sequence[str] | None = None) -> StructType:
         "binary": known.BinaryType(),
         HEADERS: known.ArrayType(header),
     }
-    return known.StructType([known.StructField(one.name, types[one.spark]) for one in _chosen(names)])
+    return known.StructType(
+        [known.StructField(one.name, types[one.spark]) for one in _selected_columns(names)]
+    )
 
 
 def arrow_schema(names: Sequence[str] | None = None) -> Arrow:
     """Return the Arrow schema that Spark expects for `spark_schema(names)`."""
-    return pa.schema([(column.name, column.arrow) for column in _chosen(names)])
+    return pa.schema([(column.name, column.arrow) for column in _selected_columns(names)])
 
 
-def _chosen(names: Sequence[str] | None) -> Sequence[JournalColumn]:
+def _selected_columns(names: Sequence[str] | None) -> Sequence[JournalColumn]:
     if names is None:
         return COLUMNS
     unknown = [name for name in names if name not in BY_NAME]

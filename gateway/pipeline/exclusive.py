@@ -92,7 +92,7 @@ def _move_claimed(place: StoreFolder, folder: str, name: str, staged: str, run: 
     with system.open_output_stream(f"{claims}/{claim}") as stream:
         stream.write(run.encode())
     try:
-        dates = {info.base_name: since(info) for info in system.get_file_info(fs.FileSelector(claims))}
+        dates = {info.base_name: written_at(info) for info in system.get_file_info(fs.FileSelector(claims))}
         oldest = dates.pop(claim, 0.0) - CLAIM_SECS
         others = [one for one, date in dates.items() if one.startswith(f"{name}.") and date > oldest]
         # In this order: a claim is deleted once its file exists.
@@ -109,7 +109,7 @@ def _move_claimed(place: StoreFolder, folder: str, name: str, staged: str, run: 
         _delete(system, f"{claims}/{claim}")
 
 
-def since(info: Arrow) -> float:
+def written_at(info: Arrow) -> float:
     """Return when a file was written, in seconds UTC. A store without times counts as now."""
     return time.time() if info.mtime is None else float(info.mtime.timestamp())
 
@@ -124,7 +124,7 @@ def store_time(system: Arrow, folder: str) -> float:
     with system.open_output_stream(path) as stream:
         stream.write(PROBE.encode())  # A store may leave out an empty file.
     try:
-        return since(system.get_file_info(path))
+        return written_at(system.get_file_info(path))
     finally:
         _delete(system, path)
 
@@ -147,7 +147,7 @@ _running: Final[dict[str, Callable[[], bool]]] = {}
 
 
 class FolderLease:
-    """Exclusive use of folders by one run: of a block (`with`), or of a stream (`started`)."""
+    """Exclusive use of folders by one run: of a block (`with`), or of a stream (`start_stream`)."""
 
     def __init__(self, places: Iterable[StoreFolder]) -> None:
         """Take the leases. Raises InUseError if another run has one; then none is taken."""
@@ -157,7 +157,7 @@ class FolderLease:
         _running[self._run] = lambda: True
         try:
             for place in dict.fromkeys(places):
-                self._take(place)
+                self._acquire(place)
         except BaseException:
             self._release()
             raise
@@ -176,7 +176,7 @@ class FolderLease:
                     with suppress(OSError):  # Something else is in it.
                         os.rmdir(f"{place.uri}/{below}")
 
-    def started(self, start: Callable[[], StreamingQuery]) -> StreamingQuery:
+    def start_stream(self, start: Callable[[], StreamingQuery]) -> StreamingQuery:
         """Start a stream and return it. The leases end with it."""
         try:
             query = start()
@@ -193,7 +193,7 @@ class FolderLease:
             if _names(place)[-1:] != [name]:
                 raise _in_use(place)
 
-    def _take(self, place: StoreFolder) -> None:
+    def _acquire(self, place: StoreFolder) -> None:
         names = _names(place)
         if names and _is_alive(place, names[-1]):
             raise _in_use(place)
@@ -249,7 +249,7 @@ def _is_alive(place: StoreFolder, name: str) -> bool:
     """Return True if the holder of a lease lives, as far as can be known."""
     system, path = place.arrow().system, _path(place, name)
     try:
-        renewed = since(system.get_file_info(path))
+        renewed = written_at(system.get_file_info(path))
         with system.open_input_stream(path) as stream:
             holder = json.loads(stream.read() or b"{}")  # Empty while it is being renewed.
     except FileNotFoundError:  # It was released just now.

@@ -94,7 +94,7 @@ class RunSummary:
 
 
 @contextmanager
-def told(command: str, path: Path | None) -> Iterator[RunSummary]:
+def write_summary(command: str, path: Path | None) -> Iterator[RunSummary]:
     """Write the summary file when the block ends; its `ok` is False if the block raised."""
     summary = RunSummary(command, path)
     try:

@@ -207,7 +207,7 @@ def _look_at_workers(spark: SparkSession) -> None:
     found = shutil.which(program)
     if found is not None and Path(found).absolute() == Path(sys.executable).absolute():
         return
-    wrong = _why_not(found, program)
+    wrong = _unusable_reason(found, program)
     if wrong is not None:
         raise PipelineError(
             f"Spark's workers would run {program}, and {wrong}: activate the environment of the gateway"
@@ -217,7 +217,7 @@ def _look_at_workers(spark: SparkSession) -> None:
 
 
 @cache
-def _why_not(found: str | None, program: str) -> str | None:
+def _unusable_reason(found: str | None, program: str) -> str | None:
     """Return why a Python cannot be a worker; None if it can."""
     if found is None:
         return "there is no such program here"

@@ -21,7 +21,7 @@ from uuid import uuid4
 from pyarrow import fs
 
 from gateway.errors import PipelineError
-from gateway.pipeline.exclusive import PROBE, since, store_time
+from gateway.pipeline.exclusive import PROBE, store_time, written_at
 from gateway.pipeline.stores import StoreFolder
 from gateway.store.journal.mappings import FOLDER, folders_of, versions
 from gateway.store.journal.reader import JournalReader
@@ -53,7 +53,7 @@ def ship(
     time (None: that of the store's clock) in seconds UTC. Raises PipelineError if the store is unreachable or
     cannot be written, JournalError if the journal's folder does not exist.
     """
-    system, root = to.reached().arrow()
+    system, root = to.check_reachable().arrow()
     if to.is_local and Path(to.uri).resolve() == journal.resolve():
         raise PipelineError(f"{to.uri} is the journal itself; give another folder")
     try:
@@ -84,7 +84,7 @@ def _shipped(journal: Path, system: fs.FileSystem, root: str, to: StoreFolder, o
     drafts = [info for info in infos if info.path.endswith(DRAFT)]
     oldest = store_time(system, root) - DRAFT_SECS if drafts else 0.0
     for info in drafts:
-        if since(info) < oldest:
+        if written_at(info) < oldest:
             _delete(system, info.path)  # Left by an interrupted run.
     found = {info.path.removeprefix(f"{root}/"): info.size for info in infos}
     there = {name: size for name, size in found.items() if NAME.fullmatch(name.rpartition("/")[2])}
@@ -92,7 +92,7 @@ def _shipped(journal: Path, system: fs.FileSystem, root: str, to: StoreFolder, o
     for shard in JournalReader(journal).shards():
         run.ship(shard)
     if oldest_us and there:
-        for name in _over(to, oldest_us):
+        for name in _expired_files(to, oldest_us):
             run.delete(name)
     return Shipped(run.files, run.byte_count, run.deleted, len(there))
 
@@ -153,7 +153,7 @@ def _delete(system: fs.FileSystem, path: str) -> None:
         system.delete_file(path)
 
 
-def _over(store: StoreFolder, oldest_us: int) -> list[str]:
+def _expired_files(store: StoreFolder, oldest_us: int) -> list[str]:
     """Return the names of files in a store that are too old, but never the newest of a shard."""
     reader = JournalReader(store.path())
     found = []

@@ -92,7 +92,7 @@ class StoreFolder:
             return Path(self.uri)
         return cast("Path", StoredPath(self, self.arrow().path))
 
-    def reached(self) -> StoreFolder:
+    def check_reachable(self) -> StoreFolder:
         """Return the same place after checking that the store is reachable; the folder need not exist.
 
         Raises PipelineError if the store is not reachable.
@@ -101,7 +101,7 @@ class StoreFolder:
         try:
             system.get_file_info(path)
         except OSError as error:
-            raise PipelineError(f"{self.uri} is unreachable: {_short(error)}") from error
+            raise PipelineError(f"{self.uri} is unreachable: {_error_summary(error)}") from error
         return self
 
 
@@ -125,7 +125,7 @@ def free(place: StoreFolder) -> StoreFolder:
 
     Raises PipelineError if not, since a Spark job deletes everything else.
     """
-    system, path = place.reached().arrow()
+    system, path = place.check_reachable().arrow()
     kind = system.get_file_info(path).type
     if kind == fs.FileType.File:
         raise PipelineError(f"{place.uri} is a file and no folder; give another name")
@@ -209,7 +209,7 @@ def put_once(place: StoreFolder, below: str, data: bytes) -> bool:
         if UNKNOWN_REQUEST in str(error):
             return False
         if not any(one in str(error) for one in EXISTS):
-            raise OSError(f"{place.uri}/{below} cannot be created: {_short(error)}") from error
+            raise OSError(f"{place.uri}/{below} cannot be created: {_error_summary(error)}") from error
         if _content(place, below) != data:  # Otherwise a request was repeated that had succeeded.
             raise FileExistsError(f"{place.uri}/{below}") from error
     return True
@@ -234,7 +234,7 @@ def spark_reaches(spark: SparkSession, place: StoreFolder) -> str:
     """
     if place.is_local:
         return f"file://{place.uri}"
-    place.reached()
+    place.check_reachable()
     jvm: Any = spark.sparkContext._jvm
     try:
         jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(place.scheme, _configuration(spark))
@@ -264,7 +264,7 @@ def spark_writes(spark: SparkSession, place: StoreFolder) -> str:
         mark = folder / f".{uuid4().hex}.seen"
         mark.touch()
         try:
-            _seen_by_tasks(context, place, str(mark))
+            _check_visible_to_tasks(context, place, str(mark))
         finally:
             mark.unlink()
             with suppress(OSError):  # The folder is not empty.
@@ -272,12 +272,12 @@ def spark_writes(spark: SparkSession, place: StoreFolder) -> str:
     return name
 
 
-def _seen_by_tasks(context: Any, place: StoreFolder, mark: str) -> None:
+def _check_visible_to_tasks(context: Any, place: StoreFolder, mark: str) -> None:
     tasks = 2 * context.defaultParallelism
     blind = context.parallelize(range(tasks), tasks).map(lambda _: _blind(mark)).collect()
     hosts = sorted({host for host in blind if host is not None})
     if hosts:
-        raise not_there(place, f"{', '.join(hosts)} {'has' if len(hosts) == 1 else 'have'} another")
+        raise folder_mismatch(place, f"{', '.join(hosts)} {'has' if len(hosts) == 1 else 'have'} another")
 
 
 def _blind(mark: str) -> str | None:
@@ -285,7 +285,7 @@ def _blind(mark: str) -> str | None:
     return None if Path(mark).exists() else socket.gethostname()
 
 
-def not_there(place: StoreFolder, why: str) -> PipelineError:
+def folder_mismatch(place: StoreFolder, why: str) -> PipelineError:
     """Return the error for a folder in which the driver does not see files of tasks."""
     return PipelineError(
         f"{place.uri} is not the same folder on the driver and on all executors: {why}; give one that all of"
@@ -309,7 +309,7 @@ def _arrow_path(place: StoreFolder) -> ArrowPath:
     try:
         return ArrowPath(make(dict(place.hadoop), host), below)
     except (OSError, ValueError) as error:
-        raise PipelineError(f"{place.uri} is unreachable: {_short(error)}") from error
+        raise PipelineError(f"{place.uri} is unreachable: {_error_summary(error)}") from error
 
 
 def _s3(hadoop: Hadoop, bucket: str) -> Arrow:
@@ -400,7 +400,7 @@ def _hdfs(hadoop: Hadoop, netloc: str) -> Arrow:
 _SYSTEMS: Final = {"s3a": _s3, "s3": _s3, "gs": _gs, "abfs": _abfs, "abfss": _abfs, "hdfs": _hdfs}
 
 
-def _short(error: BaseException) -> str:
+def _error_summary(error: BaseException) -> str:
     """Return the store's error message in one line; Google's library lists all its attempts."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     summary = lines[0] if lines else type(error).__name__
@@ -441,7 +441,7 @@ class StoredPath:
 
     def is_dir(self) -> bool:
         """Return True if it is a folder. Raises PipelineError if the store is unreachable."""
-        return bool(self._known().type == fs.FileType.Directory)
+        return bool(self._file_info().type == fs.FileType.Directory)
 
     def iterdir(self) -> Iterator[StoredPath]:
         """Yield the entries of the folder."""
@@ -454,7 +454,7 @@ class StoredPath:
 
         Raises FileNotFoundError.
         """
-        info = self._known()
+        info = self._file_info()
         if info.type != fs.FileType.File:
             raise FileNotFoundError(str(self))
         changed = info.mtime_ns or 0
@@ -470,12 +470,12 @@ class StoredPath:
         """Open the file as one of Arrow's. Raises FileNotFoundError."""
         return self._place.arrow().system.open_input_file(self._path)
 
-    def _known(self) -> Arrow:
+    def _file_info(self) -> Arrow:
         if self._info is None:
             try:
                 self._info = self._place.arrow().system.get_file_info(self._path)
             except OSError as error:
-                raise PipelineError(f"{self._place.uri} is unreachable: {_short(error)}") from error
+                raise PipelineError(f"{self._place.uri} is unreachable: {_error_summary(error)}") from error
         return self._info
 
 

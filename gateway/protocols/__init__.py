@@ -25,7 +25,7 @@ OWN: Final[tuple[Dialect, ...]] = (MQTT, AMQP091, AMQPFAST)
 GROUP: Final = "gateway.dialects"
 
 
-def joined(offered: Iterable[EntryPoint]) -> dict[str, Dialect]:
+def join_dialects(offered: Iterable[EntryPoint]) -> dict[str, Dialect]:
     """Return the built-in dialects and the dialects of the entry points, by protocol name.
 
     Raises ConfigurationError if an entry point cannot be loaded, or if its dialect has a name, a key of
@@ -58,7 +58,7 @@ def _claims(dialect: Dialect) -> set[str]:
     return {f"name {dialect.name}", *(f"word {word}" for word in dialect.words), *schemes, *forms}
 
 
-DIALECTS: Final = joined(entry_points(group=GROUP))
+DIALECTS: Final = join_dialects(entry_points(group=GROUP))
 """Every dialect, by protocol name."""
 
 DIALECT_OF_WORD: Final = {word: one for one in DIALECTS.values() for word in one.words}

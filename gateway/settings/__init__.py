@@ -1,6 +1,6 @@
 """Configuration of a gateway: one tree of strict, immutable sections.
 
-`load_settings` reads it from a YAML file and the environment, `masked` shows it without secrets. Error
+`load_settings` reads it from a YAML file and the environment, `masked_yaml` shows it without secrets. Error
 messages name the file, line, column and key. The package describes and checks options; it starts nothing.
 """
 
@@ -38,7 +38,7 @@ from gateway.settings.logins import LoginSettings
 from gateway.settings.mqtt import MqttLink, MqttListener
 from gateway.settings.sources import CONFIG_VARIABLE
 from gateway.settings.tree import Http, HttpTls, LogSettings, Settings, StoreSettings, User, shipped_mappings
-from gateway.settings.views import effective, json_schema, masked
+from gateway.settings.views import effective, json_schema, masked_yaml
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -81,8 +81,8 @@ __all__ = [
     "effective",
     "json_schema",
     "load_settings",
-    "masked",
     "masked_url",
+    "masked_yaml",
     "parse_url",
     "secret_from",
     "shipped_mappings",

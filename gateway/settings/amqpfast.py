@@ -75,7 +75,7 @@ class FastVirtualHost(Section):
     """Peer services that the gateway provides, by name."""
 
     @property
-    def creates(self) -> bool:
+    def creates_destinations(self) -> bool:
         """True if a client that names a queue or topic creates it.
 
         The value is that of `auto_create`, or its default if it is absent.

@@ -30,7 +30,7 @@ class Origin(NamedTuple):
     column: int = 0
 
 
-def _short(text: str) -> str:
+def _check_short_string(text: str) -> str:
     if (byte_count := len(text.encode())) > SHORT_BYTES_MAX:
         raise ValueError(f"{byte_count} bytes; the maximum is {SHORT_BYTES_MAX}")
     return text
@@ -39,7 +39,7 @@ def _short(text: str) -> str:
 def _name(text: str) -> str:
     if set(text) & set("\r\n"):
         raise ValueError(f"{text!r} contains a line end, which names of clients never have; remove it")
-    return _short(text)
+    return _check_short_string(text)
 
 
 def _arguments(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +54,9 @@ def headers(arguments: dict[str, Any]) -> Headers:
     values without an AMQP type, such as dates of YAML and numbers beyond 64 bits, for overlong names, and for
     tables that are nested too deeply.
     """
-    typed = Value(ValueType.TABLE, tuple((_short(name), _typed(one)) for name, one in arguments.items()))
+    typed = Value(
+        ValueType.TABLE, tuple((_check_short_string(name), _typed(one)) for name, one in arguments.items())
+    )
     if not fits(typed):
         raise ValueError("arguments: a number exceeds 64 bits, or tables are nested too deeply")
     return tuple(typed.value)
@@ -81,7 +83,8 @@ def _typed(value: Any, depth: int = 0) -> Value:
         return Value(ValueType.ARRAY, tuple(_typed(one, depth + 1) for one in value))
     if isinstance(value, dict):
         return Value(
-            ValueType.TABLE, tuple((_short(str(name)), _typed(one, depth + 1)) for name, one in value.items())
+            ValueType.TABLE,
+            tuple((_check_short_string(str(name)), _typed(one, depth + 1)) for name, one in value.items()),
         )
     raise ValueError(f"{value!r} is not a valid argument value; put it in quotes to make it a text")
 
@@ -144,7 +147,7 @@ class DeclaredBinding(Section):
     vhost: str | None = None
     """Virtual host of both ends. Absent: the first one of the AMQP 0-9-1 listeners, to which routes belong.
     """
-    routing_key: Annotated[str, AfterValidator(_short)] = ""
+    routing_key: Annotated[str, AfterValidator(_check_short_string)] = ""
     """Binding key; for a topic exchange a pattern with `*` and `#`."""
     arguments: Arguments = Field({})
     """Arguments. For a headers exchange: the headers to match, and `x-match`."""
@@ -179,6 +182,6 @@ class Declare(Section):
     """Bindings to declare."""
 
     @property
-    def anything(self) -> bool:
+    def has_declarations(self) -> bool:
         """True if the section declares anything or imports a definitions file."""
         return bool(self.definitions or self.exchanges or self.queues or self.bindings)

@@ -86,7 +86,7 @@ class ListenerTls(Section):
         return self
 
     @property
-    def asked(self) -> tuple[Path | None, Path | None, str]:
+    def client_certificate_policy(self) -> tuple[Path | None, Path | None, str]:
         """Requirements for client certificates.
 
         They are the file of authorities, the file of revocation lists, and `required` or `optional`.
@@ -190,7 +190,7 @@ class SharedListener(ListenerSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _says_a_port(cls, value: Any) -> Any:
+    def _check_port(cls, value: Any) -> Any:
         if isinstance(value, dict) and value.get("port") is None:
             raise ValueError(f"protocol {SHARED} has no standard port: set port")
         return value
@@ -213,7 +213,9 @@ def check_shares(listeners: Mapping[str, ListenerSettings]) -> None:
             spoken = one.protocol if path is None else f"WebSocket at {path}"
             if (first := by_protocol.setdefault(spoken, other)) != other:
                 raise ValueError(f"{at}: {first} and {other} both use {spoken}; name one of them")
-            if one.tls is not None and (port.tls is None or port.tls.asked != one.tls.asked):
+            if one.tls is not None and (
+                port.tls is None or port.tls.client_certificate_policy != one.tls.client_certificate_policy
+            ):
                 raise ValueError(
                     f"{at}: {other} needs TLS; set listeners.{name}.tls with the same client_ca_file"
                 )

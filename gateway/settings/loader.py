@@ -37,7 +37,7 @@ def load_settings(path: Path | str | None, env: Mapping[str, str]) -> Settings:
     try:
         settings = Settings(_build_sources=((environment, file), {}))
     except ValidationError as error:
-        first, *others = _told(error, environment, file.document)
+        first, *others = _configuration_errors(error, environment, file.document)
         raise ConfigurationError(
             first.reason, file=first.file, line=first.line, column=first.column, others=others
         ) from error
@@ -46,7 +46,7 @@ def load_settings(path: Path | str | None, env: Mapping[str, str]) -> Settings:
     return settings
 
 
-def _told(
+def _configuration_errors(
     error: ValidationError, environment: EnvironmentSource, document: Document
 ) -> Iterator[ConfigurationError]:
     """Yield a ConfigurationError for each fault that pydantic has found, in the order of the settings tree.
@@ -55,7 +55,7 @@ def _told(
     """
     for complaint in complaints(error, Settings):
         redacted = complaint._replace(value=None) if _is_secret(complaint.place) else complaint
-        yield _where(complaint.place, environment, document, redacted.text)
+        yield _error_at(complaint.place, environment, document, redacted.text)
 
 
 def _origins(environment: EnvironmentSource, document: Document) -> dict[Place, Origin]:
@@ -82,7 +82,7 @@ def _is_list(place: Place, end: int) -> bool:
     return end == len(place) or isinstance(place[end], int)
 
 
-def _where(
+def _error_at(
     place: Place, environment: EnvironmentSource, document: Document, reason: str
 ) -> ConfigurationError:
     """Return a ConfigurationError with the position of the key at `place`, or of the nearest key above it."""

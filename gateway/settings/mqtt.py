@@ -48,7 +48,7 @@ class MqttListener(WebListener, AnonymousListener):
     clients](../guides/mqtt-clients.md#byte-order-of-old-clients)."""
 
     @model_validator(mode="after")
-    def _says_where(self) -> Self:
+    def _check_server_reference(self) -> Self:
         if self.server_moved and self.server_reference is None:
             raise ValueError("server_moved needs a server_reference")
         return self
@@ -87,7 +87,7 @@ class MqttLink(LinkSettings):
     at each connection."""
 
     @model_validator(mode="after")
-    def _says_what_its_version_has(self) -> Self:
+    def _check_version(self) -> Self:
         """Check that the options fit the MQTT version of the link. Raises ValueError."""
         if self.authentication != "password":
             if self.version not in ("auto", "5.0"):

@@ -16,7 +16,7 @@ from gateway.settings.identity import Backend, CertificatesBackend, UsersBackend
 from gateway.settings.mqtt import MqttListener
 
 
-def common_world(
+def single_broker_options(
     listeners: Mapping[str, ListenerSettings],
     roles: Mapping[str, Role],
     authentication: Iterable[Backend],

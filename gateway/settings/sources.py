@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource, InitSettingsSource
 
-from gateway.documents import Document, Place, below, dotted, keys_of, options, parse, suggestion
+from gateway.documents import Document, Place, dotted, keys_of, options, parse, suggestion, type_below
 from gateway.errors import ConfigurationError
 from gateway.hints import content_hint
 from gateway.protocols import OWN
@@ -124,16 +124,18 @@ def _key(variable: str, words: list[str], tree: Mapping[str, Any]) -> tuple[Plac
         known_keys = keys_of(value_type) or [str(key) for key in (inner if isinstance(inner, dict) else ())]
         spelt = {key.lower().replace("-", "_"): key for key in known_keys}
         key = spelt.get(word.lower(), word.lower())
-        found = below(value_type, key)
+        found = type_below(value_type, key)
         if found is None:
-            reason = f"unknown key {dotted((*place, key))}{_meant(variable) or suggestion(key, known_keys)}"
+            reason = (
+                f"unknown key {dotted((*place, key))}{_key_hint(variable) or suggestion(key, known_keys)}"
+            )
             raise ConfigurationError(reason, file=_called(variable))
         place, value_type = (*place, key), found
         inner = inner.get(key) if isinstance(inner, dict) else None
     return place, value_type
 
 
-def _meant(variable: str) -> str:
+def _key_hint(variable: str) -> str:
     """Return the end of an error message about a variable that sets no key.
 
     It suggests the variable with two underscores behind the section's name, if that one sets a key. Otherwise
@@ -144,8 +146,8 @@ def _meant(variable: str) -> str:
     words = variable.removeprefix(PREFIX).lower().split("_")
     for end in range(1, len(words)):
         section, key = "_".join(words[:end]), "_".join(words[end:])
-        section_type = below(Settings, section)
-        if section_type is not None and below(section_type, key) is not None:
+        section_type = type_below(Settings, section)
+        if section_type is not None and type_below(section_type, key) is not None:
             variable_name = f"{section}{DELIMITER}{key}".upper()
             return f"; below a section write two underscores: {PREFIX}{variable_name}"
     return ""

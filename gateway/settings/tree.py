@@ -41,7 +41,7 @@ from gateway.settings.identity import USERS_ALONE, Backend, UsersBackend, check_
 from gateway.settings.journal import Journal
 from gateway.settings.limits import Limits, Section
 from gateway.settings.logins import LoginSettings
-from gateway.settings.one_way import common_world
+from gateway.settings.one_way import single_broker_options
 from gateway.settings.tracing import TracingSettings
 from gateway.settings.unions import AnyLink, AnyListener
 
@@ -164,18 +164,18 @@ class Forward(Section):
             raise ValueError("topic must not have wildcards")
         return self
 
-    def _stated(self) -> dict[str, str]:
+    def _stated_words(self) -> dict[str, str]:
         return {word: text for word in DIALECT_OF_WORD if (text := getattr(self, word, None)) is not None}
 
     @property
     def dialect(self) -> Dialect:
         """Dialect of the protocol to which the given fields of the address belong."""
-        return DIALECT_OF_WORD[next(iter(self._stated()))]
+        return DIALECT_OF_WORD[next(iter(self._stated_words()))]
 
     def address(self) -> Address:
         """Return the address to publish to. Raises ValueError if it is too long."""
         try:
-            return self.dialect.published(self._stated())[0]
+            return self.dialect.published(self._stated_words())[0]
         except NameRefused as error:
             raise ValueError(str(error)) from error
 
@@ -410,7 +410,7 @@ class Settings(Documented, BaseSettings):
         if self.workers == 1:
             return self
         if not isinstance(self.broker, RabbitEngine):
-            needs = common_world(self.listeners, self.roles, self.authentication, self.authorizer)
+            needs = single_broker_options(self.listeners, self.roles, self.authentication, self.authorizer)
             for need in needs:
                 raise ValueError(
                     f"workers: {self.workers} needs broker.engine: rabbitmq. With the embedded broker,"
@@ -442,11 +442,11 @@ class Settings(Documented, BaseSettings):
     @model_validator(mode="after")
     def _identities(self) -> Self:
         check_backends(self.authentication)
-        check_users(self.users, elsewhere=self.known_elsewhere)
+        check_users(self.users, elsewhere=self.has_external_users)
         return self
 
     @property
-    def known_elsewhere(self) -> bool:
+    def has_external_users(self) -> bool:
         """True if users may authenticate without a secret in `users`.
 
         This can be by a certificate or by another back end.
@@ -587,7 +587,7 @@ class Settings(Documented, BaseSettings):
             key = key[: max(key.rfind("."), key.rfind("["), 0)]
         return self.origin_of(found.get(key, ()))
 
-    def says(self, place: Place) -> bool:
+    def is_set(self, place: Place) -> bool:
         """Return True if the file or the environment sets the key at `place`."""
         return place in self._read_from.origins
 
@@ -653,7 +653,7 @@ class Settings(Documented, BaseSettings):
         both: dict[str, ListenerSettings | LinkSettings] = {**self.listeners, **self.links}
         return {name: one.protocol for name, one in both.items() if not isinstance(one, SharedListener)}
 
-    def worlds(self) -> dict[str, str]:
+    def listener_namespaces(self) -> dict[str, str]:
         """Return the name of each listener's namespace by the listener's name, without shared ports.
 
         Clients of listeners with the same namespace can exchange messages.

@@ -1,8 +1,8 @@
 """Output of the effective configuration and of its JSON Schema, for people and editors.
 
-`effective` returns the configuration with defaults and without secrets; `masked` returns the same as YAML;
-`json_schema` returns the schema. Absent values and options of disabled sections are left out. The module
-neither loads nor changes settings.
+`effective` returns the configuration with defaults and without secrets; `masked_yaml` returns the same as
+YAML; `json_schema` returns the schema. Absent values and options of disabled sections are left out. The
+module neither loads nor changes settings.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ def effective(settings: Settings) -> dict[str, Any]:
     for name, section in tree.items():
         if isinstance(section, dict) and section.get("enabled") is False:
             tree[name] = {"enabled": False}
-    whole: dict[str, Any] = _stated(tree)
+    whole: dict[str, Any] = _without_empty(tree)
     return whole
 
 
-def masked(settings: Settings) -> str:
+def masked_yaml(settings: Settings) -> str:
     """Return the configuration in force as YAML without secrets."""
     return yaml.safe_dump(effective(settings), sort_keys=False, allow_unicode=True)
 
 
-def _stated(part: Any) -> Any:
+def _without_empty(part: Any) -> Any:
     """Return a copy of a JSON value without the absent and empty values in it."""
     if isinstance(part, dict):
-        stated = {name: _stated(value) for name, value in part.items()}
+        stated = {name: _without_empty(value) for name, value in part.items()}
         return {name: value for name, value in stated.items() if value not in (None, {}, [])}
-    return [_stated(one) for one in part] if isinstance(part, list) else part
+    return [_without_empty(one) for one in part] if isinstance(part, list) else part
 
 
 def json_schema() -> dict[str, Any]:
@@ -48,11 +48,11 @@ def json_schema() -> dict[str, Any]:
     schema = Settings.model_json_schema()
     for name in UNKNOWN:
         del schema["$defs"][name]
-    public_schema: dict[str, Any] = _without(schema, {f"#/$defs/{name}" for name in UNKNOWN})
+    public_schema: dict[str, Any] = _without_references(schema, {f"#/$defs/{name}" for name in UNKNOWN})
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **public_schema}
 
 
-def _without(part: Any, references: set[str]) -> Any:
+def _without_references(part: Any, references: set[str]) -> Any:
     """Return a copy of a JSON Schema without the alternatives that refer to one of `references`.
 
     In the copy `oneOf` is `anyOf`: several link classes may accept the same section, because their protocol
@@ -60,11 +60,12 @@ def _without(part: Any, references: set[str]) -> Any:
     """
     if isinstance(part, dict):
         return {
-            "anyOf" if name == "oneOf" else name: _without(value, references) for name, value in part.items()
+            "anyOf" if name == "oneOf" else name: _without_references(value, references)
+            for name, value in part.items()
         }
     if isinstance(part, list):
         return [
-            _without(one, references)
+            _without_references(one, references)
             for one in part
             if not (isinstance(one, dict) and one.get("$ref") in references)
         ]

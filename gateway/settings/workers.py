@@ -48,10 +48,10 @@ def settings_of_worker(
     if settings.journal.path is not None:
         changes["journal"] = settings.journal.model_copy(update={"path": settings.journal.path / name})
     if (path := settings.audit.path) is not None:
-        changes["audit"] = settings.audit.model_copy(update={"path": _beside(path, name)})
+        changes["audit"] = settings.audit.model_copy(update={"path": _worker_path(path, name)})
     return settings.model_copy(update=changes)
 
 
-def _beside(path: Path, name: str) -> Path:
+def _worker_path(path: Path, name: str) -> Path:
     """Return a path in the same folder with the worker's name in it, such as `audit.worker-1.log`."""
     return path.with_name(f"{path.stem}.{name}{path.suffix}")

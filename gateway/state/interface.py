@@ -153,7 +153,7 @@ class Query(Generic[T]):
 # Sessions.
 
 
-class Earlier(NamedTuple):
+class EarlierSession(NamedTuple):
     """Session of a client before it was opened again, resumed or not: its user, and its weight.
 
     `is_here` is True if its client was connected to the replica that has opened it now.
@@ -185,7 +185,7 @@ class OpenedSession(NamedTuple):
     given_back: bytes = b""
     user: str = ""
     wills: tuple[tuple[int, bytes], ...] = ()
-    earlier: Earlier | None = None
+    earlier: EarlierSession | None = None
 
 
 class LeftSession(NamedTuple):
@@ -372,7 +372,7 @@ class FindSession(Query[SessionView | None]):
 
 
 @dataclass(frozen=True, slots=True)
-class FindTaken(Query[list[tuple[SessionKey, int]]]):
+class FindSuperseded(Query[list[tuple[SessionKey, int]]]):
     """Query of sessions that `replica` may still consume and that have another epoch now, with the old epoch.
 
     It backs up the notices: a lost notice costs the time until the next query.
@@ -413,7 +413,7 @@ class FindOwned(Query[list[Owned]]):
         return self.replica
 
 
-class Absent(NamedTuple):
+class AbsentSession(NamedTuple):
     """Session whose client is not connected, and its subscriptions: their options by filter."""
 
     key: SessionKey
@@ -424,7 +424,7 @@ class Absent(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FindAbsent(Query[list[Absent]]):
+class FindAbsent(Query[list[AbsentSession]]):
     """Query of the sessions whose clients are connected to no replica, in the order of their keys.
 
     The result has at most `limit` sessions, and begins after the key `after`.
@@ -567,7 +567,7 @@ class ReleaseLease(Operation[None]):
 # Retained messages.
 
 
-class Room(NamedTuple):
+class RetainedCapacity(NamedTuple):
     """Remaining capacity for retained messages in number and bytes: of all users, and of one."""
 
     messages: int
@@ -603,7 +603,7 @@ class Retain(Operation[Retention]):
     lifetime_secs: float | None = None
     user: str = ""
     weight: int = 0
-    room: Room | None = None
+    room: RetainedCapacity | None = None
     client: str = ""
     epoch: int = 0
     domain: str = ""

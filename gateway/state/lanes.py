@@ -87,7 +87,7 @@ class Item:
         self.is_given_up = False
 
 
-class Doubt(NamedTuple):
+class UncertainCommit(NamedTuple):
     """Group whose commit had no reply."""
 
     number: int
@@ -117,7 +117,7 @@ class Committer:
         self._tell = tell
         self._pending: list[Item] = []
         self._number: int | None = None  # of the last group; None without a connection
-        self._doubt: Doubt | None = None
+        self._doubt: UncertainCommit | None = None
         self._noted: list[Noted] = []  # notices of committed groups that are not sent yet
         self._retry_secs = RETRY_SECS
         self._is_ending = False
@@ -136,7 +136,7 @@ class Committer:
         try:
             while not self._is_ending or self._pending or self._doubt is not None:
                 self._gather()
-                self._turn()
+                self._commit_group()
         finally:
             self._database.close()
 
@@ -158,7 +158,7 @@ class Committer:
         except queue.Empty:
             return
 
-    def _turn(self) -> None:
+    def _commit_group(self) -> None:
         """Try to commit one group; after an error reconnect."""
         self._pending = [item for item in self._pending if not item.is_given_up]
         self.busy_since = clock.monotonic()
@@ -169,10 +169,10 @@ class Committer:
             except AbortedError:
                 self._database.rollback()
         except LostError as error:
-            self._lost(error)
+            self._handle_loss(error)
         except Exception as error:  # a bug: what is pending is tried again, until it has waited too long
             contained("store", error)
-            self._lost(LostError(f"the thread of the state has failed: {error!r}"))
+            self._handle_loss(LostError(f"the thread of the state has failed: {error!r}"))
         finally:
             self.busy_since = None
 
@@ -222,7 +222,7 @@ class Committer:
             contained("store", error)
             replies, noted = [REFUSED], []
         else:
-            doubt = Doubt(number, items, replies, noted)
+            doubt = UncertainCommit(number, items, replies, noted)
             try:
                 self._database.commit()
             except LostError:
@@ -230,9 +230,9 @@ class Committer:
                 raise
             self._number = number
         self._pending = rest
-        self._committed(Doubt(number, items, replies, noted))
+        self._committed(UncertainCommit(number, items, replies, noted))
 
-    def _committed(self, group: Doubt) -> None:
+    def _committed(self, group: UncertainCommit) -> None:
         self._answer(group.items, group.replies)
         self._noted += group.noted
         self._notify()
@@ -264,7 +264,7 @@ class Committer:
             reply = REFUSED
         self._answer([item], [reply])
 
-    def _lost(self, error: LostError) -> None:
+    def _handle_loss(self, error: LostError) -> None:
         """Handle that the database is away: wait longer each time.
 
         When stopping, reply UNAVAILABLE to everything pending.
@@ -299,8 +299,8 @@ class LanedStore(StateStore):
         readers: Sequence[Database] = (),
     ) -> None:
         self._patience_secs = patience_secs
-        self._lanes = [Committer(database, patience_secs, self._tell) for database in databases]
-        self._readers = [Committer(one, READ_TIMES * patience_secs, self._tell) for one in readers]
+        self._lanes = [Committer(database, patience_secs, self._post_replies) for database in databases]
+        self._readers = [Committer(one, READ_TIMES * patience_secs, self._post_replies) for one in readers]
         self._all = [*self._lanes, *self._readers]
         self._listener = listener
         self._threads: list[threading.Thread] = []
@@ -333,7 +333,7 @@ class LanedStore(StateStore):
         if not self._join(STOP_TIMES * self._patience_secs):
             self._interrupt(self._all)
             self._join(STOP_SECS)  # a thread that still runs ends with the process
-        self._call_soon(partial(self._give_up, lambda lane: clock.monotonic()))
+        self._call_soon(partial(self._expire_items, lambda lane: clock.monotonic()))
         self._is_stopped = True
 
     def _join(self, secs: float) -> bool:
@@ -345,7 +345,7 @@ class LanedStore(StateStore):
 
     def submit(self, operation: Operation[T], done: Callable[[Reply[T]], None]) -> None:
         """Queue an operation for the lane of its subject; `done` gets the reply."""
-        self._put(self._lanes[hash(operation.subject) % len(self._lanes)], operation, done)
+        self._submit(self._lanes[hash(operation.subject) % len(self._lanes)], operation, done)
 
     def query(self, query: Query[T], done: Callable[[Reply[T]], None]) -> None:
         """Queue a query; `done` gets the reply.
@@ -362,9 +362,9 @@ class LanedStore(StateStore):
             lane = readers[-1]
         else:
             lane = readers[hash(query) % (len(readers) - 1)]
-        self._put(lane, query, done)
+        self._submit(lane, query, done)
 
-    def _put(self, lane: Committer, work: object, done: Callable[[Reply[Any]], None]) -> None:
+    def _submit(self, lane: Committer, work: object, done: Callable[[Reply[Any]], None]) -> None:
         if self._pending >= self.pending_max:
             self._call_soon(partial(done, UNAVAILABLE))
             return
@@ -380,11 +380,11 @@ class LanedStore(StateStore):
 
     def tick(self) -> None:
         """Reply UNAVAILABLE to items that wait too long, and interrupt stuck connections."""
-        self._give_up(lambda lane: clock.monotonic() - lane.patience_secs)
+        self._expire_items(lambda lane: clock.monotonic() - lane.patience_secs)
         if any(one.busy_secs() >= STUCK_TIMES * one.patience_secs for one in self._all):
             self._interrupt([one for one in self._all if one.busy_secs() >= one.patience_secs])
 
-    def _give_up(self, oldest: Callable[[Committer], float]) -> None:
+    def _expire_items(self, oldest: Callable[[Committer], float]) -> None:
         """Reply UNAVAILABLE to items that were submitted at `oldest(lane)` (monotonic seconds) or before."""
         for lane in self._all:
             cutoff = oldest(lane)
@@ -395,7 +395,7 @@ class LanedStore(StateStore):
                 item.is_given_up = True
                 expired.append((item, UNAVAILABLE))
             if expired:
-                self._answered(lane, expired)
+                self._call_done(lane, expired)
 
     def _interrupt(self, lanes: Sequence[Committer]) -> None:
         for lane in lanes:
@@ -421,11 +421,11 @@ class LanedStore(StateStore):
     def _is_slow(self) -> bool:
         return any(lane.busy_secs() >= SLOW_SECS for lane in self._lanes)
 
-    def _tell(self, lane: Committer, answers: list[Answer]) -> None:
+    def _post_replies(self, lane: Committer, answers: list[Answer]) -> None:
         if not self._is_stopped:
-            self._call_soon(partial(self._answered, lane, answers))
+            self._call_soon(partial(self._call_done, lane, answers))
 
-    def _answered(self, lane: Committer, answers: list[Answer]) -> None:
+    def _call_done(self, lane: Committer, answers: list[Answer]) -> None:
         """Call `done` of items in the event loop. Items that were given up have had their reply."""
         for item, reply in answers:
             if lane.waiting.pop(item, item) is item:

@@ -6,13 +6,13 @@ from typing import Any, Final
 
 from gateway.state.database import Database, OperationStatement
 from gateway.state.interface import (
-    Absent,
+    AbsentSession,
     DeadLetter,
     FindAbsent,
     FindLetters,
     FindOwned,
     FindSession,
-    FindTaken,
+    FindSuperseded,
     ListLetters,
     ListReplicas,
     MatchRetained,
@@ -80,7 +80,7 @@ def run_query(database: Database, query: object) -> Any:
     """Run a query. Return the value of its reply. Raises LostError and RefusedError."""
     if isinstance(query, FindSession):
         return _session(database, query.key)
-    if isinstance(query, FindTaken):
+    if isinstance(query, FindSuperseded):
         rows = database.run(
             [OperationStatement(f"{TAKEN}{query.limit}", "replica text", [(query.replica,)])]
         )[0]
@@ -92,7 +92,7 @@ def run_query(database: Database, query: object) -> Any:
         )
         return [Owned(SessionKey(*row[:2]), *row[2:]) for row in database.run([call])[0]]
     if isinstance(query, FindAbsent):
-        return _absent(database, query)
+        return _find_absent(database, query)
     if isinstance(query, SharedFilters):
         call = OperationStatement(f"{SHARED}{query.limit}", "after text", [(query.after,)])
         return [topic_filter for (topic_filter,) in database.run([call])[0]]
@@ -145,13 +145,13 @@ def _listing(query: ListLetters) -> OperationStatement:
     )
 
 
-def _absent(database: Database, query: FindAbsent) -> list[Absent]:
+def _find_absent(database: Database, query: FindAbsent) -> list[AbsentSession]:
     columns = "domain text, client text"
     rows = database.run([OperationStatement(f"{ABSENT}{query.limit}", columns, [query.after])])[0]
-    found: dict[SessionKey, Absent] = {}
+    found: dict[SessionKey, AbsentSession] = {}
     for domain, client, epoch, login, queue in rows:
         key = SessionKey(domain, client)
-        found[key] = Absent(key, epoch, login, queue, {})
+        found[key] = AbsentSession(key, epoch, login, queue, {})
     subscriptions = (
         database.run([OperationStatement(SUBSCRIPTIONS, columns, list(found))])[0] if found else []
     )

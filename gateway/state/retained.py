@@ -78,7 +78,7 @@ class RetainedMessages:
         is_there = row is not None and row.message and (row.expires_at is None or row.expires_at > now)
         before = (row.login, row.weight) if row is not None and is_there else None
         is_expected = operation.expected in (None, row.message if row is not None and is_there else b"")
-        if not is_expected or (message and not _fits(operation, before)):
+        if not is_expected or (message and not _has_capacity(operation, before)):
             return Reply(OperationOutcome.DONE, Retention(False, before))
         if message:
             expires_at = None if lifetime is None else now + lifetime
@@ -109,7 +109,7 @@ class RetainedMessages:
         return self._table.writes()
 
 
-def _fits(operation: Retain, before: tuple[str, int] | None) -> bool:
+def _has_capacity(operation: Retain, before: tuple[str, int] | None) -> bool:
     """Return True if the message may replace the one before."""
     room = operation.room
     if room is None:

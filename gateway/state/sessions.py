@@ -19,7 +19,7 @@ from gateway.state.interface import (
     ChangeSession,
     ClaimedWork,
     Contents,
-    Earlier,
+    EarlierSession,
     EndSession,
     ForgetQueue,
     LeaveSession,
@@ -265,7 +265,7 @@ class Sessions:
         if row is None or row.epoch != operation.epoch:
             return FENCED
         if isinstance(operation, LeaveSession):
-            return Reply(OperationOutcome.DONE, self._leave(row, operation, now))
+            return Reply(OperationOutcome.DONE, self._leave_session(row, operation, now))
         if isinstance(operation, EndSession):
             return self._end(row, now)
         self._change(operation, row)
@@ -286,7 +286,7 @@ class Sessions:
         wills: tuple[tuple[int, bytes], ...] = ()
         weight, earlier = Weight(0, operation.byte_count), None
         if row is not None:
-            earlier = _earlier(row, operation.replica)
+            earlier = _earlier_session(row, operation.replica)
             weight = earlier.weight if present else weight
             wills = self._inherit_wills(row, present, now)
             if row.connected:
@@ -360,7 +360,7 @@ class Sessions:
         if row is None or (row.owner, row.opening) != (opened.replica, opened.opening):
             return LeftSession(False, False)
         expiry_secs = 0.0 if row.queue == opened.queue else opened.expiry_secs
-        return self._leave(row, LeaveSession(row.key, row.epoch, expiry_secs, discard_will=True), now)
+        return self._leave_session(row, LeaveSession(row.key, row.epoch, expiry_secs, discard_will=True), now)
 
     def _change(self, operation: ChangeSession, row: StoredSessionRow) -> None:
         key = operation.key
@@ -394,7 +394,7 @@ class Sessions:
                 contents.received[chunk] = bits
                 self._received.put(ReceivedRow(*key, *chunk, bits - BITS if bits >= SIGN else bits))
 
-    def _leave(self, row: StoredSessionRow, operation: LeaveSession, now: float) -> LeftSession:
+    def _leave_session(self, row: StoredSessionRow, operation: LeaveSession, now: float) -> LeftSession:
         if not row.connected:  # Repeated: others may have claimed its will, or delete its queue.
             return LeftSession(False, False)
         expiry = operation.expiry_secs
@@ -437,7 +437,7 @@ class Sessions:
         for key in self._orphans:
             row = self._sessions.rows.get(key)
             if row is not None and row.connected:
-                self._orphan(row, now)
+                self._end_orphaned(row, now)
         found = []
         for will in self._due_wills:
             self._wills.put(will._replace(due_at=now + CLAIM_SECS, claimed=1))
@@ -457,7 +457,7 @@ class Sessions:
         if queue:
             self._queues.put(EndedQueueRow(queue, now + CLAIM_SECS))
 
-    def _orphan(self, row: StoredSessionRow, now: float) -> None:
+    def _end_orphaned(self, row: StoredSessionRow, now: float) -> None:
         """End the connection of a session because the replica that owns it is dead.
 
         The client counts as lost from now on, and the owner is fenced.
@@ -516,7 +516,7 @@ class Sessions:
         return calls
 
 
-def _earlier(row: StoredSessionRow, replica: str) -> Earlier:
+def _earlier_session(row: StoredSessionRow, replica: str) -> EarlierSession:
     """Return the session that `replica` opens again."""
     is_here = bool(row.connected) and row.owner == replica
-    return Earlier(row.login, Weight(row.subscriptions, row.weight), is_here)
+    return EarlierSession(row.login, Weight(row.subscriptions, row.weight), is_here)

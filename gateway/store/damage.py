@@ -78,18 +78,18 @@ class Findings:
     """Why bodies in files are missing; their messages are counted in `logs`."""
 
     @property
-    def sound(self) -> bool:
-        """True if nothing is lost."""
+    def is_intact(self) -> bool:
+        """True if the examination found nothing lost."""
         lost = (self.file, self.hidden, self.logs, self.things_lost, self.letters, self.settled)
         return not any(lost)
 
-    def lose(self, kind: str, name: str, *, messages: int = 0, perhaps: int = 0) -> None:
+    def count_lost(self, kind: str, name: str, *, messages: int = 0, perhaps: int = 0) -> None:
         """Count lost messages of a log: `messages` for certain, `perhaps` possibly."""
         lost = self.logs.setdefault((kind, name), LostMessages())
         lost.messages += messages
         lost.perhaps += perhaps
 
-    def lose_thing(self, kind: str, key: object) -> None:
+    def count_lost_record(self, kind: str, key: object) -> None:
         """Count a lost small record, and name the first SHOWN_MAX of them."""
         self.things_lost += 1
         if len(self.things) < SHOWN_MAX:
@@ -153,7 +153,7 @@ class _Examination:
             if isinstance(kind, str) and isinstance(name, str):
                 self._logs[id] = (kind, name)
                 good.append(row)
-        self._sound("logs", good)
+        self._keep_readable("logs", good)
 
     def _lose_log(self, id: int) -> None:
         """Do nothing: the rows of the log report the loss."""
@@ -164,7 +164,7 @@ class _Examination:
             if isinstance(row[1], bytes):
                 self._bits[row[0]] = int.from_bytes(row[1], "little")
                 good.append(row)
-        self._sound("settled", good)
+        self._keep_readable("settled", good)
 
     def _lose_settled(self, _: int) -> None:
         self._findings.settled += 1
@@ -198,7 +198,7 @@ class _Examination:
             id, log, first, number, _, tag, byte_count = row
             if log not in self._logs or tag == TRANSIENT:
                 if log not in self._logs and tag != TRANSIENT and self._is_damaged("logs"):
-                    self._findings.lose("", "", messages=self._left(id, number))
+                    self._findings.count_lost("", "", messages=self._left(id, number))
                 continue
             self._extents.append((id, log, first, first + number))
             try:
@@ -233,14 +233,14 @@ class _Examination:
         except sqlite3.Error:
             line = None
         if line is None or not isinstance(line[2], int):
-            self._findings.lose("", "", messages=1)
+            self._findings.count_lost("", "", messages=1)
         elif line[3] != TRANSIENT and (line[0] in self._logs or self._is_damaged("logs")):
             self._extents.append((id, line[0], line[1], line[1] + line[2]))
             self._spoilt_row(id, line[0], line[2], None)
 
     def _spoilt_row(self, id: int, log: int, count: int, error: Exception | None) -> None:
         kind, name = self._logs.get(log, ("", ""))
-        self._findings.lose(kind, name, messages=self._left(id, count))
+        self._findings.count_lost(kind, name, messages=self._left(id, count))
         if error is not None and self._missing is not None:
             self._findings.bodies.append(self._missing)
         self._missing = None
@@ -261,7 +261,7 @@ class _Examination:
         for log, first in behind.items():
             gap = first - before.get(log, first)
             if gap > 0 and log in self._logs:
-                self._findings.lose(*self._logs[log], perhaps=gap)
+                self._findings.count_lost(*self._logs[log], perhaps=gap)
 
     def _read_letters(self) -> None:
         columns = "id, octets, utc, route, verdict, reason, text, message, user"
@@ -273,12 +273,12 @@ class _Examination:
                 self._findings.letters += 1
             else:
                 good.append(row)
-        self._sound("dead_letters", good)
+        self._keep_readable("dead_letters", good)
 
     def _lose_letter(self, _: int) -> None:
         self._findings.letters += 1
 
-    def _sound(self, table: str, rows: list[Row]) -> None:
+    def _keep_readable(self, table: str, rows: list[Row]) -> None:
         self._findings.rows[table] = len(rows)
         self._keep(table, rows)
 
@@ -312,7 +312,7 @@ class _Examination:
                 continue
             except sqlite3.Error:
                 pass
-            if low == high or not self._anywhere(query, low, high):
+            if low == high or not self._is_partly_readable(query, low, high):
                 if failed and failed[-1][1] + 1 == low:
                     failed[-1] = (failed[-1][0], high)
                 else:
@@ -325,7 +325,7 @@ class _Examination:
         self._ranges += failed
         return found
 
-    def _anywhere(self, query: str, low: int, high: int) -> bool:
+    def _is_partly_readable(self, query: str, low: int, high: int) -> bool:
         """Return True if some key of a failed range can be looked up."""
         step = max((high - low) // SAMPLES, 1)
         for key in (*range(low, high, step), high):
@@ -340,7 +340,7 @@ class _Examination:
 
     def _read_things(self) -> None:
         good: list[Row] = []
-        for kind, key in self._thing_keys():
+        for kind, key in self._record_keys():
             try:
                 row = self._connection.execute(
                     "SELECT kind, key, message, value FROM things WHERE kind = ? AND key = ?", (kind, key)
@@ -352,8 +352,8 @@ class _Examination:
             if row and self._is_sound_thing(row):
                 good.append(row)
             else:
-                self._findings.lose_thing(str(kind), key)
-        self._sound("things", good)
+                self._findings.count_lost_record(str(kind), key)
+        self._keep_readable("things", good)
 
     def _is_sound_thing(self, row: Row) -> bool:
         _, _, message, value = row
@@ -366,7 +366,7 @@ class _Examination:
                 return False
         return True
 
-    def _thing_keys(self) -> Iterable[tuple[str, Key]]:
+    def _record_keys(self) -> Iterable[tuple[str, Key]]:
         """Return the keys that can be read from both ends of the table, up to a damaged page."""
         found: dict[tuple[str, Key], None] = {}
         for order in ("", " DESC"):
@@ -404,10 +404,10 @@ class _BodyFile:
             file.seek(at)
             return file.read(count)
 
-    def opened(self) -> OpenBody:
+    def open_file(self) -> OpenBody:
         raise StoreError(f"{self._path} is not for sockets")
 
-    def keep(self) -> None:
+    def preserve(self) -> None:
         """Do nothing: the file stays anyway."""
 
 
@@ -438,11 +438,11 @@ def wal_faults(path: Path, *, clean: bool) -> list[str]:
         body = at + FRAME_HEAD.size
         sums = _sum(data[body : body + page], order, _sum(data[at : at + 8], order, sums))
         if sums != head[4:]:
-            return _torn(data, at + FRAME_HEAD.size + page, page, salt, wal.name)
+            return _lost_transactions(data, at + FRAME_HEAD.size + page, page, salt, wal.name)
     return []
 
 
-def _torn(data: bytes, at: int, page: int, salt: list[int], name: str) -> list[str]:
+def _lost_transactions(data: bytes, at: int, page: int, salt: list[int], name: str) -> list[str]:
     """Return a fault if a transaction was completed behind a damaged frame; otherwise nothing is lost."""
     for place in range(at, len(data) - FRAME_HEAD.size - page + 1, FRAME_HEAD.size + page):
         head = FRAME_HEAD.unpack_from(data, place)

@@ -118,7 +118,7 @@ def _advice(error: sqlite3.Error) -> str:
     return f"{error}: {advice}"
 
 
-class Written(NamedTuple):
+class CommitCounts(NamedTuple):
     """Content of a committed transaction: number of messages, and bytes of encoded messages."""
 
     messages: int
@@ -214,13 +214,13 @@ class StoreDatabase:
 
     # One transaction.
 
-    def commit(self, group: Group) -> Written | None:
+    def commit(self, group: Group) -> CommitCounts | None:
         """Write the group. Return None if everything in it cancelled out and nothing was written.
 
         Raises one of DISK_ERRORS; then nothing has changed.
         """
         runs = [(self._next_row(), run) for run in group.runs()]
-        if not runs and not group.changed:
+        if not runs and not group.has_changes:
             return None
         large: dict[int, RowPlace] = {}
         try:
@@ -240,7 +240,7 @@ class StoreDatabase:
                 self.heap.free(id)
             raise
         self._committed(group, runs, collected)
-        return Written(sum(len(run.messages) for _, run in runs), byte_count)
+        return CommitCounts(sum(len(run.messages) for _, run in runs), byte_count)
 
     def _encode(
         self, runs: list[tuple[int, MessageRun]], large: dict[int, RowPlace]
@@ -349,7 +349,7 @@ class StoreDatabase:
             index.of(run.log).add(id, run.first, run.count, run.byte_count)
             if run.offsets is not None:
                 settled[id] = gaps_of(run)
-        self.letters.written()
+        self.letters.clear_changes()
 
     def _free(self, row: int) -> None:
         if row in self.heap.places:
@@ -384,7 +384,7 @@ class StoreDatabase:
                 offsets, messages = self.reader.decode(data)
             except (sqlite3.Error, StoreError) as error:
                 self._unreadable.add(id)
-                self._lose(id, data, bits(id), error)
+                self._report_lost_row(id, data, bits(id), error)
                 continue
             settled = bits(id)
             found += [
@@ -394,13 +394,13 @@ class StoreDatabase:
             ]
         return found
 
-    def _lose(self, id: int, data: bytes, settled: int, error: Exception) -> None:
+    def _report_lost_row(self, id: int, data: bytes, settled: int, error: Exception) -> None:
         """Report the lost messages of a row, and keep their readable parts as dead letters, once."""
         self.damage(f"row {id} of the store cannot be read, its messages are left out: {error}")
         text = f"row {id} of the store is damaged, the body is lost: {error}"
         heads = [head for at, head in self.reader.heads(data) if not settled >> at & 1]
         try:
-            if heads and not self.letters.says(text):
+            if heads and not self.letters.has_text(text):
                 self.letters.add(heads, "", Outcome(Verdict.REJECTED, Reason.STORE, text), clock.utc())
         except sqlite3.Error as another:
             self.damage(f"the dead letters of row {id} cannot be kept: {another}")
@@ -421,7 +421,7 @@ class StoreDatabase:
                 for position, message, _ in self.messages([id], lambda row: 0):
                     yield log, position, message
 
-    def things(self, kind: str) -> Iterator[tuple[Key, bytes | Message]]:
+    def records(self, kind: str) -> Iterator[tuple[Key, bytes | Message]]:
         """Yield keys and values of the records of a kind, in order of key.
 
         Unreadable records are reported as damage and left out.
@@ -469,10 +469,10 @@ class StoreDatabase:
             with transaction(self.connection):
                 collected = self._delete_garbage()
             self._forget_garbage(collected)
-        moved = self.heap.sparse and self._move()
+        moved = self.heap.is_sparse and self._move()
         self.heap.shorten(reserve_bytes)
         free = self._number("PRAGMA freelist_count")
-        possible = min(pages, self._room() // VACUUM_PAGE_BYTES)
+        possible = min(pages, self._free_bytes() // VACUUM_PAGE_BYTES)
         if free and possible:
             # Each page is a step without columns, and `execute` runs only the first step of such a statement.
             self.connection.executescript(f"PRAGMA incremental_vacuum({possible})")
@@ -489,7 +489,7 @@ class StoreDatabase:
                 insert(self.connection, "places", 3, moved)
             committed = True
         finally:
-            self.heap.moved(former, committed=committed)
+            self.heap.finish_move(former, committed=committed)
         return bool(former)
 
     def shorten(self) -> bool:
@@ -501,7 +501,7 @@ class StoreDatabase:
         sqlite3.Error.
         """
         size = self._number("PRAGMA page_count") * self._number("PRAGMA page_size")
-        if size - self._path.stat().st_size > self._room():
+        if size - self._path.stat().st_size > self._free_bytes():
             return False
         self._wait_for_others(0.0)
         try:
@@ -523,7 +523,7 @@ class StoreDatabase:
         found: int = self.connection.execute(pragma).fetchone()[0]
         return found
 
-    def _room(self) -> int:
+    def _free_bytes(self) -> int:
         disk = os.statvfs(self._path.parent)
         return disk.f_bavail * disk.f_frsize
 

@@ -87,12 +87,12 @@ class Reserve:
         """
         return max(min(self._byte_count // 2 // PAGE_BYTES, LOG_PAGES_MAX), 1)
 
-    def take(self) -> bool:
+    def allocate(self) -> bool:
         """Allocate the reserved space. Return False if the disk has too little."""
         try:
             if self._path.exists() and self._path.stat().st_size == self._byte_count:
-                return self.plenty()
-            if not self.plenty(self._byte_count):
+                return self.has_space()
+            if not self.has_space(self._byte_count):
                 return False
             self._path.touch(mode=0o600)
             with self._path.open("wb") as file:
@@ -102,16 +102,16 @@ class Reserve:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:
-            self.give_up()
+            self.delete()
             return False
         return True
 
-    def plenty(self, more: int = 0) -> bool:
+    def has_space(self, more: int = 0) -> bool:
         """Return True if a log of full length fits beside `more` further bytes."""
         disk = os.statvfs(self._path.parent)
         return disk.f_bavail * disk.f_frsize >= more + self._byte_count // 2
 
-    def give_up(self) -> None:
+    def delete(self) -> None:
         """Delete the reserve file, so that the database can use its space."""
         with suppress(OSError):  # a disk that has become read-only: the next probe reports it
             self._path.unlink()

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.model.times import WallTime
-from gateway.store.index import WHOLE, Index, Log, merged, ranges, stretch, unsettled
+from gateway.store.index import WHOLE, Index, Log, merge_bits, position_bits, ranges, unsettled
 from gateway.store.letters import StoredLetters
 
 RUN_MESSAGES_MAX: Final = 1_000  # of one row, which is read or deleted at once
@@ -83,7 +83,7 @@ class Group:
         self._pieces: dict[int, list[_UnwrittenRun]] = {}
 
     @property
-    def changed(self) -> bool:
+    def has_changes(self) -> bool:
         """True if there is something to write besides messages."""
         return bool(
             self.changes
@@ -92,7 +92,7 @@ class Group:
             or self.renamed
             or self.dropped
             or self.emptied
-            or self.letters.changed
+            or self.letters.has_changes
         )
 
     # Operations that are handed in.
@@ -134,7 +134,7 @@ class Group:
             if rows is not None:
                 for id, first, count, _ in rows.overlapping(start, stop):
                     known_bits = self.bits(id)
-                    bits = merged(known_bits, stretch(first, count, start, stop), count)
+                    bits = merge_bits(known_bits, position_bits(first, count, start, stop), count)
                     if bits != known_bits:
                         self.changes[id] = RowSettlement(log.id, first, count, bits)
 
@@ -179,7 +179,7 @@ class Group:
         """Set the value of a record; None deletes it."""
         self.things[kind, key] = value
 
-    def put_beside(self, kind: str, key: Key, value: bytes) -> None:
+    def put_with_messages(self, kind: str, key: Key, value: bytes) -> None:
         """Set the value of a record if the messages of this group are written; otherwise delete it."""
         self.things[kind, key] = value
         self.beside.append((kind, key))
@@ -231,7 +231,7 @@ class Group:
         self.beside.clear()
         self.moved.clear()
 
-    def take_told(self) -> tuple[list[Done], int, int]:
+    def take_callbacks(self) -> tuple[list[Done], int, int]:
         """Return and clear the waiting callbacks, in order, with the numbers of messages and bytes."""
         callbacks, self.callbacks = self.callbacks, []
         appended, self.appended = self.appended, 0
@@ -266,7 +266,7 @@ def _settle_pieces(pieces: list[_UnwrittenRun], start: int, stop: int) -> None:
             return
         count = len(piece.messages)
         if piece.first + count > start:
-            piece.bits = merged(piece.bits, stretch(piece.first, count, start, stop), count)
+            piece.bits = merge_bits(piece.bits, position_bits(piece.first, count, start, stop), count)
 
 
 def _first(piece: _UnwrittenRun) -> int:

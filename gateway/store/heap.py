@@ -85,8 +85,8 @@ class Heap:
         Raises OSError; then its place is free again.
         """
         byte_count = sum(map(len, parts))
-        place = RowPlace(self._room(byte_count), byte_count)
-        self._take(row, place)
+        place = RowPlace(self._first_fit(byte_count), byte_count)
+        self._place_row(row, place)
         try:
             at = place.at
             for first in range(0, len(parts), PARTS_MAX):
@@ -141,14 +141,14 @@ class Heap:
                 self._release(start, end)
             self._dropped.clear()
 
-    def _room(self, byte_count: int) -> int:
+    def _first_fit(self, byte_count: int) -> int:
         """Return the first position with space for so many bytes."""
         for start, end in islice(self._holes, HOLES_TRIED_MAX):
             if end - start >= byte_count:
                 return start
         return self._end
 
-    def _take(self, row: int, place: RowPlace) -> None:
+    def _place_row(self, row: int, place: RowPlace) -> None:
         self.places[row] = place
         self._last[place.end] = row
         if place.at == self._end:
@@ -183,15 +183,15 @@ class Heap:
     # Housekeeping.
 
     @property
-    def sparse(self) -> bool:
+    def is_sparse(self) -> bool:
         """True if so much is free between the rows that moving them is worthwhile."""
         return self._free * SPARSE > self._end > KEPT_BYTES
 
     def move(self) -> dict[int, RowPlace]:
         """Copy rows from the end into holes, and sync. Return the former places of those rows.
 
-        The former places stay reserved until `moved`. While another process copies the file, no row moves.
-        Raises OSError.
+        The former places stay reserved until `finish_move`. While another process copies the file, no row
+        moves. Raises OSError.
         """
         former: dict[int, RowPlace] = {}
         self._release_dropped()
@@ -201,7 +201,7 @@ class Heap:
             self._copy(former)
             self.sync()
         except BaseException:
-            self.moved(former, committed=False)
+            self.finish_move(former, committed=False)
             raise
         return former
 
@@ -210,7 +210,7 @@ class Heap:
         end = self._end
         while copied < MOVED_BYTES_MAX and (row := self._last.get(end)) is not None:
             place = self.places[row]
-            room = self._room(place.byte_count)
+            room = self._first_fit(place.byte_count)
             if room >= place.at:
                 break
             try:
@@ -220,13 +220,13 @@ class Heap:
             self._write(room, [data])
             self._written = True
             former[row] = place
-            self._take(row, RowPlace(room, place.byte_count))
+            self._place_row(row, RowPlace(room, place.byte_count))
             copied += place.byte_count
             end = place.at
             if end not in self._last and end:  # there is a hole before it
                 end = self._holes[bisect_left(self._holes, (end,)) - 1][0]
 
-    def moved(self, former: Mapping[int, RowPlace], *, committed: bool) -> None:
+    def finish_move(self, former: Mapping[int, RowPlace], *, committed: bool) -> None:
         """Free the former places of moved rows after the commit, or the new places if the commit failed."""
         for row, place in former.items():
             freed = place if committed else self.places[row]
@@ -246,7 +246,7 @@ class Heap:
         os.close(self._descriptor)
 
 
-def said(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return the text of a disk error, in the words of the database if the disk is full."""
     if isinstance(error, OSError):
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)

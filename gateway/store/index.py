@@ -223,7 +223,7 @@ def ranges(positions: Sequence[int] | range) -> Iterator[tuple[int, int]]:
     yield start, stop
 
 
-def stretch(first: int, count: int, start: int, stop: int) -> int:
+def position_bits(first: int, count: int, start: int, stop: int) -> int:
     """Return the bits of positions `start` to `stop - 1` in a row; WHOLE if it has no others."""
     low = start - first if start > first else 0
     high = stop - first if stop - first < count else count
@@ -232,7 +232,7 @@ def stretch(first: int, count: int, start: int, stop: int) -> int:
     return ((1 << (high - low)) - 1) << low
 
 
-def merged(bits: int, more: int, count: int) -> int:
+def merge_bits(bits: int, more: int, count: int) -> int:
     """Return the union of two sets of bits; WHOLE if no position is left."""
     bits |= more
     return WHOLE if bits == WHOLE or bits == (1 << count) - 1 else bits

@@ -69,7 +69,7 @@ class StoredLetters:
         return self.shares.has_room_for(messages, added_bytes - self.added_bytes, added - self.added)
 
     @property
-    def changed(self) -> bool:
+    def has_changes(self) -> bool:
         """True if there is something to write."""
         return bool(self._added or self._removed)
 
@@ -87,7 +87,7 @@ class StoredLetters:
             record = encode_sound(message, self._ahead_secs)
             line = (self._last, byte_count, utc, route, int(verdict), reason.value, text, record, user)
             self._added[self._last] = line
-            while (id := self._entries.crowded_out(user)) is not None:
+            while (id := self._entries.entry_to_evict(user)) is not None:
                 self.delete((id,))
 
     def delete(self, ids: Iterable[int] | None) -> None:
@@ -101,7 +101,7 @@ class StoredLetters:
         delete(self._connection, "dead_letters", "id", self._removed)
         insert(self._connection, "dead_letters", 9, list(self._added.values()))
 
-    def written(self) -> None:
+    def clear_changes(self) -> None:
         """Clear the changes, because the transaction was committed."""
         self._added.clear()
         self._removed.clear()
@@ -113,8 +113,8 @@ class StoredLetters:
         """
         return self.find([id for id in reversed(self._entries) if before is None or id < before])
 
-    def says(self, text: str) -> bool:
-        """Return True if a letter on disk has this text."""
+    def has_text(self, text: str) -> bool:
+        """Return True if a dead letter on disk has this text."""
         query = "SELECT 1 FROM dead_letters WHERE text = ? LIMIT 1"
         return self._connection.execute(query, (text,)).fetchone() is not None
 

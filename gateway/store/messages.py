@@ -254,7 +254,7 @@ class MessageReader:
             if data[_CRC.size] != VERSION:
                 return []
             offsets, messages = self._decode(data)
-            return [(at, message.holding(b"")) for at, message in zip(offsets, messages, strict=True)]
+            return [(at, message.with_body(b"")) for at, message in zip(offsets, messages, strict=True)]
         except Exception:  # the heads are damaged too; the caller reports the row
             return []
 

@@ -14,8 +14,8 @@ from gateway.containment import contained
 
 
 @contextmanager
-def set_aside(kind: str, name: Any) -> Iterator[None]:
-    """Contain any failure to restore one thing, so that the restart continues with the others."""
+def contain_failure(kind: str, name: Any) -> Iterator[None]:
+    """Log an error in restoring one record, so that the restart continues with the others."""
     try:
         yield
     except Exception as error:

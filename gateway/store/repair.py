@@ -56,7 +56,7 @@ def repair(folder: Path) -> tuple[Findings, Path | None]:
         if (folder / REPAIRED).exists():
             return Findings(), _put_in_place(folder)
         findings = _examined(folder, _drop)
-        if findings.sound:
+        if findings.is_intact:
             return findings, None
         return _copied(folder), _put_in_place(folder)
     except (OSError, sqlite3.Error) as error:
@@ -135,12 +135,12 @@ def _copied(folder: Path) -> Findings:
     new.mkdir(mode=0o700)
     with closing(connect(new)) as connection:
 
-        def keep(table: str, rows: list[Row]) -> None:
+        def insert_rows(table: str, rows: list[Row]) -> None:
             values = ",".join("?" * COLUMNS[table])
             with transaction(connection):
                 connection.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({values})", rows)
 
-        findings = _examined(folder, keep)
+        findings = _examined(folder, insert_rows)
         with transaction(connection):
             connection.execute("DELETE FROM settled WHERE row NOT IN (SELECT id FROM rows)")
             connection.execute("UPDATE meta SET value = 1 WHERE key = 'clean'")

@@ -86,8 +86,8 @@ class Store:
         self._lock = FolderLock(folder)
         try:
             reserve = Reserve(folder, reserve_bytes)
-            if failure := "" if reserve.plenty() else "the disk is full":
-                reserve.give_up()
+            if failure := "" if reserve.has_space() else "the disk is full":
+                reserve.delete()
             self._database = StoreDatabase(
                 connect(folder, factory, steps),
                 folder,
@@ -118,9 +118,9 @@ class Store:
         try:
             self._database.mark(clean=False)
         except sqlite3.Error as error:
-            reserve.give_up()
+            reserve.delete()
             return str(error)
-        return "" if reserve.take() else "the disk is full"
+        return "" if reserve.allocate() else "the disk is full"
 
     def start(self, call_soon: CallSoon) -> None:
         """Start the writer thread, which passes functions for the event loop to `call_soon`."""
@@ -176,13 +176,13 @@ class Store:
             self._failure = self._writer.failure
             self._fenced = False
             self.gate.close()
-            self._calls.append((Group.fence, self._reached))
+            self._calls.append((Group.fence, self._acknowledge_failure))
         self._on_health(healthy)
         self.flush()
 
-    def _reached(self) -> None:
-        """Note that what was handed in before the loop knew of the failure is refused. Runs in the thread."""
-        self._writer.heard()
+    def _acknowledge_failure(self) -> None:
+        """Record in the writer that the event loop knows of the failure. Runs in the writer's thread."""
+        self._writer.acknowledge_failure()
         self._writer.call_soon(self._passed)
 
     def _passed(self) -> None:
@@ -219,7 +219,7 @@ class Store:
         """
         found = self._logs.get((kind, name))
         if found is None:
-            _sound(name)
+            _valid_key(name)
             self._last_log += 1
             found = self._logs[kind, name] = Log(self._last_log, kind, name)
             self._calls.append((Group.create, found))
@@ -237,7 +237,7 @@ class Store:
 
         Raises UnicodeEncodeError if the name is not valid text.
         """
-        _sound(name)
+        _valid_key(name)
         assert (kind, name) not in self._logs
         del self._logs[log.kind, log.name]
         log.kind, log.name = kind, name
@@ -360,33 +360,33 @@ class Store:
 
     def put(self, kind: str, key: Key, value: bytes | Message) -> None:
         """Store a value under its kind and key, replacing an earlier one."""
-        self._calls.append((Group.put, kind, _sound(key), value))
+        self._calls.append((Group.put, kind, _valid_key(key), value))
 
-    def put_beside(self, kind: str, key: Key, value: bytes) -> None:
-        """Store a value that says of a message of this wake-up that it is stored.
+    def put_with_messages(self, kind: str, key: Key, value: bytes) -> None:
+        """Store a value together with the messages of this wake-up.
 
         If the messages are refused, the value is deleted.
         """
         if self._failure:
             self.delete(kind, key)
         else:
-            self._calls.append((Group.put_beside, kind, _sound(key), value))
+            self._calls.append((Group.put_with_messages, kind, _valid_key(key), value))
 
     def delete(self, kind: str, key: Key) -> None:
         """Delete the value of a kind and key, if there is one."""
-        self._calls.append((Group.put, kind, _sound(key), None))
+        self._calls.append((Group.put, kind, _valid_key(key), None))
 
     def delete_all(self, kind: str, prefix: Key = "") -> None:
         """Delete the values of a kind whose keys begin with `prefix`; without a prefix, all of the kind."""
-        self._calls.append((Group.empty, kind, _sound(prefix)))
+        self._calls.append((Group.empty, kind, _valid_key(prefix)))
 
-    def things(self, kind: str) -> Iterator[tuple[Key, bytes | Message]]:
+    def records(self, kind: str) -> Iterator[tuple[Key, bytes | Message]]:
         """Return keys and values of a kind on disk, in order of key. Only valid before `start`.
 
         Unreadable values are left out and reported to `on_damage`.
         """
         self._before_start()
-        return self._database.things(kind)
+        return self._database.records(kind)
 
     def after_commit(self, done: Done) -> None:
         """Call `done` with ACCEPTED when everything handed in before is on disk, at once if there is nothing.
@@ -469,7 +469,7 @@ class Store:
         self._writer.call_soon(partial(self._on_damage, text))
 
 
-def _sound(key: Key) -> Key:
+def _valid_key(key: Key) -> Key:
     """Return the key. Raises UnicodeEncodeError, in the caller, if it is a string that is not valid text."""
     if isinstance(key, str):
         key.encode()

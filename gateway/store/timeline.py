@@ -17,7 +17,7 @@ from gateway import clock
 from gateway.clock import STEP_SECS_MAX
 from gateway.model.message import NEVER
 from gateway.model.times import WallTime
-from gateway.store.recovery import set_aside
+from gateway.store.recovery import contain_failure
 
 KEY: Final = "time"  # of the table meta: when the last commits were, JSON
 EVERY_SECS: Final = 1.0  # between two records of it
@@ -53,7 +53,7 @@ class Timeline:
         self._recorded = -EVERY_SECS  # seconds since boot
         line = connection.execute("SELECT value FROM meta WHERE key = ?", (KEY,)).fetchone()
         if line is not None:
-            with set_aside("time of the store", line[0]):
+            with contain_failure("time of the store", line[0]):
                 self.ahead_secs = scale_ahead_secs(line[0])
 
     def stored(self, utc: float) -> float:

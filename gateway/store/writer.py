@@ -26,7 +26,7 @@ from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.store.database import DISK_ERRORS, StoreDatabase
 from gateway.store.folder import Reserve
 from gateway.store.group import Done, Group
-from gateway.store.heap import said
+from gateway.store.heap import error_text
 
 GROUP_MESSAGES_MAX: Final = 20_000  # of one transaction, to limit the delay of its acknowledgements
 TIDY_SECS: Final = 1.0  # of idleness, until space is returned to the disk and the log is shortened
@@ -103,11 +103,11 @@ class Writer:
         """
         try:
             while not self._ending:
-                self._turn()
+                self._run_turn()
         except BaseException as error:
             self.broken = True
-            self._sicken(f"the thread of the store has ended: {error!r}")
-            self._tell(self.refusal)
+            self._fail(f"the thread of the store has ended: {error!r}")
+            self._post_outcome(self.refusal)
             self.refuse_calls()
             raise
 
@@ -122,7 +122,7 @@ class Writer:
                 self._database.mark(clean=True)
                 self._database.tidy()
             except DISK_ERRORS as error:
-                self._sicken(said(error))
+                self._fail(error_text(error))
         self._database.close()
 
     def refuse_calls(self) -> None:
@@ -142,8 +142,8 @@ class Writer:
                     self.call_soon(partial(arguments[-1], self.refusal))
                     self.call_soon(self._on_told)
 
-    def heard(self) -> None:
-        """Note that the loop knows of the failure, and that what it handed in before has been refused."""
+    def acknowledge_failure(self) -> None:
+        """Record that the event loop knows of the failure, and that all its earlier calls were refused."""
         self._failure_reported = True
         self._probe_at = clock.monotonic()
 
@@ -152,11 +152,11 @@ class Writer:
         """Outcome for sources while the store cannot write."""
         return refusal_of(self.failure)
 
-    def _turn(self) -> None:
-        calls = self._next()
+    def _run_turn(self) -> None:
+        calls = self._next_calls()
         if self.failure:
             if calls is not None:
-                self._take(calls)
+                self._apply_calls(calls)
                 self._refuse()
             if clock.monotonic() >= self._probe_at:
                 self._probe()
@@ -172,10 +172,10 @@ class Writer:
                 self.call_soon(read())
             except Exception as error:
                 contained("store", error)
-        if self.group.letters.changed and not self.failure:  # of rows that could not be read
+        if self.group.letters.has_changes and not self.failure:  # of rows that could not be read
             self._commit()
 
-    def _next(self) -> Calls | None:
+    def _next_calls(self) -> Calls | None:
         """Return the next calls, or None if something else is due or at the end."""
         patience = max(self._probe_at - clock.monotonic(), 0.0) if self.failure else self._rest
         try:
@@ -186,7 +186,7 @@ class Writer:
             self._ending = True
         return calls
 
-    def _take(self, calls: Calls) -> None:
+    def _apply_calls(self, calls: Calls) -> None:
         group = self.group
         rest = iter(calls)
         try:
@@ -199,7 +199,7 @@ class Writer:
     def _gather(self, calls: Calls | None) -> None:
         """Add these calls, and all others that have arrived, to the group."""
         while calls is not None:
-            self._take(calls)
+            self._apply_calls(calls)
             if self.group.appended >= GROUP_MESSAGES_MAX:
                 return
             try:
@@ -215,7 +215,7 @@ class Writer:
         try:
             self._write()
         except DISK_ERRORS as error:
-            self._sicken(said(error))
+            self._fail(error_text(error))
             self._refuse()
 
     def _write(self, changes_max: int | None = None) -> None:
@@ -250,7 +250,7 @@ class Writer:
         if settled and not deferred:
             self.call_soon(partial(_call_all, settled))
             settled = []
-        self._tell(ACCEPTED)
+        self._post_outcome(ACCEPTED)
         self.group = Group(self._database.index, self._database.letters)
         self.group.reads = group.take_reads()
         self.group.changes = deferred
@@ -259,16 +259,16 @@ class Writer:
     def _refuse(self) -> None:
         """Drop the messages of the group and report a refusal, or success if there was nothing to write."""
         group = self.group
-        nothing = not group.changed and next(group.runs(), None) is None
+        nothing = not group.has_changes and next(group.runs(), None) is None
         group.forget()
-        self._tell(ACCEPTED if nothing else self.refusal)
+        self._post_outcome(ACCEPTED if nothing else self.refusal)
 
-    def _tell(self, outcome: Outcome) -> None:
-        callbacks, messages, byte_count = self.group.take_told()
+    def _post_outcome(self, outcome: Outcome) -> None:
+        callbacks, messages, byte_count = self.group.take_callbacks()
         if callbacks:
-            self.call_soon(partial(self._tell_all, callbacks, outcome, messages, byte_count))
+            self.call_soon(partial(self._call_waiting, callbacks, outcome, messages, byte_count))
 
-    def _tell_all(self, callbacks: list[Done], outcome: Outcome, messages: int, byte_count: int) -> None:
+    def _call_waiting(self, callbacks: list[Done], outcome: Outcome, messages: int, byte_count: int) -> None:
         """Call the waiting callbacks with the outcome, in the event loop."""
         figures = self._figures
         figures.pending -= messages
@@ -284,12 +284,12 @@ class Writer:
 
     # A disk that is full or fails.
 
-    def _sicken(self, text: str) -> None:
+    def _fail(self, text: str) -> None:
         self._figures.failures += 1
         was_failing, self.failure = bool(self.failure), text
         self._figures.healthy = False
         self._probe_at = clock.monotonic()
-        self._reserve.give_up()
+        self._reserve.delete()
         self._database.checkpoints(0)  # `tidy` makes checkpoints while there is space
         if not was_failing:
             self._failure_reported = False
@@ -310,9 +310,9 @@ class Writer:
                 more = self._database.tidy(PROBE_PAGES, reserve_bytes=0)
             shortened = self._database.shorten()
         except DISK_ERRORS as error:
-            self._sicken(said(error))
+            self._fail(error_text(error))
         else:
-            if shortened and self._failure_reported and self._reserve.take():
+            if shortened and self._failure_reported and self._reserve.allocate():
                 self.failure = ""
                 self._figures.healthy = True
                 self._database.checkpoints(self._reserve.pages)
@@ -323,7 +323,7 @@ class Writer:
         try:
             more = self._database.tidy()
         except DISK_ERRORS as error:
-            self._sicken(said(error))
+            self._fail(error_text(error))
             return
         self._figures.file_bytes = self._database.size()
         if more:

@@ -129,7 +129,7 @@ class Trail:
             second_at, lines = self._seconds.get(event, (second, 0))
             of_holders = self._lines.setdefault(event, {})
             if second_at != second:
-                self._tell(event)
+                self._write_omitted_event(event)
                 lines = 0
                 of_holders.clear()
             holder = _holder(event, facts) if self._several() else ""
@@ -142,7 +142,7 @@ class Trail:
             of_holders[holder] = mine + 1
             if self._file is not None:
                 self._file.holder = holder
-        self._write(event, {name: legible(fact) for name, fact in facts.items()})
+        self._write(event, {name: sanitized(fact) for name, fact in facts.items()})
 
     def _lines_max(self, holder: str) -> int:
         """Return how many lines of one kind per second a user or address may have."""
@@ -150,15 +150,15 @@ class Trail:
             return 1
         return max(int(self._per_second_max * self._user_share), 1)
 
-    def tell(self) -> None:
+    def write_omitted(self) -> None:
         """Write how many lines of each kind were omitted and not reported yet.
 
         It is called periodically, and at the end of the process.
         """
         for event in list(self._untold):
-            self._tell(event)
+            self._write_omitted_event(event)
 
-    def _tell(self, event: str) -> None:
+    def _write_omitted_event(self, event: str) -> None:
         if more := self._untold.pop(event, 0):
             self._write(event, {"more": more})
 
@@ -174,13 +174,13 @@ def _holder(event: str, facts: dict[str, Fact]) -> str:
     return f"address {str(remote).rpartition(':')[0]}" if remote else ""
 
 
-def legible(value: Fact) -> Fact:
+def sanitized(value: Fact) -> Fact:
     """Return a fact in the form in which it may be written to the audit log.
 
     Text is cut to FACT_MAX characters (a list to 32 items) and made printable, and tokens in it are masked.
     """
     if isinstance(value, list):
-        return [str(legible(one)) for one in value[:32]]
+        return [str(sanitized(one)) for one in value[:32]]
     if not isinstance(value, str):
         return value
     text = value
@@ -209,7 +209,7 @@ def _now() -> str:
     )
 
 
-def _nowhere(event: str, facts: dict[str, Any]) -> None:
+def _discard(event: str, facts: dict[str, Any]) -> None:
     """Discard an event: the audit log is disabled, and events are only counted."""
 
 
@@ -327,5 +327,5 @@ def configure_audit(
     _Current.file = file
     write = _to_log if file is None else file.write
     _Current.trail = Trail(
-        write if enabled else _nowhere, per_second_max, user_share=user_share, several=several, file=file
+        write if enabled else _discard, per_second_max, user_share=user_share, several=several, file=file
     )

@@ -83,14 +83,14 @@ class History:
         counts: dict[CounterKey, int] = {}
         rings = self._rings
         self.left_out = 0
-        for key, count in self._counted():
+        for key, count in self._current_counts():
             if key not in rings:
                 if len(rings) >= SERIES_MAX:
                     self.left_out += 1
                     continue
                 rings[key] = array("I", [0] * STEPS)
             counts[key] = count
-        self._go_to(int(now // STEP_SECS), utc - now % STEP_SECS, counts)
+        self._advance(int(now // STEP_SECS), utc - now % STEP_SECS, counts)
         if self._recent:
             before = self._recent[-1][1]
             place = self._step % STEPS
@@ -98,10 +98,10 @@ class History:
                 count_before = before.get(key, 0)
                 if count != count_before:
                     ring = rings[key]
-                    ring[place] = min(ring[place] + _more(count_before, count), COUNT_MAX)
+                    ring[place] = min(ring[place] + _increase(count_before, count), COUNT_MAX)
         self._recent.append((now, counts))
 
-    def _go_to(self, step: int, began: float, counts: dict[CounterKey, int]) -> None:
+    def _advance(self, step: int, began: float, counts: dict[CounterKey, int]) -> None:
         """Begin the step with number `step`, and clear the ring buffers for it and for skipped steps.
 
         Do nothing if that step has begun already. `began` is the wall-clock time in seconds at which it
@@ -130,9 +130,9 @@ class History:
         ring = self._rings.get(key)
         steps = range(self._step - self._whole, self._step)
         values = [] if ring is None else [ring[step % STEPS] / STEP_SECS for step in steps]
-        return Series(key, self.now(key), values)
+        return Series(key, self.current_rate(key), values)
 
-    def now(self, key: CounterKey) -> float:
+    def current_rate(self, key: CounterKey) -> float:
         """Return the rate of a counter per second over the last RECENT_SECS seconds.
 
         Return 0 if the counter has not been recorded for so long.
@@ -142,9 +142,9 @@ class History:
         (began, before), (ended, after) = self._recent[0], self._recent[-1]
         if key not in before or key not in after or ended <= began:
             return 0.0
-        return _more(before[key], after[key]) / (ended - began)
+        return _increase(before[key], after[key]) / (ended - began)
 
-    def _counted(self) -> Iterator[tuple[CounterKey, int]]:
+    def _current_counts(self) -> Iterator[tuple[CounterKey, int]]:
         """Yield key and present value of every counter that is recorded."""
         metrics = self._metrics
         letters: dict[str, int] = {}
@@ -159,7 +159,7 @@ class History:
                 at = (stats.protocol, direction)
                 frames[at] = frames.get(at, 0) + count
             settled = refused = 0
-            for outcome, _, count in stats.settled():
+            for outcome, _, count in stats.settled_counts():
                 settled += count
                 refused += count if outcome != "accepted" else 0
             counts = (stats.messages_in, stats.messages_out, settled, refused)
@@ -179,7 +179,7 @@ class History:
             yield CounterKey("route", one.name, "dead_letters"), letters.get(one.name, 0)
 
 
-def _more(before: int, after: int) -> int:
+def _increase(before: int, after: int) -> int:
     """Return the increase of a counter between two values.
 
     If the second is lower, the counter has restarted from zero, and its increase is the second value.

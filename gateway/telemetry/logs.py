@@ -17,7 +17,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from gateway import clock as clocks
-from gateway.containment import tell_with
+from gateway.containment import set_error_logger
 
 LogFormat = Literal["auto", "console", "json"]
 KINDS_MAX: Final = 256  # kinds of limited events, distinguished by text; texts are constants
@@ -58,7 +58,7 @@ class Limiter:
         kind.more += 1
         raise structlog.DropEvent
 
-    def due(self, *, everything: bool = False) -> list[tuple[str, str, int]]:
+    def take_due(self, *, everything: bool = False) -> list[tuple[str, str, int]]:
         """Return log method, text and number of the dropped events of each kind whose minute is over.
 
         With `everything`, return those of all kinds. The counts returned are reset.
@@ -115,7 +115,7 @@ def tell_what_was_limited(*, now: bool = False) -> None:
     It is called periodically, and at the end of the process with `now`, which includes the present minute.
     """
     log = structlog.get_logger()
-    for method, text, more in limiter.due(everything=now):
+    for method, text, more in limiter.take_due(everything=now):
         getattr(log, method)(text, more=more, in_secs=round(INTERVAL_SECS))
 
 
@@ -125,7 +125,7 @@ def _tell_contained(where: str, error: BaseException, facts: dict[str, Any]) -> 
     )
 
 
-tell_with(_tell_contained)
+set_error_logger(_tell_contained)
 
 
 def configure_logs(

@@ -392,7 +392,7 @@ class Metrics(Collector):
         yield from self.listeners.values()
         yield from self.links.values()
 
-    def exposed(self, accept: str) -> tuple[bytes, str]:
+    def exposition(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics in the format of Prometheus or OpenMetrics, and the content type.
 
         `accept` is the header `Accept` of the request, which selects the format. Only OpenMetrics has
@@ -466,7 +466,7 @@ class Metrics(Collector):
         yield "gateway_authorizer_failures", (), self.sources.authorizer_failures()
         yield "gateway_http_connections", (), self.http_connections()
         yield "gateway_rates_left_out", (), self.sources.rates_left_out()
-        yield from self._who()
+        yield from self._authentication_rows()
         yield from self._shortages()
         for where in get_args(Where):
             yield "gateway_internal_errors", (where,), counted[where]
@@ -508,7 +508,7 @@ class Metrics(Collector):
         for limit, ratio in self.sources.limit_ratios().items():
             yield "gateway_limit_used_ratio", (limit,), ratio
 
-    def _who(self) -> Iterator[tuple[str, Sequence[str], float]]:
+    def _authentication_rows(self) -> Iterator[tuple[str, Sequence[str], float]]:
         """Yield the metrics of authentication and of the audit log."""
         for (backend, outcome), count in self.sources.authentications().items():
             yield "gateway_authentications", (backend, outcome), count
@@ -659,7 +659,7 @@ def _endpoint_samples(stats: EndpointStats) -> Iterator[Sample]:
         yield "gateway_messages", (*labels, direction), count
     for direction, count in (("in", stats.bytes_in), ("out", stats.bytes_out)):
         yield "gateway_network_bytes", (*labels, direction), count
-    for outcome, reason, count in stats.settled():
+    for outcome, reason, count in stats.settled_counts():
         yield "gateway_settled", (*labels, outcome, reason), count
     for reason, count in stats.protocol_errors.counts.items():
         yield "gateway_protocol_errors", (*labels, reason), count

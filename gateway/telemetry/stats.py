@@ -244,8 +244,9 @@ class EndpointStats:
     """Counters that listeners and links have in common.
 
     `frame_names` has the names of frames by index for machines that count in lists; an index without a name
-    is skipped. `opened`, `spoke` and `closed` report the states of a connection, which is identified by its
-    protocol machine. The streams of all connections add to `bytes_in` and `bytes_out`.
+    is skipped. `add_connection`, `set_version` and `remove_connection` report the states of a connection,
+    which is identified by its protocol machine. The streams of all connections add to `bytes_in` and
+    `bytes_out`.
     """
 
     def __init__(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> None:
@@ -272,11 +273,11 @@ class EndpointStats:
     def _last_errors(self) -> Iterable[LastError | None]:
         return (self.protocol_errors.last,)
 
-    def opened(self, frames: FrameCounts) -> None:
+    def add_connection(self, frames: FrameCounts) -> None:
         """Add an open connection, whose protocol version is not known yet, by its protocol machine."""
         self._open[id(frames)] = frames
 
-    def spoke(self, frames: FrameCounts, version: str) -> None:
+    def set_version(self, frames: FrameCounts, version: str) -> None:
         """Set the protocol version of a connection after its handshake.
 
         `version` is a word out of a limited set.
@@ -284,7 +285,7 @@ class EndpointStats:
         self._open[id(frames)] = None
         self._join(frames, version)
 
-    def closed(self, frames: FrameCounts) -> None:
+    def remove_connection(self, frames: FrameCounts) -> None:
         """Remove a connection that has closed. Repeated calls are ignored."""
         silent = self._open.pop(id(frames), None) is not None
         if silent and (frames.received or frames.sent):
@@ -307,7 +308,7 @@ class EndpointStats:
         self.messages_in += count
         self.refuse(outcome, count)
 
-    def nobody_wanted(self, seconds: float) -> None:
+    def count_unreceived(self, seconds: float) -> None:
         """Count a message from this endpoint that was accepted, although it had no recipient.
 
         `seconds` is the time since the message was read.
@@ -315,8 +316,8 @@ class EndpointStats:
         self.unwanted_messages += 1
         self.latency.observe(seconds, 1)
 
-    def answered(self, count: int, refused: Mapping[int, Outcome] | None, seconds: float) -> None:
-        """Count a settled batch of `count` messages from this endpoint.
+    def count_settled(self, count: int, refused: Mapping[int, Outcome] | None, seconds: float) -> None:
+        """Count the outcomes of a settled batch of `count` messages from this endpoint.
 
         `refused` has the outcomes of those that were not accepted. `seconds` is the time since the first
         message was read.
@@ -333,7 +334,7 @@ class EndpointStats:
         """Number of open connections."""
         return len(self._open)
 
-    def settled(self) -> Iterator[tuple[str, str, int]]:
+    def settled_counts(self) -> Iterator[tuple[str, str, int]]:
         """Yield outcome, reason and number of the messages from this endpoint that were settled."""
         yield "accepted", "none", self.accepted_messages
         if self.unwanted_messages:

@@ -39,7 +39,7 @@ from gateway import chance, clock
 from gateway.containment import contained
 from gateway.errors import ProtocolError
 from gateway.model.message import Message
-from gateway.model.outcome import ACCEPTED, Outcome, worse
+from gateway.model.outcome import ACCEPTED, Outcome, worse_outcome
 from gateway.model.properties import Properties, PropertySet, ValueType, property_set, string
 from gateway.model.times import Monotonic
 from gateway.telemetry.stats import Exemplar, Latency
@@ -111,9 +111,9 @@ class Tracing:
         self._allowed = max(1.0, self._per_second)
         self._refilled_at = 0.0
         self._open: dict[MessageTrace, None] = {}
-        self.countdown = self._drawn()
+        self.countdown = self._draw_interval()
 
-    def _drawn(self) -> int:
+    def _draw_interval(self) -> int:
         """Return after how many messages without a trace context the next one is traced, drawn at random."""
         if self._share <= 0:
             return NEVER_DUE
@@ -122,7 +122,7 @@ class Tracing:
         return int(math.log(1.0 - chance.random()) / math.log1p(-self._share)) + 1
 
     @staticmethod
-    def carries(found: PropertySet) -> bool:
+    def may_carry_context(found: PropertySet) -> bool:
         """Return True if these properties of a message may contain a trace context."""
         if found.raw:
             return b"traceparent" in found.raw
@@ -138,14 +138,14 @@ class Tracing:
         or if too many messages are traced. `received` is the time at which it was read.
         """
         parent: Context | None = None
-        if self.carries(message.property_set):
+        if self.may_carry_context(message.property_set):
             parent = _context_of(message.property_set)
             if parent is not None and not get_current_span(parent).get_span_context().trace_flags.sampled:
                 return None
         if parent is None:
             if self.countdown > 0:
                 return None
-            self.countdown = self._drawn()
+            self.countdown = self._draw_interval()
         now = clock.now()
         self._allowed = min(
             max(1.0, self._per_second), self._allowed + (now - self._refilled_at) * self._per_second
@@ -163,7 +163,7 @@ class Tracing:
         self._open[trace] = None
         return trace
 
-    def ended(self, trace: MessageTrace) -> None:
+    def remove(self, trace: MessageTrace) -> None:
         """Forget a trace whose spans have ended."""
         self._open.pop(trace, None)
 
@@ -203,7 +203,7 @@ class MessageTrace:
             parent,
             SpanKind.CONSUMER,
             {
-                **_of(message),
+                **_message_attributes(message),
                 "messaging.operation.type": "receive",
                 "messaging.client.id": message.sender.client,
                 "gateway.endpoint": self._endpoint,
@@ -219,7 +219,7 @@ class MessageTrace:
         """Return the present time in nanoseconds since 1970, which is the unit of spans."""
         return self._ns(clock.now())
 
-    def crossed(
+    def record_crossing(
         self, route: str, target_endpoint: str, begun_ns: int, crossed: Message | Outcome
     ) -> Message | Outcome:
         """Record that the message has passed a route, and return `crossed` unchanged.
@@ -242,7 +242,7 @@ class MessageTrace:
             self._context,
             SpanKind.PRODUCER,
             {
-                **_of(crossed),
+                **_message_attributes(crossed),
                 **attributes,
                 "messaging.operation.type": "send",
                 "gateway.endpoint": target_endpoint,
@@ -251,31 +251,31 @@ class MessageTrace:
         )
         self._delivers[id(crossed)] = _Deliver(crossed, route, deliver)
         self._tracing.delivering[id(crossed)] = self
-        _carry(crossed, deliver)
+        _inject_context(crossed, deliver)
         return crossed
 
     def delivered(self, message: Message, outcome: Outcome) -> None:
         """Record the outcome with which one of the recipients of a route has settled `message`."""
         deliver = self._delivers[id(message)]
         now = clock.now()
-        deliver.outcome = outcome if deliver.at is None else worse(deliver.outcome, outcome)
+        deliver.outcome = outcome if deliver.at is None else worse_outcome(deliver.outcome, outcome)
         deliver.at = self._last = self._ns(now)
         if outcome is ACCEPTED:
             self._exemplify(self._tracing.latency_of_route(deliver.route), deliver.span, now)
 
-    def told(self, outcome: Outcome) -> None:
+    def record_outcome(self, outcome: Outcome) -> None:
         """Complete the trace, because the message's source has received `outcome`. Never raises."""
         try:
-            self._told(outcome)
+            self._record_outcome(outcome)
         except Exception as error:  # the message itself is not affected
             contained("message", error, endpoint=self._endpoint)
 
-    def unwanted(self) -> None:
+    def record_unreceived(self) -> None:
         """Complete the trace of a message that has no recipient."""
         self._receive.set_attribute("gateway.unwanted", True)
         self._end(ACCEPTED, self.now_ns())
 
-    def _told(self, outcome: Outcome) -> None:
+    def _record_outcome(self, outcome: Outcome) -> None:
         """Record the span `settle` and complete the trace."""
         now = clock.now()
         at = self._ns(now)
@@ -303,7 +303,7 @@ class MessageTrace:
                 _end(deliver.span, deliver.outcome, deliver.at)
         self._delivers.clear()
         _end(self._receive, outcome, at)
-        self._tracing.ended(self)
+        self._tracing.remove(self)
 
     def _exemplify(self, latency: Latency | None, span: Span, now: Monotonic) -> None:
         if latency is not None and span.is_recording():
@@ -345,7 +345,7 @@ def _context_of(found: PropertySet) -> Context | None:
     return context if get_current_span(context).get_span_context().is_valid else None
 
 
-def _carry(message: Message, span: Span) -> None:
+def _inject_context(message: Message, span: Span) -> None:
     """Write the trace context of a span into a message that no recipient has yet."""
     carrier: dict[str, str] = {}
     PROPAGATOR.inject(carrier, set_span_in_context(span))
@@ -359,7 +359,7 @@ def _carry(message: Message, span: Span) -> None:
     message.property_set = made
 
 
-def _of(message: Message) -> dict[str, str | int]:
+def _message_attributes(message: Message) -> dict[str, str | int]:
     return {
         "messaging.system": message.address.protocol,
         "messaging.destination.name": message.address.name,

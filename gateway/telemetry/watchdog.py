@@ -88,7 +88,7 @@ class Watchdog:
         took = self._stopwatch() - self._began
         self.turns.observe(took)
         if took > self._limit:
-            self._tell(name, took)
+            self._log_slow(name, took)
         if self._suspected_secs:
             self._suspected_secs = 0.0
             self._suspect = None
@@ -99,7 +99,7 @@ class Watchdog:
             self._suspected_secs = seconds
             self._suspect = (cause.endpoint, cause.remote, cause.client)
 
-    def _tell(self, name: str, took: float) -> None:
+    def _log_slow(self, name: str, took: float) -> None:
         facts: dict[str, Any] = {}
         if self._suspect is not None and self._suspected_secs > took / 2:
             endpoint, remote, client = self._suspect

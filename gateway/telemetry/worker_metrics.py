@@ -36,7 +36,7 @@ class MergedMetrics:
         PlatformCollector(registry=self._own)
         GCCollector(registry=self._own)
 
-    def exposed(
+    def exposition(
         self, pages: Mapping[int, str], rows: Iterable[tuple[str, Sequence[str], float]], accept: str
     ) -> tuple[bytes, str]:
         """Return the metrics of all workers and of the supervisor, and the content type.
@@ -58,7 +58,7 @@ class MergedMetrics:
                 _merge(merged, family, str(number))
         encode, content_type = choose_encoder(accept)
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(CollectedFamilies([*merged.values(), *_told(rows)]))
+        registry.register(CollectedFamilies([*merged.values(), *_worker_families(rows)]))
         return encode(registry), content_type
 
 
@@ -73,7 +73,7 @@ def _merge(merged: dict[str, Metric], family: Metric, worker: str) -> None:
     found.samples += [sample._replace(labels={WORKER: worker, **sample.labels}) for sample in family.samples]
 
 
-def _told(rows: Iterable[tuple[str, Sequence[str], float]]) -> Iterator[Metric]:
+def _worker_families(rows: Iterable[tuple[str, Sequence[str], float]]) -> Iterator[Metric]:
     families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
     for name, (kind, text, labels) in WORKER_SERIES.items():
         made = CounterMetricFamily if kind == "counter" else GaugeMetricFamily

@@ -32,7 +32,7 @@ def load_pair(context: ssl.SSLContext, cert_file: Path, key_file: Path) -> None:
     except _EncryptedError:
         raise OSError(f"the key in {key_file} is encrypted; store it without a password") from None
     except ssl.SSLError as error:
-        reason = _why(cert_file, key_file, error)
+        reason = _load_error_reason(cert_file, key_file, error)
         if reason is None:
             raise
         raise OSError(reason) from error
@@ -46,7 +46,7 @@ def _no_password() -> str:
     raise _EncryptedError
 
 
-def _why(cert_file: Path, key_file: Path, error: ssl.SSLError) -> str | None:
+def _load_error_reason(cert_file: Path, key_file: Path, error: ssl.SSLError) -> str | None:
     """Return why a certificate and key cannot be loaded, or None if `error` itself explains it best."""
     certificate, key = cert_file.read_bytes(), key_file.read_bytes()
     if KEY in certificate and CERTIFICATE not in certificate and CERTIFICATE in key and KEY not in key:
@@ -101,7 +101,7 @@ def server_context(
             load_revocations(context, crl_file)
         return context
 
-    def report_taken(_: ssl.SSLContext) -> None:
+    def log_reload(_: ssl.SSLContext) -> None:
         log.info("certificate reloaded", listener=name)
 
     def report_refused(error: Exception) -> None:  # perhaps only some of the files are replaced yet
@@ -109,12 +109,12 @@ def server_context(
 
     files = [file for file in (cert_file, key_file, client_ca_file, crl_file) if file is not None]
     try:
-        contexts = ReloadedValue(files, build, report_loaded=report_taken, refused=report_refused)
+        contexts = ReloadedValue(files, build, report_loaded=log_reload, refused=report_refused)
     except OSError as error:
         raise ConfigurationError(f"listeners.{name}.tls: the files cannot be used: {error}") from error
 
     def latest() -> ssl.SSLContext:
-        contexts.look()
+        contexts.reload_if_changed()
         return contexts.value
 
     return latest

@@ -46,7 +46,7 @@ class Stacked:
         return self._outer.send(self.inner.finish()) + self._outer.finish()
 
 
-def within(outer: Filter | None, inner: Filter | None) -> Filter | None:
+def stack_filters(outer: Filter | None, inner: Filter | None) -> Filter | None:
     """Return a filter with `inner` inside `outer`; if one of them is None, return the other."""
     if outer is None or inner is None:
         return outer or inner

@@ -1,8 +1,9 @@
 """First bytes of a client: the protocol that they belong to, and whether they fit a port with or without TLS.
 
 Clients send first in every supported protocol, so one look at their first bytes tells a plain client on a TLS
-port, and a TLS client on a plain port, from all others. All listeners and the HTTP server use `misfit`; those
-with streams use it through `FirstBytesFilter`, which removes itself once the first bytes have passed.
+port, and a TLS client on a plain port, from all others. All listeners and the HTTP server use
+`check_first_bytes`; those with streams use it through `FirstBytesFilter`, which removes itself once the first
+bytes have passed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gateway.transport.stream import Stream
 TLS_HANDSHAKE: Final = b"\x16"
 
 
-class Misfit(NamedTuple):
+class FirstBytesRefusal(NamedTuple):
     """Refusal of a client whose first bytes do not fit its port.
 
     `reason` is a label for counters, `answer` what the client is sent in plain: the refusal in its own
@@ -43,7 +44,7 @@ def recognise(data: bytes) -> str:
     return "http" if ord("A") <= data[0] <= ord("Z") else "unknown"
 
 
-def misfit(data: bytes, *, secure: bool) -> Misfit | None:
+def check_first_bytes(data: bytes, *, secure: bool) -> FirstBytesRefusal | None:
     """Return the refusal of a client whose first bytes are `data`, or None if they fit the port.
 
     `secure` is True for a port with TLS. Bytes of no known protocol fit both kinds of port: a later layer
@@ -52,15 +53,15 @@ def misfit(data: bytes, *, secure: bool) -> Misfit | None:
     protocol = recognise(data)
     if not secure:
         text = "the client uses TLS, and this port has none"
-        return Misfit("no_tls", text, f"{text}\n".encode()) if protocol == "tls" else None
+        return FirstBytesRefusal("no_tls", text, f"{text}\n".encode()) if protocol == "tls" else None
     if protocol in ("tls", "unknown"):
         return None
     dialect = DIALECTS.get(protocol)
     title = dialect.title if dialect is not None else protocol.upper() or "a protocol"
     text = f"TLS is required, and the client uses {title} without it"
     if dialect is not None:
-        return Misfit("tls_required", text, dialect.refusal(data, text))
-    return Misfit("tls_required", text, response(400, f"{text}\n") if protocol == "http" else b"")
+        return FirstBytesRefusal("tls_required", text, dialect.refusal(data, text))
+    return FirstBytesRefusal("tls_required", text, response(400, f"{text}\n") if protocol == "http" else b"")
 
 
 class FirstBytesFilter:
@@ -97,7 +98,7 @@ class FirstBytesFilter:
         """
         if not data or self._refused is not None:
             return b""
-        found = misfit(data, secure=self._secure)
+        found = check_first_bytes(data, secure=self._secure)
         if found is not None:
             self._refused = Ending(found.text, refused=found.reason)
             self._answer = found.answer

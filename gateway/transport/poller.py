@@ -152,14 +152,14 @@ class Poller:
         self._ended.pop(stream, None)
         self._slow.pop(stream, None)
 
-    def leave(self, stream: Stream) -> None:
+    def abort_unread(self, stream: Stream) -> None:
         """Abort `stream`, which has ended, if its peer does not read the remaining output.
 
         The peer has LEAVE_SWEEPS * SWEEP_SECS seconds for that.
         """
         self._ended[stream] = LEAVE_SWEEPS
 
-    def linger(self, stream: Stream) -> None:
+    def abort_unclosed(self, stream: Stream) -> None:
         """Abort `stream`, which has written all its output, if its peer does not close.
 
         The peer has LINGER_SWEEPS * SWEEP_SECS seconds for that.
@@ -333,7 +333,7 @@ class Poller:
                 continue  # another stream has closed it
             del self._slow[stream]
             rest = stream.unread
-            if not stream.reading or (stream.unread and stream.clogged):
+            if not stream.reading or (stream.unread and stream.is_clogged):
                 continue  # `watch` has registered for the event that lets it continue
             try:
                 last = stream

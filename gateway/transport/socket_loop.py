@@ -175,7 +175,7 @@ class SocketLoop:
                     with suppress(OSError):  # closed by one of the calls
                         self.epoll.unregister(descriptor)
             for poller in list(ready_pollers):
-                self._turn(poller, ready_pollers.pop(poller))
+                self._run_turn(poller, ready_pollers.pop(poller))
             if timeout <= 0:
                 return  # Trio does not wait now
             wait = 0.0 if self._runnable else min(deadline, self._next_deadline()) - clock.now()
@@ -185,7 +185,7 @@ class SocketLoop:
             if is_trio_ready:
                 return
 
-    def _turn(self, poller: SocketPoller, ready: Ready) -> None:
+    def _run_turn(self, poller: SocketPoller, ready: Ready) -> None:
         """Have `poller` serve its `ready` descriptors, and note if it has more work."""
         self._steps.begin()
         try:
@@ -211,10 +211,10 @@ class SocketLoop:
 
     def _return_at_once(self) -> None:
         """Make Trio's own wait return at once: its time-out was computed before this loop waited."""
-        self._token.run_sync_soon(_nothing, idempotent=True)
+        self._token.run_sync_soon(_do_nothing, idempotent=True)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing."""
 
 

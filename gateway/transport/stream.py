@@ -6,8 +6,8 @@ output comes in pieces, which are not copied (backlog.py). A filter (TLS, WebSoc
 socket and the owner; it works on bytes only.
 
 One read may hold more work than one turn should do (thousands of tiny packets). An owner then stops after its
-share, stores the rest and calls `again`: the rest gets its turns before anything more is read. It gets none
-while the socket has not accepted its output so far (a megabyte of it; links continue regardless).
+share, stores the rest and calls `request_turn`: the rest gets its turns before anything more is read. It gets
+none while the socket has not accepted its output so far (a megabyte of it; links continue regardless).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 from gateway import clock
 from gateway.containment import contained
-from gateway.model.spooled_bodies import Piece, joined
+from gateway.model.spooled_bodies import Piece, join_pieces
 from gateway.transport.backlog import Backlog
 from gateway.transport.filter import Ending, Filter
 from gateway.transport.proxy_protocol import Secured
@@ -44,17 +44,17 @@ class StreamOwner(Protocol):
     def receive(self, data: bytes, now: float) -> None:
         """Process the bytes `data`, or, if it is b"", those left from the last call.
 
-        `data` is b"" after a call of `Stream.again`. An exception ends only this connection. `now` is in
-        loop-clock seconds.
+        `data` is b"" after a call of `Stream.request_turn`. An exception ends only this connection. `now` is
+        in loop-clock seconds.
         """
 
     def data_to_send(self) -> bytes | list[Piece]:
         """Return everything to be written now, as pieces if it is large. Called when a wake-up ends."""
 
-    def drained(self) -> None:
+    def resume_writing(self) -> None:
         """Resume deliveries: the stream, which was congested, has written its backlog."""
 
-    def lost(self, reason: str) -> None:
+    def connection_lost(self, reason: str) -> None:
         """Clean up after the connection has ended for `reason`, a text. Called once."""
 
 
@@ -67,10 +67,10 @@ class StreamPoller(Protocol):
     def forget(self, stream: Stream) -> None:
         """Stop watching the stream, which is about to close its socket."""
 
-    def leave(self, stream: Stream) -> None:
+    def abort_unread(self, stream: Stream) -> None:
         """Abort the stream, which has ended, if its peer does not read the remaining output in time."""
 
-    def linger(self, stream: Stream) -> None:
+    def abort_unclosed(self, stream: Stream) -> None:
         """Abort the stream, which has written all its output, if its peer does not close in time."""
 
     def pause(self, stream: Stream, seconds: float) -> None:
@@ -284,7 +284,7 @@ class Stream:
     def congested(self) -> bool:
         """True if too much output waits to be written, so that nothing more may be delivered to the peer.
 
-        Reading True calls `starve`: the owner's `drained` will be called when deliveries may resume.
+        Reading True calls `starve`: the owner's `resume_writing` will be called when deliveries may resume.
         """
         if self.queued < BACKLOG_BYTES_HIGH:
             return False
@@ -292,7 +292,10 @@ class Stream:
         return True
 
     def starve(self) -> None:
-        """Note that deliveries are withheld: call the owner's `drained` once the socket accepts bytes."""
+        """Note that deliveries are withheld.
+
+        Call the owner's `resume_writing` once the socket accepts bytes.
+        """
         if not self.starved:
             self.starved = True
             self.mark()
@@ -321,7 +324,7 @@ class Stream:
         return getattr(getattr(self.owner, "sender", None), "client", "")
 
     @property
-    def clogged(self) -> bool:
+    def is_clogged(self) -> bool:
         """True if so much output waits for the socket that received data is not processed further either."""
         return self.stalls and self._backlog is not None and self._backlog.byte_count >= BACKLOG_BYTES_HIGH
 
@@ -350,7 +353,7 @@ class Stream:
         if not self.marked:
             self._writes.mark(self)
 
-    def again(self) -> None:
+    def request_turn(self) -> None:
         """Call the owner's `receive` again, with b"", before anything more is read.
 
         The owner (or the layer) calls this if it has not processed all that was read.
@@ -362,7 +365,7 @@ class Stream:
     def postpone(self, events: list[Any]) -> None:
         """Store decoded `events`, which the owner processes in another turn: `postponed` returns them."""
         self._postponed = events
-        self.again()
+        self.request_turn()
 
     def postponed(self) -> list[Any] | None:
         """Remove and return the events that `postpone` stored, or None if there are none.
@@ -372,7 +375,7 @@ class Stream:
         events, self._postponed = self._postponed, None
         return events
 
-    def spent(self) -> bool:
+    def is_turn_spent(self) -> bool:
         """Return True if this turn has used its time for slow work (DEAR_SECS).
 
         The rest of that work must then be postponed. Call it before each piece of uncommon, slow work, such
@@ -444,7 +447,7 @@ class Stream:
         """
         self.dear_until = 0.0
         if self.unread:
-            self._go_on(now)
+            self._process_unread(now)
             return 0
         try:
             data = self.sock.recv(self.read_bytes)
@@ -468,24 +471,24 @@ class Stream:
             self._watcher.pause(self, wait)
         return size
 
-    def hear_out(self, now: float) -> None:
+    def read_remaining(self, now: float) -> None:
         """Process what the peer has already sent, before another part of the gateway ends this stream.
 
         The peer may have sent a DISCONNECT. If it sends that in small packets, all but the first wait at the
         peer (Nagle's algorithm) until the first is acknowledged, which the kernel delays by some 40 ms. So
         this reads, forces the acknowledgement and reads once more.
         """
-        self._hear(now)
+        self._read_once(now)
         if QUICK_ACK and not self.closed:
             with suppress(OSError):  # the socket may be other than TCP
                 self.sock.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)
-            self._hear(now)
+            self._read_once(now)
 
-    def _hear(self, now: float) -> None:
+    def _read_once(self, now: float) -> None:
         if self.reading and not self.closed and not self.ending:
             self.read(now)
 
-    def _go_on(self, now: float) -> None:
+    def _process_unread(self, now: float) -> None:
         """Process data left from the last read: the owner's first, because the layer's came later."""
         self.unread = False
         if self.owner is not None:
@@ -509,7 +512,7 @@ class Stream:
                 self._layer_ended(self, layer.ended)
             self.end(layer.ended.text)
         elif layer is not None and layer.unread:
-            self.again()
+            self.request_turn()
 
     def beside(
         self, sock: socket.socket, remote: str, layer: Filter | None, *, layer_ended: LayerEnded
@@ -545,11 +548,11 @@ class Stream:
             return
         data = self.owner.data_to_send() if self.owner is not None else b""
         if self.layer is not None:
-            data = self._through(self.layer, data)
+            data = self._filter_output(self.layer, data)
         if self._backlog is not None:
             if data:
                 self._backlog.add([data] if isinstance(data, bytes) else data)
-            backlog_bytes = self._held()
+            backlog_bytes = self._unwritten_bytes()
             if backlog_bytes > self.backlog_max:
                 self.abort("it does not read what it is sent")
                 return
@@ -572,11 +575,11 @@ class Stream:
         """Return the number of unwritten bytes, in memory or on disk."""
         return sum(one.byte_count for one in (self._backlog, self._before_layer) if one is not None)
 
-    def _held(self) -> int:
+    def _unwritten_bytes(self) -> int:
         """Return the number of unwritten bytes that are in memory."""
         return sum(one.memory_bytes for one in (self._backlog, self._before_layer) if one is not None)
 
-    def _through(self, layer: Filter, data: bytes | list[Piece]) -> bytes:
+    def _filter_output(self, layer: Filter, data: bytes | list[Piece]) -> bytes:
         """Pass `data` through the layer and return the bytes for the socket.
 
         Large output is stored first, and passes the layer only as the socket accepts what precedes it: to
@@ -605,7 +608,7 @@ class Stream:
             if not waiting.byte_count or self._backlog is not None:
                 break
             try:
-                data = joined(waiting.take(LAYERED_BYTES))
+                data = join_pieces(waiting.take(LAYERED_BYTES))
             except OSError as error:  # the file is missing or too short
                 self.abort(f"write failed: {error.strerror or error}")
                 return False
@@ -618,8 +621,8 @@ class Stream:
     def writable(self) -> None:
         """Write waiting output, because the poller reports that the socket accepts bytes again.
 
-        Once all is written, finish a stream that is ending, or call the owner's `drained` if deliveries are
-        withheld.
+        Once all is written, finish a stream that is ending, or call the owner's `resume_writing` if
+        deliveries are withheld.
         """
         if self.backlogged:
             if self._backlog is not None and not self._write_on(self._backlog):
@@ -627,7 +630,7 @@ class Stream:
             if self._before_layer is not None and self._backlog is None and not self._write_layered():
                 return
             self.queued = self._unwritten()
-            if self._full and self._held() <= self.backlog_max // 4:
+            if self._full and self._unwritten_bytes() <= self.backlog_max // 4:
                 self._full = False
                 self.release()
         if self.backlogged:
@@ -639,7 +642,7 @@ class Stream:
         self._watcher.watch(self)
         if self.starved and self.owner is not None:
             self.starved = False
-            self.owner.drained()
+            self.owner.resume_writing()
 
     def end(self, reason: str, *, peer_closes: bool = False) -> None:
         """Stop reading, write the remaining output, then close the socket.
@@ -653,22 +656,22 @@ class Stream:
         self._peer_closes = peer_closes
         self.reading = self.unread = False
         self._watcher.watch(self)
-        self._watcher.leave(self)
+        self._watcher.abort_unread(self)
         self.mark()
-        self._lose(reason, keep=True)
+        self._detach_owner(reason, keep=True)
 
     def abort(self, reason: str) -> None:
         """Close the socket at once, discarding unwritten output, and report `reason` to the owner."""
         if not self.closed:
             self._close()
-            self._lose(reason, keep=False)
+            self._detach_owner(reason, keep=False)
 
     def fail(self, error: Exception) -> None:
         """Report an unexpected error and abort this connection; no other one is affected."""
         contained("connection", error, remote=self.remote)
         self.abort("internal error")
 
-    def doom(self, error: Exception) -> None:
+    def fail_later(self, error: Exception) -> None:
         """Have `fail` called with `error` when this wake-up ends.
 
         Meant for a caller that meets the error while it serves other connections. Until then the stream
@@ -679,7 +682,7 @@ class Stream:
         self.queued = max(self.backlog_max, BACKLOG_BYTES_HIGH)
         self.mark()
 
-    def _lose(self, reason: str, *, keep: bool) -> None:
+    def _detach_owner(self, reason: str, *, keep: bool) -> None:
         """Report the end of the connection to the owner, and detach it.
 
         With `keep`, the owner's remaining output is still written.
@@ -689,7 +692,7 @@ class Stream:
             return
         try:
             self.owner = FinalOwner(owner.data_to_send()) if keep else None
-            owner.lost(reason)
+            owner.connection_lost(reason)
         except Exception as error:  # the caller may be serving another connection and has to continue
             self.owner = self.owner if isinstance(self.owner, FinalOwner) else None
             contained("connection", error, remote=self.remote)
@@ -744,7 +747,7 @@ class Stream:
         self._backlog = None
         self.writing = False
         self.reading = True
-        self._watcher.linger(self)
+        self._watcher.abort_unclosed(self)
 
     def _close(self) -> None:
         self.closed = True
@@ -769,8 +772,8 @@ class FinalOwner:
         data, self._data = self._data, b""
         return data
 
-    def drained(self) -> None:
+    def resume_writing(self) -> None:
         """Do nothing: no deliveries are waiting."""
 
-    def lost(self, reason: str) -> None:
+    def connection_lost(self, reason: str) -> None:
         """Do nothing: the real owner has been notified."""

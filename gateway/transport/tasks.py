@@ -2,7 +2,7 @@
 
 An exception that leaves a task cancels its nursery, and with it the whole process. So a task that serves one
 connection is started through `Tasks`, where its failure costs at most that connection. A task that has to run
-as long as the gateway is run by `forever`, which restarts it after AGAIN_SECS whenever it fails.
+as long as the gateway is run by `run_forever`, which restarts it after AGAIN_SECS whenever it fails.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Tasks:
             contained("connection", error)
 
 
-async def forever(where: Where, task: Callable[[], Awaitable[object]]) -> None:
+async def run_forever(where: Where, task: Callable[[], Awaitable[object]]) -> None:
     """Run `task` until it returns, and restart it after each error.
 
     An error is reported under `where`; the restart follows AGAIN_SECS later.

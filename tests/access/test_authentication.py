@@ -46,19 +46,19 @@ def test_anonymous_and_guest_by_policy(policy: str, from_here: bool, from_there:
     access = Access({}, guest=policy)
     for remote, allowed in ((HERE, from_here), (THERE, from_there)):
         assert (access.anonymous(remote, policy) is not None) is allowed
-        assert (access.known(Credentials("guest", b"guest", remote)) is not None) is allowed
-        assert access.known(Credentials("guest", b"wrong", remote)) is None
+        assert (access.verify_nowait(Credentials("guest", b"guest", remote)) is not None) is allowed
+        assert access.verify_nowait(Credentials("guest", b"wrong", remote)) is None
 
 
 async def test_a_password_is_verified_and_then_remembered() -> None:
     access = Access({"ann": HASH})
-    assert access.known(Credentials("ann", b"right", HERE)) is None
+    assert access.verify_nowait(Credentials("ann", b"right", HERE)) is None
     assert await access.verify(Credentials("ann", b"wrong", HERE)) is Denial.WRONG
     verified = await access.verify(Credentials("ann", b"right", HERE))
     assert isinstance(verified, Principal)
     assert verified.name == "ann"
-    assert access.known(Credentials("ann", b"right", THERE)) is verified
-    assert access.known(Credentials("ann", b"wrong", HERE)) is None
+    assert access.verify_nowait(Credentials("ann", b"right", THERE)) is verified
+    assert access.verify_nowait(Credentials("ann", b"wrong", HERE)) is None
 
 
 async def test_many_at_once_with_one_password_cost_what_few_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ async def test_unknown_users_and_broken_hashes_are_refused() -> None:
 
 async def test_a_guest_with_a_password_of_its_own_is_a_user_like_others() -> None:
     access = Access({"guest": HASH})
-    assert access.known(Credentials("guest", b"guest", HERE)) is None
+    assert access.verify_nowait(Credentials("guest", b"guest", HERE)) is None
     assert isinstance(await access.verify(Credentials("guest", b"right", HERE)), Principal)
 
 
@@ -130,10 +130,10 @@ async def test_guesses_end_after_a_few_and_cost_no_hash_then(
     assert said == [Denial.WRONG] * 3 + [Denial.REFUSED] * 3
     assert len(hashing.asked) == 3
     assert await access.verify(Credentials("ann", b"right", THERE)) is Denial.REFUSED
-    assert access.known(Credentials("ann", b"right", THERE)) is None
+    assert access.verify_nowait(Credentials("ann", b"right", THERE)) is None
     elsewhere = await access.verify(Credentials("ann", b"right", "192.0.2.8:1"))
     assert isinstance(elsewhere, Principal), "a locked name locks nobody out who is somewhere else"
-    assert access.known(Credentials("ann", b"right", THERE)) is None, (
+    assert access.verify_nowait(Credentials("ann", b"right", THERE)) is None, (
         "a remembered password is not to be guessed for free"
     )
 
@@ -194,14 +194,14 @@ async def test_who_goes_while_he_waits_leaves_the_queue(monkeypatch: pytest.Monk
     access = Access({"ann": HASH}, logins=LoginSettings(delay_secs=0.0, waiting_max=500))
     async with trio.open_nursery() as nursery:
         for number in range(access_module.VERIFIERS_MAX):
-            await access.users._turns.take("elsewhere", str(number))
+            await access.users._turns.acquire("elsewhere", str(number))
         for number in range(200):
             nursery.start_soon(access.verify, Credentials("ann", b"guess %d" % number, HERE))
         await trio.testing.wait_all_tasks_blocked()
         assert access.users._turns.waiting == 200
         nursery.cancel_scope.cancel()
     for _ in range(access_module.VERIFIERS_MAX):
-        access.users._turns.give_back()
+        access.users._turns.release()
     assert isinstance(await access.verify(Credentials("ann", b"right", HERE)), Principal)
     assert hashing.asked == [b"right"]
 
@@ -226,7 +226,7 @@ async def test_of_many_with_one_password_the_one_that_is_hashed_may_leave(
     hashing = Hashing(monkeypatch)
     access = Access({"ann": HASH}, logins=LoginSettings(waiting_max=2))
     for number in range(access_module.VERIFIERS_MAX):
-        await access.users._turns.take("elsewhere", str(number))
+        await access.users._turns.acquire("elsewhere", str(number))
     scopes = [trio.CancelScope() for _ in range(20)]
     said: list[object] = []
 
@@ -243,7 +243,7 @@ async def test_of_many_with_one_password_the_one_that_is_hashed_may_leave(
             scope.cancel()
             await trio.testing.wait_all_tasks_blocked()
         for _ in range(access_module.VERIFIERS_MAX):
-            access.users._turns.give_back()
+            access.users._turns.release()
     assert len(said) >= 15
     assert all(isinstance(one, Principal) for one in said)
     assert hashing.asked == [b"right"]

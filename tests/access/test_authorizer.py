@@ -321,7 +321,7 @@ def test_messages_of_a_lost_client_that_waited_for_an_answer_are_counted(
     assert isinstance(authorizer, HttpQuestions)
     gateway.until(lambda: not authorizer._in_flight)
     stats = listeners[protocol].stats
-    assert list(stats.settled()) == [("accepted", "none", 0), ("released", "target_down", 3)]
+    assert list(stats.settled_counts()) == [("accepted", "none", 0), ("released", "target_down", 3)]
     assert stats.messages_in == 3
 
 

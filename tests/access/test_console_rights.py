@@ -616,14 +616,17 @@ def test_rights_of_several_roles_are_joined() -> None:
     assert joined(read, write) == ConsoleRights("write", False, None, frozenset("a"))
     assert joined(write, {**write, "console_virtual_hosts": "b"}).write_hosts == frozenset("ab")
     assert joined({"console_bodies": True}) == NOTHING
-    assert EVERYTHING.within(joined(read, write)) == joined(read, write)
+    assert EVERYTHING.intersection(joined(read, write)) == joined(read, write)
     elsewhere = joined({**write, "console_bodies": True}, {"console": "write"})
     assert [elsewhere.shows_bodies(host) for host in ("a", "b", None)] == [True, False, False]
-    assert not elsewhere.within(
+    assert not elsewhere.intersection(
         joined({**read, "console_bodies": True, "console_virtual_hosts": ["b"]})
     ).body_hosts
     assert joined({**read, "console_bodies": True}, write).shows_bodies(None)
-    assert joined(write).within(joined({**write, "console_virtual_hosts": ["b"]})).write_hosts == frozenset()
+    assert (
+        joined(write).intersection(joined({**write, "console_virtual_hosts": ["b"]})).write_hosts
+        == frozenset()
+    )
 
 
 def test_a_reader_cannot_require_endless_work_of_a_list(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def backend(server: Served, **options: Any) -> HttpUsers:
 async def ask(backend: HttpUsers, user: str = "ann", password: bytes = b"right", client: str = "") -> object:
     """Who it is, or why not."""
     said = Credentials(user, password, PLACE, client=client)
-    found = backend.known(said) or await backend.look(said)
+    found = backend.authenticate_nowait(said) or await backend.authenticate(said)
     return found.name if isinstance(found, Principal) else found
 
 
@@ -193,5 +193,5 @@ async def test_more_than_may_wait_are_told_so() -> None:
 async def test_a_login_without_a_name_is_not_asked_about() -> None:
     with served() as server:
         one = backend(server)
-        assert one.known(Credentials("", b"x", PLACE)) is Denial.WRONG
+        assert one.authenticate_nowait(Credentials("", b"x", PLACE)) is Denial.WRONG
         assert server.asked == []

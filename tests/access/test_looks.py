@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.access.questions import AuthorizerResponse, Question
-from gateway.app.rules import _look
+from gateway.app.rules import _run_check
 from gateway.containment import counted
 from gateway.model.pending import Pending
 
@@ -15,7 +15,7 @@ class Broken:
 
     mqtt_host = "/"
 
-    def known(self, question: Question) -> bool | None:
+    def cached_decision(self, question: Question) -> bool | None:
         return None
 
     async def ask(self, question: Question) -> None:
@@ -33,5 +33,5 @@ def _asks() -> None:
 @pytest.mark.parametrize("look", [_fails, _asks])
 async def test_a_fault_at_one_client_ends_with_it(look: object) -> None:
     before = counted["reload"]
-    await _look(look)  # type: ignore[arg-type]
+    await _run_check(look)  # type: ignore[arg-type]
     assert counted["reload"] == before + 1

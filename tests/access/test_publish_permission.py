@@ -396,7 +396,7 @@ def test_a_commit_waits_for_the_authorizer(server: Server, answer: bytes) -> Non
         def forget() -> None:
             assert isinstance(gateway.gateway.authorizer, HttpQuestions)
             gateway.gateway.authorizer._answers.clear()
-            gateway.gateway.dispatcher.changed()
+            gateway.gateway.dispatcher.invalidate()
 
         asked = len(server.asked)
         gateway.ask(forget)

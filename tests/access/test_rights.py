@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.access.authorization import Authorization, Roles
-from gateway.access.filters import FilterSet, covers, meets
+from gateway.access.filters import FilterSet, covers, overlaps
 from gateway.access.principal import Principal
 from gateway.access.rights import Rights
 from gateway.access.scopes import parse_scope
@@ -46,12 +46,12 @@ def test_a_filter_covers_what_matches_no_more_than_it_does() -> None:
 
 def test_filters_meet_when_a_topic_matches_both() -> None:
     for denied, wanted in product(FILTERS, repeat=2):
-        met = meets(denied.split("/"), wanted.split("/"))
+        met = overlaps(denied.split("/"), wanted.split("/"))
         if MATCHED[denied] & MATCHED[wanted]:
             assert met, (denied, wanted)
         rules = FilterSet([(denied, "rule")])
-        assert (rules.meeting(wanted) is not None) == met, (denied, wanted)
-        found = rules.covering(wanted)
+        assert (rules.overlapping_rule(wanted) is not None) == met, (denied, wanted)
+        found = rules.covering_rule(wanted)
         assert (found is not None) == covers(denied.split("/"), wanted.split("/")), (denied, wanted)
 
 

@@ -14,7 +14,7 @@ from gateway.access.credentials import Credentials
 from gateway.access.places import LOOPBACK, place_of
 from gateway.access.scram import Keys, make_keys
 from gateway.access.users import Users
-from gateway.admin.admission import strange
+from gateway.admin.admission import remote_address_of
 from gateway.settings import LoginSettings, User
 from tests.access.logins import PROTOCOLS, log_in
 from tests.configured import make_listener
@@ -33,21 +33,23 @@ def asked_from(host: str) -> Any:
 
 
 def test_guesses_over_http_are_counted_by_network() -> None:
-    places = {place_of(strange(asked_from(f"2001:db8:0:1::{number:x}"))) for number in range(50)}
+    places = {place_of(remote_address_of(asked_from(f"2001:db8:0:1::{number:x}"))) for number in range(50)}
     assert len(places) == 1
-    assert place_of(strange(asked_from("2001:db8:0:2::1"))) not in places
-    assert place_of(strange(asked_from("::ffff:192.0.2.1"))) == place_of(strange(asked_from("192.0.2.1")))
+    assert place_of(remote_address_of(asked_from("2001:db8:0:2::1"))) not in places
+    assert place_of(remote_address_of(asked_from("::ffff:192.0.2.1"))) == place_of(
+        remote_address_of(asked_from("192.0.2.1"))
+    )
     for host in ("127.0.0.1", "::1"):  # a proxy may stand there
-        assert place_of(strange(asked_from(host))) != LOOPBACK
+        assert place_of(remote_address_of(asked_from(host))) != LOOPBACK
 
 
 async def test_one_network_cannot_go_on_guessing_over_http() -> None:
     access = Access({"ann": hashed("right")}, logins=LoginSettings(delay_secs=0.0, failures_max=5))
     for number in range(8):
-        remote = strange(asked_from(f"2001:db8:0:1::{number:x}"))
+        remote = remote_address_of(asked_from(f"2001:db8:0:1::{number:x}"))
         await access.verify(Credentials("ann", b"wrong %d" % number, remote))
-    assert access.failures.refuses(strange(asked_from("2001:db8:0:1:ffff::1")), "ann")
-    assert not access.failures.refuses(strange(asked_from("2001:db8:0:2::1")), "ann")
+    assert access.failures.is_refused(remote_address_of(asked_from("2001:db8:0:1:ffff::1")), "ann")
+    assert not access.failures.is_refused(remote_address_of(asked_from("2001:db8:0:2::1")), "ann")
 
 
 # Salts.

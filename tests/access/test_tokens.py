@@ -103,7 +103,7 @@ def rows() -> dict[str, tuple[str | bytes, object]]:
 @pytest.mark.parametrize("row", list(rows()))
 def test_which_tokens_are_believed(tmp_path: Path, row: str) -> None:
     token, expected = rows()[row]
-    found = tokens(tmp_path).known(said(token))
+    found = tokens(tmp_path).authenticate_nowait(said(token))
     assert (found.name if isinstance(found, Principal) else found) == expected
 
 
@@ -126,7 +126,7 @@ def test_what_a_token_says(tmp_path: Path) -> None:
         flag=True,
         **{"https://example.com/tenant": "acme"},
     )
-    found = backend.known(said(token))
+    found = backend.authenticate_nowait(said(token))
     assert isinstance(found, Principal)
     assert (found.name, found.roles, found.backend) == ("ann", ("a", "b"), "jwt")
     assert found.scopes == ("read:*/*", "configure:v/n")
@@ -135,23 +135,23 @@ def test_what_a_token_says(tmp_path: Path) -> None:
 
 
 def test_scopes_may_be_a_list_and_there_is_a_most(tmp_path: Path) -> None:
-    found = tokens(tmp_path).known(said(ONE.token(scope=["read:a/b"] * 1000)))
+    found = tokens(tmp_path).authenticate_nowait(said(ONE.token(scope=["read:a/b"] * 1000)))
     assert isinstance(found, Principal)
     assert len(found.scopes) == 256
 
 
 def test_a_key_without_a_name_is_tried(tmp_path: Path) -> None:
     backend = tokens(tmp_path, Signer(None), NAMELESS, ONE)
-    assert isinstance(backend.known(said(NAMELESS.token())), Principal)
-    assert isinstance(backend.known(said(ONE.token())), Principal)
-    assert backend.known(said(Signer(None).token())) is Denial.WRONG
+    assert isinstance(backend.authenticate_nowait(said(NAMELESS.token())), Principal)
+    assert isinstance(backend.authenticate_nowait(said(ONE.token())), Principal)
+    assert backend.authenticate_nowait(said(Signer(None).token())) is Denial.WRONG
 
 
 def test_of_many_keys_a_few_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens_module, "TRIED_MAX", 1)
     backend = tokens(tmp_path, ONE, NAMELESS)
-    assert backend.known(said(NAMELESS.token())) is Denial.WRONG
-    assert isinstance(backend.known(said(ONE.token())), Principal)
+    assert backend.authenticate_nowait(said(NAMELESS.token())) is Denial.WRONG
+    assert isinstance(backend.authenticate_nowait(said(ONE.token())), Principal)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_keys_of_a_file(tmp_path: Path, text: bytes, symmetric: bool) -> None:
     )
     claims = {"sub": "device", "exp": time.time() + 60}
     token = jwt.encode(claims, SECRET, algorithm="HS256") if symmetric else ONE.token()
-    assert isinstance(backend.known(said(token)), Principal)
-    assert backend.known(said(TWO.token())) is Denial.WRONG
+    assert isinstance(backend.authenticate_nowait(said(token)), Principal)
+    assert backend.authenticate_nowait(said(TWO.token())) is Denial.WRONG
 
 
 @pytest.mark.parametrize(
@@ -205,8 +205,8 @@ def test_a_file_of_keys_is_read_again_and_a_bad_one_is_not_taken(tmp_path: Path)
     path.write_bytes(jwks(TWO, CURVE))
     keys.look()
     keys.look()  # nobody is writing to it any more
-    assert backend.known(said(ONE.token())) is Denial.WRONG
-    assert isinstance(backend.known(said(TWO.token())), Principal)
+    assert backend.authenticate_nowait(said(ONE.token())) is Denial.WRONG
+    assert isinstance(backend.authenticate_nowait(said(TWO.token())), Principal)
     with capture_logs() as lines:
         path.write_bytes(b"nothing")
         keys.look()
@@ -215,7 +215,7 @@ def test_a_file_of_keys_is_read_again_and_a_bad_one_is_not_taken(tmp_path: Path)
         keys.look()
         keys.look()
     assert [line["log_level"] for line in lines] == ["error", "error"]
-    assert isinstance(backend.known(said(TWO.token())), Principal)
+    assert isinstance(backend.authenticate_nowait(said(TWO.token())), Principal)
     with pytest.raises(ConfigurationError):
         KeysFile(path, symmetric=False)
 
@@ -237,7 +237,7 @@ class Fetching:
 
     async def ask(self, token: str) -> object:
         """Who it is, or why not."""
-        found = self.backend.known(said(token)) or await self.backend.look(said(token))
+        found = self.backend.authenticate_nowait(said(token)) or await self.backend.authenticate(said(token))
         return found.name if isinstance(found, Principal) else found
 
 

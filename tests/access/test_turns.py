@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.access.turns import Crowded, LoginQueue
+from gateway.access.turns import LoginQueue, LoginQueueFull
 
 
 class Line:
@@ -29,8 +29,8 @@ class Line:
         place, user, _ = who.split("/")
         with scope:
             try:
-                await self._turns.take(place, user, trusted=trusted)
-            except Crowded:
+                await self._turns.acquire(place, user, trusted=trusted)
+            except LoginQueueFull:
                 self.crowded.append(who)
             else:
                 self.served.append(who)
@@ -39,14 +39,14 @@ class Line:
         """`count` turns later."""
         before = len(self.served)
         for _ in range(count):
-            self._turns.give_back()
+            self._turns.release()
             await trio.testing.wait_all_tasks_blocked()
         return self.served[before:]
 
 
 async def test_places_take_turns_and_at_a_place_its_users() -> None:
     turns = LoginQueue(1, 100)
-    await turns.take("x", "x")
+    await turns.acquire("x", "x")
     async with trio.open_nursery() as nursery:
         line = Line(turns, nursery)
         for who in ("a/eve/1", "a/eve/2", "a/eve/3", "a/ann/4", "b/bob/5", "b/bob/6"):
@@ -56,8 +56,8 @@ async def test_places_take_turns_and_at_a_place_its_users() -> None:
 
 async def test_a_thousand_of_one_place_delay_another_by_one() -> None:
     turns = LoginQueue(2, 2_000)
-    await turns.take("x", "x")
-    await turns.take("x", "x")
+    await turns.acquire("x", "x")
+    await turns.acquire("x", "x")
     async with trio.open_nursery() as nursery:
         line = Line(turns, nursery)
         for number in range(1_000):
@@ -70,7 +70,7 @@ async def test_a_thousand_of_one_place_delay_another_by_one() -> None:
 
 async def test_who_was_right_before_goes_first() -> None:
     turns = LoginQueue(1, 100)
-    await turns.take("x", "x")
+    await turns.acquire("x", "x")
     async with trio.open_nursery() as nursery:
         line = Line(turns, nursery)
         await line.come("a/eve/1")
@@ -80,7 +80,7 @@ async def test_who_was_right_before_goes_first() -> None:
 
 async def test_a_full_queue_loses_the_last_of_whoever_has_most() -> None:
     turns = LoginQueue(1, 4)
-    await turns.take("x", "x")
+    await turns.acquire("x", "x")
     async with trio.open_nursery() as nursery:
         line = Line(turns, nursery)
         for number in range(5):
@@ -97,7 +97,7 @@ async def test_a_full_queue_loses_the_last_of_whoever_has_most() -> None:
 
 async def test_nobody_goes_for_somebody_who_has_as_many() -> None:
     turns = LoginQueue(1, 2)
-    await turns.take("x", "x")
+    await turns.acquire("x", "x")
     async with trio.open_nursery() as nursery:
         line = Line(turns, nursery)
         for who in ("a/eve/1", "b/bob/1", "c/joe/1"):
@@ -109,7 +109,7 @@ async def test_nobody_goes_for_somebody_who_has_as_many() -> None:
 @pytest.mark.parametrize("trusted", [False, True])
 async def test_who_leaves_takes_nothing_along(trusted: bool) -> None:
     turns = LoginQueue(1, 100)
-    await turns.take("x", "x")
+    await turns.acquire("x", "x")
     async with trio.open_nursery() as nursery:
         line = Line(turns, nursery)
         scopes = [await line.come(f"a/eve/{number}", trusted=trusted) for number in range(50)]
@@ -122,13 +122,13 @@ async def test_who_leaves_takes_nothing_along(trusted: bool) -> None:
 
 async def test_a_turn_that_comes_as_its_owner_leaves_goes_to_the_next() -> None:
     turns = LoginQueue(1, 100)
-    await turns.take("x", "x")
+    await turns.acquire("x", "x")
     async with trio.open_nursery() as nursery:
         line = Line(turns, nursery)
         scope = await line.come("a/eve/1")
         await line.come("b/bob/1")
         scope.cancel()
-        turns.give_back()  # before eve's task has run
+        turns.release()  # before eve's task has run
         await trio.testing.wait_all_tasks_blocked()
         assert line.served in (["b/bob/1"], ["a/eve/1"])
         await line.serve(1)

@@ -204,15 +204,15 @@ def test_one_user_spools_no_more_than_its_share(tmp_path: Path) -> None:
             sends_large(gateway, "greedy", "g", 3)
         assert refused.value.reply_code == 406
         sends_large(gateway, "modest", "m", 2)
-        assert gateway.gateway.bodies.spool.used == 12 * MIB
+        assert gateway.gateway.bodies.spool.used_bytes == 12 * MIB
         assert shares(gateway, "spooled bodies").last_user == "greedy"
     with gateway_at(tmp_path, **SPOOL) as gateway:
-        assert gateway.gateway.bodies.spool.used == 12 * MIB
+        assert gateway.gateway.bodies.spool.used_bytes == 12 * MIB
         with pytest.raises(ChannelClosedByBroker, match="user_share"):
             sends_large(gateway, "greedy", "g", 1)
         with closing(amqp(gateway, "greedy")) as connection:
             connection.channel().queue_purge("g")
-        gateway.until(lambda: gateway.gateway.bodies.spool.used == 6 * MIB)
+        gateway.until(lambda: gateway.gateway.bodies.spool.used_bytes == 6 * MIB)
         sends_large(gateway, "greedy", "g", 2)
 
 

@@ -11,7 +11,15 @@ from starlette.requests import Request
 
 from gateway.admin import selection
 from gateway.admin.answers import BadChoiceError, UnavailableError
-from gateway.admin.selection import RemovalPace, matcher, named, on_disk, page_of, query_of, removal_of
+from gateway.admin.selection import (
+    RemovalPace,
+    matcher,
+    name_matcher,
+    page_of,
+    query_of,
+    removal_of,
+    wait_until_durable,
+)
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.operations import ApiOperation, OperationWord
 
@@ -67,7 +75,7 @@ def test_many_stars_take_no_longer() -> None:
     ],
 )
 def test_a_star_is_a_star_where_that_is_said(wanted: dict[str, Any], matching: list[str]) -> None:
-    matches = named(wanted, "client")
+    matches = name_matcher(wanted, "client")
     assert [text for text in ("*", "a*", "ab") if matches(text)] == matching
 
 
@@ -191,10 +199,10 @@ class Disk:
 
 async def test_the_answer_waits_for_the_disk(autojump_clock: trio.testing.MockClock) -> None:
     disk: Any = Disk(ACCEPTED)
-    await on_disk(disk, disk.flush)
+    await wait_until_durable(disk, disk.flush)
     disk.outcome = Outcome(Verdict.RELEASED, Reason.STORE, "it is full")
     with pytest.raises(UnavailableError, match="not on disk yet: it is full"):
-        await on_disk(disk, disk.flush)
+        await wait_until_durable(disk, disk.flush)
     disk.outcome = None
     with pytest.raises(UnavailableError, match="not responded for 100 s"):
-        await on_disk(disk, disk.flush)
+        await wait_until_durable(disk, disk.flush)

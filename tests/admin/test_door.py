@@ -515,7 +515,7 @@ def test_what_cannot_be_kept_is_not_given(tmp_path: Path, monkeypatch: pytest.Mo
     def full(path: Path, text: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(console_tokens, "written", full)
+    monkeypatch.setattr(console_tokens, "write_private_file", full)
     with pytest.raises(OSError, match="No space"):
         tokens.make("ci", "read", by="me")
     with pytest.raises(OSError, match="No space"):

@@ -85,7 +85,7 @@ class Scene:
         return self.http.get(f"http://{LOOPBACK}:{self.gateway.gateway.http_port}/metrics").text
 
     def link_is(self, up: bool) -> None:
-        self.gateway.until(lambda: self.gateway.gateway.links["erp"].up is up)
+        self.gateway.until(lambda: self.gateway.gateway.links["erp"].is_up is up)
 
 
 def depth(running: Running, queue: str) -> int:
@@ -132,7 +132,7 @@ def test_pauses_of_routes_and_links(settings: Settings, broker: Running) -> None
         assert scene.act("links/pause", "erp").json() == {"name": "erp", "paused": True}
         scene.link_is(False)
         near, far = scene.client.publish("near/t", b"1", 1), scene.client.publish("far/t", b"1", 1)
-        gateway.until(lambda: gateway.gateway.core.pauses.held() == {"near": 1})
+        gateway.until(lambda: gateway.gateway.core.pauses.waiting_by_route() == {"near": 1})
         row = scene.row("routes", "near")
         assert (row["paused"], row["held"], row["delivered"]) == (True, 1, 0)
         link = scene.row("endpoints", "erp")
@@ -188,8 +188,8 @@ def test_a_gateway_that_stops_waits_for_no_route_that_is_paused(settings: Settin
         client = scene.client
         client.publish("near/t", b"0", 0)
         waiting = [client.publish("near/t", b"%d" % number, 1) for number in range(3)]
-        gateway.until(lambda: gateway.gateway.core.pauses.held() == {"also": 4, "near": 4})
-        assert gateway.ask(gateway.gateway.core.pauses.held_of).total() == 4
+        gateway.until(lambda: gateway.gateway.core.pauses.waiting_by_route() == {"also": 4, "near": 4})
+        assert gateway.ask(gateway.gateway.core.pauses.waiting_by_sender).total() == 4
         began = time.monotonic()
         gateway.stop()
         assert time.monotonic() - began < 30, "it has not waited for drain_timeout_secs"

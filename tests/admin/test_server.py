@@ -60,10 +60,10 @@ async def test_a_process_is_alive_before_it_is_ready() -> None:
             503,
             "link erp: not started\nlistener mqtt: not started\n",
         )
-        readiness.met("listener mqtt")
-        readiness.lost("link erp", "connection refused")
+        readiness.mark_met("listener mqtt")
+        readiness.mark_unmet("link erp", "connection refused")
         assert (await client.get("/readyz")).text == "link erp: connection refused\n"
-        readiness.met("link erp")
+        readiness.mark_met("link erp")
         assert (await client.get("/readyz")).status_code == 200
         readiness.drain()
         answer = await client.get("/readyz")
@@ -77,7 +77,7 @@ async def test_load_balancers_are_answered_as_they_ask(method: str, path: str) -
     async with serving() as (client, readiness):
         readiness.require("listener mqtt")
         assert (await client.request(method, path)).status_code == 503
-        readiness.met("listener mqtt")
+        readiness.mark_met("listener mqtt")
         assert (await client.request(method, path)).status_code == 200
         assert (await client.get("/livez/")).status_code == 200
         readiness.drain()
@@ -219,7 +219,7 @@ async def test_the_state_is_told_again_and_again_to_who_may_hear_it() -> None:
     admission, headers = admitting()
     events = EventsApi(admission, lambda: {"at": 1}, each_secs=0.01)
     listen, _ = events.operations()
-    app = Starlette(routes=[Route("/events", admission.admitted(listen.serve))])
+    app = Starlette(routes=[Route("/events", admission.with_admission_control(listen.serve))])
     listening = socket.create_server((LOOPBACK, 0))
     listening.setblocking(False)
     server = HttpServer(app, Http(host=LOOPBACK, port=0), Counter())

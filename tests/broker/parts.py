@@ -100,7 +100,7 @@ class Taker:
         self.runs: list[int] = []
         self.gone: list[Queue] = []
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         return self.credit
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
@@ -109,7 +109,7 @@ class Taker:
         self.runs.append(len(messages))
         self.taken += [(position + at, message, redelivered) for at, message in enumerate(messages)]
 
-    def failed(self, error: Exception) -> None:
+    def handle_error(self, error: Exception) -> None:
         raise error
 
     def cancelled(self, queue: Queue) -> None:
@@ -144,7 +144,7 @@ class Connection:
     def send_received(self, packet_id: int) -> None:
         self.receipts.append(packet_id)
 
-    def owe_retained(self) -> None:
+    def send_due_retained(self) -> None:
         self.pulls += 1
 
     @property

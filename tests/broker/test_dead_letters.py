@@ -14,7 +14,7 @@ import structlog
 
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.forwarder import Forwarding
-from gateway.broker.dead_letters.letters import BODY_LOST, LETTERS_FULL, PROPERTIES_LOST, without
+from gateway.broker.dead_letters.letters import BODY_LOST, LETTERS_FULL, PROPERTIES_LOST, with_loss
 from gateway.broker.dead_letters.redrive import Redriving
 from gateway.broker.dispatcher import Dispatcher, Surroundings
 from gateway.broker.journal import Journaling, OpenBatches, RecordingDispatcher
@@ -55,14 +55,14 @@ def test_the_newest_are_kept_and_all_are_counted() -> None:
     assert (len(letters), letters.byte_count) == (3, 3 * (1 + MESSAGE_BYTES))
     assert bodies(newest(letters, 2)) == [b"4", b"3"]
     assert letters.counted == {("route", "no_route"): 5}
-    assert letters.crowded_out == 2
+    assert letters.evicted_count == 2
 
 
 def test_they_are_bounded_in_bytes() -> None:
     letters = DeadLetters(bytes_max=10 + MESSAGE_BYTES)
     letters.add([amqp(b"x" * 6), amqp(b"y" * 6)], "", LOST)
     assert bodies(newest(letters)) == [b"y" * 6]
-    assert letters.crowded_out == 0  # nobody had wanted it
+    assert letters.evicted_count == 0  # nobody had wanted it
 
 
 def test_the_log_hears_of_those_that_made_room() -> None:
@@ -87,10 +87,10 @@ def test_without_a_queue_it_is_a_loss_only_if_one_had_accepted_it(tmp_path: Path
         letters = DeadLetters(store=one.store)
         letters.add([amqp(b"x")], "", LOST, was_accepted=was_accepted)
         one.commit()
-        assert (one.store.letters_count, letters.unwanted) == ((1, 0) if was_accepted else (0, 1))
+        assert (one.store.letters_count, letters.unwanted_count) == ((1, 0) if was_accepted else (0, 1))
     alone = DeadLetters()
     alone.add([amqp(b"x")], "", LOST, was_accepted=was_accepted)
-    assert (len(alone), alone.unwanted) == (1, 0 if was_accepted else 1)
+    assert (len(alone), alone.unwanted_count) == (1, 0 if was_accepted else 1)
 
 
 def users_of(letters: list[Letter]) -> Counter[str]:
@@ -186,7 +186,7 @@ def test_a_letter_waits_for_a_body_that_cannot_be_read_now(stops: bool) -> None:
     letters = DeadLetters()
     body = Spooled(BusyFile(2), 4)  # type: ignore[arg-type]
     told: list[bool] = []
-    letters.add([mqtt("in/1", b"1"), mqtt("in/1").holding(body)], "r", REFUSED, lambda: told.append(True))
+    letters.add([mqtt("in/1", b"1"), mqtt("in/1").with_body(body)], "r", REFUSED, lambda: told.append(True))
     assert (len(letters), told) == (1, [])
     letters.tick()
     assert (len(letters), told) == (1, [])
@@ -216,7 +216,7 @@ def test_what_nobody_wanted_is_in_memory_only(stored: Opened) -> None:
     letters.add([mqtt(body=b"3")], "route", LOST, crossed=True)
     assert told == ["safe"]
     stored.commit()
-    assert (stored.store.letters_count, len(letters), letters.unwanted) == (2, 3, 1)
+    assert (stored.store.letters_count, len(letters), letters.unwanted_count) == (2, 3, 1)
     found: list[Letter] = read(stored, lambda then: letters.newest(9, then))
     assert [(letter.message.body, letter.route, letter.crossed) for letter in found] == [
         (b"3", "route", True),
@@ -229,16 +229,16 @@ def test_what_nobody_wanted_is_in_memory_only(stored: Opened) -> None:
     assert read(stored, lambda then: letters.delete(["m1", "1"], then)) is ACCEPTED
     assert bodies(read(stored, lambda then: letters.newest(9, then))) == [b"3"]
     assert read(stored, lambda then: letters.delete(["m1"], then)) is ACCEPTED
-    assert letters.unwanted == 0
+    assert letters.unwanted_count == 0
 
 
 def test_those_that_nobody_wanted_are_known_from_the_others() -> None:
     letters = DeadLetters(messages_max=3)
     for route, outcome in (("", LOST), ("", REFUSED), ("route", LOST), ("", LOST)):
         letters.add([mqtt(body=b"1")], route, outcome)
-    assert (len(letters), letters.unwanted) == (4, 2)
+    assert (len(letters), letters.unwanted_count) == (4, 2)
     letters.add([mqtt(body=b"1")] * 3, "", LOST)
-    assert (len(letters), letters.unwanted) == (5, 3), "they push out none that somebody wanted"
+    assert (len(letters), letters.unwanted_count) == (5, 3), "they push out none that somebody wanted"
 
 
 def test_stored_ones_that_made_room_are_counted(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_stored_ones_that_made_room_are_counted(tmp_path: Path) -> None:
         letters = DeadLetters(store=one.store)
         letters.add([amqp(b"%d" % number) for number in range(5)], "route", REFUSED)
         one.commit()
-        assert letters.crowded_out == 3
+        assert letters.evicted_count == 3
         assert bodies(read(one, lambda then: letters.newest(9, then))) == [b"4", b"3"]
 
 
@@ -527,7 +527,7 @@ def test_a_letter_whose_body_was_not_kept_is_not_redriven_after_a_restart_either
     told: list[str] = []
     with Opened(tmp_path) as one:
         letters = DeadLetters(store=one.store)
-        sent = [mqtt("in/1", b"whole"), mqtt("in/1").holding(body)]
+        sent = [mqtt("in/1", b"whole"), mqtt("in/1").with_body(body)]
         letters.add(sent, "up", REFUSED, lambda: told.append("safe"))
         assert told == []
         one.commit()
@@ -545,7 +545,7 @@ def test_a_letter_whose_body_was_not_kept_is_not_redriven_after_a_restart_either
 @pytest.mark.parametrize("part", [BODY_LOST, PROPERTIES_LOST])
 def test_a_letter_that_lost_a_part_stays(part: str) -> None:
     bench = Bench()
-    bench.letters.add([mqtt("in/1")], "", without(part, REFUSED))
+    bench.letters.add([mqtt("in/1")], "", with_loss(part, REFUSED))
     bench.redrive()
     assert [outcome.text for outcome in bench.told.values()] == [part]
     assert (bench.erp.parts, len(bench.letters)) == ([], 1)
@@ -675,7 +675,7 @@ def test_when_there_is_no_room_the_source_keeps_its_messages() -> None:
     outcomes = fan.publish(b"1", b"2", b"3", b"4", b"5")
     assert outcomes == [ACCEPTED] * 3 + [LETTERS_FULL] * 2
     assert [letter.message.body for letter in newest(fan.letters)] == [b"3", b"2", b"1"]
-    assert (fan.letters.crowded_out, fan.letters.refused) == (0, 2)
+    assert (fan.letters.evicted_count, fan.letters.refused) == (0, 2)
     fan.letters.delete([newest(fan.letters)[0].id])
     assert fan.publish(b"4") == [ACCEPTED]
 
@@ -689,7 +689,7 @@ def test_when_there_is_no_room_on_disk_the_source_keeps_its_messages(tmp_path: P
         assert told == [LETTERS_FULL], "though nothing is written yet"
         one.commit()
         assert told == [LETTERS_FULL, ACCEPTED, ACCEPTED]
-        assert (one.store.letters_count, letters.crowded_out) == (2, 0)
+        assert (one.store.letters_count, letters.evicted_count) == (2, 0)
         assert read(one, lambda then: letters.delete(["1"], then)) is ACCEPTED
         letters.add([amqp(b"3")], "route", REFUSED, full=told.append)
         one.commit()

@@ -72,7 +72,7 @@ class Bench:
         self.letters = DeadLetters()
         self.dispatcher = Dispatcher(routes(*rows), self.letters)
         self.space = Space()
-        self.host = VirtualHost("/", self.dispatcher.changed)
+        self.host = VirtualHost("/", self.dispatcher.invalidate)
         self.link = Link()
         self.dispatcher.namespaces = {"mqtt": self.space, "amqp": self.host, "erp": self.link}
 
@@ -358,7 +358,7 @@ def test_the_way_to_the_end_of_a_route_is_found_once_for_all_addresses(
     bench.queue("q")
     bench.publish("mqtt", mqtt("out/a"), mqtt("out/b"), mqtt("out/a"))
     assert sorted(walked) == ["out", "up"]
-    bench.dispatcher.changed()
+    bench.dispatcher.invalidate()
     bench.publish("mqtt", mqtt("out/a"))
     assert sorted(walked) == ["out", "out", "up", "up"], "something else may be at the end now"
 
@@ -421,11 +421,11 @@ def test_what_a_cluster_confirms_is_not_there_in_the_wake_up() -> None:
     down = DOWN[:-1] + ", deduplicate: {window: 1h}}"
     bench = Bench(UP % ("", ""), down, OUT % ", settle: stored")
     dispatcher, (up, through, out) = bench.dispatcher, bench.dispatcher.router.routes
-    assert [dispatcher.ends_here(route) for route in (up, through, out)] == [True, True, True]
+    assert [dispatcher.delivers_locally(route) for route in (up, through, out)] == [True, True, True]
     dispatcher.deduplication.is_shared = True
     dispatcher.shared_outboxes.add("erp")
-    assert [dispatcher.ends_here(route) for route in (up, through, out)] == [True, False, False]
+    assert [dispatcher.delivers_locally(route) for route in (up, through, out)] == [True, False, False]
     dispatcher.deduplication.is_shared = False
     bench.space.confirms_later = True  # type: ignore[attr-defined] # as the topics of replicas
     dispatcher.join("mqtt", bench.space)
-    assert [dispatcher.ends_here(route) for route in (up, through, out)] == [True, False, False]
+    assert [dispatcher.delivers_locally(route) for route in (up, through, out)] == [True, False, False]

@@ -52,7 +52,7 @@ def test_a_message_is_known_by_its_slot_in_the_batch_that_came() -> None:
     first = RecordedBatch(Answers(), Monotonic(7.0))
     for receipt in range(12):
         first.open(receipt, 1)
-        first.came(message(b"%d" % receipt))
+        first.record_source(message(b"%d" % receipt))
     onward = first.onward(Answers())
     for origin in (4, 9, 11):
         onward.add_from(origin, None, [(recipient, message())])
@@ -94,7 +94,7 @@ async def test_the_journal_is_complete_up_to_the_oldest_message_that_is_open(tmp
         recipient = Recipient(sink, journaling.recorder(None, "a"))
         batch = RecordedBatch(Deaf(), Monotonic(now - ago), journaling.open_batches)
         batch.add_only(0, recipient, message())
-        batch.came(message())
+        batch.record_source(message())
         batch.send()
         if sink is gone:
             sink.parts[-1].accept()

@@ -32,7 +32,7 @@ class Reading:
 
     def at(self, byte_count: float) -> Memory:
         self.byte_count = int(byte_count)
-        self.memory.look()
+        self.memory.measure()
         return self.memory
 
 
@@ -55,7 +55,7 @@ class Client:
     def release(self) -> None:
         self.holds -= 1
 
-    def told_of_memory(self, short: bool) -> None:
+    def notify_memory(self, short: bool) -> None:
         self.told.append(short)
 
     def let_go_for_memory(self) -> None:
@@ -90,11 +90,11 @@ def test_it_is_scarce_above_the_second_mark_only() -> None:
 def test_a_publisher_is_stopped_once_told_once_and_goes_on() -> None:
     reading, client, other = Reading(), Client(), Client()
     memory = reading.at(MARK + 1)
-    assert memory.admits(client, 3)
-    assert memory.admits(client, 1)  # what had been read of it already
+    assert memory.admit(client, 3)
+    assert memory.admit(client, 1)  # what had been read of it already
     assert (client.holds, client.told, other.told) == (1, [True], [])
     reading.at(MARK * SCARCE + 1)
-    assert memory.admits(client, 1)
+    assert memory.admit(client, 1)
     reading.at(0)
     assert (client.holds, client.told, other.told) == (0, [True, False], [])
     reading.at(MARK + 1)
@@ -104,19 +104,19 @@ def test_a_publisher_is_stopped_once_told_once_and_goes_on() -> None:
 def test_whoever_must_not_be_stopped_goes_on_and_is_refused_when_it_is_scarce() -> None:
     reading, client = Reading(), Client(consumes=True)
     memory = reading.at(MARK + 1)
-    assert memory.admits(client, 2)
+    assert memory.admit(client, 2)
     reading.at(MARK * SCARCE + 1)
-    assert [memory.admits(client, 2), memory.admits(client, 5)] == [False, False]
+    assert [memory.admit(client, 2), memory.admit(client, 5)] == [False, False]
     assert (memory.refused, client.told) == (7, [True])
     client.consumes = False  # it has cancelled its consumer: now it can be
-    assert memory.admits(client, 1)
+    assert memory.admit(client, 1)
     reading.at(0)
     assert (client.holds, client.told) == (0, [True, False])
 
 
 def test_a_publisher_that_has_gone_is_forgotten() -> None:
     reading, client = Reading(), Client()
-    reading.at(MARK + 1).admits(client, 1)
+    reading.at(MARK + 1).admit(client, 1)
     reading.memory.forget(client)
     reading.memory.forget(client)
     reading.at(0)
@@ -129,8 +129,8 @@ def test_one_that_fails_keeps_nobody_else_waiting() -> None:
             raise RuntimeError
 
     reading, client = Reading(), Client()
-    reading.at(MARK + 1).admits(Broken(), 1)
-    reading.memory.admits(client, 1)
+    reading.at(MARK + 1).admit(Broken(), 1)
+    reading.memory.admit(client, 1)
     reading.at(0)
     assert client.holds == 0
 
@@ -138,7 +138,7 @@ def test_one_that_fails_keeps_nobody_else_waiting() -> None:
 def test_it_is_read_in_some_wake_ups_and_at_every_tick() -> None:
     reading = Reading()
     for _ in range(3 * TURNS):
-        reading.memory.turned()
+        reading.memory.count_turn()
     assert reading.asked == 3
     reading.memory.tick(0.0)
     assert reading.asked == 4

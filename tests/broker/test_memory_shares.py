@@ -10,7 +10,7 @@ import trio
 from gateway.access.places import LOOPBACK
 from gateway.broker.memory import Memory
 from gateway.broker.memory_shares import FAR, LESS, NEAR, SLICE, Claim, MemoryShares
-from gateway.broker.pressure import FLOOR, FULL, lowered
+from gateway.broker.pressure import FLOOR, FULL, reduced_limit
 from gateway.broker.queue import Queue
 from gateway.containment import counted
 from gateway.model.message import weight_of
@@ -49,7 +49,7 @@ class Site:
     async def look(self, used: float | None = None) -> list[bool]:
         if used is not None:
             self.memory.used = int(used)
-        await self.shares.look()
+        await self.shares.enforce()
         return [one.restrained for one in self.held]
 
 
@@ -88,7 +88,7 @@ async def test_they_are_looked_at_as_soon_as_memory_rises(autojump_clock: trio.t
         for used in (NEAR * MARK + 1, NEAR * MARK + 0.1 * MARK):
             eve.restrained = False
             site.used = int(used)
-            site.memory.look()
+            site.memory.measure()
             await trio.testing.wait_all_tasks_blocked()
             assert eve.restrained
         assert trio.current_time() == begin
@@ -154,7 +154,7 @@ async def test_others_have_their_turn_between_two_slices() -> None:
     [(1 << 30, 0, FLOOR), (1 << 30, 8 << 20, 5 << 20), (100, 0, 100), (6 << 20, 16 << 20, 6 << 20)],
 )
 def test_what_is_restrained_may_hold_so_much(allowed: int, byte_count: int, limit: int) -> None:
-    assert lowered(allowed, byte_count) == limit
+    assert reduced_limit(allowed, byte_count) == limit
 
 
 def test_a_restrained_queue_is_full_holds_its_publishers_then_refuses_and_lets_go() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.broker.core import BrokerCore
 from gateway.broker.dead_letters.redrive import Redriving
-from gateway.broker.memory import plenty
+from gateway.broker.memory import unlimited_memory
 from gateway.broker.pauses import HELD_FULL, HELD_USER_FULL, KIND, PauseGate, Pauses
 from gateway.broker.shares import UserQuotas
 from gateway.model.message import Message, Sender
@@ -28,7 +28,7 @@ from tests.store.parts import Opened
 
 def paused(*rows: str, name: str = "out") -> Bench:
     bench = Bench(*rows)
-    bench.dispatcher.pauses._changed = bench.dispatcher.changed
+    bench.dispatcher.pauses._changed = bench.dispatcher.invalidate
     bench.dispatcher.pauses.pause("route", name)
     return bench
 
@@ -42,7 +42,7 @@ def test_what_comes_waits_and_goes_in_its_order() -> None:
     first, _ = bench.publish("mqtt", *out(1, 2))
     second, _ = bench.publish("mqtt", *out(3))
     assert (first.told, second.told, bench.link.parts) == ([], [], [])
-    assert bench.dispatcher.pauses.held() == {"out": 3}
+    assert bench.dispatcher.pauses.waiting_by_route() == {"out": 3}
     bench.dispatcher.pauses.resume("route", "out")
     assert [message.body for part in bench.link.parts for message in part.messages] == [b"1", b"2", b"3"]
     assert first.told == [], "the broker has not confirmed"
@@ -50,7 +50,7 @@ def test_what_comes_waits_and_goes_in_its_order() -> None:
         part.accept()
     assert (first.told, second.told) == ([(0, ACCEPTED), (1, ACCEPTED)], [(0, ACCEPTED)])
     assert bench.counts("out") == (3, 3, 0, 0)
-    assert bench.dispatcher.pauses.held() == {}
+    assert bench.dispatcher.pauses.waiting_by_route() == {}
     bench.link.parts.clear()
     bench.publish("mqtt", *out(4))
     assert bench.link.parts[0].recipient is not None
@@ -134,7 +134,7 @@ def test_what_is_retained_is_so_when_it_goes_on() -> None:
 
 def test_an_answer_goes_home_while_questions_wait() -> None:
     bench = Asked(DIRECT)
-    bench.dispatcher.pauses._changed = bench.dispatcher.changed
+    bench.dispatcher.pauses._changed = bench.dispatcher.invalidate
     outlet = connected(bench.space.session("c", "r/x"))
     there = bench.there("r/x")
     bench.dispatcher.pauses.pause("route", "up")
@@ -149,8 +149,8 @@ def test_what_is_held_is_counted_once_for_each_sender() -> None:
     bench.dispatcher.pauses.pause("route", "too")
     other = Sender("mqtt", "other")
     bench.publish("mqtt", *out(1, 2), mqtt("out/x", b"3", sender=other))
-    assert bench.dispatcher.pauses.held() == {"out": 3, "too": 3}
-    assert bench.dispatcher.pauses.held_of() == {SENDER: 2, other: 1}
+    assert bench.dispatcher.pauses.waiting_by_route() == {"out": 3, "too": 3}
+    assert bench.dispatcher.pauses.waiting_by_sender() == {SENDER: 2, other: 1}
 
 
 @pytest.mark.parametrize("limit", ["HELD_MESSAGES_MAX", "HELD_BYTES_MAX"])
@@ -176,7 +176,7 @@ def test_one_user_has_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) ->
     bench = Bench(OUT % "")
     bench.dispatcher.quotas = UserQuotas(Limits(user_share=0.5))
     pauses = bench.dispatcher.pauses
-    pauses._changed = bench.dispatcher.changed
+    pauses._changed = bench.dispatcher.invalidate
     pauses.pause("route", "out")
 
     def send(*rows: tuple[int, str]) -> list[Outcome]:
@@ -189,7 +189,7 @@ def test_one_user_has_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) ->
     assert send(*((number, "greedy") for number in range(3))) == []
     assert send((3, "greedy"), (4, "greedy"), (5, "modest")) == [HELD_USER_FULL]
     assert send((6, "modest"), (7, "greedy")) == [HELD_USER_FULL]
-    assert bench.dispatcher.quotas.refused()["waiting_messages"] == 2
+    assert bench.dispatcher.quotas.refusal_counts()["waiting_messages"] == 2
     pauses.resume("route", "out")
     assert [int(message.body) for part in bench.link.parts for message in part.messages] == [0, 1, 2, 3, 5, 6]
     pauses.pause("route", "out")
@@ -206,11 +206,11 @@ def test_much_that_waited_goes_in_turns_and_before_what_comes(
     pauses = bench.dispatcher.pauses
     pauses.resume("route", "out")
     bench.publish("mqtt", *out(5))
-    assert pauses.held() == {"out": 4}
+    assert pauses.waiting_by_route() == {"out": 4}
     pauses.tick()
     pauses.pause("route", "out")
     pauses.tick()
-    assert pauses.held() == {"out": 2}, "it was paused again meanwhile"
+    assert pauses.waiting_by_route() == {"out": 2}, "it was paused again meanwhile"
     pauses.resume("route", "out")
     pauses.tick()
     bodies = [message.body for part in bench.link.parts for message in part.messages]
@@ -303,7 +303,7 @@ async def test_what_waits_in_front_of_a_route_that_gets_an_outbox_stays_first(tm
     links = {"erp": make_link(url="amqp://erp")}
 
     def create(store: Store) -> None:
-        made.append(BrokerCore(store, direct, Limits(), links=links, memory=plenty()))
+        made.append(BrokerCore(store, direct, Limits(), links=links, memory=unlimited_memory()))
 
     with Opened(tmp_path, before=create) as one:
         (core,) = made
@@ -322,13 +322,13 @@ async def test_what_waits_in_front_of_a_route_that_gets_an_outbox_stays_first(tm
 
         core.pauses.pause("route", "out")
         first = published(1, 2)
-        assert (first.told, core.pauses.held()) == ([], {"out": 2})
+        assert (first.told, core.pauses.waiting_by_route()) == ([], {"out": 2})
         core.dispatcher.use(stored)
         core.use(stored.routes)
         second = published(3)
         assert one.commit() is ACCEPTED
         assert (first.outcomes, second.outcomes) == ([ACCEPTED, ACCEPTED], [ACCEPTED])
-        assert (link.parts, core.pauses.held()) == ([], {"out": 0})
+        assert (link.parts, core.pauses.waiting_by_route()) == ([], {"out": 0})
         core.pauses.resume("route", "out")
         assert link.bodies == [1, 2, 3]
         link.settle()
@@ -354,4 +354,4 @@ def test_a_gate_is_no_place_that_retains() -> None:
     bench.publish("mqtt", mqtt("out/x", retain=True))
     (gate,) = bench.dispatcher.pauses.gates.values()
     assert isinstance(gate, PauseGate)
-    assert bench.dispatcher.pauses.held() == {"out": 1}
+    assert bench.dispatcher.pauses.waiting_by_route() == {"out": 1}

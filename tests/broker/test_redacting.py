@@ -21,11 +21,11 @@ from gateway.mapping.router import Router
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import Properties, Value, ValueType, property_set, string
-from gateway.model.spooled_bodies import Spooled, Withheld
+from gateway.model.spooled_bodies import Spooled, WithheldBody
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.translate import content_properties
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.store.journal.mappings import VERSIONS_MAX, keep, versions
+from gateway.store.journal.mappings import VERSIONS_MAX, store_mappings, versions
 from gateway.store.journal.reader import JournalReader
 from tests.broker.parts import Answers
 from tests.store.journal.samples import whole, writer
@@ -179,14 +179,14 @@ async def test_bodies_that_are_nested_deeply_cost_no_rows(tmp_path: Path) -> Non
     assert len(rows_of(tmp_path, private, *map(came, deep), came())) == len(deep) + 1
     redactor = Redactor(private.items(), KEY, 1 << 20)
     for body in (*deep[:2], deep[3]):
-        assert redactor(came(body)).body == Withheld(len(body))
+        assert redactor(came(body)).body == WithheldBody(len(body))
     assert b"[[" not in redactor(came(deep[2])).body
     assert redactor(came(shallow)).body == shallow.replace(b'"b":1,', b"")
 
 
 async def test_what_the_journal_leaves_out_is_not_looked_into() -> None:
     redactor = Redactor([("body.patient", "drop")], KEY, len(BODY) - 1)
-    assert redactor(came(BODY)).body == Withheld(len(BODY))
+    assert redactor(came(BODY)).body == WithheldBody(len(BODY))
     assert redactor.withheld == 0, "it would have been left out without any rule"
 
 
@@ -261,16 +261,18 @@ async def test_what_leaves_an_outbox_and_what_is_refused_tells_no_more(tmp_path:
     journaling = Journaling(made, router, all_=True, open_batches=OpenBatches(), hash_key=KEY)
     route = router.routes[0]
     message = came(b'{"name": "Ada"}')
-    journaling.left(route, [message], ACCEPTED, Monotonic(time.monotonic()))
+    journaling.record_left(route, [message], ACCEPTED, Monotonic(time.monotonic()))
     journaling.refuse(route, message, ACCEPTED, Monotonic(time.monotonic()), 0)
-    journaling.left(router.routes[1], [message], ACCEPTED, Monotonic(time.monotonic()))  # it may be the same
-    assert (journaling.redacted, journaling.withheld) == (3, 0)
+    journaling.record_left(
+        router.routes[1], [message], ACCEPTED, Monotonic(time.monotonic())
+    )  # it may be the same
+    assert (journaling.redacted, journaling.withheld_count) == (3, 0)
     journaling.use(router_of({"body.other": "drop"}))
-    journaling.left(route, [came(b"Ada")], ACCEPTED, Monotonic(time.monotonic()))
+    journaling.record_left(route, [came(b"Ada")], ACCEPTED, Monotonic(time.monotonic()))
     made.close()
     rows = [whole(row) for row in JournalReader(tmp_path).rows("0")]
     assert [row["body"] for row in rows] == [b"{}", b"{}", b"{}", None]
-    assert (journaling.redacted, journaling.withheld) == (4, 1)
+    assert (journaling.redacted, journaling.withheld_count) == (4, 1)
 
 
 async def test_a_body_on_disk_stays_there(tmp_path: Path) -> None:
@@ -321,6 +323,6 @@ async def test_the_mapping_of_each_row_is_kept_beside_the_journal(tmp_path: Path
 
 
 async def test_only_so_many_mappings_are_kept(tmp_path: Path) -> None:
-    keep(tmp_path, {f"{number:x}": ("/etc/t.yaml", "") for number in range(VERSIONS_MAX + 3)})
+    store_mappings(tmp_path, {f"{number:x}": ("/etc/t.yaml", "") for number in range(VERSIONS_MAX + 3)})
     assert len(versions(tmp_path)) == VERSIONS_MAX
     assert {one.name for one in versions(tmp_path)} == {"t.yaml"}

@@ -42,17 +42,17 @@ def test_a_file_is_there_as_long_as_somebody_has_it(folder: Path) -> None:
     file.write(BODY[1000:])
     body = file.body()
     assert isinstance(body, Spooled)
-    assert len(body) == one.used == len(BODY)
+    assert len(body) == one.used_bytes == len(BODY)
     assert body.read(10, 5) == BODY[10:15]
     assert body.data() == BODY
     assert one.recall(file.name, len(BODY)) is file
     del file
-    one.bury()
+    one.delete_unreferenced()
     assert len(list(folder.iterdir())) == 1
     del body
-    one.bury()
+    one.delete_unreferenced()
     assert list(folder.iterdir()) == []
-    assert one.used == 0
+    assert one.used_bytes == 0
 
 
 def test_a_small_body_is_in_memory(folder: Path) -> None:
@@ -74,7 +74,7 @@ def test_what_is_stored_is_there_again_and_nothing_else(folder: Path) -> None:
     body = other.recall_body(names[1], len(BODY))
     other.sweep()
     assert [path.name for path in folder.iterdir()] == [names[1]]
-    assert other.used == len(BODY)
+    assert other.used_bytes == len(BODY)
     assert body.data() == BODY
     for name, size in ((names[0], len(BODY)), (names[1] + "x", 1)):
         with pytest.raises(StoreError, match="is gone"):
@@ -86,7 +86,7 @@ def test_a_file_of_another_size_is_no_body(folder: Path) -> None:
     file = one.draft()
     file.write(b"short")
     name = file.name
-    file.keep()
+    file.preserve()
     del file
     with pytest.raises(StoreError, match="has 5 bytes, not 6"):
         one.recall(name, 6)
@@ -103,7 +103,7 @@ def test_limits(folder: Path) -> None:
     assert one.hold(1 << 24)
     assert not one.hold(SPOOLED_BYTES_MIN)
     assert one.hold(SPOOLED_BYTES_MIN - 1)  # too small for a file
-    one.let_go(1 << 24)
+    one.release_reservation(1 << 24)
     assert one.hold(SPOOLED_BYTES_MIN)
 
 
@@ -113,7 +113,7 @@ def test_a_folder_that_cannot_be_written(folder: Path) -> None:
     folder.rmdir()
     with pytest.raises(SpoolFull, match="cannot be written"):
         file.write(b"x")
-    assert file.size == one.used == 0
+    assert file.size == one.used_bytes == 0
 
 
 def test_without_a_store_it_is_of_this_process_alone() -> None:
@@ -165,7 +165,7 @@ def host(tmp_path: Path, disk: Disk) -> Iterator[Host]:
 
 def files(host: Host) -> int:
     spool = host.bodies.spool
-    spool.bury()
+    spool.delete_unreferenced()
     return len(list(spool.folder.iterdir()))
 
 
@@ -234,9 +234,9 @@ def test_a_file_that_is_used_again_before_it_is_deleted_stays(tmp_path: Path) ->
     name = file.name
     del file
     again = spool.recall(name)
-    spool.bury()
+    spool.delete_unreferenced()
     assert again.read(0, 4) == b"body"
     del again
-    spool.bury()
+    spool.delete_unreferenced()
     assert not (tmp_path / name).exists()
-    assert spool.used == 0
+    assert spool.used_bytes == 0

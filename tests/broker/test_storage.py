@@ -168,7 +168,7 @@ class KeptQueueModel(RuleBasedStateMachine):
         """The end that is no crash: all is written, and what nobody was handed is known."""
         for _ in range(times):
             assert self.queue.storage is not None
-            noted = self.queue.storage.untouched()
+            noted = self.queue.storage.undelivered_ranges()
             self.one.store.close()
             self.open()
             self.queue.storage.recall(noted)

@@ -343,7 +343,7 @@ def test_an_error_while_spans_are_made_costs_no_message(
     make: Callable[..., Traced], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = make(OUT % "")
-    for name in ("crossed", "delivered", "_told"):
+    for name in ("record_crossing", "delivered", "_record_outcome"):
         with monkeypatch.context() as patched:
             patched.setattr(traces.MessageTrace, name, lambda *_: 1 // 0)
             before = counted["message"]

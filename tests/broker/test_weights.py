@@ -51,7 +51,7 @@ def test_a_message_weighs_its_body_its_properties_and_what_an_empty_one_costs() 
     assert Message(amqp_address("", "q"), b"").byte_count == MESSAGE_BYTES
     message = described(RAW, b"body")
     assert message.byte_count == RAW + 4 + MESSAGE_BYTES
-    assert message.crossed(topic_address("a")).byte_count == message.byte_count
+    assert message.with_crossing(topic_address("a")).byte_count == message.byte_count
     others = message.crossed_with([described(RAW, b"longer body")], topic_address("a"))
     assert weight_of(others) == RAW + 11 + MESSAGE_BYTES
     assert (weight_of([message, message]), bodies_of([message, message])) == (2 * message.byte_count, 8)
@@ -368,10 +368,12 @@ def test_a_client_that_acknowledges_nothing_stops_its_publishers_and_lets_them_g
 def test_what_is_retained() -> None:
     retained = RetainedTopics(bytes_max=3 * RAW + 3 * MESSAGE_BYTES)
     for topic in "abcd":
-        retained.keep(Message(topic_address(topic), b"x", PropertySet("mqtt", bytes(RAW - 1)), retain=True))
+        retained.set_retained(
+            Message(topic_address(topic), b"x", PropertySet("mqtt", bytes(RAW - 1)), retain=True)
+        )
     assert (len(retained), retained.refused) == (3, 1)
     for topic in "abc":
-        retained.keep(Message(topic_address(topic), b"", retain=True))
+        retained.set_retained(Message(topic_address(topic), b"", retain=True))
     assert retained.byte_count == 0
 
 

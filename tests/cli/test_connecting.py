@@ -51,7 +51,7 @@ def test_each_protocol_is_asked_what_it_can_be(monkeypatch: pytest.MonkeyPatch) 
     given: Any = {"links": {name: {"url": url} for name, url in LINKS.items()}}
     settings = Settings.model_validate(given)
     endpoints = {"mqtt": "mqtt", "fast": "amqpfast", "rabbit": "amqp091", "far": "mqtt"}
-    findings = list(broker_trials.tried(settings, Router([parse(MAPPING, "m.yaml")], endpoints)))
+    findings = list(broker_trials.try_links(settings, Router([parse(MAPPING, "m.yaml")], endpoints)))
     assert [(one.severity, one.code, one.text) for one in findings] == [
         (
             Severity.NOTE,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import main, progress
-from gateway.cli.progress import shown
+from gateway.cli.progress import progress_bar
 from gateway.store.store import Store
 
 END = b"<that is all>"
@@ -46,7 +46,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
 def test_a_bar_is_drawn_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "AFTER_SECS", 0.0)
     with terminal(monkeypatch) as read:
-        with shown("reading it all", total=4) as bar:
+        with progress_bar("reading it all", total=4) as bar:
             bar.update(2)
         assert "reading it all" in read()
 
@@ -54,7 +54,7 @@ def test_a_bar_is_drawn_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_soon_done_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "AFTER_SECS", 60.0)
     with terminal(monkeypatch) as read:
-        with shown("reading it all") as bar:
+        with progress_bar("reading it all") as bar:
             bar.update(2)
         bar.start()  # the timer, just too late
         assert read() == ""

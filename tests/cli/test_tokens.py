@@ -91,12 +91,12 @@ def test_wrong_arguments_end_with_their_exit_code(
 
 
 def test_localhost_is_where_nobody_else_can_listen(run: Run, gateway: Running) -> None:
-    from gateway.cli.api_client import _here
+    from gateway.cli.api_client import _loopback_url
 
     port = gateway.gateway.http_port
-    assert _here(f"http://localhost:{port}/x") == f"http://{LOOPBACK}:{port}/x"
+    assert _loopback_url(f"http://localhost:{port}/x") == f"http://{LOOPBACK}:{port}/x"
     for other in (f"https://localhost:{port}", f"http://gateway.example:{port}", "http://localhost:1"):
-        assert _here(other) == other
+        assert _loopback_url(other) == other
     assert run("clients", "list", "--url", f"http://localhost:{port}").code == 0
 
 

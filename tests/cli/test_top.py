@@ -15,7 +15,7 @@ import pika
 import pytest
 
 from gateway.cli.exits import Exit
-from gateway.cli.top_output import Look, look, page
+from gateway.cli.top_output import Snapshot, page, take_snapshot
 from gateway.settings import Http
 from tests.cli.conftest import Run
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -39,12 +39,12 @@ def test_a_page_has_rates_and_the_longest_queues(gateway: Running) -> None:
     channel.confirm_delivery()
     for name in ("short", "evil\x1b[31m"):
         channel.queue_declare(name)
-    before = look(url(gateway), None)
+    before = take_snapshot(url(gateway), None)
     for name, count in (("short", 1), ("evil\x1b[31m", 20)):
         for _ in range(count):
             channel.basic_publish("", name, b"x")
-    now = look(url(gateway), None)
-    later = Look({**now.status, "at_secs": before.status["at_secs"] + 2.0}, now.queues)
+    now = take_snapshot(url(gateway), None)
+    later = Snapshot({**now.status, "at_secs": before.status["at_secs"] + 2.0}, now.queues)
     lines = page(before, later)
     assert lines[0].startswith("gateway ")
     assert lines[0].endswith(", ready")

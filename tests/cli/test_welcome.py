@@ -13,7 +13,7 @@ import pytest
 from argon2 import PasswordHasher
 from pydantic import SecretStr
 
-from gateway.cli.welcome import proposal, spoken, welcome
+from gateway.cli.welcome import describe_protocol, proposal, welcome
 from gateway.settings import ListenerSettings, ListenerTls, Settings, User
 from tests.cli.conftest import Run
 from tests.configured import make_listener
@@ -47,7 +47,7 @@ LISTENERS: Final[dict[str, tuple[dict[str, Any], str]]] = {
 def test_the_welcome_says_what_a_listener_speaks(name: str) -> None:
     given, said = LISTENERS[name]
     listener = make_listener(**given)
-    assert f"{spoken(listener)} on [{listener.host}]:{listener.port}" == said
+    assert f"{describe_protocol(listener)} on [{listener.host}]:{listener.port}" == said
 
 
 USERS: Final = {"users": {"ann": {"password_hash": PasswordHasher(1, 8, 1).hash("secret")}}}

@@ -14,7 +14,7 @@ import pytest
 
 from gateway import containment
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.amqp091.events import Confirms, Got, MethodReceived
+from gateway.protocols.amqp091.events import Confirms, GetResponse, MethodReceived
 from gateway.protocols.amqpfast import commands as f
 from gateway.protocols.mqtt.packets import Connack, Connect
 from gateway.protocols.mqtt.spec import PacketType, Version
@@ -73,7 +73,7 @@ def amqp_getter(gateway: Running) -> Iterator[Receive]:
             found: list[bytes] = []
             while len(found) < count:
                 client.say(m.BasicGet("q", no_ack=True))
-                found.append(client.next(Got).body)
+                found.append(client.next(GetResponse).body)
             client.say(m.BasicGet("q", no_ack=True))
             assert isinstance(client.next(MethodReceived).method, m.BasicGetEmpty)
             return found

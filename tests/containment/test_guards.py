@@ -44,7 +44,7 @@ from gateway.settings import StoreSettings, User
 from gateway.settings.journal import Journal
 from gateway.store import messages as stored
 from gateway.store.journal.writer import JournalWriter
-from gateway.transport.tasks import AGAIN_SECS, Tasks, forever
+from gateway.transport.tasks import AGAIN_SECS, Tasks, run_forever
 from tests.containment.faults import POISON, UNFORESEEN, by_type, counting, faulty, poisoned
 from tests.durable.scenes import DAY
 from tests.ingress.amqp_client import Amqp
@@ -113,7 +113,7 @@ def victims(kind: type[Any], name: str, error: Exception) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("error", UNFORESEEN, ids=by_type)
-@pytest.mark.parametrize("what", ["receive", "data_to_send", "tick", "drained", "lost"])
+@pytest.mark.parametrize("what", ["receive", "data_to_send", "tick", "resume_writing", "connection_lost"])
 @pytest.mark.parametrize("protocol", CONNECTIONS)
 def test_a_fault_of_a_connection_costs_the_connection(
     monkeypatch: pytest.MonkeyPatch,
@@ -129,16 +129,16 @@ def test_a_fault_of_a_connection_costs_the_connection(
         monkeypatch.setattr(kind, what, victims(kind, what, error))
         if what == "receive":
             victim.send(b"\0")
-        elif what == "drained":
+        elif what == "resume_writing":
             gateway.ask(lambda: starve(gateway, protocol))
         elif what == "data_to_send":
             gateway.ask(
                 lambda: [one.stream.mark() for one in gateway.gateway.listeners[protocol].connections]
             )
             gateway.ask(gateway.gateway.writes.flush)
-        elif what == "lost":
+        elif what == "connection_lost":
             victim.cut()
-        if what != "lost":
+        if what != "connection_lost":
             victim.rest()
         gateway.until(lambda: counted["connection"] > 0)
         monkeypatch.undo()
@@ -217,7 +217,7 @@ def test_a_fault_of_a_route_costs_the_message_on_that_route(
 
     real = Router.resolve
     monkeypatch.setattr(Router, "resolve", faulty_crossings)
-    gateway.ask(gateway.gateway.dispatcher.changed)
+    gateway.ask(gateway.gateway.dispatcher.invalidate)
     with Amqp(gateway).open() as program, connect(gateway, "other")[0] as other:
         program.call(m.QueueDeclare("q"), m.QueueDeclareOk)
         program.call(m.QueueBind("q", "amq.topic", "a.b"), m.QueueBindOk)
@@ -251,12 +251,12 @@ def test_a_fault_of_a_namespace_costs_the_message(
         else:
             monkeypatch.setattr(VirtualHost, "sinks", lambda self, address: None)
             monkeypatch.setattr(VirtualHost, "choose", poisoned_choose)
-        gateway.ask(gateway.gateway.dispatcher.changed)
+        gateway.ask(gateway.gateway.dispatcher.invalidate)
         client.call(m.ConfirmSelect(), m.ConfirmSelectOk)
         client.publish("", "q", POISON)
         gateway.until(lambda: counted["message"] == 1)
         monkeypatch.undo()
-        gateway.ask(gateway.gateway.dispatcher.changed)
+        gateway.ask(gateway.gateway.dispatcher.invalidate)
         client.publish("", "q", b"after")
         client.call(m.BasicConsume("q", no_ack=True), m.BasicConsumeOk)
         assert client.delivered(1)[0][6] == b"after"
@@ -379,7 +379,7 @@ async def test_what_has_to_run_runs_again(counted: Counter[str], autojump_clock:
         if len(runs) < 3:
             raise ODD
 
-    await forever("timer", task)
+    await run_forever("timer", task)
     assert [later - runs[0] for later in runs] == [0, AGAIN_SECS, 2 * AGAIN_SECS]
     assert counted == {"timer": 2}
 
@@ -509,7 +509,7 @@ def test_a_fault_behind_a_guard_against_repeats(
 ) -> None:
     mapping = tmp_path / "mapping.yaml"
     mapping.write_text(DEDUPLICATING)
-    monkeypatch.setattr(Guard, "_pass_on", passing_on(Guard._pass_on))
+    monkeypatch.setattr(Guard, "_forward", passing_on(Guard._forward))
     with faulty(mappings=[str(mapping)]) as gateway, Amqp(gateway).open() as program:
         program.call(m.QueueDeclare("q"), m.QueueDeclareOk)
         program.call(m.QueueBind("q", "amq.topic", "a.b"), m.QueueBindOk)
@@ -578,7 +578,7 @@ def test_a_fault_of_the_journal_keeps_nothing_in_an_outbox(
     router = Router([parse(text, "t.yaml")], {"a": "mqtt"})
     journaling = open_journal(Journal(enabled=True), tmp_path, router)
     monkeypatch.setattr(journaling.writer, "record", raises)
-    journaling.left(router.routes[0], [], ACCEPTED, clock.now())
+    journaling.record_left(router.routes[0], [], ACCEPTED, clock.now())
     journaling.writer.close()
     assert counted == {"journal": 1}
 
@@ -608,7 +608,7 @@ def test_a_fault_of_a_client_that_is_taken_over(
     monkeypatch: pytest.MonkeyPatch, gateway: Running, bystander: Mqtt, counted: Counter[str]
 ) -> None:
     with connect(gateway, "same")[0] as first:
-        monkeypatch.setattr(MqttConnection, "taken_over", raises)
+        monkeypatch.setattr(MqttConnection, "handle_takeover", raises)
         with connect(gateway, "same")[0] as second:
             first.rest()
             second.ping()
@@ -659,14 +659,14 @@ def test_a_fault_of_a_wish_leaves_the_message_to_others(counted: Counter[str]) -
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def room(self) -> int:
+        def capacity(self) -> int:
             return 100
 
         def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
             taken[self.name] += [message.body for message in messages]
             queue.acknowledged(range(position, position + len(messages)))
 
-        def failed(self, error: Exception) -> None:
+        def handle_error(self, error: Exception) -> None:
             raise AssertionError(error)
 
         def cancelled(self, queue: Queue) -> None:

@@ -21,7 +21,7 @@ from gateway.broker.mqtt.echoes import (
     QUICK_MAX,
     QUICK_SECS,
     ROUNDS_PER_HOP,
-    Echoes,
+    EchoDetector,
     Ledger,
 )
 from gateway.egress.link import Link as RunningLink
@@ -79,7 +79,7 @@ def joined(
         given = {"url": url_of(far, protocol), "reconnect_min_secs": 0.01, "reconnect_max_secs": 0.02}
         store = StoreSettings(path=folder / "data") if stored else StoreSettings(enabled=False)
         with faulty(mappings=[str(mapping)], links={"far": make_link(**given)}, store=store) as near:
-            near.until(lambda: near.gateway.links["far"].up)
+            near.until(lambda: near.gateway.links["far"].is_up)
             yield near, far
 
 
@@ -179,14 +179,14 @@ def test_a_fault_of_a_link_costs_an_attempt(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, counted: Counter[str], error: Exception
 ) -> None:
     failures = [error, error]
-    real = RunningLink._once
+    real = RunningLink._run_connection
 
     async def once(self: RunningLink) -> None:
         if failures:
             raise failures.pop()
         await real(self)
 
-    monkeypatch.setattr(RunningLink, "_once", once)
+    monkeypatch.setattr(RunningLink, "_run_connection", once)
     with joined(tmp_path, "mqtt") as (near, far), connect(far, "c")[0] as consumer:
         consumer.subscribe("a/b", 1)
         publish(near, b"1")
@@ -212,7 +212,7 @@ def test_a_fault_of_a_tick_or_a_handshake(
     monkeypatch.setattr(kind, name, twice)
     monkeypatch.setattr("gateway.egress.link.TICK_SECS", 0.02)
     with joined(tmp_path, "mqtt") as (near, far), connect(far, "c")[0] as consumer:
-        near.until(lambda: not armed and near.gateway.links["far"].up)
+        near.until(lambda: not armed and near.gateway.links["far"].is_up)
         consumer.subscribe("a/b", 1)
         publish(near, b"1")
         assert heard(consumer, 1) == [b"1"]
@@ -257,7 +257,7 @@ def test_a_circle_of_two_gateways_without_hops_ends(tmp_path: Path, counted: Cou
         def refused() -> int:
             return sum(route.failed for gateway in both for route in gateway.gateway.dispatcher.router.routes)
 
-        one.until(lambda: all(gateway.gateway.links["other"].up for gateway in both))
+        one.until(lambda: all(gateway.gateway.links["other"].is_up for gateway in both))
         with connect(two, "c")[0] as listening, connect(one, "d")[0] as device:
             listening.subscribe("c/#")
             for number in range(20):
@@ -281,7 +281,7 @@ def sent(
     ledger.send([Message(topic_address("t"), body, sender=sender)], now, [packet_id])
 
 
-def hop(echoes: Echoes, body: bytes, sender: Sender, now: float = 0.0) -> int:
+def hop(echoes: EchoDetector, body: bytes, sender: Sender, now: float = 0.0) -> int:
     return echoes.hops(b"t", body, sender, now)
 
 
@@ -291,9 +291,9 @@ def _nothing(receipt: int) -> Message | None:
 
 
 def test_a_slow_echo_counts_a_hop_after_so_many_rounds() -> None:
-    echoes = Echoes()
+    echoes = EchoDetector()
     ledger = echoes.ledger("link", _nothing)
-    assert not echoes.awaited
+    assert not echoes.has_sent
     sent(ledger, b"x")
     hops = []
     for round in range(1, 3 * ROUNDS_PER_HOP + 1):
@@ -304,7 +304,7 @@ def test_a_slow_echo_counts_a_hop_after_so_many_rounds() -> None:
 
 
 def test_who_brings_a_message_back_quickly_is_the_other_end_of_a_circle() -> None:
-    echoes = Echoes()
+    echoes = EchoDetector()
     ledger = echoes.ledger("link", _nothing)
     sent(ledger, b"x")
     for _ in range(QUICK_MAX - 1):
@@ -321,7 +321,7 @@ def test_who_brings_a_message_back_quickly_is_the_other_end_of_a_circle() -> Non
 
 
 def test_in_turn_they_prove_nothing() -> None:
-    echoes = Echoes()
+    echoes = EchoDetector()
     ledger = echoes.ledger("link", _nothing)
     sent(ledger, b"x")
     for round in range(2 * QUICK_MAX):
@@ -331,18 +331,18 @@ def test_in_turn_they_prove_nothing() -> None:
 
 
 def test_what_is_unconfirmed_is_an_echo_at_once() -> None:
-    echoes = Echoes()
+    echoes = EchoDetector()
     unconfirmed = {7: Message(topic_address("t"), b"x"), 8: Message(topic_address("t"), b"another")}
     ledger = echoes.ledger("link", unconfirmed.get)
     for packet_id in (6, 7, 8):  # the first is confirmed, of the last the id has come to be another's
         sent(ledger, b"x", packet_id=packet_id)
     assert hop(echoes, b"x", DEVICE) == 0
     assert [hop(echoes, b"x", PEER) for _ in range(4)] == [HOPS_CERTAIN, 0, 0, 0]
-    assert not echoes.awaited
+    assert not echoes.has_sent
 
 
 def test_a_last_round_that_is_unconfirmed_is_proof_all_the_same() -> None:
-    echoes = Echoes()
+    echoes = EchoDetector()
     ledger = echoes.ledger("link", {7: Message(topic_address("t"), b"x")}.get)
     sent(ledger, b"x")
     for round in range(1, QUICK_MAX):
@@ -354,7 +354,7 @@ def test_a_last_round_that_is_unconfirmed_is_proof_all_the_same() -> None:
 
 
 def test_an_echo_of_anothers_is_found_behind_its_own() -> None:
-    echoes = Echoes()
+    echoes = EchoDetector()
     ledger = echoes.ledger("link", {7: Message(topic_address("t"), b"x")}.get)
     sent(ledger, b"x", PEER)
     sent(ledger, b"x", DEVICE, packet_id=7)
@@ -362,7 +362,7 @@ def test_an_echo_of_anothers_is_found_behind_its_own() -> None:
 
 
 def test_who_repeats_himself_is_no_echo() -> None:
-    echoes = Echoes()
+    echoes = EchoDetector()
     ledger = echoes.ledger("link", _nothing)
     for _ in range(100):
         assert hop(echoes, b"x", DEVICE) == 0
@@ -370,7 +370,7 @@ def test_who_repeats_himself_is_no_echo() -> None:
 
 
 def test_who_repeats_what_another_said_loses_one_of_them_at_most() -> None:
-    echoes = Echoes()
+    echoes = EchoDetector()
     ledger = echoes.ledger("link", _nothing)
     sent(ledger, b"x")
     hops = []
@@ -384,7 +384,7 @@ def test_who_repeats_what_another_said_loses_one_of_them_at_most() -> None:
 
 def test_copies_of_one_message_are_told_apart() -> None:
     """A device that keeps saying the same does not lend new life to what goes round already."""
-    echoes = Echoes()
+    echoes = EchoDetector()
     ledger = echoes.ledger("link", _nothing)
     alive = 0
     for round in range(20 * ROUNDS_PER_HOP):
@@ -400,7 +400,7 @@ def test_copies_of_one_message_are_told_apart() -> None:
 
 
 def test_another_message_or_a_late_one_is_no_echo() -> None:
-    echoes = Echoes()
+    echoes = EchoDetector()
     ledger = echoes.ledger("link", _nothing)
     for _ in range(100):
         sent(ledger, b"x")
@@ -409,11 +409,11 @@ def test_another_message_or_a_late_one_is_no_echo() -> None:
     assert [hop(echoes, b"x", PEER, ECHO_SECS) for _ in range(100)] == [0] * 100
     sent(ledger, b"z")
     ledger.tick(ECHO_SECS)
-    assert not echoes.awaited
+    assert not echoes.has_sent
 
 
 def test_the_memory_is_bounded() -> None:
-    echoes = Echoes()
+    echoes = EchoDetector()
     ledger = echoes.ledger("link", _nothing)
     for number in range(KEYS_MAX + 100):
         sent(ledger, b"%d" % number)

@@ -21,7 +21,7 @@ from gateway.protocols.amqp091 import translate as amqp091
 from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties
 from gateway.protocols.amqpfast import translate as amqpfast
 from gateway.protocols.amqpfast.codec import Head, encode_head_properties
-from gateway.protocols.amqpfast.tables import understand
+from gateway.protocols.amqpfast.tables import decode_headers
 from gateway.protocols.mqtt import translate as mqtt
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.properties import encode_property
@@ -178,6 +178,6 @@ def test_any_text_under_any_note_of_mqtt(plain: Any, type: Any) -> None:
 @given(st.lists(typed, max_size=3) | json_values, kinds | json_values)
 def test_any_text_under_any_note_of_amqpfast(said: Any, type: Any) -> None:
     note = Value(ValueType.STRING, json.dumps({"H": type}))
-    found = understand((("H", Value(ValueType.STRING, json.dumps(said))), ("GATEWAY_TYPES", note)))
+    found = decode_headers((("H", Value(ValueType.STRING, json.dumps(said))), ("GATEWAY_TYPES", note)))
     assert all(fits(value) for _, value in found)
     crosses(property_set(Properties(headers=found)))

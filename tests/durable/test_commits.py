@@ -16,7 +16,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from gateway.protocols.amqp091 import methods as m091
 from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties
 from gateway.protocols.amqp091.events import ChannelClosed as ChannelClosed091
-from gateway.protocols.amqp091.events import Got
+from gateway.protocols.amqp091.events import GetResponse
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import ChannelClosed, Replies
 from gateway.protocols.mqtt.packets import Will
@@ -246,7 +246,7 @@ def test_a_client_that_is_cut_off_during_its_commit_does_it_wholly_or_not_at_all
     client = Amqp(site.started).open()
     client.call(m091.TxSelect(), m091.TxSelectOk)
     client.say(m091.BasicGet("jobs"))
-    tag = client.next(Got).method.delivery_tag
+    tag = client.next(GetResponse).method.delivery_tag
     client.publish("", "next", bodies[0], properties=LASTING)
     site.disk.gate.clear()
     site.disk.waiting.clear()
@@ -302,7 +302,7 @@ def test_no_acknowledgement_is_stored_of_a_commit_that_one_queue_has_refused(sit
     client = Amqp(site.started).open()
     client.call(m091.TxSelect(), m091.TxSelectOk)
     client.say(m091.BasicGet("roomy"))
-    tag = client.next(Got).method.delivery_tag
+    tag = client.next(GetResponse).method.delivery_tag
     client.publish("amq.topic", "w.x", b"result", properties=LASTING)
     client.say(m091.BasicAck(tag), m091.TxCommit())
     client.next(ChannelClosed091)

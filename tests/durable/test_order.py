@@ -117,7 +117,7 @@ def test_an_id_on_disk_has_its_message_there_after_each_commit(
         use.step()
     assert use.finish() == set(range(1, use.published + 1))
     use.close()
-    gateway.until(lambda: gateway.gateway.core.pauses.held() == {})
+    gateway.until(lambda: gateway.gateway.core.pauses.waiting_by_route() == {})
     gateway.stop()
     crashes.check(body_of)
     kinds = {one.split("/")[0] for state in crashes.states for one in state.ids}

@@ -12,7 +12,7 @@ from gateway.egress.link import LinkStatus
 from gateway.model.batch import Batch, Recipient, Sink, SubBatch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
-from gateway.model.spooled_bodies import joined
+from gateway.model.spooled_bodies import join_pieces
 from gateway.model.times import Monotonic
 from gateway.telemetry.stats import LinkStats
 
@@ -51,7 +51,7 @@ class MemoryStream(Generic[ConnectionT]):
     def expect(self, byte_count: int) -> None:
         """Here all comes at once."""
 
-    def again(self) -> None:
+    def request_turn(self) -> None:
         cast(Any, self.owner).receive(b"", trio.current_time())
 
     def postpone(self, events: list[Any]) -> None:
@@ -61,7 +61,7 @@ class MemoryStream(Generic[ConnectionT]):
         events, self._postponed = self._postponed, None
         return events
 
-    def spent(self) -> bool:
+    def is_turn_spent(self) -> bool:
         return False
 
     @property
@@ -73,7 +73,7 @@ class MemoryStream(Generic[ConnectionT]):
         if not self.closed and owner is not None:
             self.closed = True
             self.last = owner.data_to_send()
-            owner.lost(reason)
+            owner.connection_lost(reason)
 
     abort = end
 
@@ -89,8 +89,8 @@ class NotedStatus(LinkStatus):
     def ups(self) -> int:
         return self.stats.connects
 
-    def went_down(self, why: str) -> None:
-        super().went_down(why)
+    def mark_down(self, why: str) -> None:
+        super().mark_down(why)
         self.downs.append(why)
 
 
@@ -152,7 +152,7 @@ class QueueRig(Generic[ConversationT, ConnectionT, RemoteT]):
         self._fresh()
         talking, now = cast(Any, self.session), trio.current_time()
         self.stream.owner = talking.connect(self.stream, self.settings.target(), now)
-        self.stats.opened(self.stream.owner.machine)
+        self.stats.add_connection(self.stream.owner.machine)
         self.move()
 
     def lose(self) -> None:
@@ -165,14 +165,14 @@ class QueueRig(Generic[ConversationT, ConnectionT, RemoteT]):
         for _ in range(TURNS_MAX):
             connection = cast(Any, self.connection)
             said_by_us = connection.data_to_send()
-            sent = said_by_us if isinstance(said_by_us, bytes) else joined(said_by_us)
+            sent = said_by_us if isinstance(said_by_us, bytes) else join_pieces(said_by_us)
             self.stream.queued = 0
             if sent:
                 self.remote.receive(sent)
             said = self.remote.machine.data_to_send()
             if said:
                 connection.receive(said, trio.current_time())
-                talking.turn_done()
+                talking.end_turn()
             if self.stream.closed or (not sent and not said):
                 return
         raise AssertionError("they never stop talking")
@@ -181,5 +181,5 @@ class QueueRig(Generic[ConversationT, ConnectionT, RemoteT]):
         talking = cast(Any, self.session)
         cast(Any, self.connection).tick(trio.current_time())
         talking.tick(trio.current_time())
-        talking.turn_done()
+        talking.end_turn()
         self.move()

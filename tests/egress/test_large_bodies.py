@@ -49,14 +49,14 @@ def test_it_goes_back_and_the_link_stays(far: str, tmp_path: Path) -> None:
         arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": letters}
         channel.queue_declare("work", arguments=arguments)
         with running(settings) as near, connect(near, "reader")[0] as reader:
-            near.until(lambda: near.gateway.links["far"].up)
+            near.until(lambda: near.gateway.links["far"].is_up)
             connects = near.ask(lambda: near.gateway.links["far"].stats.connects)
             reader.subscribe("down")
             for body in (b"before", bytes(3 * MIB), b"after"):
                 channel.basic_publish("", "work", body)
             assert [reader.body(), reader.body()] == [b"before", b"after"]
             stats = near.gateway.links["far"].stats
-            near.until(lambda: ("rejected", "too_large", 1) in [tuple(one) for one in stats.settled()])
+            near.until(lambda: ("rejected", "too_large", 1) in [tuple(one) for one in stats.settled_counts()])
             assert near.ask(lambda: stats.connects) == connects
             assert near.ask(lambda: len(near.gateway.dead_letters)) == 1
         _, _, body = next(channel.consume(letters, auto_ack=True, inactivity_timeout=20.0))

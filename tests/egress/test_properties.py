@@ -48,7 +48,7 @@ def test_too_many_properties_of_a_broker_are_a_dead_letter_and_the_link_stays(
     limits = Limits(properties_max=MOST, properties_bytes_max=BYTES)
     settings = settings_of(links={"far": link}, mappings=(str(mapping),), limits=limits)
     with running(settings) as near:
-        near.until(lambda: near.gateway.links["far"].up)
+        near.until(lambda: near.gateway.links["far"].is_up)
         connects = near.ask(lambda: near.gateway.links["far"].stats.connects)
         reader, _ = connect(near, "reader")
         with reader, Fast(far).open() as writer:
@@ -62,7 +62,9 @@ def test_too_many_properties_of_a_broker_are_a_dead_letter_and_the_link_stays(
             assert [reader.body(), reader.body()] == [b"before", b"after"]
             stats = near.gateway.links["far"].stats
             near.until(
-                lambda: sum(count for outcome, _, count in stats.settled() if outcome == "rejected") == 1
+                lambda: (
+                    sum(count for outcome, _, count in stats.settled_counts() if outcome == "rejected") == 1
+                )
             )
             assert near.ask(lambda: len(near.gateway.dead_letters)) == 1
             assert near.ask(lambda: near.gateway.links["far"].stats.connects) == connects

@@ -41,11 +41,11 @@ def test_turns(name: str, count: int, ends: list[bool], expected: list[tuple[int
     assert turns.at == 0
     found = []
     for held in ends:
-        wait = turns.failed(held)
+        wait = turns.advance(held)
         found.append((turns.at, wait))
     assert found == expected
 
 
 def test_waits_are_jittered_down_to_half() -> None:
-    assert UrlOrder(1, 2.0, 5.0, lambda: 0.0).failed(FAILED) == 1.0
-    assert 1.0 <= UrlOrder(1, 2.0, 5.0).failed(FAILED) <= 2.0
+    assert UrlOrder(1, 2.0, 5.0, lambda: 0.0).advance(FAILED) == 1.0
+    assert 1.0 <= UrlOrder(1, 2.0, 5.0).advance(FAILED) <= 2.0

@@ -60,7 +60,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[Running, Running]]:
         near = stack.enter_context(
             running(settings_of(journal=journal, links=links, mappings=(str(mapping),)))
         )
-        near.until(lambda: all(link.up for link in near.gateway.links.values()))
+        near.until(lambda: all(link.is_up for link in near.gateway.links.values()))
         stack.enter_context(connect(near, "reader")[0]).subscribe("came")
         yield far, near
 

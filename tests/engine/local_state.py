@@ -125,5 +125,5 @@ def joined(local: LocalDatabase, name: str) -> tuple[LocalState, Membership]:
     membership = Membership(state, name, "1", SILENT_SECS)
     membership.tick(Monotonic(0.0))
     local.settle()
-    assert not membership.why_not
+    assert not membership.unavailable_reason
     return state, membership

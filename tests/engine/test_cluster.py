@@ -35,7 +35,7 @@ def test_without_a_node_clients_go_on_and_replicas_begin(cluster: RabbitCluster)
         cluster.nodes[0].stop(kill=True)
         info = publisher.paho.publish("cluster/a", b"x", qos=2, retain=True)
         info.wait_for_publish(ELECTED_SECS)
-        assert info.is_published(), staying.engine.why_not
+        assert info.is_published(), staying.engine.unavailable_reason
         beginning = Replica("beginning", urls, "cluster", reconnect_max_secs=0.5)
         with replicas(beginning), lasting(beginning.mqtt, "away") as away:
             assert away.present

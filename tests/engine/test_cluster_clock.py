@@ -28,8 +28,8 @@ async def ask(cluster: ClusterClock, true: float, *, there: float = 0.05, back: 
 
 async def test_several_answers_are_more_exact_than_one(autojump_clock: trio.testing.MockClock) -> None:
     cluster = ClusterClock()
-    assert cluster.why_not
-    assert cluster.why_not
+    assert cluster.unavailable_reason
+    assert cluster.unavailable_reason
     true = BASE + 0.3
     for _ in range(20):
         true = await ask(cluster, true)
@@ -65,7 +65,7 @@ async def test_a_wrong_wall_clock_is_noticed_and_changes_nothing(
     cluster = ClusterClock()
     assert cluster.utc() == pytest.approx(BASE, abs=0.1)  # nothing better is known
     await ask(cluster, BASE, there=0.0, back=0.0)
-    assert not cluster.why_not
+    assert not cluster.unavailable_reason
     assert cluster.correction == 0.0
     before = cluster.utc()
     wall[0] += off
@@ -76,12 +76,12 @@ async def test_a_wrong_wall_clock_is_noticed_and_changes_nothing(
     assert cluster.utc() == before
     assert cluster.skew == pytest.approx(off, abs=0.6)
     assert cluster.correction == 0.0  # for the process goes by a clock that has not jumped
-    assert f"{cluster.skew:.1f} seconds" in cluster.why_not
+    assert f"{cluster.skew:.1f} seconds" in cluster.unavailable_reason
     wall[0] = BASE
     with structlog.testing.capture_logs() as lines:
         cluster.check()
     assert [line["event"] for line in lines] == ["clock right again"]
-    assert not cluster.why_not
+    assert not cluster.unavailable_reason
 
 
 @pytest.mark.parametrize("off", [7_200.0, -7_200.0])
@@ -94,12 +94,12 @@ async def test_a_clock_that_is_wrong_from_the_start_jumps_nowhere(
     monkeypatch.setattr(clock, "_steady", clock.SteadyClock())
     cluster = ClusterClock()
     await ask(cluster, BASE, there=0.0, back=0.0)
-    assert cluster.why_not
+    assert cluster.unavailable_reason
     assert cluster.correction == pytest.approx(off, abs=0.6)
     before = clock.utc()
     wall[0] = BASE
     cluster.check()
-    assert not cluster.why_not
+    assert not cluster.unavailable_reason
     assert cluster.skew == pytest.approx(0.0, abs=0.6)
     assert clock.utc() == pytest.approx(before, abs=1.0)
     assert cluster.correction == pytest.approx(off, abs=1.0)
@@ -112,7 +112,7 @@ async def test_an_answer_that_is_not_exact_blames_nobody(
     monkeypatch.setattr(clock, "unix_time", lambda: BASE + 30)
     cluster = ClusterClock()
     await ask(cluster, BASE, there=0.0, back=30.0)
-    assert not cluster.why_not
+    assert not cluster.unavailable_reason
 
 
 def test_what_the_broker_says() -> None:

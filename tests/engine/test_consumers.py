@@ -54,7 +54,7 @@ class Asking:
         self.channels += 1
         return self.channels
 
-    def decided(self) -> None:
+    def handle_checks_complete(self) -> None:
         pass
 
 
@@ -67,7 +67,7 @@ class Queue:
     fresh = False
     keys = ()
 
-    is_wanted = True
+    needs_queue = True
 
     def __init__(self) -> None:
         self.unbound: dict[str, Any] = {}
@@ -79,7 +79,7 @@ class Queue:
     def deliver(self, *_: Any) -> None:
         pass
 
-    def waits(self, count: int) -> None:
+    def set_backlog(self, count: int) -> None:
         pass
 
     def unreachable(self) -> None:
@@ -111,7 +111,7 @@ def consumed(consumers: Consumers, asking: Asking) -> tuple[Queue, int, str]:
     queue = Queue()
     consumers.begin(queue)
     checking, _ = asking.written.of(m.QueueDeclare)[0]
-    consumers.answered(checking, m.QueueDeclareOk("q"))
+    consumers.process_method(checking, m.QueueDeclareOk("q"))
     ((channel, method),) = asking.written.of(m.BasicConsume)
     assert isinstance(method, m.BasicConsume)
     return queue, channel, method.consumer_tag
@@ -123,10 +123,10 @@ def test_it_is_not_cancelled_before_the_cluster_consumes(consumers: Consumers, a
     freed: list[str] = []
     consumers.end(queue, lambda given_back: freed.append(f"then {len(given_back)}"))
     assert not asking.written.of(m.BasicCancel)
-    consumers.answered(channel, m.BasicConsumeOk(name))
+    consumers.process_method(channel, m.BasicConsumeOk(name))
     assert asking.written.of(m.BasicCancel) == [(channel, m.BasicCancel(name))]
     assert not freed
-    consumers.answered(channel, m.BasicCancelOk(name))
+    consumers.process_method(channel, m.BasicCancelOk(name))
     assert freed == ["then 0"]
     assert not consumers.consumes(queue)
 
@@ -141,7 +141,7 @@ def test_nor_when_it_is_to_be_consumed_with_other_credit(consumers: Consumers, a
     names = [method.consumer_tag for _, method in asking.written.of(m.BasicConsume)]  # type: ignore[attr-defined]
     assert len(set(names)) == 3
     for one in names:
-        consumers.answered(channel, m.BasicConsumeOk(one))
+        consumers.process_method(channel, m.BasicConsumeOk(one))
     cancelled = [method.consumer_tag for _, method in asking.written.of(m.BasicCancel)]  # type: ignore[attr-defined]
     assert cancelled == names[:2]
     assert name == names[0]
@@ -150,7 +150,7 @@ def test_nor_when_it_is_to_be_consumed_with_other_credit(consumers: Consumers, a
 def test_a_queue_is_not_free_while_something_may_still_come(consumers: Consumers, asking: Asking) -> None:
     """No credit, then no client: what was on its way meanwhile was nobody's until the connection ended."""
     queue, channel, name = consumed(consumers, asking)
-    consumers.answered(channel, m.BasicConsumeOk(name))
+    consumers.process_method(channel, m.BasicConsumeOk(name))
     queue.prefetch = 0
     consumers.renew(queue)
     freed: list[str] = []
@@ -159,9 +159,9 @@ def test_a_queue_is_not_free_while_something_may_still_come(consumers: Consumers
     consumers.delivered(channel, encode_short_string(name), 7, False, (b"", b"", b"late"))
     assert not freed
     assert not asking.written.nacked
-    consumers.answered(channel, m.BasicCancelOk(name))
+    consumers.process_method(channel, m.BasicCancelOk(name))
     checking, _ = asking.written.of(m.QueueDeclare)[-1]
-    consumers.answered(checking, m.QueueDeclareOk("q", 0, 0))
+    consumers.process_method(checking, m.QueueDeclareOk("q", 0, 0))
     assert asking.written.nacked == [(channel, 7)]
     assert not freed  # until the queue has it again
     looks(consumers, checking, 1)
@@ -171,21 +171,21 @@ def test_a_queue_is_not_free_while_something_may_still_come(consumers: Consumers
 def looks(consumers: Consumers, checking: int, count: int) -> None:
     """The queue is looked at as often as it takes, and has so many messages."""
     for _ in range(LOOKS_MIN):
-        consumers.answered(checking, m.QueueDeclareOk("q", count, 0))
+        consumers.process_method(checking, m.QueueDeclareOk("q", count, 0))
 
 
 def returning(consumers: Consumers, asking: Asking, ready: int, held: int) -> tuple[list[str], int, int, str]:
     """A consumer is over that held so many messages, while others were ready in the queue: who hears of it,
     the channel on which the queue is looked at, and where it was consumed, under which name."""
     queue, channel, name = consumed(consumers, asking)
-    consumers.answered(channel, m.BasicConsumeOk(name))
+    consumers.process_method(channel, m.BasicConsumeOk(name))
     for tag in range(1, held + 1):
         consumers.delivered(channel, encode_short_string(name), tag, False, (b"", b"", b"x"))
     freed: list[str] = []
     consumers.end(queue, lambda given_back: freed.append(f"then {len(given_back)}"))
-    consumers.answered(channel, m.BasicCancelOk(name))
+    consumers.process_method(channel, m.BasicCancelOk(name))
     checking, _ = asking.written.of(m.QueueDeclare)[-1]
-    consumers.answered(checking, m.QueueDeclareOk("q", ready, 0))
+    consumers.process_method(checking, m.QueueDeclareOk("q", ready, 0))
     assert len(asking.written.nacked) == min(held, 16)
     return freed, checking, channel, name
 
@@ -196,9 +196,9 @@ def test_a_queue_is_given_back_as_many_at_a_time_as_it_keeps_in_order(
     freed, checking, channel, name = returning(consumers, asking, ready=3, held=35)
     looks(consumers, checking, 18)
     assert len(asking.written.nacked) == 16
-    consumers.answered(checking, m.QueueDeclareOk("q", 19, 0))
+    consumers.process_method(checking, m.QueueDeclareOk("q", 19, 0))
     assert len(asking.written.nacked) == 32
-    consumers.answered(checking, m.QueueDeclareOk("q", 55, 0))
+    consumers.process_method(checking, m.QueueDeclareOk("q", 55, 0))
     assert len(asking.written.nacked) == 32, "others may have published as many"
     consumers.delivered(channel, encode_short_string(name), 36, False, (b"", b"", b"late"))
     assert len(asking.written.nacked) == 32, "what is late goes back behind the rest"
@@ -214,9 +214,9 @@ def test_a_queue_is_given_back_as_many_at_a_time_as_it_keeps_in_order(
 def test_one_that_takes_none_is_given_all(consumers: Consumers, asking: Asking, passing: list[float]) -> None:
     freed, checking, _, _ = returning(consumers, asking, ready=3, held=35)
     for _ in range(200):
-        consumers.answered(checking, m.QueueDeclareOk("q", 3, 0))
+        consumers.process_method(checking, m.QueueDeclareOk("q", 3, 0))
     passing[0] += 2.1
-    consumers.answered(checking, m.QueueDeclareOk("q", 3, 0))
+    consumers.process_method(checking, m.QueueDeclareOk("q", 3, 0))
     assert len(asking.written.nacked) == 35
     assert freed == ["then 35"]
 
@@ -228,9 +228,9 @@ def test_a_queue_that_takes_its_time_is_waited_for(
     freed, checking, _, _ = returning(consumers, asking, ready=84, held=16)
     for count in (84, 97):
         for _ in range(500):
-            consumers.answered(checking, m.QueueDeclareOk("q", count, 0))
+            consumers.process_method(checking, m.QueueDeclareOk("q", count, 0))
         passing[0] += 1.9
-        consumers.answered(checking, m.QueueDeclareOk("q", count, 0))
+        consumers.process_method(checking, m.QueueDeclareOk("q", count, 0))
         assert not freed
     looks(consumers, checking, 100)
     assert freed == ["then 16"]
@@ -241,9 +241,9 @@ def test_one_that_has_no_room_is_not_waited_for(
 ) -> None:
     freed, checking, _, _ = returning(consumers, asking, ready=84, held=16)
     for _ in range(200):
-        consumers.answered(checking, m.QueueDeclareOk("q", 90, 0))
+        consumers.process_method(checking, m.QueueDeclareOk("q", 90, 0))
     passing[0] += 2.1
-    consumers.answered(checking, m.QueueDeclareOk("q", 90, 0))
+    consumers.process_method(checking, m.QueueDeclareOk("q", 90, 0))
     assert freed == ["then 16"]
 
 
@@ -268,9 +268,9 @@ def test_what_the_cluster_cancels_itself_is_not_cancelled(consumers: Consumers, 
     queue, channel, name = consumed(consumers, asking)
     freed: list[str] = []
     consumers.end(queue, lambda given_back: freed.append(f"then {len(given_back)}"))
-    consumers.answered(channel, m.BasicCancel(name))
+    consumers.process_method(channel, m.BasicCancel(name))
     assert freed == ["then 0"]
-    consumers.answered(channel, m.BasicConsumeOk(name))
+    consumers.process_method(channel, m.BasicConsumeOk(name))
     assert not asking.written.of(m.BasicCancel)
     assert freed == ["then 0"]
 
@@ -311,7 +311,7 @@ def test_nothing_is_declared_for_who_has_gone_meanwhile(
     if what == "ended":
         consumers.end(queue, lambda given_back: freed.append("freed"))
     else:
-        consumers.lose()
+        consumers.drop_all()
     (confirm,) = queue.confirming
     confirm(True)
     assert not [one for one in asking.asked if isinstance(one, m.QueueDeclare) and not one.passive]
@@ -326,9 +326,9 @@ def test_a_queue_that_cannot_be_deleted_costs_a_channel(consumers: Consumers, as
         consumers.delete(name, lambda name=name: gone.append(name))  # type: ignore[misc]
     checking, _ = asking.written.of(m.QueueDelete)[0]
     assert consumers.closed(checking, "NOT_FOUND - home node of durable queue is down or inaccessible")
-    consumers.opened(asking.channels)
+    consumers.use_channel(asking.channels)
     assert asking.written.of(m.QueueDelete)[-1] == (asking.channels, m.QueueDelete("there"))
-    consumers.answered(asking.channels, m.QueueDeleteOk(0))
+    consumers.process_method(asking.channels, m.QueueDeleteOk(0))
     assert gone == ["there"]
 
 
@@ -340,5 +340,5 @@ def test_some_queues_are_deleted_at_a_time(consumers: Consumers, asking: Asking)
     assert len(asking.written.of(m.QueueDelete)) == REMOVING_MAX
     for _ in range(REMOVING_MAX + 5):
         checking, _ = asking.written.of(m.QueueDelete)[-1]
-        consumers.answered(checking, m.QueueDeleteOk(0))
+        consumers.process_method(checking, m.QueueDeleteOk(0))
     assert gone == list(range(REMOVING_MAX + 5))

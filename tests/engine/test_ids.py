@@ -98,7 +98,7 @@ def test_messages_of_a_client_keep_their_order(local: LocalDatabase) -> None:
     other.publish(("held", b"x"))
     local.settle()
     told = [one.publish(("i", b"1")), one.publish((None, b"2"), ("held", b"y"), (None, b"3"))]
-    one.dispatcher.changed()
+    one.dispatcher.invalidate()
     told += [one.publish((None, b"4")), one.publish(("j", b"5"), (None, b"6"))]
     one.publish((None, b"another's"), client="b")
     assert one.target.bodies == [b"another's"]  # which waits for none of them

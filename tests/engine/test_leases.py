@@ -234,14 +234,14 @@ def test_an_end_in_order_frees_what_is_held(rig: Rig) -> None:
 
 def test_an_incarnation_joins_and_lives(rig: Rig) -> None:
     one = rig.membership
-    assert one.why_not
+    assert one.unavailable_reason
     one.tick(Monotonic(1.0))
     one.tick(Monotonic(1.2))
     assert rig.state.kinds() == [JoinReplica]  # one at a time
     rig.state.answer(JoinReplica, UNAVAILABLE)
     one.tick(Monotonic(1.4))
     rig.state.answer(JoinReplica, DONE)
-    assert one.why_not == ""
+    assert one.unavailable_reason == ""
     one.tick(Monotonic(1.4 + HEARTBEAT_SECS))
     assert rig.state.kinds() == [Heartbeat, Reap]
     rig.state.answer(Heartbeat, DONE)
@@ -343,7 +343,7 @@ def test_an_incarnation_that_was_declared_dead_is_followed_by_another(rig: Rig) 
     one.tick(Monotonic(1.0 + HEARTBEAT_SECS))
     rig.state.answer(Heartbeat, FENCED)
     assert buried == [first]
-    assert one.why_not
+    assert one.unavailable_reason
     one.tick(Monotonic(1.2 + HEARTBEAT_SECS))
     second = rig.state.answer(JoinReplica, DONE).replica
     assert second != first

@@ -292,7 +292,7 @@ async def test_the_oldest_go_and_are_counted_once(local: LocalDatabase) -> None:
     for replica in (one, other, later):
         replica.tick()
         assert replica.bodies() == [b"4", b"3"]
-    assert [replica.letters.crowded_out for replica in (one, other, later)] == [3, 0, 0]
+    assert [replica.letters.evicted_count for replica in (one, other, later)] == [3, 0, 0]
 
 
 async def test_replicas_that_push_out_at_once_count_each_letter_once(local: LocalDatabase) -> None:
@@ -307,7 +307,7 @@ async def test_replicas_that_push_out_at_once_count_each_letter_once(local: Loca
     for replica in (one, other):
         replica.tick(2 * SINCE)
         assert len(replica.bodies()) == len(replica.letters) == 3
-    assert one.letters.crowded_out + other.letters.crowded_out == 5
+    assert one.letters.evicted_count + other.letters.evicted_count == 5
 
 
 async def test_a_letter_that_the_database_rejects_is_counted(
@@ -318,7 +318,7 @@ async def test_a_letter_that_the_database_rejects_is_counted(
     with monkeypatch.context() as patch:
         patch.setattr(one.state, "submit", lambda operation, done: done(REJECTS))
         assert one.add(b"1") == ["kept"]
-    assert (len(one.letters), one.letters.byte_count, one.letters.crowded_out) == (0, 0, 1)
+    assert (len(one.letters), one.letters.byte_count, one.letters.evicted_count) == (0, 0, 1)
     one.add(b"2")
     local.settle()
     assert one.bodies() == [b"2"]
@@ -336,7 +336,7 @@ async def test_letters_go_by_bytes_and_of_the_user_who_has_most(local: LocalData
     other.add(b"4", b"5", user="bob")
     local.settle()
     assert one.bodies() == [b"5", b"4", b"3", b"a"]
-    assert other.letters.crowded_out == 2
+    assert other.letters.evicted_count == 2
 
 
 async def test_at_a_limit_a_message_stays_with_its_source(local: LocalDatabase) -> None:
@@ -368,7 +368,7 @@ async def test_while_the_database_is_away_letters_wait_within_limits(local: Loca
     told = [one.add(b"%d" % number) for number in range(4)]
     local.settle()
     assert told == [["kept"], [], [], []]  # crowded out
-    assert one.letters.crowded_out == 1
+    assert one.letters.evicted_count == 1
     one.tick()
     assert sum(map(len, told)) == 1
     one.state.is_away = False

@@ -83,7 +83,7 @@ def test_a_filter_whose_key_is_too_long_is_bound_to_all_that_it_matches(
 def test_a_key_is_bound_once_and_unbound_when_nobody_needs_it() -> None:
     bindings = Bindings()
     assert [bindings.add(["a", "+"]) for _ in range(3)] == ["a.*", None, None]
-    assert list(bindings.lacking()) == [("a.*", True)]
+    assert list(bindings.pending_changes()) == [("a.*", True)]
     assert [bindings.remove(["a", "+"]) for _ in range(3)] == [None, None, "a.*"]
     assert not len(bindings)
 
@@ -92,15 +92,15 @@ def test_only_the_difference_is_asked_for_over_another_connection() -> None:
     bindings = Bindings()
     for level in "abc":
         bindings.add([level])
-    bindings.stands("a", True)
-    bindings.stands("b", True)
+    bindings.set_bound("a", True)
+    bindings.set_bound("b", True)
     bindings.remove(["b"])
-    assert list(bindings.lacking()) == [("c", True), ("b", False)]
-    bindings.stands("b", False)
-    bindings.stands("c", True)
-    assert not list(bindings.lacking())
-    bindings.anew()
-    assert list(bindings.lacking()) == [("a", True), ("c", True)]
+    assert list(bindings.pending_changes()) == [("c", True), ("b", False)]
+    bindings.set_bound("b", False)
+    bindings.set_bound("c", True)
+    assert not list(bindings.pending_changes())
+    bindings.reset()
+    assert list(bindings.pending_changes()) == [("a", True), ("c", True)]
 
 
 def test_what_is_of_this_replica_alone_is_not_bound() -> None:

@@ -10,9 +10,9 @@ from gateway.engine.once import (
     LIVES_MAX,
     RECENT_LIVES_MAX,
     Chunk,
-    Once,
+    DuplicateFilter,
+    NumberSet,
     Recent,
-    Seen,
     recent_chunks,
 )
 
@@ -21,19 +21,19 @@ numbers = st.lists(st.one_of(st.integers(1, 300), st.integers(1, 2**64 - 1)), ma
 
 @given(numbers)
 def test_each_number_is_first_once(counts: list[int]) -> None:
-    known, seen = Seen(), set[int]()
+    known, seen = NumberSet(), set[int]()
     for count in counts:
         assert (count in known) is (count in seen)
         assert known.add(count) is (count not in seen)
         seen.add(count)
         assert count in known
-    again = Seen(known.chunks().items())
+    again = NumberSet(known.chunks().items())
     assert all((count in again) is (count in seen) for count in [*counts, 0, 7, 2**63])
 
 
 @given(st.lists(st.integers(1, 40 * CHUNK), max_size=200))
 def test_nothing_new_is_ever_taken_for_a_repeat(counts: list[int]) -> None:
-    once, seen, top = Once(16 * CHUNK), set[int](), 0
+    once, seen, top = DuplicateFilter(16 * CHUNK), set[int](), 0
     for count in counts:
         first = once.is_first((b"a life", count))
         assert first or count in seen
@@ -44,7 +44,7 @@ def test_nothing_new_is_ever_taken_for_a_repeat(counts: list[int]) -> None:
 
 
 def test_lives_do_not_meet_and_the_oldest_is_forgotten() -> None:
-    once = Once(8)
+    once = DuplicateFilter(8)
     lives = [bytes((life,)) for life in range(LIVES_MAX)]
     assert all(once.is_first((life, 1)) for life in lives)
     assert not any(once.is_first((life, 1)) for life in lives)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.broker.dead_letters import DeadLetters
-from gateway.engine.outboxes import FIRST_REASON, Drain, DrainSource, Grave
+from gateway.engine.outboxes import FIRST_REASON, Drain, DrainSource, RemovedMessageSink
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
@@ -59,7 +59,7 @@ def keeps_what_has_no_room(boxes: Boxes, answers: Answers) -> None:
     assert boxes.bodies == [b"other", b"1"]
     assert answers.outcomes[0] is ACCEPTED
     assert (answers.outcomes[1].verdict, answers.outcomes[1].reason) == (Verdict.RELEASED, Reason.QUOTA)
-    assert (boxes.letters.crowded_out, boxes.letters.refused) == (0, 1)
+    assert (boxes.letters.evicted_count, boxes.letters.refused) == (0, 1)
     assert boxes.noted == [(b"1", WAS_BURIED)]
 
 
@@ -99,6 +99,6 @@ def test_what_the_link_refuses_waits_in_its_queue_for_a_place() -> None:
 def test_what_the_cluster_has_taken_out_of_an_outbox_waits_for_a_place(reason: str) -> None:
     boxes = Boxes(2)
     others(boxes)
-    grave: Any = Grave(boxes, "out", boxes.route)  # type: ignore[arg-type]
+    grave: Any = RemovedMessageSink(boxes, "out", boxes.route)  # type: ignore[arg-type]
     answers = publish(grave, [stored(mqtt(body=body), reason) for body in (b"1", b"2")])
     keeps_what_has_no_room(boxes, answers)

@@ -35,7 +35,7 @@ class Replica:
 
     def put(self, user: str, count: int) -> int:
         """Return how many messages are accepted."""
-        return [self.shares.admits(user, 10) for _ in range(count)].count(True)
+        return [self.shares.admit(user, 10) for _ in range(count)].count(True)
 
 
 @pytest.mark.parametrize("bytes_max", [10**9, 1_000])
@@ -52,7 +52,7 @@ def test_a_user_who_has_filled_it_elsewhere_gets_a_part_of_the_reserve() -> None
     one, other = Replica(), Replica()
     put = one.put("greedy", MAX)
     for replica in (one, other):
-        replica.shares.counted(put)
+        replica.shares.reconcile(put)
     assert other.put("greedy", MAX) == RESERVE // 4
     assert other.put("modest", 3) == 3
     assert one.put("greedy", 1) == 0
@@ -61,9 +61,9 @@ def test_a_user_who_has_filled_it_elsewhere_gets_a_part_of_the_reserve() -> None
 def test_what_has_left_counts_no_more() -> None:
     one = Replica()
     one.put("greedy", MAX)
-    one.shares.counted(MAX - RESERVE)
+    one.shares.reconcile(MAX - RESERVE)
     assert one.put("greedy", 1) == 0
-    one.shares.counted(0)
+    one.shares.reconcile(0)
     assert (one.quota.count, one.quota.total) == (0, 0)
     assert one.put("greedy", MAX) == MAX - RESERVE
 
@@ -71,9 +71,9 @@ def test_what_has_left_counts_no_more() -> None:
 def test_the_oldest_leave_first() -> None:
     one = Replica()
     one.put("first", 30)
-    one.shares.counted(30)
+    one.shares.reconcile(30)
     one.put("second", 30)
-    one.shares.counted(30)
+    one.shares.reconcile(30)
     assert (one.quota.count_of("first"), one.quota.count_of("second")) == (0, 30)
 
 
@@ -81,7 +81,7 @@ def test_old_periods_are_joined() -> None:
     one = Replica(bytes_max=10**6)
     for at in range(3 * PERIODS_MAX):
         one.put(f"u{at % 2}", 1)
-        one.shares.counted(MAX * 10)
+        one.shares.reconcile(MAX * 10)
     assert one.quota.count == 3 * PERIODS_MAX
     assert len(one.shares._periods) <= PERIODS_MAX + 1
 
@@ -93,6 +93,6 @@ def test_a_single_user_may_have_all() -> None:
 def test_a_user_may_replace_its_own_messages_alone() -> None:
     one = Replica(removes=True)
     assert one.put("only", 2 * MAX) == 2 * MAX
-    one.shares.counted(MAX)
+    one.shares.reconcile(MAX)
     assert one.put("modest", 1) == 1
     assert one.put("only", 1) == 0

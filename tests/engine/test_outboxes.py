@@ -320,13 +320,13 @@ def test_a_consumer_that_stops_acknowledges_all_in_the_end() -> None:
     consumer.stop()
     accept(consumer, 3)
     assert machine.said == [("ack", 1)]
-    assert not consumer.done
+    assert not consumer.is_settled
     consumer.last = 4  # it comes in return for the acknowledgement
     accept(consumer, 2)
-    assert not consumer.done
+    assert not consumer.is_settled
     accept(consumer, 4)
     assert machine.said == [("ack", 1), ("ack to", 4)]
-    assert consumer.done
+    assert consumer.is_settled
 
 
 def test_what_was_released_goes_back_with_the_channel() -> None:
@@ -336,7 +336,7 @@ def test_what_was_released_goes_back_with_the_channel() -> None:
     accept(consumer, 2)
     consumer.tick(1_000.0)
     assert machine.said == [("ack", 2)]
-    assert consumer.done
+    assert consumer.is_settled
 
 
 def test_a_consumer_that_lets_others_begin_acknowledges_at_once() -> None:
@@ -350,9 +350,9 @@ def test_a_consumer_that_lets_others_begin_acknowledges_at_once() -> None:
         consumer.cancel()
         accept(consumer, 2)
         assert machine.said == [("ack", 1), ("BasicCancel", 0), ("ack", 2)]
-        assert not consumer.done
+        assert not consumer.is_settled
         accept(consumer, 3)
-        assert consumer.done
+        assert consumer.is_settled
 
 
 def test_a_full_outbox_refuses(rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class Run:
         self._opening: Counter[str] = Counter()  # OpenSessions without an answer, by client
         self._back: dict[World, float] = {}  # when its database is there again
         for world in self.worlds:
-            world.membership.on_due.append(world.sessions.due)
+            world.membership.on_due.append(world.sessions.run_due_work)
             self._record(world)
 
     def _record(self, world: World) -> None:
@@ -176,7 +176,7 @@ class Run:
 
     def _notice(self, world: World) -> None:
         if world.store.notices:
-            world.sessions.noticed(world.store.notices.pop(0))
+            world.sessions.handle_notice(world.store.notices.pop(0))
 
     def _lose_notice(self, world: World) -> None:
         world.store.notices.clear()

@@ -69,6 +69,6 @@ def test_a_topic_that_is_too_long_is_refused_each_time_and_not_remembered() -> N
     """Such topics have up to 64 KB each, and nothing would free them."""
     publisher = make_publisher(LinkStats("engine", "amqp091", {}, ("localhost",)))
     for _ in range(2):
-        assert publisher._where("x" * 65_000) is None
-        assert publisher._where("a") is not None
+        assert publisher._encoded_target("x" * 65_000) is None
+        assert publisher._encoded_target("a") is not None
     assert list(publisher._wires) == ["a"]

@@ -244,7 +244,7 @@ def test_its_metrics_are_there(two: tuple[Replica, Replica], topic: str) -> None
     with Client(two[0].mqtt, "publisher") as publisher:
         publisher.publish(topic, b"x", retain=True)
         engine = two[0].engine
-        (data, *_), moved = two[0].ask(lambda: (metrics.exposed(""), engine.sessions.moved))
+        (data, *_), moved = two[0].ask(lambda: (metrics.exposition(""), engine.sessions.moved))
     told = data.decode()
     assert 'gateway_link_up{endpoint="engine",protocol="amqp091"} 1.0' in told
     assert "gateway_engine_bindings 0.0" in told

@@ -688,10 +688,10 @@ async def test_walks_of_one_user_do_not_delay_another_s(local: LocalDatabase) ->
     while "modest" not in done:
         assert one.state.step()
     assert len(done) <= 2 * IN_FLIGHT_MAX
-    assert one.retained.reads.waiting >= len(walkers) - 3 * IN_FLIGHT_MAX
+    assert one.retained.reads.waiting_count >= len(walkers) - 3 * IN_FLIGHT_MAX
     local.settle()
     assert done.count("greedy") == 20
-    assert one.retained.reads.waiting == 0
+    assert one.retained.reads.waiting_count == 0
     assert [len(walker.all()) for walker in walkers] == [3] * 21
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gateway import clock
 from gateway.access.principal import Principal
-from gateway.broker.mqtt.namespace import Newcomer
+from gateway.broker.mqtt.namespace import ConnectingClient
 from gateway.broker.mqtt.session import SessionLimits, SessionTally, SubscriptionOptions
 from gateway.engine import sessions as module
 from gateway.engine.claims import ClaimedWill
@@ -88,7 +88,7 @@ class World:
             self._local.settle()
             notices, self.store.notices = self.store.notices, []
             for notice in notices:
-                self.sessions.noticed(notice)
+                self.sessions.handle_notice(notice)
         self._local.settle()
 
     def step_soon(self) -> None:
@@ -108,30 +108,30 @@ class World:
     def is_expected(self, client: str) -> bool:
         return any(one.opening.client == client for one in self.arrivals)
 
-    def taken(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
+    def handle_new_owner(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
         for arrival in [one for one in self.arrivals if one.opening.client == client]:
             if arrival.owner != owner:
                 self.arrivals.remove(arrival)
-                self.sessions.give_up(arrival)
+                self.sessions.abandon_arrival(arrival)
         session = self.here.get(client)
         if session is not None and session.owner != owner and (at_once or not session.is_stopped):
             self.lost.append(client)
             self.leave(client)
 
-    def arrived(self, arrival: OpeningClient) -> None:
+    def add_arrival(self, arrival: OpeningClient) -> None:
         self.arrivals.append(arrival)
 
-    def refused(self, opening: Opening, user: str) -> None:
+    def deny_opening(self, opening: Opening, user: str) -> None:
         self.others.append(user)
 
-    def let_go_of(self, session: ClientSession, why: str) -> None:
+    def disconnect_client(self, session: ClientSession, why: str) -> None:
         self.leave(session.client_id)
 
     def publish_claimed(self, claim: ClaimedWill, publish: Callable[[], None]) -> None:
         publish()
         self.sessions.settle_will(claim.key, claim.epoch)
 
-    def publish_left(self, claim: ClaimedWill, message: bytes) -> None:
+    def publish_due_will(self, claim: ClaimedWill, message: bytes) -> None:
         self.wills.append(message)
         self.sessions.settle_will(claim.key, claim.epoch)
 
@@ -156,7 +156,7 @@ class World:
     def open(self, client: str, *, clean: bool = False, secs: float = 60.0, **more: Any) -> Guest:
         """A client connects; it is answered by `run`."""
         guest = Guest()
-        coming = Newcomer(
+        coming = ConnectingClient(
             client,
             clean,
             secs,
@@ -436,7 +436,7 @@ def test_a_client_that_goes_before_it_is_let_in_leaves_what_was_there(
         one.run()
     other.open("c")
     other.run()
-    other.sessions.give_up(other.arrivals.pop())
+    other.sessions.abandon_arrival(other.arrivals.pop())
     other.run()
     view = one.view("c")
     assert (view is not None and not view.connected and view.holder is None) is present
@@ -584,8 +584,8 @@ def test_a_will_of_a_client_that_came_back_elsewhere_is_published_once(
 def pass_time(worlds: tuple[World, ...], local: LocalDatabase, passed: list[float], secs: int) -> None:
     """Let seconds pass for all, who do what is due."""
     for world in worlds:
-        if world.sessions.due not in world.membership.on_due:
-            world.membership.on_due.append(world.sessions.due)
+        if world.sessions.run_due_work not in world.membership.on_due:
+            world.membership.on_due.append(world.sessions.run_due_work)
     for _ in range(secs):
         passed[0] += 1.0
         local.utc += 1.0
@@ -733,7 +733,7 @@ def test_a_queue_that_was_not_deleted_is_deleted_by_others(
     two: tuple[World, World], local: LocalDatabase, passed: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = two
-    other.membership.on_due.append(other.sessions.due)
+    other.membership.on_due.append(other.sessions.run_due_work)
     session = one.let_in("c")
     monkeypatch.setattr(one, "delete", lambda queue, done=None: None)  # lost before it comes to that
     one.open("c", clean=True)
@@ -766,13 +766,13 @@ def test_nothing_more_is_begun_while_the_database_is_away_for_long(
     one, _ = two
     one.store.is_away = True
     one.run()
-    assert not one.sessions.why_not
+    assert not one.sessions.unavailable_reason
     passed[0] += module.AWAY_SECS
     one.run()
-    assert one.sessions.why_not == AWAY
+    assert one.sessions.unavailable_reason == AWAY
     one.store.is_away = False
     one.run()
-    assert not one.sessions.why_not
+    assert not one.sessions.unavailable_reason
 
 
 def test_nothing_is_accepted_of_a_session_that_was_lost_while_it_leaves(two: tuple[World, World]) -> None:
@@ -905,7 +905,7 @@ def test_a_row_that_is_connected_for_nobody_is_left(
         one.run()
         one.store.is_away = False
     else:
-        one.sessions.noticed(Notice(NoticeSubject.MISSED))
+        one.sessions.handle_notice(Notice(NoticeSubject.MISSED))
     pass_time((one,), local, passed, 2)
     view = one.view("c")
     assert view is not None

@@ -59,7 +59,7 @@ def test_nothing_is_sent_that_the_next_owner_sends(rabbitmq: RabbitMQ, topic: st
             for at in range(3):
                 publisher.publish(topic, b"%d" % at)
             row = client.row()
-            going.ask(lambda: going.engine.hand_over(lambda outcome: None))
+            going.ask(lambda: going.engine.release_sessions(lambda outcome: None))
             staying.until(lambda: staying.stored("session", "careful", "holder") == [("",)])
             client.ack(PacketType.PUBACK, row[2])
             client.ping()

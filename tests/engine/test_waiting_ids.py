@@ -193,7 +193,7 @@ def test_an_id_is_stored_when_the_database_has_answered() -> None:
     announced = received.announce([1, 2, 3])
     assert announced.keys() == {1, 2}
     assert received.announce([1]) == {1: announced[1]}
-    received.answered(announced, ACCEPTED)
+    received.record_stored(announced, ACCEPTED)
     assert not received.announce([1, 2, 3])
     assert received.announce([4])
 
@@ -203,22 +203,22 @@ def test_an_id_that_is_reused_meanwhile_is_not_stored_by_the_earlier_answer() ->
     earlier = received.announce([1])
     received.release(1)
     later = received.announce([1])
-    received.answered(earlier, ACCEPTED)
+    received.record_stored(earlier, ACCEPTED)
     assert received.announce([1]) == later
-    received.answered(later, ACCEPTED)
+    received.record_stored(later, ACCEPTED)
     assert not received.announce([1])
 
 
 def test_an_id_that_another_owner_may_have_is_lost() -> None:
     received = ids()
-    received.answered(received.announce([1]), NOT_OURS)
+    received.record_stored(received.announce([1]), NOT_OURS)
     assert received.is_lost
 
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_refused_message_keeps_its_number_unless_its_client_was_told(told: bool) -> None:
     received = ids()
-    received.take(3)
+    received.add(3)
     received.forget(3, refusal_sent=told)
     assert 3 not in received
     assert received.number(3) == (None if told else (b"before", 3))

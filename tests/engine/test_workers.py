@@ -284,5 +284,5 @@ def test_a_worker_that_does_not_answer_is_killed(tmp_path: Path, monkeypatch: py
         frozen.signal(signal.SIGSTOP)
         until(lambda: "worker 1: not responding" in supervisor.reasons())
         until(lambda: frozen.restarts["silent"] == 1)
-        until(lambda: frozen.up and frozen.reasons != ["not responding"])
+        until(lambda: frozen.is_up and frozen.reasons != ["not responding"])
         assert not other.restarts

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from gateway.errors import ProtocolError
 from gateway.model.properties import Headers, Value, ValueType
-from gateway.model.spooled_bodies import joined
+from gateway.model.spooled_bodies import join_pieces
 from gateway.protocols.amqp091 import methods as a
 from gateway.protocols.amqp091.codec import (
     BasicProperties,
@@ -337,7 +337,7 @@ class AmqpGrammar:
             )
             body = chance.choice((b"", b"x", b'{"a": 2}', bytes(300)))
             frames = encode_content_frames(channel, self._properties(), body, 4_096)
-            return encode_method_frame(channel, method) + joined(frames)
+            return encode_method_frame(channel, method) + join_pieces(frames)
         kind: Any = chance.choice(USUAL_METHODS)
         if chance.random() < 0.05:
             kind = chance.choice(list(a.METHODS.values()))

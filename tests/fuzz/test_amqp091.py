@@ -13,7 +13,7 @@ import pytest
 from gateway.errors import RemoteProtocolError
 from gateway.model.message import Message
 from gateway.model.properties import Value, ValueType, string
-from gateway.model.spooled_bodies import joined
+from gateway.model.spooled_bodies import join_pieces
 from gateway.protocols.amqp091 import events as e
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
@@ -64,7 +64,7 @@ def seeds() -> list[bytes]:
     for method in CONTENT:
         for size in (0, 5, 5000):
             found.append(
-                encode_method_frame(1, method) + joined(encode_content_frames(1, RAW, bytes(size), 4096))
+                encode_method_frame(1, method) + join_pieces(encode_content_frames(1, RAW, bytes(size), 4096))
             )
     return found
 

@@ -32,7 +32,7 @@ NO_CARRIERS: Final = frozenset(
     {
         "Action",
         "AnswerEntry",
-        "Answers",
+        "DelayedAcknowledgements",
         "Entries",
         "FastHosts",
         "Route",

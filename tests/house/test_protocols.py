@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from gateway.errors import ConfigurationError
-from gateway.protocols import DIALECTS, GROUP, OWN, joined
+from gateway.protocols import DIALECTS, GROUP, OWN, join_dialects
 from tests.house.sources import OURS, ROOT, nodes_of
 
 
@@ -87,7 +87,7 @@ def offered(*values: str) -> list[EntryPoint]:
 
 
 def test_another_distribution_offers_a_dialect() -> None:
-    assert list(joined(offered(STOMP))) == [*(one.name for one in OWN), "stomp"]
+    assert list(join_dialects(offered(STOMP))) == [*(one.name for one in OWN), "stomp"]
 
 
 @pytest.mark.parametrize(
@@ -107,4 +107,4 @@ def test_another_distribution_offers_a_dialect() -> None:
 )
 def test_one_that_cannot_be_joined_is_named(values: tuple[str, ...], why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
-        joined(offered(*values))
+        join_dialects(offered(*values))

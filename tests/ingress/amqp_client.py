@@ -17,7 +17,7 @@ from gateway.protocols.amqp091.events import (
     Confirms,
     Deliveries,
     Event,
-    Got,
+    GetResponse,
     MethodReceived,
     Opened,
     Returned,
@@ -25,7 +25,16 @@ from gateway.protocols.amqp091.events import (
 from tests.ingress.clients import Ported, Raw
 
 Kind = TypeVar(
-    "Kind", ChannelClosed, ChannelOpened, Closed, Confirms, Deliveries, Got, MethodReceived, Opened, Returned
+    "Kind",
+    ChannelClosed,
+    ChannelOpened,
+    Closed,
+    Confirms,
+    Deliveries,
+    GetResponse,
+    MethodReceived,
+    Opened,
+    Returned,
 )
 Answer = TypeVar("Answer", bound=m.Method)
 NOTHING = b"\0\0"  # a content header without properties

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from gateway.containment import counted
 from gateway.model.properties import Headers, Value, ValueType, string
-from gateway.model.spooled_bodies import joined
+from gateway.model.spooled_bodies import join_pieces
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
     BasicProperties,
@@ -27,7 +27,7 @@ from gateway.protocols.amqp091.events import (
     ChannelOpened,
     Closed,
     Confirms,
-    Got,
+    GetResponse,
     MethodReceived,
     Returned,
 )
@@ -59,7 +59,7 @@ def test_what_is_published_before_a_method_is_there_for_the_method(gateway: Runn
         for body in (b"1", b"2"):
             client.machine.send_content(1, m.BasicPublish("", "q"), b"\0\0", body)
         client.say(m.BasicGet("q"), m.QueueDeclare("q", passive=True))
-        got = client.next(Got)
+        got = client.next(GetResponse)
         assert (got.body, got.method.message_count) == (b"1", 1)
         declared = client.next(MethodReceived).method
         assert isinstance(declared, m.QueueDeclareOk)
@@ -96,7 +96,7 @@ def test_a_get_waits_until_it_is_known_what_the_disk_refuses(tmp_path: Path) -> 
         client.say(m.BasicGet("q", no_ack=True))
         gateway.until(lambda: bool(queue.gate._waiting))
         gateway.ask(lambda: (queue.gate.open(), gateway.gateway.writes.flush()))
-        assert client.next(Got).body == b"there"
+        assert client.next(GetResponse).body == b"there"
 
 
 def test_prefetch_bounds_what_is_unacknowledged_and_requeueing_keeps_the_place(gateway: Running) -> None:
@@ -259,7 +259,7 @@ def test_a_message_over_the_limit_closes_the_channel_and_one_at_the_limit_passes
         refusal = client.refusal()
         assert (refusal.reply_code, "100001" in refusal.text) == (406, True)
         client.say(m.BasicGet("q", no_ack=True))
-        assert client.next(Got).body == bytes(100_000)
+        assert client.next(GetResponse).body == bytes(100_000)
 
 
 def test_properties_that_cannot_be_read_harm_nobody_else(gateway: Running) -> None:
@@ -366,10 +366,10 @@ def test_a_get_takes_what_fits_and_sends_no_frame_over_the_limit(gateway: Runnin
         client.publish("", "q", b"2")
         client.call(m.QueueDeclare("q", passive=True), m.QueueDeclareOk)
         small.say(m.BasicGet("q"))
-        got = small.next(Got)
+        got = small.next(GetResponse)
         assert (got.body, got.method.message_count) == (b"2", 1)
         client.say(m.BasicGet("q"))
-        assert client.next(Got).body == b"1"
+        assert client.next(GetResponse).body == b"1"
 
 
 def test_what_is_set_aside_expires_and_is_purged(gateway: Running) -> None:
@@ -388,7 +388,7 @@ def test_what_is_set_aside_expires_and_is_purged(gateway: Running) -> None:
         small.cut()
         gateway.until(lambda: not held.consumers)
         client.say(m.BasicGet("q"))
-        assert client.next(Got).body == b"5"
+        assert client.next(GetResponse).body == b"5"
 
 
 def test_in_an_exclusive_queue_nobody_else_can_take_it(gateway: Running) -> None:
@@ -398,7 +398,7 @@ def test_in_an_exclusive_queue_nobody_else_can_take_it(gateway: Running) -> None
         client.publish("", "q", b"3")
         client.call(m.QueueDeclare("other"), m.QueueDeclareOk)
         small.say(m.BasicGet("q"))
-        assert small.next(Got).body == b"3"
+        assert small.next(GetResponse).body == b"3"
         letters = gateway.ask(lambda: newest(gateway.gateway.dead_letters))
         assert [letter.message.body for letter in letters] == [b"2", b"1"]
 
@@ -432,7 +432,7 @@ def answers(client: Amqp, *said: bytes) -> list[str]:
 
 def published(exchange: str, key: str, *, mandatory: bool = False) -> bytes:
     method = encode_method_frame(1, m.BasicPublish(exchange, key, mandatory))
-    return method + joined(encode_content_frames(1, b"\0\0", b"x", 4_096))
+    return method + join_pieces(encode_content_frames(1, b"\0\0", b"x", 4_096))
 
 
 CLOSE = encode_method_frame(1, m.ChannelClose(200, "bye"))

@@ -17,7 +17,7 @@ from gateway.protocols.amqp091.events import (
     Closed,
     Confirms,
     Deliveries,
-    Got,
+    GetResponse,
     MethodReceived,
     Opened,
 )
@@ -59,7 +59,7 @@ def test_virtual_hosts_are_apart_and_shared_by_listeners(hosts: Running) -> None
         root.say(m.BasicGet("q"))
         assert isinstance(root.next(MethodReceived).method, m.BasicGetEmpty)
         other.say(m.BasicGet("q"))
-        assert other.next(Got).body == b"mine"
+        assert other.next(GetResponse).body == b"mine"
     assert hosts.ask(lambda: [*hosts.gateway.hosts]) == ["/", "tenant"]
 
 
@@ -145,9 +145,9 @@ def test_what_dies_in_a_queue_is_counted(gateway: Running) -> None:
         client.call(m.QueueDeclare("short", arguments=arguments), m.QueueDeclareOk)
         client.publish("", "short", b"1", b"2", b"3")
         client.say(m.BasicGet("short"))
-        client.next(Got)
+        client.next(GetResponse)
         client.say(m.BasicReject(1, requeue=False))
         queue(client, "q")
-        exposed = gateway.ask(lambda: gateway.gateway.metrics.exposed(""))[0].decode()
+        exposed = gateway.ask(lambda: gateway.gateway.metrics.exposition(""))[0].decode()
     assert 'gateway_dropped_total{reason="queue_maxlen"} 2.0' in exposed
     assert 'gateway_dropped_total{reason="queue_rejected"} 1.0' in exposed

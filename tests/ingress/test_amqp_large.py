@@ -24,7 +24,7 @@ from gateway.protocols.amqp091.codec import (
     encode_content_frames,
     encode_method_frame,
 )
-from gateway.protocols.amqp091.events import Got
+from gateway.protocols.amqp091.events import GetResponse
 from gateway.settings import Limits, ListenerTls, StoreSettings
 from gateway.transport import stream
 from tests.configured import make_listener
@@ -62,11 +62,11 @@ def confirming(connection: pika.BlockingConnection) -> BlockingChannel:
 
 def used(gateway: Running) -> int:
     """Bytes on disk."""
-    return gateway.ask(lambda: gateway.gateway.bodies.spool.used)
+    return gateway.ask(lambda: gateway.gateway.bodies.spool.used_bytes)
 
 
 def nothing_left(gateway: Running) -> None:
-    gateway.until(lambda: gateway.gateway.bodies.spool.used == 0)
+    gateway.until(lambda: gateway.gateway.bodies.spool.used_bytes == 0)
 
 
 def taken(channel: BlockingChannel, count: int, *, ack: bool = True, queue: str = "q") -> list[bytes]:
@@ -241,7 +241,7 @@ def test_parts_of_several_channels_come_in_between_each_other(gateway: Running) 
         found: list[bytes] = []
         while len(found) < 2:
             client.say(m.BasicGet("q", no_ack=True))
-            found.append(client.next(Got).body)
+            found.append(client.next(GetResponse).body)
     assert sorted(map(len, found)) == [len(OTHER), len(BODY)]
     assert set(found) == {OTHER, BODY}
 
@@ -260,7 +260,7 @@ def test_behind_a_new_address_that_has_spent_the_turn(
         mode = encode_basic_properties(BasicProperties(delivery_mode=2 if persistent else 1))
         large = frames(1, OTHER, m.BasicPublish("amq.topic", "large"), mode)
         client.send(b"".join(large[:-1]))
-        gateway.until(lambda: gateway.gateway.bodies.spool.used > MIB)
+        gateway.until(lambda: gateway.gateway.bodies.spool.used_bytes > MIB)
         small = frames(2, SMALL, m.BasicPublish("amq.topic", "small"), mode)
         client.send(b"".join([*small, large[-1]]))
         client.say(m.BasicConsume("q", "c", no_ack=True, no_wait=True))
@@ -272,7 +272,7 @@ def test_what_never_comes_whole_leaves_nothing(gateway: Running, how: str) -> No
     with Amqp(gateway).open() as client:
         client.call(m.QueueDeclare("q"), m.QueueDeclareOk)
         client.send(b"".join(frames(1, BODY)[:-1]))
-        gateway.until(lambda: gateway.gateway.bodies.spool.used > len(OTHER))
+        gateway.until(lambda: gateway.gateway.bodies.spool.used_bytes > len(OTHER))
         if how == "closed":
             client.say(m.QueueDeclare("q"))  # in the midst of a body: 505
     nothing_left(gateway)

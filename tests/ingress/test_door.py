@@ -22,11 +22,11 @@ def test_a_place_has_a_share_and_somebody_else_gets_in() -> None:
     for number in range(9):
         assert one.refusal(THERE, 0.0) == ""
         one.enter(f"t{number}", THERE, 0.0)
-        one.named(f"t{number}", "ann")
+        one.set_user(f"t{number}", "ann")
     assert one.refusal(THERE, 0.0) == "connections_per_address_max"
     assert one.refusal(ELSEWHERE, 0.0) == ""
-    one.leave("t3")
-    one.leave("t3")
+    one.remove("t3")
+    one.remove("t3")
     assert one.refusal(THERE, 0.0) == ""
 
 
@@ -35,7 +35,7 @@ def test_this_machine_has_all_unless_something_else_is_said() -> None:
     for one in (free, bound):
         for number in range(3):
             one.enter(f"h{number}", HERE, 0.0)
-            one.named(f"h{number}", "ann")
+            one.set_user(f"h{number}", "ann")
     assert free.refusal(HERE, 0.0) == ""
     assert free.may_be("ann", HERE)
     assert bound.refusal(HERE, 0.0) == "connections_per_address_max"
@@ -47,37 +47,37 @@ def test_a_user_has_a_share_wherever_he_is() -> None:
     one = door(connections_per_user_max=2)
     for number, place in enumerate((THERE, ELSEWHERE)):
         one.enter(f"{number}", place, 0.0)
-        one.named(f"{number}", "ann")
-        one.named(f"{number}", "ann")
+        one.set_user(f"{number}", "ann")
+        one.set_user(f"{number}", "ann")
     assert not one.may_be("ann", "192.0.2.9")
     assert one.may_be("", "192.0.2.9")
-    one.leave("0")
+    one.remove("0")
     assert one.may_be("ann", "192.0.2.9")
 
 
 def test_strangers_never_fill_a_listener() -> None:
     one = door()
     one.enter("client", THERE, 0.0)
-    one.named("client", "ann")
+    one.set_user("client", "ann")
     for number in range(7):
         one.enter(f"h{number}", HERE, 0.1 * number)
     for number in range(2):
         one.enter(f"t{number}", THERE, 0.0)
-    assert one.in_the_way(0.5) is None, "a handshake is left in peace for a while"
+    assert one.connection_to_evict(0.5) is None, "a handshake is left in peace for a while"
     assert one.refusal(ELSEWHERE, 0.5) == "connections_max"
     later = 0.05 + STRANGE_SECS
     assert one.refusal(ELSEWHERE, later) == ""
-    assert one.in_the_way(later) == "h0", "the oldest of the place with most"
-    one.leave("h0")
-    assert one.in_the_way(later) is None
+    assert one.connection_to_evict(later) == "h0", "the oldest of the place with most"
+    one.remove("h0")
+    assert one.connection_to_evict(later) is None
 
 
 def test_who_has_said_who_it_is_stays() -> None:
     one = door(2)
     for name in ("a", "b"):
         one.enter(name, HERE, 0.0)
-        one.named(name, "")
-    assert one.in_the_way(100.0) is None
+        one.set_user(name, "")
+    assert one.connection_to_evict(100.0) is None
     assert one.refusal(ELSEWHERE, 100.0) == "connections_max"
 
 

@@ -153,7 +153,7 @@ def test_a_full_table_loses_what_would_expire_first_of_whoever_has_most(
         with connect(gateway, "new")[0]:
             assert {"new", "mine"} <= names(gateway)
         assert gateway.gateway.mqtt.evicted == 16
-        assert b"gateway_sessions_evicted_total 16" in gateway.gateway.metrics.exposed("")[0]
+        assert b"gateway_sessions_evicted_total 16" in gateway.gateway.metrics.exposition("")[0]
 
 
 def test_after_a_restart_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from gateway.broker.storage import PIECE_BYTES_MAX
 from gateway.model.properties import Value, ValueType
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.amqp091.events import Got
+from gateway.protocols.amqp091.events import GetResponse
 from gateway.settings import Limits, StoreSettings
 from tests.ingress.amqp_client import Amqp
 from tests.interop.gateway_fixture import running, settings_of
@@ -33,7 +33,7 @@ def test_every_message_is_got(tmp_path: Path, priorities: bool, acknowledges: bo
         gateway.until(lambda: len(queue) == COUNT and queue.storage is not None and queue.storage.count > 0)
         for _ in range(COUNT):
             client.say(m.BasicGet("q", no_ack=not acknowledges))
-            got = client.next(Got)
+            got = client.next(GetResponse)
             assert got.body == BODY
             if acknowledges:
                 client.say(m.BasicAck(got.method.delivery_tag))

@@ -38,9 +38,9 @@ class Plain(IngressClient):
     def data_to_send(self) -> bytes:
         return b""
 
-    def drained(self) -> None: ...
+    def resume_writing(self) -> None: ...
 
-    def lost(self, reason: str) -> None: ...
+    def connection_lost(self, reason: str) -> None: ...
 
     @property
     def frames(self) -> Plain:
@@ -64,7 +64,7 @@ def test_what_it_does_not_say_it_does_not_have() -> None:
     one = Plain()
     one.tick(1.0)
     one.blocked("the disk is full")
-    one.told_of_memory(True)
+    one.notify_memory(True)
     assert (one.virtual_host, one.channel_count, one.leaves_a_will) == ("", 0, False)
     assert (one.begun, one.outstanding_bytes) == (0, 0)
     assert (one.stream.why, one.farewells) == ("", [])
@@ -85,7 +85,7 @@ def test_who_has_begun_much_is_let_go_while_memory_is_short() -> None:
     used = 2_000
     quiet, much = Plain(), Begun()
     memory = Memory(1_000, lambda: used, connections=lambda: [quiet, much])
-    memory.look()
+    memory.measure()
     memory.tick(0.0)
     memory.tick(20.0)
     assert (quiet.stream.why, much.stream.why) == ("", "the gateway is low on memory")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.model.spooled_bodies import joined
+from gateway.model.spooled_bodies import join_pieces
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import encode_content_frames, encode_method_frame
 from gateway.transport.stream import LARGE_READ_BYTES, READ_BYTES
@@ -26,7 +26,7 @@ def mqtt(gateway: Running) -> tuple[Raw, bytes]:
 def amqp(gateway: Running) -> tuple[Raw, bytes]:
     client = Amqp(gateway).open()
     method = encode_method_frame(1, m.BasicPublish("", "nobody"))
-    return client, method + joined(encode_content_frames(1, b"\0\0", BODY, 131_072))
+    return client, method + join_pieces(encode_content_frames(1, b"\0\0", BODY, 131_072))
 
 
 @pytest.mark.parametrize("listener, begin", [("mqtt", mqtt), ("amqp091", amqp)])

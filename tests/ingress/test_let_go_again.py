@@ -21,7 +21,7 @@ from gateway.model.properties import Headers, Value, ValueType
 from gateway.model.times import WallTime
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties
-from gateway.protocols.amqp091.events import Confirms, Got, MethodReceived
+from gateway.protocols.amqp091.events import Confirms, GetResponse, MethodReceived
 from gateway.protocols.mqtt.spec import PacketType, Property
 from gateway.settings import AmqpPermissions, Http, Limits, Role, StoreSettings, User
 from tests.idle import idle_report
@@ -87,7 +87,7 @@ def got(gateway: Running) -> None:
     with Amqp(gateway).open() as client:
         for _ in range(11):
             client.say(m.BasicGet("q", no_ack=True))
-            client.next(Got)
+            client.next(GetResponse)
 
 
 DELAY = {"x-message-ttl": TTL_MS, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}

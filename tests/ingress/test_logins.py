@@ -359,7 +359,7 @@ class Told:
 
     why = ""
 
-    def lost(self, reason: str) -> None:
+    def connection_lost(self, reason: str) -> None:
         self.why = reason
 
     def data_to_send(self) -> bytes:
@@ -377,7 +377,7 @@ async def test_who_has_gone_before_his_turn_takes_no_place(said: bytes) -> None:
     theirs.close()
     access, counts = Access({}), ListenerStats("mqtt", "mqtt")
     for number in range(VERIFIERS_MAX):
-        await access.users._turns.take("elsewhere", str(number))
+        await access.users._turns.acquire("elsewhere", str(number))
     async with trio.open_nursery() as nursery:
         logins = PendingLogins(access, counts, nursery, lambda: None)
         logins.verify(stream, Credentials("ann", b"guess", stream.remote), lambda found: None)

@@ -39,7 +39,7 @@ class Watched(Running):
             memory.mark = MARK
             memory._resident = lambda: byte_count
             memory._trim = None
-            memory.look()
+            memory.measure()
             self.gateway.writes.flush()
 
         self.ask(read)
@@ -322,15 +322,15 @@ def test_incomplete_messages_count_for_their_user(gateway: Watched, protocol: st
     def near(mark: int) -> None:
         memory.mark, memory._trim = mark, None
         memory._resident = lambda: mark * 4 // 5
-        memory.look()
+        memory.measure()
 
     with half_a_message(gateway, protocol) as client:
         gateway.until(lambda: any(claim[1] > 150_000 for claim in gateway.gateway._claims()))
         gateway.ask(lambda: near(1_000_000))
-        gateway.await_(shares.look)
+        gateway.await_(shares.enforce)
         assert gateway.reading(client, protocol), "it is within its share"
         gateway.ask(lambda: near(400_000))
-        gateway.await_(shares.look)
+        gateway.await_(shares.enforce)
         gateway.ask(gateway.gateway.writes.flush)
         while client.sock.recv(65_536):  # until the end
             pass

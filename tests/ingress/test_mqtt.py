@@ -146,7 +146,7 @@ def test_what_a_client_has_said_counts_though_it_is_heard_of_elsewhere_first(
             client.publish("last", b"word")
             client.machine.disconnect()
             client.flush()
-            outlet.taken_over()
+            outlet.handle_takeover()
 
         gateway.ask(leave)
         witness.ping()

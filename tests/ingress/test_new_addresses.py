@@ -123,7 +123,7 @@ def test_of_links(turns: list[int], gateway: Running, tmp_path: Path, protocol: 
     scheme = "amqp" if protocol == "amqp091" else protocol
     link = make_link(url=f"{scheme}://guest:guest@{LOOPBACK}:{gateway.port(protocol)}", client_id="near")
     with running(settings_of(links={"far": link}, mappings=(str(mapping),))) as near:
-        near.until(lambda: near.gateway.links["far"].up)
+        near.until(lambda: near.gateway.links["far"].is_up)
         with reader_of(near, "down/#") as reader, Fast(gateway).open() as writer:
             handle = writer.handle("", TOPIC)
             writer.put(handle, b"first", name="new.first")

@@ -9,7 +9,7 @@ import pytest
 from gateway.ingress.delivery_limit import Outstanding
 from gateway.model.message import MESSAGE_BYTES
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.amqp091.events import ChannelClosed, Got
+from gateway.protocols.amqp091.events import ChannelClosed, GetResponse
 from gateway.protocols.amqpfast import commands as fast
 from gateway.protocols.amqpfast.events import ChannelClosed as FastChannelClosed
 from gateway.settings import Limits
@@ -40,14 +40,14 @@ def test_whoever_was_refused_goes_on_when_half_is_acknowledged() -> None:
     outstanding = Outstanding(stream, 100)
     outstanding.byte_count += 99
     assert not outstanding.full
-    outstanding.settled(99)
+    outstanding.subtract(99)
     assert stream.times == 0  # nobody waits
     outstanding.byte_count += 300
     assert outstanding.full
-    outstanding.settled(249)
+    outstanding.subtract(249)
     assert stream.times == 0
-    outstanding.settled(1)
-    outstanding.settled(50)
+    outstanding.subtract(1)
+    outstanding.subtract(50)
     assert (stream.times, outstanding.byte_count, outstanding.full) == (1, 0, False)
 
 
@@ -89,7 +89,7 @@ def test_get_is_refused_beyond_the_bytes_of_the_connection() -> None:
             client.publish("", "q", BODY)
         for _ in range(3):
             client.say(m.BasicGet("q"))
-            client.next(Got)
+            client.next(GetResponse)
         client.say(m.BasicGet("q"))
         closed = client.next(ChannelClosed)
         assert (closed.reply_code, "unacknowledged_bytes_max" in closed.text) == (406, True)
@@ -106,12 +106,12 @@ def test_get_is_refused_beyond_the_messages_of_the_channel() -> None:
         client.publish("", "q", *[b""] * 9)
         for _ in range(4):
             client.say(m.BasicGet("q", no_ack=True))
-            client.next(Got)
+            client.next(GetResponse)
         for _ in range(2):
             client.say(m.BasicGet("q"))
-            last = client.next(Got).method
+            last = client.next(GetResponse).method
         client.say(m.BasicAck(last.delivery_tag, False), m.BasicGet("q"))
-        client.next(Got)
+        client.next(GetResponse)
         client.say(m.BasicGet("q"))
         closed = client.next(ChannelClosed)
         assert (closed.reply_code, "prefetch_max" in closed.text) == (406, True)
@@ -144,7 +144,7 @@ def test_what_is_acknowledged_in_a_transaction_counts_until_the_commit() -> None
         client.publish("", "q", BODY)
         client.call(m.TxSelect(), m.TxSelectOk)
         client.say(m.BasicGet("q"))
-        client.say(m.BasicAck(client.next(Got).method.delivery_tag, False))
+        client.say(m.BasicAck(client.next(GetResponse).method.delivery_tag, False))
         client.call(m.QueueDeclare("q", passive=True), m.QueueDeclareOk)
         assert held(gateway, "amqp091") == [WEIGHT]
         client.call(m.TxCommit(), m.TxCommitOk)

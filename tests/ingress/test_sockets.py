@@ -7,14 +7,14 @@ from contextlib import ExitStack
 
 import pytest
 
-from gateway.ingress.sockets import all_bound, place_at, reserved
+from gateway.ingress.sockets import all_bound, place_at, reserve_port
 
 LOOPBACK = "127.0.0.1"
 
 
 def test_those_who_share_a_port_listen_beside_each_other() -> None:
     with ExitStack() as stack:
-        (held,) = map(stack.enter_context, reserved(LOOPBACK, 0))
+        (held,) = map(stack.enter_context, reserve_port(LOOPBACK, 0))
         port = held.getsockname()[1]
         for _ in range(2):
             (sock,) = map(stack.enter_context, all_bound(LOOPBACK, port, shared=True))
@@ -26,7 +26,7 @@ def test_those_who_share_a_port_listen_beside_each_other() -> None:
 def test_a_port_that_is_only_held_is_refused() -> None:
     """Nobody is left to wait for workers that do not listen."""
     with ExitStack() as stack:
-        (held,) = map(stack.enter_context, reserved(LOOPBACK, 0))
+        (held,) = map(stack.enter_context, reserve_port(LOOPBACK, 0))
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((LOOPBACK, held.getsockname()[1]), timeout=5)
 
@@ -38,7 +38,7 @@ def test_who_listens_there_already_is_noticed(shared: bool) -> None:
         (taken,) = map(stack.enter_context, all_bound(LOOPBACK, 0, shared=shared))
         taken.listen()
         with pytest.raises(OSError, match="in use"):
-            reserved(LOOPBACK, taken.getsockname()[1])
+            reserve_port(LOOPBACK, taken.getsockname()[1])
 
 
 def test_all_addresses_of_a_host_have_one_port() -> None:

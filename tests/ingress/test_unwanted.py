@@ -38,7 +38,7 @@ def unwanted(gateway: Running, listener: str) -> int:
 
 
 def settled(gateway: Running, listener: str) -> dict[tuple[str, str], int]:
-    rows = gateway.ask(lambda: list(gateway.gateway.listeners[listener].stats.settled()))
+    rows = gateway.ask(lambda: list(gateway.gateway.listeners[listener].stats.settled_counts()))
     return {(outcome, reason): count for outcome, reason, count in rows if count}
 
 

@@ -121,7 +121,7 @@ def test_large_and_small_messages_reach_it_after_one_lost_connection(old: Server
     )
     settings = settings_of(links={"old": link}, mappings=[str(tmp_path / "mapping.yaml")])
     with running(settings) as near:
-        near.until(lambda: near.gateway.links["old"].up, PATIENCE_SECS)
+        near.until(lambda: near.gateway.links["old"].is_up, PATIENCE_SECS)
         with Whole(near).open() as client:
             handle = client.handle("up.", TOPIC)
             client.put(handle, b"small", name="q", head=head(persistent=True))

@@ -71,7 +71,7 @@ def gateway_to(
 
 
 def up(near: Running) -> None:
-    near.until(lambda: near.gateway.links["far"].up, PATIENCE_SECS)
+    near.until(lambda: near.gateway.links["far"].is_up, PATIENCE_SECS)
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_what_happens_while_the_remote_is_away_is_caught_up(
         handle = local.handle("up.away", TOPIC)
         local.put(handle, b"0", head=head(persistent=True))
         far.kill()
-        near.until(lambda: not near.gateway.links["far"].up, PATIENCE_SECS)
+        near.until(lambda: not near.gateway.links["far"].is_up, PATIENCE_SECS)
         tags = local.put(handle, b"1", b"2", head=head(persistent=True), confirm=False)
         assert tags == [0, 0]
         far.start()
@@ -266,5 +266,5 @@ def test_over_tls_both_ways(tmp_path: Path) -> None:
 
 def test_who_is_not_let_in_stays_outside_and_says_why(far: GatewayProcess, tmp_path: Path) -> None:
     with gateway_to(far, tmp_path, user="guest:wrong") as one:
-        one.until(lambda: "403" in one.gateway.links["far"].why, PATIENCE_SECS)
-        assert not one.gateway.links["far"].up
+        one.until(lambda: "403" in one.gateway.links["far"].down_reason, PATIENCE_SECS)
+        assert not one.gateway.links["far"].is_up

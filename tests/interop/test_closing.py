@@ -38,7 +38,7 @@ def test_a_broker_that_still_sends_meets_an_open_socket(ending: str) -> None:
                 assert broker.recv(4_096)[0] == 0x10
                 broker.sendall(CONNACK)
                 link = one.gateway.links["plant"]
-                one.until(lambda: link.up)
+                one.until(lambda: link.is_up)
                 ENDINGS[ending](one)
                 goodbye = b""
                 while data := broker.recv(4_096):

@@ -81,7 +81,7 @@ topic "" both 1 exact exact
         assert settings.links["far-away"].qos == 1
         with running(settings) as gateway:
             assert gateway.port("mqtt") == port
-            gateway.until(lambda: all(link.up for link in gateway.gateway.links.values()))
+            gateway.until(lambda: all(link.is_up for link in gateway.gateway.links.values()))
             there, heard_there = connected(far.port, "there", "#")
             here, heard_here = connected(port, "here", "#")
             here.publish("up/a/b", "1", 1).wait_for_publish(10)

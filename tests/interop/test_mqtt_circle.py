@@ -48,9 +48,9 @@ def test_a_broker_in_between_confirms_at_once_and_the_circle_ends_all_the_same(
             "first": old_link(first.mqtt, "second"),
         }
         with running(settings_of(links=links, mappings=(str(on),))) as second:
-            first.until(lambda: first.gateway.links["broker"].up)
+            first.until(lambda: first.gateway.links["broker"].is_up)
             granted = second.gateway.links["broker"].session.filters  # type: ignore[attr-defined]
-            second.until(lambda: second.gateway.links["first"].up and bool(granted.granted))
+            second.until(lambda: second.gateway.links["first"].is_up and bool(granted.granted))
             with connect(first, "device", version=Version.V311)[0] as device:
                 came = [0]
                 for number in range(MANY):

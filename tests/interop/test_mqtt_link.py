@@ -296,14 +296,14 @@ def test_a_paused_link_loses_nothing_of_either_direction(mosquitto: Mosquitto, t
         queue = queue_of(opened, "up.#")
         link = gateway.gateway.links["plant"]
         gateway.ask(lambda: pause(gateway.gateway, "link", "plant"))
-        gateway.until(lambda: not link.up)
+        gateway.until(lambda: not link.is_up)
         publish(mosquitto.port, "up/x", b"kept by the broker")
         sent = pika.BlockingConnection(pika.URLParameters(gateway.amqp_url))
         for body in (b"1", b"2"):
             sent.channel().basic_publish("amq.topic", "down.x", body, mqtt())
         gateway.until(lambda: link.session.unconfirmed == 2)
         assert subscriber.quiet()
-        assert (link.up, link.why) == (False, "an operator has paused it")
+        assert (link.is_up, link.down_reason) == (False, "an operator has paused it")
         gateway.ask(lambda: resume(gateway.gateway, "link", "plant"))
         assert [subscriber.next().payload for _ in range(2)] == [b"1", b"2"]
         assert fetch(opened, queue, 1)[0][2] == b"kept by the broker"

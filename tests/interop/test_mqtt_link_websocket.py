@@ -89,7 +89,7 @@ def test_a_path_without_websocket_is_named_and_counted() -> None:
         with running(settings_of(links={"plant": link})) as gateway:
             plant = gateway.gateway.links["plant"]
             gateway.until(lambda: "websocket_upgrade" in plant.stats.protocol_errors.counts)
-            assert plant.why == "WebSocket: the server answered 404 instead of an upgrade"
+            assert plant.down_reason == "WebSocket: the server answered 404 instead of an upgrade"
 
 
 @pytest.mark.parametrize("scheme", ["ws", "wss"])

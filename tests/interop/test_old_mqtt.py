@@ -50,7 +50,7 @@ def linked(old: Running, folder: Path, **given: Any) -> Iterator[Running]:
     settings = settings_of(links={"old": link(old.mqtt, **given)}, mappings=(str(mapping),))
     with running(settings) as gateway:
         filters = gateway.gateway.links["old"].session.filters  # type: ignore[attr-defined]
-        gateway.until(lambda: gateway.gateway.links["old"].up and bool(filters.granted))
+        gateway.until(lambda: gateway.gateway.links["old"].is_up and bool(filters.granted))
         yield gateway
 
 
@@ -71,7 +71,7 @@ def test_a_link_speaks_it_in_both_directions(tmp_path: Path, version: str, byte_
                 publisher.publish(topic, b"%d" % number, qos, number)
             assert [taker.body() for _ in range(300)] == [b"%d" % number for number in range(1, 301)]
             gateway.ask(lambda: gateway.gateway.links["old"].session._connection.stream.abort("test"))  # type: ignore[attr-defined]
-            gateway.until(lambda: gateway.gateway.links["old"].up)
+            gateway.until(lambda: gateway.gateway.links["old"].is_up)
 
 
 class Recorder:

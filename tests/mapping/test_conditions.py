@@ -193,4 +193,4 @@ def test_one_condition_serves_many_addresses() -> None:
     ],
 )
 def test_comparisons_of_one_kind_are_not_reported(text: str) -> None:
-    assert Condition(text, ["line"]).mistyped() == ""
+    assert Condition(text, ["line"]).type_error() == ""

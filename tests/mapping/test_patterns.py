@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import MappingError
-from gateway.mapping.compiler import fits
+from gateway.mapping.compiler import compile_level_test
 from gateway.mapping.patterns import (
     PATTERN_LEVELS_MAX,
     Pattern,
@@ -272,7 +272,7 @@ def test_literals_of_a_shape_stay_apart(literals: list[str]) -> None:
     """Routes of one shape share their compiled code, and each compares with its own literals."""
     tokens = tuple(PatternToken(TokenKind.LITERAL, text) for text in literals)
     others = tuple(PatternToken(TokenKind.LITERAL, f"{text}x") for text in literals)
-    one, other = (fits(Pattern(DIALECTS["mqtt"], of)) for of in (tokens, others))
+    one, other = (compile_level_test(Pattern(DIALECTS["mqtt"], of)) for of in (tokens, others))
     assert one is not None
     assert other is not None
     assert one.__code__ is other.__code__

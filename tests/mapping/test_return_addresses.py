@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import MappingError
 from gateway.mapping.reply_routes import answer_to
-from gateway.mapping.return_addresses import Return, ReturnAddresses, restored
+from gateway.mapping.return_addresses import Return, ReturnAddresses, decode_correlation
 from gateway.mapping.router import Router
 from gateway.mapping.routes import HOPS_EXCEEDED, PlainRoute, Route, ShapedRoute
 from gateway.model.dialect import Dialect, NameRefused
@@ -37,7 +37,7 @@ DIRECT = (
 def rest_of(dialect: Dialect, name: str) -> str:
     """What stands behind the prefix; the name is one that the dialect allows."""
     address = dialect.address(dialect.scope_default, name)
-    found = dialect.returned(address)
+    found = dialect.return_part(address)
     assert found is not None
     return found
 
@@ -45,7 +45,7 @@ def rest_of(dialect: Dialect, name: str) -> str:
 @given(st.sampled_from(OWN), TEXTS, st.sampled_from(sorted(WORLDS)))
 def test_what_is_made_is_read(dialect: Dialect, text: str, endpoint: str) -> None:
     spoken = next(one for one in OWN if one is not dialect and not text.startswith(one.return_prefix))
-    name, correlation = MADE.make((spoken, endpoint), (dialect, OTHERS[dialect.name]), text, b"c")
+    name, correlation = MADE.build((spoken, endpoint), (dialect, OTHERS[dialect.name]), text, b"c")
     rest = rest_of(dialect, name)
     assert (MADE.read(rest), correlation) == (Return(endpoint, text, False), b"c")
     assert not set(dialect.forbidden) & set(rest)
@@ -55,7 +55,7 @@ def test_what_is_made_is_read(dialect: Dialect, text: str, endpoint: str) -> Non
 def test_what_is_changed_or_made_with_another_key_is_not_read(
     dialect: Dialect, text: str, data: st.DataObject
 ) -> None:
-    name, _ = MADE.make((MQTT, "m"), (AMQP091, "a"), "t", None)
+    name, _ = MADE.build((MQTT, "m"), (AMQP091, "a"), "t", None)
     rest = rest_of(AMQP091, name)
     at = data.draw(st.integers(0, len(rest) - 1))
     other = data.draw(st.characters(exclude_categories=["Cs"]).filter(lambda one: one != rest[at]))
@@ -77,8 +77,8 @@ def test_what_nobody_has_made(rest: str) -> None:
 @pytest.mark.parametrize("target", OWN)
 def test_one_that_crosses_again_is_opened(source: Dialect, target: Dialect) -> None:
     there, here = OTHERS[source.name], OTHERS[target.name]
-    name, _ = MADE.make((DIALECTS["mqtt"], "m2"), (source, there), "r/x", None)
-    again, _ = MADE.make((source, there), (target, here), name, None)
+    name, _ = MADE.build((DIALECTS["mqtt"], "m2"), (source, there), "r/x", None)
+    again, _ = MADE.build((source, there), (target, here), name, None)
     if target is MQTT:
         assert again == "r/x"  # they meet the requester
     else:
@@ -86,19 +86,24 @@ def test_one_that_crosses_again_is_opened(source: Dialect, target: Dialect) -> N
 
 
 def test_a_correlation_is_restored_where_it_was_coded() -> None:
-    name, correlation = MADE.make((MQTT, "m"), (AMQP091, "a"), "r", b"\xff")
+    name, correlation = MADE.build((MQTT, "m"), (AMQP091, "a"), "r", b"\xff")
     assert correlation == b"\xff"  # AMQP writes base64
     assert MADE.read(rest_of(AMQP091, name)) == Return("m", "r", True)
-    assert MADE.make((AMQP091, "a"), (MQTT, "m"), name, b"/w==") == ("r", b"\xff")
-    onward, correlation = MADE.make((AMQP091, "a"), (AMQPFAST, "f"), name, b"/w==")
+    assert MADE.build((AMQP091, "a"), (MQTT, "m"), name, b"/w==") == ("r", b"\xff")
+    onward, correlation = MADE.build((AMQP091, "a"), (AMQPFAST, "f"), name, b"/w==")
     assert (MADE.read(rest_of(AMQPFAST, onward)), correlation) == (Return("m", "r", False), b"\xff")
-    assert [restored(one) for one in (None, b"\xff", b"/w==", b"x")] == [None, b"\xff", b"\xff", b"x"]
+    assert [decode_correlation(one) for one in (None, b"\xff", b"/w==", b"x")] == [
+        None,
+        b"\xff",
+        b"\xff",
+        b"x",
+    ]
 
 
 @pytest.mark.parametrize("text", ["x" * 230, "é" * 115, "." * 80, "\udcff", AMQP091.return_prefix + "x"])
 def test_refused(text: str) -> None:
     with pytest.raises(NameRefused):
-        MADE.make((AMQP091, "a"), (AMQPFAST, "f"), text, None)
+        MADE.build((AMQP091, "a"), (AMQPFAST, "f"), text, None)
 
 
 def test_not_every_protocol_has_them() -> None:
@@ -106,8 +111,8 @@ def test_not_every_protocol_has_them() -> None:
         return_prefix = ""
 
     with pytest.raises(NameRefused, match="MQTT has no return addresses"):
-        MADE.make((AMQP091, "a"), (Other(), "m"), "r", None)
-    assert Other().returned(topic_address("$gateway/reply/x")) is None
+        MADE.build((AMQP091, "a"), (Other(), "m"), "r", None)
+    assert Other().return_part(topic_address("$gateway/reply/x")) is None
 
 
 # In routes.
@@ -183,7 +188,7 @@ def test_only_what_asks_is_looked_into(properties: object, asks: bool) -> None:
     assert isinstance(resolved, ShapedRoute)
     assert (resolved.plain, resolved.bare_plain) == (False, True)
     message = Message(topic_address("q"), b"", properties)  # type: ignore[arg-type]
-    assert resolved.certain(message) is not asks
+    assert resolved.will_cross(message) is not asks
     crossed = resolved.cross(message)
     assert isinstance(crossed, Message)
     assert (crossed.property_set is properties) is not asks

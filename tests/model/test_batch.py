@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.model.batch import Batch, Recipient, SubBatch
 from gateway.model.message import Message, Sender
-from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict, worse
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict, worse_outcome
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import topic_address
 
@@ -101,8 +101,8 @@ def test_the_worst_outcome_wins(first: Outcome, second: Outcome) -> None:
 
 def test_of_two_equally_bad_outcomes_the_first_is_told() -> None:
     other = Outcome(Verdict.REJECTED, Reason.TOO_LARGE)
-    assert worse(REJECTED, other) is REJECTED
-    assert worse(other, REJECTED) is other
+    assert worse_outcome(REJECTED, other) is REJECTED
+    assert worse_outcome(other, REJECTED) is other
 
 
 def test_a_part_settles_each_message_once_whatever_is_said_later() -> None:
@@ -133,7 +133,7 @@ class Softening(Recipient):
         self.on_its_way = 0
         self.seen: list[tuple[int, Outcome]] = []
 
-    def sent(self, count: int) -> None:
+    def count_sent(self, count: int) -> None:
         self.on_its_way += count
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
@@ -208,5 +208,5 @@ def test_a_message_is_doubted_that_was_refused_or_survives_no_restart() -> None:
     second.settle_at([1])  # in memory
     batch.store_until_restart([3])
     assert sorted(batch.doubted) == [0, 1, 2, 3]
-    batch.doubt([4])
+    batch.mark_refused([4])
     assert sorted(batch.doubted) == [0, 1, 2, 3, 4]

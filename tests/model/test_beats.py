@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.model.beats import Beats
+from gateway.model.beats import HeartbeatSchedule
 
 
 @pytest.mark.parametrize("tick", [0.25, 1.0])
@@ -12,7 +12,7 @@ from gateway.model.beats import Beats
 @pytest.mark.parametrize("said", [(), (0.1,), (0.9, 1.9, 2.9), tuple(at / 7 for at in range(300))])
 def test_nobody_waits_for_a_whole_interval(tick: float, interval: int, said: tuple[float, ...]) -> None:
     """Words are said at some times, ticks come at theirs; the longest silence between them is measured."""
-    beats = Beats()
+    beats = HeartbeatSchedule()
     beats.agree(interval, 0.0)
     words, heard, longest = sorted(said), 0.0, 0.0
     for count in range(1, int(120 / tick)):
@@ -21,26 +21,26 @@ def test_nobody_waits_for_a_whole_interval(tick: float, interval: int, said: tup
             at = words.pop(0)
             longest, heard = max(longest, at - heard), at
             beats.spoke = True
-        if beats.due(now):
+        if beats.is_due(now):
             longest, heard = max(longest, now - heard), now
     assert longest <= interval / 2 + tick
 
 
 def test_it_beats_no_more_often_than_every_half_interval() -> None:
-    beats = Beats()
+    beats = HeartbeatSchedule()
     beats.agree(10, 0.0)
-    assert [now for now in range(1, 31) if beats.due(now)] == [5, 10, 15, 20, 25, 30]
+    assert [now for now in range(1, 31) if beats.is_due(now)] == [5, 10, 15, 20, 25, 30]
 
 
 def test_who_speaks_all_the_time_never_beats() -> None:
-    beats = Beats()
+    beats = HeartbeatSchedule()
     beats.agree(10, 0.0)
     for now in range(1, 100):
         beats.spoke = True
-        assert not beats.due(now)
+        assert not beats.is_due(now)
 
 
 def test_without_an_interval_there_is_none() -> None:
-    beats = Beats()
+    beats = HeartbeatSchedule()
     beats.agree(0, 0.0)
-    assert not any(beats.due(now) for now in range(1_000))
+    assert not any(beats.is_due(now) for now in range(1_000))

@@ -24,8 +24,8 @@ def test_what_was_put_in_comes_out(sizes: list[int], first: int) -> None:
     for begin, end in pairwise(ends):
         gathered.add(given_[begin:end])
     assert gathered.byte_count == len(given_)
-    assert gathered.joined() == given_
-    assert (gathered.byte_count, gathered.joined()) == (0, b"")
+    assert gathered.take_all() == given_
+    assert (gathered.byte_count, gathered.take_all()) == (0, b"")
 
 
 @pytest.mark.parametrize("sizes", [(1,), (1, PART_BYTES_MIN), (PART_BYTES_MIN - 1, PART_BYTES_MIN)])
@@ -41,4 +41,4 @@ def test_a_whole_part_is_not_copied() -> None:
     part = bytes(PART_BYTES_MIN)
     gathered = ByteBuffer()
     gathered.add(part)
-    assert gathered.joined() is part
+    assert gathered.take_all() is part

@@ -49,7 +49,7 @@ def test_no_user_pushes_out_what_one_with_less_has(
     for key, (user, byte_count) in enumerate(added):
         entries.add(key, user, byte_count)
         model[key] = user, byte_count
-        while (gone := entries.crowded_out(user)) is not None:
+        while (gone := entries.entry_to_evict(user)) is not None:
             counts = Counter(name for name, _ in model.values())
             loser = model[gone][0]
             assert gone == min(key for key, (name, _) in model.items() if name == loser), "its oldest"

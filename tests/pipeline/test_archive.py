@@ -88,10 +88,10 @@ def test_what_a_task_wrote_elsewhere_does_not_count(tmp_path: Path) -> None:
     """As on an executor that has another disk under the same path: the position stays what it was."""
     made = filed(tmp_path / "a", written(tmp_path / "j", 100))
     archive = Archive(place_of(str(tmp_path / "a")))
-    assert archive.found(made) == made
+    assert archive.checked_files(made) == made
     (tmp_path / "a" / made[-1].path).unlink()
     with pytest.raises(PipelineError, match="not the same folder on the driver and on all executors"):
-        archive.found(made)
+        archive.checked_files(made)
 
 
 def test_a_run_takes_what_has_come_since_and_days_go(spark: SparkSession, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_small_files_are_merged_and_rows_stay(spark: SparkSession, tmp_path: Pat
         for number, part in enumerate(table.partitions())
         for file in write(archive, f"0-{number}", table.read_coded(part), 1 << 20)
     ]
-    archive.save(Manifest().changed(offsets={"0": 200}, gained=made))
+    archive.save(Manifest().next_version(offsets={"0": 200}, gained=made))
     assert len(made) >= 2 * SMALL_MAX
     done = job.run(spark, str(folder), str(to), grace_secs=0)
     assert (done.merged, done.total_files, done.total_rows) == (len(made), 2, 200)
@@ -157,11 +157,11 @@ def test_what_follows_is_not_written_again_and_again() -> None:
     runs, byte_count, written_again = 512, 16, 0
     manifest = Manifest()
     for number in range(runs):
-        manifest = manifest.changed(gained=[file("2023-11-14", "r", number, byte_count)])
+        manifest = manifest.next_version(gained=[file("2023-11-14", "r", number, byte_count)])
         for one in merges_of(manifest, 1 << 20):
             size = sum(old.byte_count for old in one.files)
             merged = Filed(f"{one.name}.parquet", "2023-11-14", "r", 1, size)
-            manifest = manifest.changed(gained=[merged], lost=one.files)
+            manifest = manifest.next_version(gained=[merged], lost=one.files)
             written_again += size
     assert 0 < written_again <= 3 * runs * byte_count
     assert len(manifest.files) < 3 * SMALL_MAX
@@ -204,7 +204,7 @@ def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.usefixtures("links")
 def test_a_manifest_has_the_keys_of_earlier_ones(tmp_path: Path) -> None:
     archive = Archive(place_of(str(tmp_path)))
-    saved = archive.save(Manifest().changed(gained=[file("2023-11-14", "r", 1, 700)]))
+    saved = archive.save(Manifest().next_version(gained=[file("2023-11-14", "r", 1, 700)]))
     (stored,) = (tmp_path / "_archive").glob("*.json")
     assert [set(one) for one in json.loads(stored.read_text())["files"]] == [
         {"path", "date", "route", "rows", "octets"}
@@ -220,12 +220,12 @@ def test_a_manifest_is_created_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def overtaken(archive: Archive) -> list[str]:
         names = listed(archive)
         monkeypatch.setattr(Archive, "_manifests", listed)
-        other.save(Manifest().changed(offsets={"0": 2}))
+        other.save(Manifest().next_version(offsets={"0": 2}))
         return names
 
     monkeypatch.setattr(Archive, "_manifests", overtaken)
     with pytest.raises(OvertakenError):
-        first.save(Manifest().changed(offsets={"0": 1}))
+        first.save(Manifest().next_version(offsets={"0": 1}))
     assert first.manifest() == Manifest(1, {"0": 2})
     assert [path.name for path in (tmp_path / "a" / FOLDER).rglob("*") if path.is_file()] == [f"{1:020}.json"]
 
@@ -243,12 +243,12 @@ def test_a_manifest_that_was_forgotten_is_not_made_again(
         monkeypatch.setattr(Archive, "_manifests", listed)
         manifest = Manifest()
         for number in range(2, 8):
-            manifest = other.save(manifest.changed(offsets={"0": number}))
+            manifest = other.save(manifest.next_version(offsets={"0": number}))
         return names
 
     monkeypatch.setattr(Archive, "_manifests", overtaken)
     with pytest.raises(OvertakenError):
-        first.save(Manifest().changed(offsets={"0": 1}))
+        first.save(Manifest().next_version(offsets={"0": 1}))
     assert first.manifest().offsets == {"0": 7}
 
 
@@ -261,18 +261,18 @@ def test_of_two_claims_none_wins_and_one_of_a_killed_run_ends(
     claim.parent.mkdir(parents=True)
     claim.write_text("other")
     with pytest.raises(OvertakenError):
-        archive.save(Manifest().changed(offsets={"0": 1}))
+        archive.save(Manifest().next_version(offsets={"0": 1}))
     assert not archive.manifest().number
     os.utime(claim, (time.time() - CLAIM_SECS - 1.0,) * 2)
-    archive.save(Manifest().changed(offsets={"0": 1}))
+    archive.save(Manifest().next_version(offsets={"0": 1}))
     assert archive.manifest() == Manifest(1, {"0": 1})
 
 
 def test_two_runs_at_a_time_are_refused(tmp_path: Path) -> None:
     archive = Archive(place_of(str(tmp_path / "a")))
-    archive.save(Manifest().changed(offsets={"0": 1}))
+    archive.save(Manifest().next_version(offsets={"0": 1}))
     with pytest.raises(PipelineError, match="one at a time"):
-        archive.save(Manifest().changed(offsets={"0": 2}))
+        archive.save(Manifest().next_version(offsets={"0": 2}))
     assert archive.manifest() == Manifest(1, {"0": 1})
 
 
@@ -397,8 +397,8 @@ def test_a_clock_that_is_ahead_deletes_nothing(spark: SparkSession, tmp_path: Pa
     archive = Archive(place_of(str(to)))
     made = filed(to, folder)
     assert archive.sweep(Manifest(), job.GRACE_SECS) == (Manifest(), 0)
-    saved = archive.save(Manifest().changed(offsets={"0": 10}, gained=made))
-    lost = archive.save(saved.changed(lost=made[:1], now=archive.now()))
+    saved = archive.save(Manifest().next_version(offsets={"0": 10}, gained=made))
+    lost = archive.save(saved.next_version(lost=made[:1], now=archive.now()))
     done = job.run(spark, str(folder), str(to), keep_days=1)
     assert (done.dropped, archive.manifest()) == (0, lost)
     assert files(to) == sorted(one.path for one in made)
@@ -414,7 +414,7 @@ def test_a_run_that_is_taken_for_killed_fails_and_loses_nothing(
     for first in range(5, 5 * SMALL_MAX, 5):
         job.run(spark, str(folder), str(to), file_bytes=1)
         written(folder, 5, first=first)
-    found, swept = Archive.found, 1 + merging
+    found, swept = Archive.checked_files, 1 + merging
     calls: list[int] = []
 
     def held(archive: Archive, made: list[Filed]) -> Any:
@@ -427,7 +427,7 @@ def test_a_run_that_is_taken_for_killed_fails_and_loses_nothing(
             assert deleted == len(made)
         return found(archive, made)
 
-    monkeypatch.setattr(Archive, "found", held)
+    monkeypatch.setattr(Archive, "checked_files", held)
     with pytest.raises(OvertakenError):
         job.run(spark, str(folder), str(to))
     assert len(calls) == swept
@@ -441,7 +441,7 @@ def test_old_manifests_go(tmp_path: Path) -> None:
     archive = Archive(place_of(str(tmp_path)))
     manifest = Manifest()
     for number in range(6):
-        manifest = archive.save(manifest.changed(offsets={"0": number}))
+        manifest = archive.save(manifest.next_version(offsets={"0": number}))
     assert [path.name for path in sorted((tmp_path / FOLDER).glob("*.json"))] == [
         f"{n:020}.json" for n in (4, 5, 6)
     ]

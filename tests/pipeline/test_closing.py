@@ -122,7 +122,7 @@ def test_rows_gaps_and_columns_are_the_same(quiet: Path) -> None:
     reader = JournalReader(quiet)
     before, extent, low = everything(quiet), reader.extent("0"), reader.low_water("0", 100)
     plain, coded = columns_of(quiet, coded=False), columns_of(quiet, coded=True)
-    missing = [reader.missing("0", int(START * 1e6), to) for to in (None, int((START + 30) * 1e6))]
+    missing = [reader.missing_count("0", int(START * 1e6), to) for to in (None, int((START + 30) * 1e6))]
     path = converted(quiet)
     assert everything(quiet) == before
     assert columns_of(quiet, coded=False) == plain
@@ -132,7 +132,9 @@ def test_rows_gaps_and_columns_are_the_same(quiet: Path) -> None:
     for name in ("first", "next", "rows", "missing", "first_us", "last_us", "low_us"):
         assert getattr(after, name) == getattr(extent, name), name
     assert after.byte_count < extent.byte_count
-    assert [reader.missing("0", int(START * 1e6), to) for to in (None, int((START + 30) * 1e6))] == missing
+    assert [
+        reader.missing_count("0", int(START * 1e6), to) for to in (None, int((START + 30) * 1e6))
+    ] == missing
     assert (reader.low_water("0", 100) or 0) <= (low or 0)
     assert list(reader.verify("0")) == [one for one in reader.rows("0") if isinstance(one, Gap)]
     assert pq.read_metadata(path).num_rows + 7 == reader.summary(segments(quiet)[0]).next  # type: ignore[union-attr]

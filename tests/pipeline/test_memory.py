@@ -101,7 +101,7 @@ def test_a_task_that_archives_and_one_that_reads_an_archive(
 
         files = writer.write(archive, "0", watched(table.read_coded(part)), 1 << 30)
         written_.append(peak[0])
-        archive.save(archive.manifest().changed(gained=files))
+        archive.save(archive.manifest().next_version(gained=files))
         rows = FiledRows(archive, archive.manifest().files, ("source_address", "body"), None, None)
         read.append(max(most(rows.read(piece)) for piece in rows.pieces(1)))
     assert 0 < written_[1] < SLACK * written_[0]

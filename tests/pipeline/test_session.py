@@ -165,7 +165,7 @@ def test_ctrl_c_leaves_no_traceback_of_py4j(
 ) -> None:
     """Which logs one where a command was interrupted while it waited for Java; other errors stay."""
     monkeypatch.setattr(session, "session", lambda *_, **__: None)
-    common.started("rates", None, None)
+    common.start_session("rates", None, None)
     root = logging.getLogger()
     try:
         for error in (KeyboardInterrupt, ValueError):

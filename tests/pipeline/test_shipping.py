@@ -14,7 +14,7 @@ pytest.importorskip("pyarrow")
 from gateway.pipeline import shipment
 from gateway.pipeline.shipment import DAY_SECS, ship
 from gateway.pipeline.stores import place_of
-from gateway.store.journal.mappings import keep, versions
+from gateway.store.journal.mappings import store_mappings, versions
 from gateway.store.journal.merge import merge_segments
 from gateway.store.journal.reader import JournalReader
 from tests.pipeline.journals import START, written
@@ -24,7 +24,7 @@ from tests.pipeline.journals import START, written
 def journal(tmp_path: Path) -> Path:
     """Several files of one moment, all but the newest of them complete, and a mapping file."""
     folder = written(tmp_path / "journal", 600, block_rows=20, segment_bytes=20_000)
-    keep(folder, {"7f3a": ("/etc/plant.yaml", "version: 1")})
+    store_mappings(folder, {"7f3a": ("/etc/plant.yaml", "version: 1")})
     return folder
 
 
@@ -116,18 +116,18 @@ def test_two_runs_at_once_delete_what_is_old(
     journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one is done when the first begins to delete what both have found."""
-    to, late, over = tmp_path / "store", START + 1.5 * DAY_SECS, shipment._over
+    to, late, over = tmp_path / "store", START + 1.5 * DAY_SECS, shipment._expired_files
     place = place_of(str(to))
     ship(journal, place)
     before = len(names(to))
 
     def overtaken(*given: Any) -> list[str]:
         found = over(*given)
-        monkeypatch.setattr(shipment, "_over", over)
+        monkeypatch.setattr(shipment, "_expired_files", over)
         assert ship(journal, place, keep_days=1, now=lambda: late).deleted == before - 1
         return found
 
-    monkeypatch.setattr(shipment, "_over", overtaken)
+    monkeypatch.setattr(shipment, "_expired_files", overtaken)
     assert ship(journal, place, keep_days=1, now=lambda: late) == (0, 0, before - 1, 1)
     assert len(names(to)) == 1
 
@@ -159,7 +159,7 @@ def test_the_mapping_files_of_replicas_go_along(tmp_path: Path) -> None:
     folder, to = tmp_path / "journals", tmp_path / "store"
     for below in ("one", "two/worker-0"):
         written(folder / below, 5)
-        keep(folder / below, {"7f3a": ("/etc/plant.yaml", "version: 1")})
+        store_mappings(folder / below, {"7f3a": ("/etc/plant.yaml", "version: 1")})
     ship(folder, place_of(str(to)))
     for below in ("one", "two/worker-0"):
         assert [one.version for one in versions(to / below)] == ["7f3a"]
@@ -168,7 +168,7 @@ def test_the_mapping_files_of_replicas_go_along(tmp_path: Path) -> None:
 def test_the_mapping_files_go_along(journal: Path, tmp_path: Path) -> None:
     place = place_of(str(tmp_path / "store"))
     ship(journal, place)
-    keep(journal, {"7f3b": ("/etc/plant.yaml", "version: 2")})
+    store_mappings(journal, {"7f3b": ("/etc/plant.yaml", "version: 2")})
     ship(journal, place)
     assert {one.version: one.path.read_text() for one in versions(tmp_path / "store")} == {
         "7f3a": "version: 1",

@@ -20,12 +20,12 @@ from gateway.pipeline import exclusive, stores
 from gateway.pipeline.archive.manifest import Archive
 from gateway.pipeline.exclusive import FolderLease, InUseError
 from gateway.pipeline.jobs import archive as job
-from gateway.pipeline.jobs.replay import COLUMNS, selected
+from gateway.pipeline.jobs.replay import COLUMNS, select_rows
 from gateway.pipeline.journal.options import options_of
 from gateway.pipeline.journal.source import JournalTable
 from gateway.pipeline.journal.table import read_journal
 from gateway.pipeline.shipment import ship
-from gateway.pipeline.stores import StoreFolder, _short, hadoop_of, place_of, spark_reaches
+from gateway.pipeline.stores import StoreFolder, _error_summary, hadoop_of, place_of, spark_reaches
 from gateway.pipeline.traffic.loader import RowSelection, traffic
 from gateway.store.journal.reader import JournalReader
 from gateway.store.journal.segments import Segment
@@ -108,7 +108,7 @@ def test_what_is_asked_of_a_store_is_answered_as_of_a_folder(
         assert said[0].out == said[1].out == said[2].out
         assert said[0].out
     rows = [
-        selected(
+        select_rows(
             traffic(
                 spark,
                 place[1] if place[0] == "--journal" else None,
@@ -146,7 +146,7 @@ NOBODY = [
 def test_who_does_not_answer_is_named_within_seconds(uri: str, hadoop: dict[str, str], text: str) -> None:
     begun = time.monotonic()
     with pytest.raises(PipelineError, match=text) as raised:
-        place_of(uri, hadoop | {"fs.s3a.access.key": "a", "fs.s3a.secret.key": "b"}).reached()
+        place_of(uri, hadoop | {"fs.s3a.access.key": "a", "fs.s3a.secret.key": "b"}).check_reachable()
     assert time.monotonic() - begun < 20
     assert "\n" not in str(raised.value)
 
@@ -157,7 +157,7 @@ def test_secrets_are_not_shown() -> None:
 
 
 def test_a_scheme_that_spark_has_no_classes_for(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StoreFolder, "reached", lambda place: place)
+    monkeypatch.setattr(StoreFolder, "check_reachable", lambda place: place)
     with pytest.raises(PipelineError, match=r"cannot read gs:// here: .*gcs-connector") as raised:
         spark_reaches(spark, place_of("gs://bucket/folder"))
     assert "\n" not in str(raised.value)
@@ -266,13 +266,13 @@ def test_a_name_in_s3_is_created_once(spark: SparkSession, s3: str, monkeypatch:
 
 
 def test_the_other_name_of_s3(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StoreFolder, "reached", lambda place: place)
+    monkeypatch.setattr(StoreFolder, "check_reachable", lambda place: place)
     with pytest.raises(PipelineError, match=r"say s3a://plant/folder"):
         spark_reaches(spark, place_of("s3://plant/folder"))
 
 
 def test_what_a_store_says_is_cut() -> None:
-    assert len(_short(OSError("x" * 5_000))) < 310
+    assert len(_error_summary(OSError("x" * 5_000))) < 310
 
 
 def test_what_readers_may_still_be_at_stays(spark: SparkSession, tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_an_older_table_is_gone_on_with(tables: SparkSession, form: str, tmp_pat
     assert job.run(tables, str(folder), to, form) == job.Appended(6, 0, 10)
     assert read_archive(tables, to).where("hops is null").count() == 4
     with pytest.raises(PipelineError, match="the column hops of .* is (smallint|int), but should be string"):
-        job.made(tables, job.FORMATS[form], to, {"hops": "string"})
+        job.create_or_extend(tables, job.FORMATS[form], to, {"hops": "string"})
 
 
 def test_rates_are_put_in_the_place_of_older_ones(tables: SparkSession, form: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.errors import PipelineError
-from gateway.pipeline.run_summary import FIGURES, rows_behind, told, watch
+from gateway.pipeline.run_summary import FIGURES, rows_behind, watch, write_summary
 from gateway.pipeline.tolerance import Tolerance
 from tests.cli.conftest import Run
 
@@ -22,7 +22,7 @@ def test_a_command_that_fails_says_so(tmp_path: Path) -> None:
     file = tmp_path / "s.json"
 
     def fail() -> None:
-        with told("archive", file) as summary:
+        with write_summary("archive", file) as summary:
             summary.figures["rows"] = 3
             raise PipelineError("the disk")
 
@@ -38,7 +38,7 @@ def test_prometheus_reads_it(tmp_path: Path) -> None:
     """All figures that there are, with their meaning; another run stands in the place of the one before."""
     file = tmp_path / "s.prom"
     for rows in (7, 8):
-        with told("table", file) as summary:
+        with write_summary("table", file) as summary:
             summary.figures |= dict.fromkeys(FIGURES.keys() - {"ok"}, float(rows))
     families = {one.name: one for one in text_string_to_metric_families(file.read_text())}
     assert families.keys() == {f"gateway_pipeline_{name}" for name in FIGURES}
@@ -68,7 +68,7 @@ class Query:
 def test_what_is_told_of_a_stream_that_goes_on(tmp_path: Path, follow: bool) -> None:
     """One that is to end has not done what it was to do before it has: it may be killed."""
     query = Query(tmp_path / "s.json")
-    with told("table", tmp_path / "s.json") as summary:
+    with write_summary("table", tmp_path / "s.json") as summary:
         watch(query, summary, follow=follow)  # type: ignore[arg-type]
     assert [(one["ok"], one["running"], one["rows_behind"]) for one in query.seen] == [(follow, True, 5)] * 2
     found = json.loads((tmp_path / "s.json").read_text())
@@ -93,13 +93,16 @@ def test_also_what_it_does_not_begin_with(run: Run, tmp_path: Path, command: tup
 
 
 def test_what_a_command_failed_of_is_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(PipelineError, match="the disk"), told("ship", tmp_path / "no" / "s.json"):
+    with pytest.raises(PipelineError, match="the disk"), write_summary("ship", tmp_path / "no" / "s.json"):
         raise PipelineError("the disk")
     assert "cannot be written" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="cannot be written"), told("ship", tmp_path / "no" / "s.json"):
+    with (
+        pytest.raises(PipelineError, match="cannot be written"),
+        write_summary("ship", tmp_path / "no" / "s.json"),
+    ):
         pass
 
 

@@ -38,7 +38,7 @@ def test_windows_wait_for_the_mark_of_every_shard() -> None:
         ({}, []),
     ):
         state = Windows().read(0, rows)
-        due = state.due(rows, marks, 600 * S)
+        due = state.take_due(rows, marks, 600 * S)
         assert (due.windows, due.again, due.late_rows) == (told, set(), 0)
         assert state.waiting == [one for one in windows(1, 2, 5) if one not in told]
 
@@ -56,39 +56,39 @@ def test_a_replica_that_is_gone_holds_no_window_up(tmp_path: Path) -> None:
 
 def test_a_message_that_is_never_settled_holds_windows_up_for_so_long_and_no_longer() -> None:
     state = Windows().read(0, [touched(1)])
-    assert state.due([], {"0": S}, 10 * S).windows == []
+    assert state.take_due([], {"0": S}, 10 * S).windows == []
     state = state.read(1, [touched(11)])
-    assert state.due([], {"0": S}, 10 * S).windows == []
+    assert state.take_due([], {"0": S}, 10 * S).windows == []
     state = state.read(2, [touched(12)])
-    assert state.due([], {"0": S}, 10 * S).windows == windows(1)
+    assert state.take_due([], {"0": S}, 10 * S).windows == windows(1)
 
 
 def test_what_is_later_still_is_counted_and_told_again() -> None:
     first = [touched(1), touched(2), touched(3)]
     state = Windows().read(0, first)
-    assert state.due(first, {"0": 4 * S}, 600 * S).windows == windows(1, 2, 3)
+    assert state.take_due(first, {"0": 4 * S}, 600 * S).windows == windows(1, 2, 3)
     second = [touched(2, 5, next_=9), touched(7, next_=8)]
     state = Windows.decode(state.encode()).read(1, second)
-    due = state.due(second, {"0": 5 * S}, 600 * S)
+    due = state.take_due(second, {"0": 5 * S}, 600 * S)
     assert (due.windows, due.again, due.late_rows) == (windows(2), set(windows(2)), 5)
     assert (state.waiting, state.ends) == (windows(7), {"0": 9})
 
 
 def test_the_horizon_never_goes_back() -> None:
     state = Windows().read(0, [touched(1)])
-    assert state.due([], {"0": 5 * S}, 600 * S).windows == windows(1)
+    assert state.take_due([], {"0": 5 * S}, 600 * S).windows == windows(1)
     rows = [touched(3, 2)]
-    due = state.read(1, rows).due(rows, {"0": 2 * S}, 600 * S)
+    due = state.read(1, rows).take_due(rows, {"0": 2 * S}, 600 * S)
     assert (due.windows, due.late_rows) == (windows(3), 2)
 
 
 def test_a_repeated_batch_is_decided_alike() -> None:
     rows = [touched(1), touched(2)]
     before = Windows().read(0, rows)
-    before.due(rows, {"0": 2 * S}, 600 * S)
+    before.take_due(rows, {"0": 2 * S}, 600 * S)
     more = [touched(3), touched(1, 4)]
     once, again = before.read(1, more), before.read(1, more)
-    assert once.due(more, {"0": 4 * S}, 600 * S) == again.due(more, {"0": 4 * S}, 600 * S)
+    assert once.take_due(more, {"0": 4 * S}, 600 * S) == again.take_due(more, {"0": 4 * S}, 600 * S)
     assert once.encode() == again.encode()
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gateway.errors import ConfigurationError
-from gateway.settings import Settings, load_settings, masked
+from gateway.settings import Settings, load_settings, masked_yaml
 
 
 def written(folder: Path, listeners: str) -> Settings:
@@ -20,7 +20,7 @@ def written(folder: Path, listeners: str) -> Settings:
 def test_the_default_creates_what_is_asked_for(tmp_path: Path) -> None:
     settings = written(tmp_path, "  f: {protocol: amqpfast}\n")
     (host,) = settings.virtual_hosts().values()
-    assert host.creates
+    assert host.creates_destinations
     assert list(host.peers) == ["echo"]
     assert settings.listeners["f"].compatibility == "rfc"
 
@@ -39,7 +39,7 @@ def test_declared_destinations_are_all_there_are_unless_said(
     tmp_path: Path, host: str, creates: bool
 ) -> None:
     settings = written(tmp_path, f"  f: {{protocol: amqpfast, virtual_hosts: {{/: {host}}}}}\n")
-    assert settings.virtual_hosts()["/"].creates is creates
+    assert settings.virtual_hosts()["/"].creates_destinations is creates
 
 
 REFUSED = [
@@ -72,7 +72,7 @@ def test_what_is_shown_can_be_read_again(tmp_path: Path) -> None:
     settings = written(
         tmp_path, f"  m: {{protocol: mqtt}}\n  f: {{protocol: amqpfast, virtual_hosts: {hosts}}}\n"
     )
-    shown = yaml.safe_load(masked(settings))
+    shown = yaml.safe_load(masked_yaml(settings))
     file = tmp_path / "again.yaml"
     file.write_text(yaml.safe_dump({"listeners": shown["listeners"]}))
     assert load_settings(file, {}).listeners == settings.listeners

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gateway.errors import ConfigurationError
-from gateway.settings import MqttListener, load_settings, masked
+from gateway.settings import MqttListener, load_settings, masked_yaml
 
 TLS = "{cert_file: c, key_file: k}"
 MUTUAL = "{cert_file: c, key_file: k, client_ca_file: a}"
@@ -41,9 +41,9 @@ def test_what_is_said_is_shown_and_can_be_read_again(tmp_path: Path) -> None:
     assert settings.listeners["amqp"].proxy_protocol_from == ("10.1.2.3/32", "fd00::/8")
     assert settings.listeners["all"].shares == ("ws", "mqtt", "amqp")
     assert settings.endpoints() == {"ws": "mqtt", "mqtt": "mqtt", "amqp": "amqp091"}
-    path.write_text(masked(settings))
+    path.write_text(masked_yaml(settings))
     assert load_settings(path, {}) == settings
-    assert yaml.safe_load(masked(settings))["listeners"]["mqtt"]["proxy_protocol"] == "off"
+    assert yaml.safe_load(masked_yaml(settings))["listeners"]["mqtt"]["proxy_protocol"] == "off"
 
 
 def test_a_variable_says_it_too() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import ConfigurationError
-from gateway.settings import load_settings, masked
+from gateway.settings import load_settings, masked_yaml
 from gateway.settings.users_file import read_users
 
 TLS = "{cert_file: a, key_file: b, client_ca_file: c}"
@@ -71,7 +71,7 @@ def test_passwords_in_addresses_are_masked() -> None:
     )
     settings = load_settings(None, {"GATEWAY_AUTHENTICATION": given})
     assert len(settings.authentication) == 2
-    assert "secret" not in masked(settings)
+    assert "secret" not in masked_yaml(settings)
 
 
 @pytest.mark.parametrize(

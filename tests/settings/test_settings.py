@@ -20,7 +20,7 @@ from gateway.settings import (
     Settings,
     json_schema,
     load_settings,
-    masked,
+    masked_yaml,
     parse_url,
 )
 from gateway.settings.endpoints import MASK
@@ -342,7 +342,7 @@ def test_what_is_shown_hides_secrets_and_can_be_read_again(tmp_path: Path) -> No
         "users: {ann: {password_hash: hush}}\n"
     )
     settings = load_settings(written(tmp_path, text), {})
-    shown = masked(settings)
+    shown = masked_yaml(settings)
     assert "hush" not in shown
     assert yaml.safe_load(shown)["listeners"]["m"]["limits"] == {"hops_max": 2}
     assert load_settings(written(tmp_path, shown), {}).limits_of("m").hops_max == 2

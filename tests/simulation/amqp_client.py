@@ -18,7 +18,7 @@ from gateway.protocols.amqp091.events import (
     Confirms,
     Deliveries,
     Event,
-    Got,
+    GetResponse,
     MethodReceived,
     Opened,
 )
@@ -179,7 +179,7 @@ class AmqpClient(ConfirmedClient[Event]):
             ChannelOpened: self._channel_opened,
             Confirms: self._confirmed,
             Deliveries: self._delivered,
-            Got: self._got_one,
+            GetResponse: self._got_one,
             MethodReceived: self._answered,
             ChannelClosed: self._channel_closed,
             Closed: self._closed,
@@ -261,7 +261,7 @@ class AmqpClient(ConfirmedClient[Event]):
             )
         self._work.append((tag, one))
 
-    def _got_one(self, event: Got) -> None:
+    def _got_one(self, event: GetResponse) -> None:
         queue = self._got.popleft()
         self.awaited.popleft()
         body = bytes(event.body)

@@ -98,7 +98,7 @@ class Disk:
     def step(self) -> None:
         """Do one turn of the thread, if it has something to do."""
         if self.has_work and self._writer is not None:
-            self._writer._turn()
+            self._writer._run_turn()
 
     def tidy(self) -> None:
         """Do what the thread does when it has been idle for a while."""
@@ -132,7 +132,7 @@ class Disk:
 def virtual_disks(*folders: Path) -> Iterator[list[Disk]]:
     """Have stores that are opened in these folders within the block use disks of a simulation."""
     disks = {folder: Disk(folder) for folder in folders}
-    made, take = Store.__init__, Reserve.take
+    made, take = Store.__init__, Reserve.allocate
 
     @wraps(made)
     def open_store(store: Store, folder: Path, **options: Any) -> None:
@@ -147,5 +147,5 @@ def virtual_disks(*folders: Path) -> Iterator[list[Disk]]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(Store, "__init__", open_store))
         stack.enter_context(patch.object(Store, "start", start))
-        stack.enter_context(patch.object(Reserve, "take", take_reserve))
+        stack.enter_context(patch.object(Reserve, "allocate", take_reserve))
         yield list(disks.values())

@@ -239,7 +239,7 @@ class Remote:
         sessions = self.far.gateway.mqtt.sessions.values()
         needs_filters = {"link-back", "link-mqtt"} <= self._plan.features
         has_filters = any(one.client_id.startswith("gateway-") and one.subscriptions for one in sessions)
-        return all(one.up for one in gateway.links.values()) and (has_filters or not needs_filters)
+        return all(one.is_up for one in gateway.links.values()) and (has_filters or not needs_filters)
 
     # Faults.
 

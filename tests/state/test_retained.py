@@ -16,8 +16,8 @@ from gateway.state.interface import (
     Reap,
     Retain,
     Retained,
+    RetainedCapacity,
     Retention,
-    Room,
     WeighRetained,
 )
 from gateway.state.postgresql import PROBE_MIN
@@ -111,7 +111,7 @@ def test_a_page_ends_with_its_bytes(one: Replica, topic_filter: str) -> None:
     assert pages == [["r/a", "r/b", "r/c"], ["r/d", "r/e"], []]
 
 
-ROOM: Final = Room(1, 100, 1, 50)
+ROOM: Final = RetainedCapacity(1, 100, 1, 50)
 
 
 @pytest.mark.parametrize(
@@ -119,14 +119,20 @@ ROOM: Final = Room(1, 100, 1, 50)
     [
         (Retain("new", b"x", None, "u", 50, ROOM), True),
         (Retain("new", b"x", None, "u", 51, ROOM), False),
-        (Retain("new", b"x", None, "u", 1, Room(0, 100, 1, 50)), False),
-        (Retain("new", b"x", None, "u", 1, Room(1, 100, 0, 50)), False),
-        (Retain("old", b"x", None, "u", 60, Room(0, 50, 0, 50)), True),  # of which 10 are free
-        (Retain("old", b"x", None, "u", 61, Room(0, 50, 0, 50)), False),
-        (Retain("old", b"x", None, "u", 5, Room(-9, -9, -9, -9)), True),  # it shrinks
-        (Retain("old", b"x", None, "other", 5, Room(0, 0, 0, 50)), False),  # all for a user who had none
-        (Retain("old", b"x", None, "other", 10, Room(0, 0, 1, 10)), True),
-        (Retain("late", b"x", None, "u", 5, Room(0, 50, 0, 50)), False),  # what has expired makes no room
+        (Retain("new", b"x", None, "u", 1, RetainedCapacity(0, 100, 1, 50)), False),
+        (Retain("new", b"x", None, "u", 1, RetainedCapacity(1, 100, 0, 50)), False),
+        (Retain("old", b"x", None, "u", 60, RetainedCapacity(0, 50, 0, 50)), True),  # of which 10 are free
+        (Retain("old", b"x", None, "u", 61, RetainedCapacity(0, 50, 0, 50)), False),
+        (Retain("old", b"x", None, "u", 5, RetainedCapacity(-9, -9, -9, -9)), True),  # it shrinks
+        (
+            Retain("old", b"x", None, "other", 5, RetainedCapacity(0, 0, 0, 50)),
+            False,
+        ),  # all for a user who had none
+        (Retain("old", b"x", None, "other", 10, RetainedCapacity(0, 0, 1, 10)), True),
+        (
+            Retain("late", b"x", None, "u", 5, RetainedCapacity(0, 50, 0, 50)),
+            False,
+        ),  # what has expired makes no room
         (Retain("old", b"x", None, "u", 99), True),
     ],
 )

@@ -10,15 +10,15 @@ from gateway.state.interface import (
     CLAIM_SECS,
     INCOMING,
     OUTGOING,
-    Absent,
+    AbsentSession,
     CancelOpening,
     ChangeSession,
-    Earlier,
+    EarlierSession,
     EndSession,
     FindAbsent,
     FindOwned,
     FindSession,
-    FindTaken,
+    FindSuperseded,
     Heartbeat,
     JoinReplica,
     LeaveSession,
@@ -171,13 +171,13 @@ def test_the_owner_before_hears_and_releases_and_the_next_one_hears_that(one: Re
     old = opens(one).epoch
     new = opens(two).epoch
     assert one.heard(lambda notice: notice.event is NoticeSubject.TAKEN).key == KEY
-    assert one.ask(FindTaken("one")) == [(KEY, old)]
+    assert one.ask(FindSuperseded("one")) == [(KEY, old)]
     one.do(ReleaseSession(KEY, old, b"prints"))
     assert two.heard(lambda notice: notice.event is NoticeSubject.RELEASED).key == KEY
     view = two.ask(FindSession(KEY))
     assert view is not None
     assert (view.holder, view.given_back) == (Owner("two", new), b"prints")
-    assert one.ask(FindTaken("one")) == []
+    assert one.ask(FindSuperseded("one")) == []
 
 
 def test_what_was_given_back_waits_for_the_next_owner(one: Replica, two: Replica) -> None:
@@ -495,9 +495,9 @@ def test_what_each_user_has_elsewhere_is_summed(one: Replica, two: Replica, worl
     leaves(one, epoch)
     assert one.ask(WeighSessions("one")) == SessionCounts(2, {"user": mine})
     found = opens(two)
-    assert found.earlier == Earlier("user", Weight(2, 50), False)
+    assert found.earlier == EarlierSession("user", Weight(2, 50), False)
     assert two.ask(WeighSessions("two")) == SessionCounts(2, {"another": others})
-    assert opens(two, clean=True).earlier == Earlier("user", Weight(2, 50), True)
+    assert opens(two, clean=True).earlier == EarlierSession("user", Weight(2, 50), True)
     assert one.ask(WeighSessions("one")) == SessionCounts(2, {"user": UserSessions(1, 0, BYTES)})
     world.advance(61)
     one.do(JoinReplica("three", "three", "host:1883", "1"))
@@ -520,12 +520,12 @@ def test_absent_sessions_are_listed_page_by_page_with_their_subscriptions(one: R
     for key in keys[1:]:
         one.do(LeaveSession(key, epochs[key], WEEK, True))
     subscribed = [
-        Absent(key, epochs[key], "user", "queue-one", {f"a/{key.client}": b"1", "b": b"2"})
+        AbsentSession(key, epochs[key], "user", "queue-one", {f"a/{key.client}": b"1", "b": b"2"})
         for key in keys[1:4]
     ]
     found = one.ask(FindAbsent(SessionKey("", ""), 2))
     assert found == subscribed[:2]
-    rest = [subscribed[2], Absent(keys[4], epochs[keys[4]], "user", "queue-one", {})]
+    rest = [subscribed[2], AbsentSession(keys[4], epochs[keys[4]], "user", "queue-one", {})]
     assert one.ask(FindAbsent(found[-1].key, 3)) == rest
     epoch = opens(one, key=keys[1]).epoch  # it has returned: a review that is late changes nothing
     assert one.reply(ChangeSession(keys[1], epochs[keys[1]], {"b": None})).verdict is OperationOutcome.FENCED

@@ -57,7 +57,7 @@ class StompIngress(ListenerSource):
                 connection.say(Frame("ERROR", {"message": outcome.text, "receipt-id": receipt}))
             elif receipt:
                 connection.say(Frame("RECEIPT", {"receipt-id": receipt}))
-        self.stats.answered(len(receipts), refused, self.now() - received)
+        self.stats.count_settled(len(receipts), refused, self.now() - received)
 
 
 class Subscription:
@@ -70,7 +70,7 @@ class Subscription:
         self.acks = acks
         self.taken: dict[str, tuple[int, Message]] = {}
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         return 0 if self.connection.stream.congested else UNACKNOWLEDGED_MAX - len(self.taken)
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
@@ -89,7 +89,7 @@ class Subscription:
         if not self.acks:
             queue.acknowledged(range(position, position + len(messages)))
 
-    def failed(self, error: Exception) -> None:
+    def handle_error(self, error: Exception) -> None:
         self.connection.stream.fail(error)
 
     def cancelled(self, queue: Queue) -> None:
@@ -150,13 +150,13 @@ class StompConnection(IngressClient):
 
     def _connect(self, headers: dict[str, str], body: bytes) -> None:
         principal = self.ingress.access.anonymous(self.stream.remote, self.ingress.anonymous)
-        if principal is None or self.ingress.let_in(
+        if principal is None or self.ingress.admit_client(
             self, principal, self.ingress.rights_of(principal), "", "1.2"
         ):
             raise RemoteProtocolError("this client may not connect", reason=0)
         self.sender = Sender(self.ingress.name, self.stream.remote, principal.name, self.stream.remote)
-        self.ingress.logins.accepted()
-        self.ingress.stats.spoke(self, "1.2")
+        self.ingress.logins.count_accepted()
+        self.ingress.stats.set_version(self, "1.2")
         self.say(Frame("CONNECTED", {"version": "1.2"}))
 
     def _send(self, headers: dict[str, str], body: bytes) -> None:
@@ -180,11 +180,11 @@ class StompConnection(IngressClient):
         one = Subscription(self, identifier, queue, acks=headers.get("ack", "auto") != "auto")
         self._subscriptions[identifier] = one
         queue.add(one)
-        self.ingress.dispatcher.changed()
+        self.ingress.dispatcher.invalidate()
 
     def _unsubscribe(self, headers: dict[str, str], body: bytes) -> None:
         self.ingress.namespace.unsubscribe(self._subscriptions.pop(headers["id"]).queue)
-        self.ingress.dispatcher.changed()
+        self.ingress.dispatcher.invalidate()
 
     def _settled(self, headers: dict[str, str], *, done: bool) -> None:
         one = self._subscriptions[headers["id"].rpartition("-")[0]]
@@ -214,15 +214,15 @@ class StompConnection(IngressClient):
         out, self._out = self._out, b""
         return out
 
-    def drained(self) -> None:
+    def resume_writing(self) -> None:
         for one in self._subscriptions.values():
             one.queue.dispatch()
 
-    def lost(self, reason: str) -> None:
+    def connection_lost(self, reason: str) -> None:
         for one in self._subscriptions.values():
             self.ingress.namespace.unsubscribe(one.queue)
         self._subscriptions.clear()
-        self.ingress.dispatcher.changed()
+        self.ingress.dispatcher.invalidate()
         self.ingress.forget(self)
 
     def shut_down(self, farewell: CloseReason) -> None:

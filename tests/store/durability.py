@@ -159,7 +159,7 @@ def watched(*, ids_alone: bool) -> Iterator[list[str]]:
     faults: list[str] = []
     ledgers: dict[int, tuple[Store, Ledger]] = {}
     made, appended, settled, beside = Store.__init__, Store.append, Store.settle, Store.settle_beside
-    put, flush, write = Store.put_beside, Store.flush, DurableReceivedIds._write
+    put, flush, write = Store.put_with_messages, Store.flush, DurableReceivedIds._write
 
     @wraps(made)
     def open_store(store: Store, *folder: Any, factory: Any = sqlite3.Connection, **options: Any) -> None:
@@ -206,7 +206,7 @@ def watched(*, ids_alone: bool) -> Iterator[list[str]]:
             (Store, "append", append),
             (Store, "settle", settle),
             (Store, "settle_beside", settle_beside),
-            (Store, "put_beside", put_beside),
+            (Store, "put_with_messages", put_beside),
             (Store, "flush", flush_store),
             (DurableReceivedIds, "_write", write_id),
         ):

@@ -39,9 +39,9 @@ def between(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
 
 
 def restored(backup: Path, folder: Path) -> list[tuple[int, bytes]]:
-    assert check(backup).sound
+    assert check(backup).is_intact
     restore(backup, folder)
-    assert check(folder).sound
+    assert check(folder).is_intact
     store = opened(folder)
     try:
         return content(store, log_of(store))
@@ -123,15 +123,15 @@ def test_bodies_in_files_stay_until_the_backup_has_ended(
 
         def bury() -> None:
             assert is_store_copied(folder / HEAP)
-            spool.bury()
+            spool.delete_unreferenced()
             assert (folder / "spool" / name).exists()
 
         between(monkeypatch, bury)
         back_up(folder, tmp_path / "copy")
         assert (tmp_path / "copy" / "spool" / name).stat().st_size == SPOOLED_BYTES_MIN
-        spool.bury()
+        spool.delete_unreferenced()
         assert not (folder / "spool" / name).exists()
-        assert spool.used == 0
+        assert spool.used_bytes == 0
         spool.close()
 
 

@@ -67,7 +67,7 @@ def test_a_failed_commit_refuses_its_messages_and_keeps_all_else(tmp_path: Path,
     assert content(again, log) == [*kept, (12, b"taken")]
     assert content(again, log_of(again, "new")) == [(0, b"new")]
     assert [log.name for log in again.logs()] == ["q", "new"]
-    assert dict(again.things("kind")) == {"new": b"value", "later": b"value"}
+    assert dict(again.records("kind")) == {"new": b"value", "later": b"value"}
     assert again.letters_count == 1
     again.close()
 
@@ -118,20 +118,20 @@ def test_a_value_beside_messages_goes_with_them(tmp_path: Path) -> None:
     with Opened(tmp_path, factory=disk.factory()) as one:
         log = one.store.log("queue", "q")
         one.store.put("seen", "before", b"old")
-        one.store.put_beside("seen", "stored", b"1")
+        one.store.put_with_messages("seen", "stored", b"1")
         assert one.append(log, 0, b"stored") is ACCEPTED
         disk.fault = FULL
-        one.store.put_beside("seen", "refused", b"1")
-        one.store.put_beside("seen", "before", b"new")
+        one.store.put_with_messages("seen", "refused", b"1")
+        one.store.put_with_messages("seen", "before", b"new")
         one.store.put("seen", "alone", b"1")
         refused(one.append(log, 1, b"refused"))
         one.until_healthy(False)
-        one.store.put_beside("seen", "refused at once", b"1")
+        one.store.put_with_messages("seen", "refused at once", b"1")
         refused(one.append(log, 2, b"refused at once"))
         disk.fault = ""
         one.until_healthy(True)
     again = opened(tmp_path)
-    assert dict(again.things("seen")) == {"stored": b"1", "alone": b"1"}
+    assert dict(again.records("seen")) == {"stored": b"1", "alone": b"1"}
     again.close()
 
 
@@ -342,7 +342,7 @@ def test_a_disk_that_others_fill_loses_nothing(small_disk: SmallDisk) -> None:
         assert one.append(log, last, b"more") is ACCEPTED
     again = opened(folder, reserve_bytes=RESERVE)
     assert [at for at, _ in content(again, log_of(again))] == list(range(50, last + 1))
-    assert dict(again.things("kind")) == {"key": b"value"}
+    assert dict(again.records("kind")) == {"key": b"value"}
     again.close()
 
 

@@ -44,7 +44,7 @@ def act(heap: Heap, rows: list[int], rng: random.Random, row: int) -> None:
         before = dict(heap.places)
         former = heap.move()
         assert all(heap.places[one].at < before[one].at for one in former)
-        heap.moved(former, committed=rng.random() < 0.7)
+        heap.finish_move(former, committed=rng.random() < 0.7)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -235,7 +235,7 @@ def test_what_is_damaged_is_told_and_repaired(tmp_path: Path, harm: str) -> None
     _, aside = repair(tmp_path)
     assert aside is not None
     assert (aside / "gateway.heap").exists()
-    assert check(tmp_path).sound
+    assert check(tmp_path).is_intact
     store = opened(tmp_path)
     assert [at for at, _ in content(store, log_of(store))] == left
     store.close()

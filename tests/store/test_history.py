@@ -75,5 +75,5 @@ def test_any_history_leaves_what_it_should(tmp_path_factory: pytest.TempPathFact
         again = opened(folder)
         assert {log.name: dict(content(again, log)) for log in again.logs()} == model.logs
         assert all(content(again, log) == sorted(content(again, log)) for log in again.logs())
-        assert dict(again.things("kind")) == model.things
+        assert dict(again.records("kind")) == model.things
         again.close()

@@ -58,7 +58,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
         assert not (kept | accepted) - begun - set(found), "lost"
         assert not settled & set(found), "came back"
         # Messages and the value that came with them are committed together, told or not.
-        (value,) = (int(value) for _, value in store.things("value") if isinstance(value, bytes))
+        (value,) = (int(value) for _, value in store.records("value") if isinstance(value, bytes))
         assert not set(range(first, value + 1)) - begun - set(found), "torn"
         assert max(found, default=0) <= value
         accepted_in_all += len(accepted)

@@ -232,10 +232,10 @@ class NamedFile:
     def read(self, at: int, count: int) -> bytes:
         raise AssertionError
 
-    def opened(self) -> OpenBody:
+    def open_file(self) -> OpenBody:
         raise AssertionError
 
-    def keep(self) -> None:
+    def preserve(self) -> None:
         raise AssertionError
 
 

@@ -204,7 +204,7 @@ def test_a_migration_that_fails_leaves_the_old_version(tmp_path: Path) -> None:
 
     assert "nonsense" in refusal(tmp_path, steps=(*STEPS, broken))
     store = opened(tmp_path)
-    assert list(store.things("kind")) == [("key", b"value")]
+    assert list(store.records("kind")) == [("key", b"value")]
     store.close()
 
 

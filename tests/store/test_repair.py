@@ -64,7 +64,7 @@ def held(folder: Path) -> dict[str, set[bytes]]:
     store = opened(folder)
     try:
         found = {log.name: {body for _, body in content(store, log)} for log in store.logs()}
-        found["things"] = {bytes(key) for key, _ in store.things("session") if isinstance(key, bytes)}
+        found["things"] = {bytes(key) for key, _ in store.records("session") if isinstance(key, bytes)}
     finally:
         store.close()
     return found
@@ -89,7 +89,7 @@ def damaged(whole: Path, tmp_path: Path) -> Path:
 def test_what_is_sound_stays_as_it_is(damaged: Path) -> None:
     before = (damaged / "gateway.db").read_bytes()
     findings = check(damaged)
-    assert findings.sound
+    assert findings.is_intact
     assert findings.messages == 2 * (COUNT - 3)
     assert findings.rows == {"logs": 2, "settled": 4, "rows": 24, "dead_letters": 30, "things": 61}
     assert repair(damaged)[1] is None
@@ -115,11 +115,11 @@ def test_whatever_page_is_spoilt_the_others_are_kept(whole: Path, tmp_path: Path
         again = [name for name in before if not after.get(name, set()) <= before[name]]
         assert not again or "settled" in findings.hidden, "only what nobody knows to be settled comes again"
         if any(lost.values()):
-            assert not findings.sound, (page, findings)
+            assert not findings.is_intact, (page, findings)
         if aside is not None:
             repaired += 1
             assert (aside / "gateway.db").stat().st_size == path_size(whole)
-            assert check(folder).sound
+            assert check(folder).is_intact
         said = sum(one.messages + one.perhaps for one in findings.logs.values()) + 10_000 * len(
             findings.hidden
         )
@@ -145,7 +145,7 @@ def test_spoilt_messages_are_named_by_their_queue(damaged: Path) -> None:
     assert findings.things == [("retained", "a/b")]
     assert (findings.letters, findings.file, findings.hidden) == (1, [], {})
     assert repair(damaged)[0] == findings
-    assert check(damaged).sound
+    assert check(damaged).is_intact
     after = held(damaged)
     assert (len(after["a"]), len(after["b"])) == (COUNT - 3, COUNT - 3 - 18)
     with closing(opened(damaged)) as store:
@@ -200,7 +200,7 @@ def test_a_torn_end_of_the_log_is_no_loss(tmp_path: Path) -> None:
     with (folder / "gateway.db-wal").open("r+b") as file:
         file.truncate((folder / "gateway.db-wal").stat().st_size - 100)
     (folder / "gateway.db-shm").unlink()
-    assert check(folder).sound
+    assert check(folder).is_intact
 
 
 def test_a_gateway_says_what_to_do(damaged: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_repair_that_is_interrupted_is_finished(
                 opened(damaged)
         monkeypatch.undo()
         repair(damaged)
-    assert check(damaged).sound
+    assert check(damaged).is_intact
     assert len(held(damaged)["b"]) == COUNT - 20 - 2
     assert {place.name for place in damaged.iterdir()} & {"repaired", "repairing"} <= {"repairing"}
 
@@ -284,10 +284,10 @@ class Body:
     def read(self, at: int, count: int) -> bytes:
         raise NotImplementedError
 
-    def opened(self) -> OpenBody:
+    def open_file(self) -> OpenBody:
         raise NotImplementedError
 
-    def keep(self) -> None:
+    def preserve(self) -> None:
         """It is the test's."""
 
 
@@ -303,10 +303,10 @@ def test_a_message_whose_body_is_missing_is_lost(tmp_path: Path, there: int | No
     (tmp_path / "spool").mkdir()
     body = tmp_path / "spool" / Body.name
     body.write_bytes(bytes(2_000_000))
-    assert check(tmp_path).sound
+    assert check(tmp_path).is_intact
     body.unlink() if there is None else body.write_bytes(bytes(there))
     findings, _ = repair(tmp_path)
     assert findings.logs == {("fast queue", "q"): LostMessages(1)}
     assert findings.bodies == [f"{body} {said}"]
-    assert check(tmp_path).sound
+    assert check(tmp_path).is_intact
     assert held(tmp_path)["q"] == {b"small"}

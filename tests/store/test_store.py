@@ -430,7 +430,7 @@ def test_a_damaged_row_is_told_and_left_out(tmp_path: Path) -> None:
         assert all("cannot be read" in text for text in one.damage)
         assert one.store.figures.damaged == 2
     last = opened(tmp_path)
-    assert list(last.things("kind")) == []
+    assert list(last.records("kind")) == []
     assert last.figures.damaged == 1
     last.close()
 

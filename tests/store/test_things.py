@@ -25,17 +25,17 @@ def test_values_survive(tmp_path: Path) -> None:
     store.delete("kind", "never was")
     store.close()
     again = opened(tmp_path)
-    (first, message), *rest = again.things("kind")
+    (first, message), *rest = again.records("kind")
     assert first == "a"
     assert isinstance(message, Message)
     assert (message.address, message.body, message.retain) == (TOPIC, b"retained", True)
     assert rest == [("b", b"new"), (b"b", b"bytes")]
-    assert list(again.things("other")) == [("", b"")]
-    assert list(again.things("none")) == []
+    assert list(again.records("other")) == [("", b"")]
+    assert list(again.records("none")) == []
     again.delete("kind", "b")
     again.close()
     third = opened(tmp_path)
-    assert [key for key, _ in third.things("kind")] == ["a", b"b"]
+    assert [key for key, _ in third.records("kind")] == ["a", b"b"]
     third.close()
 
 
@@ -62,8 +62,8 @@ def test_values_are_deleted_by_prefix(tmp_path: Path, prefix: str | bytes, store
         key for key in KEYS
         if not prefix or (type(key) is type(prefix) and key.startswith(prefix))  # type: ignore[arg-type]
     }  # fmt: skip
-    assert {key for key, _ in again.things("kind")} == {*KEYS, "later"} - gone
-    assert {key for key, _ in again.things("other")} == set(KEYS)
+    assert {key for key, _ in again.records("kind")} == {*KEYS, "later"} - gone
+    assert {key for key, _ in again.records("other")} == set(KEYS)
     again.close()
 
 

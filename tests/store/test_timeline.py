@@ -70,7 +70,7 @@ def left(folder: Path, wall: float) -> set[float]:
         bytes_max=1_000,
     )
     assert found.pop().expires == NEVER  # it was stored without an end
-    found += [value for _, value in store.things("retained") if isinstance(value, Message)]
+    found += [value for _, value in store.records("retained") if isinstance(value, Message)]
     store.newest_letters(1, lambda letters: found.extend(letter.message for letter in letters))
     store.close()
     assert len(found) == 3
@@ -127,7 +127,7 @@ def test_a_repaired_store_continues(tmp_path: Path, clocks: Clocks) -> None:
     with_damage.execute("INSERT INTO things VALUES ('kind', 'key', 1, x'00')")
     with_damage.close()
     clocks.wall -= 7_200.0
-    assert not repair(tmp_path)[0].sound
+    assert not repair(tmp_path)[0].is_intact
     assert left(tmp_path, clocks.wall) == {3_600}
 
 

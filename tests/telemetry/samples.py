@@ -64,10 +64,10 @@ def metrics_with_traffic(**more: Any) -> Metrics:
     listener = metrics.listener("mqtt", "mqtt", ("", "connect", "publish"))
     machine = Machine()
     listener.accepted += 1
-    listener.opened(machine)
+    listener.add_connection(machine)
     listener.pause_count = 3
     listener.bytes_in, listener.bytes_out = 100, 30
-    listener.spoke(machine, "5.0")
+    listener.set_version(machine, "5.0")
     listener.messages_in += 5
     listener.accepted_messages += 4
     listener.refuse(Outcome(Verdict.REJECTED, Reason.QUOTA))
@@ -79,6 +79,6 @@ def metrics_with_traffic(**more: Any) -> Metrics:
     link.up = True
     link.connects = 3
     link.failures.add("refused", 2)
-    link.opened(Machine({"basic.ack": 4}, {"basic.publish": 4}))
+    link.add_connection(Machine({"basic.ack": 4}, {"basic.publish": 4}))
     link.bytes_in, link.bytes_out = 7, 8
     return metrics

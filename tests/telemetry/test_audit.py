@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import structlog
 
-from gateway.telemetry.audit import EVENTS, AuditFile, Trail, audit, configure_audit, legible, trail
+from gateway.telemetry.audit import EVENTS, AuditFile, Trail, audit, configure_audit, sanitized, trail
 from gateway.telemetry.logs import configure_logs
 
 SECRET_WORDS = ("password", "token", "body", "payload", "secret", "hash", "cookie", "proof")
@@ -59,7 +59,7 @@ def test_an_event_that_nobody_knows_is_refused() -> None:
     ],
 )
 def test_what_a_peer_chose_is_made_fit_to_be_read(given: Any, said: Any) -> None:
-    assert legible(given) == said
+    assert sanitized(given) == said
 
 
 def test_strangers_get_so_many_lines_a_second(written: list[tuple[str, dict[str, Any]]]) -> None:
@@ -75,8 +75,8 @@ def test_strangers_get_so_many_lines_a_second(written: list[tuple[str, dict[str,
     assert (kept.counts["refused"], kept.dropped["refused"]) == (6, 3)
     kept.add("refused", {})
     kept.add("refused", {})
-    kept.tell()
-    kept.tell()
+    kept.write_omitted()
+    kept.write_omitted()
     assert written[-1] == ("refused", {"more": 1})
     assert sum("more" in facts for _, facts in written) == 2
 
@@ -118,7 +118,7 @@ def test_one_user_pushes_out_no_lines_of_others(tmp_path: Path) -> None:
         provoked(kept, "greedy", 100)
         now[0] += 1.0
     provoked(kept, "modest", 1)
-    kept.tell()
+    kept.write_omitted()
     file.close()
     lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert not (tmp_path / "audit.jsonl.1").exists()

@@ -47,7 +47,7 @@ def test_what_was_counted_before_the_first_look_is_no_rate() -> None:
     history.tick(Monotonic(5.0), UTC)
     history.tick(Monotonic(15.0), UTC + 10)
     assert history.series(IN).values == [0.0]
-    assert history.now(IN) == 0.0
+    assert history.current_rate(IN) == 0.0
 
 
 def test_each_step_has_what_was_counted_in_it() -> None:
@@ -59,7 +59,7 @@ def test_each_step_has_what_was_counted_in_it() -> None:
     assert scene.values(IN) == [9.9, 11.0, 2.0]
     assert scene.values(CounterKey("listener", "mqtt", "in")) == [9.0, 10.0, 1.0]
     assert scene.values(CounterKey("link", "erp", "in")) == [0.9, 1.0, 1.0]
-    assert scene.history.now(CounterKey("link", "erp", "in")) == 1.0
+    assert scene.history.current_rate(CounterKey("link", "erp", "in")) == 1.0
     assert scene.history.end == UTC + 1_030.0
 
 
@@ -125,7 +125,7 @@ def test_a_route_that_has_gone_is_forgotten_after_an_hour() -> None:
     scene.routes.clear()
     scene.tick(3_000.0)
     assert key in scene.history.counters()
-    assert scene.history.now(key) == 0.0
+    assert scene.history.current_rate(key) == 0.0
     scene.tick(600.0)
     assert key not in scene.history.counters()
     assert scene.values(key) == []
@@ -152,8 +152,8 @@ def test_a_step_counts_as_much_as_it_can() -> None:
 def test_frames_are_counted_by_protocol_and_direction() -> None:
     scene = Scene()
     frames = SimpleNamespace(received={}, sent={})
-    scene.listener.opened(frames)
-    scene.listener.spoke(frames, "5.0")
+    scene.listener.add_connection(frames)
+    scene.listener.set_version(frames, "5.0")
     frames.received["PUBLISH"] = 40
     frames.sent["PUBACK"] = 20
     scene.tick(STEP_SECS)

@@ -95,9 +95,9 @@ def test_of_each_kind_the_first_of_a_minute_pass_and_the_others_are_counted() ->
     assert limited_by(limiter, "refused", 600) == WHOLE_MAX
     assert limited_by(limiter, "broken", 1) == 1
     now[0] = INTERVAL_SECS - 0.1
-    assert limiter.due() == []
+    assert limiter.take_due() == []
     now[0] = INTERVAL_SECS
-    assert limiter.due() == [("warning", "refused", 600 - WHOLE_MAX)]
+    assert limiter.take_due() == [("warning", "refused", 600 - WHOLE_MAX)]
     assert limited_by(limiter, "refused", 600) == WHOLE_MAX
 
 
@@ -152,5 +152,5 @@ def test_what_a_peer_chose_is_short_and_moves_no_cursor() -> None:
 def test_the_last_line_of_a_flood_comes_when_the_gateway_ends() -> None:
     limiter = Limiter(lambda: 0.0)
     limited_by(limiter, "refused", 600)
-    assert limiter.due() == []
-    assert limiter.due(everything=True) == [("warning", "refused", 600 - WHOLE_MAX)]
+    assert limiter.take_due() == []
+    assert limiter.take_due(everything=True) == [("warning", "refused", 600 - WHOLE_MAX)]

@@ -12,7 +12,7 @@ from tests.telemetry.samples import metrics_with_traffic
 
 
 def page_of(metrics: object) -> str:
-    return metrics.exposed(OPENMETRICS)[0].decode()  # type: ignore[attr-defined]
+    return metrics.exposition(OPENMETRICS)[0].decode()  # type: ignore[attr-defined]
 
 
 def samples(page: bytes, name: str) -> list[Sample]:
@@ -22,7 +22,7 @@ def samples(page: bytes, name: str) -> list[Sample]:
 def test_each_series_says_whose_it_is() -> None:
     pages = {number: page_of(metrics_with_traffic()) for number in (1, 2)}
     rows = [("gateway_worker_up", ("1",), 1.0), ("gateway_worker_restarts", ("2", "died"), 3.0)]
-    page, content_type = MergedMetrics().exposed(pages, rows, "")
+    page, content_type = MergedMetrics().exposition(pages, rows, "")
     assert content_type.startswith("text/plain")
     found = samples(page, "gateway_connections_accepted_total")
     assert [(one.labels["worker"], one.value) for one in found] == [("1", 1), ("2", 1)]
@@ -35,7 +35,7 @@ def test_each_series_says_whose_it_is() -> None:
 def test_nothing_of_a_page_is_lost() -> None:
     """Every sample of a worker comes back as it was, but for its label; histograms whole."""
     own = page_of(metrics_with_traffic())
-    page, content_type = MergedMetrics().exposed({7: own}, [], OPENMETRICS)
+    page, content_type = MergedMetrics().exposition({7: own}, [], OPENMETRICS)
     assert content_type.startswith("application/openmetrics-text")
     merged = [
         one._replace(labels={key: value for key, value in one.labels.items() if key != "worker"})
@@ -50,4 +50,4 @@ def test_nothing_of_a_page_is_lost() -> None:
 
 def test_a_page_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="EOF"):
-        MergedMetrics().exposed({1: "gateway_connections 1\n"}, [], "")
+        MergedMetrics().exposition({1: "gateway_connections 1\n"}, [], "")

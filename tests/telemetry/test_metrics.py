@@ -37,7 +37,7 @@ LABELS = {
 def read(metrics: Metrics) -> dict[str, float]:
     """Samples as `name{label="value",...}` with the labels sorted."""
     found = {}
-    for family in text_string_to_metric_families(metrics.exposed("")[0].decode()):
+    for family in text_string_to_metric_families(metrics.exposition("")[0].decode()):
         for sample in family.samples:
             labels = ",".join(f'{key}="{value}"' for key, value in sorted(sample.labels.items()))
             found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
@@ -134,11 +134,11 @@ def test_a_closed_connection_leaves_its_sums() -> None:
     stats = ListenerStats("mqtt", "mqtt", ("", "connect", "publish"))
     first, second = Machine(), Machine([0, 1, 0], [0, 0, 0])
     for machine in (first, second):
-        stats.opened(machine)
-        stats.spoke(machine, "3.1.1")
+        stats.add_connection(machine)
+        stats.set_version(machine, "3.1.1")
     before = stats.frames()
-    stats.closed(first)
-    stats.closed(first)
+    stats.remove_connection(first)
+    stats.remove_connection(first)
     assert stats.frames() == before
     assert before == {
         ("3.1.1", "in", "connect"): 2,
@@ -151,9 +151,9 @@ def test_a_closed_connection_leaves_its_sums() -> None:
 def test_a_connection_that_never_spoke_has_an_unknown_version() -> None:
     stats = EndpointStats("mqtt", "mqtt", ("", "connect"))
     machine = Machine([0, 1], [0, 0])
-    stats.opened(machine)
+    stats.add_connection(machine)
     assert stats.frames() == {("unknown", "in", "connect"): 1}
-    stats.closed(machine)
+    stats.remove_connection(machine)
     assert stats.frames() == {("unknown", "in", "connect"): 1}
 
 
@@ -165,11 +165,11 @@ def test_connections_of_one_version_share_their_counts(first: Counts, second: Co
     stats = EndpointStats("mqtt", "mqtt", ("", "connect", "publish"))
     one, other = Machine(first, second), Machine(copy(first), copy(second))
     for machine in (one, other):
-        stats.opened(machine)
-        stats.spoke(machine, "5.0")
+        stats.add_connection(machine)
+        stats.set_version(machine, "5.0")
     for counts in (one.received, other.received):
         counts["publish" if isinstance(counts, dict) else 2] += 10  # type: ignore[index]
-    stats.closed(one)
+    stats.remove_connection(one)
     assert stats.frames() == {
         ("5.0", "in", "connect"): 2,
         ("5.0", "in", "publish"): 24,
@@ -212,7 +212,7 @@ def test_what_only_mqtt_links_count() -> None:
     link = metrics.link("plant", "mqtt")
     link.lessened.add("qos", 3)
     link.filters_refused, link.duplicates = 1, 2
-    lines = metrics.exposed("")[0].decode().splitlines()
+    lines = metrics.exposition("")[0].decode().splitlines()
     assert 'gateway_link_lessened_total{endpoint="plant",protocol="mqtt",reason="qos"} 3.0' in lines
     assert 'gateway_duplicates_total{endpoint="plant",protocol="mqtt",route=""} 2.0' in lines
     found = [line for line in lines if line.startswith("gateway_link_filters_refused{")]

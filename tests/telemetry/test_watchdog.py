@@ -80,7 +80,7 @@ async def test_turns_are_a_histogram() -> None:
     world = World(0.1)
     await world.run(0.004, 0.2)
     metrics = Metrics("1", Sources(turns=world.dog.turns))
-    text = metrics.exposed("")[0].decode()
+    text = metrics.exposition("")[0].decode()
     assert f'{TURN_SECONDS}_bucket{{le="10.0"}} {float(sum(world.dog.turns.counts))}' in text
     assert f"{TURN_SECONDS}_sum 0.20" in text
 

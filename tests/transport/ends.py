@@ -64,10 +64,10 @@ class Watch:
     def forget(self, stream: Stream) -> None:
         self.forgotten += 1
 
-    def leave(self, stream: Stream) -> None:
+    def abort_unread(self, stream: Stream) -> None:
         self.leaving.append(stream)
 
-    def linger(self, stream: Stream) -> None:
+    def abort_unclosed(self, stream: Stream) -> None:
         self.lingering.append(stream)
 
     def pause(self, stream: Stream, seconds: float) -> None:
@@ -96,8 +96,8 @@ class Speaker:
         out, self.out = self.out, b""
         return out
 
-    def drained(self) -> None:
+    def resume_writing(self) -> None:
         self.drains += 1
 
-    def lost(self, reason: str) -> None:
+    def connection_lost(self, reason: str) -> None:
         self.reasons.append(reason)

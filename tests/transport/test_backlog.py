@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.broker.spool import Spool, SpoolFile
-from gateway.model.spooled_bodies import Piece, SpooledPiece, joined
+from gateway.model.spooled_bodies import Piece, SpooledPiece, join_pieces
 from gateway.transport.backlog import GATHERED_MAX, Backlog
 
 BODY = bytes(range(256)) * 4096
@@ -47,7 +47,7 @@ def test_all_of_it_comes_through_a_socket_that_takes_little(file: SpoolFile, buf
         ours.setblocking(False)
         backlog = Backlog()
         backlog.add(pieces)
-        wanted, found, written = joined(pieces), bytearray(), 0
+        wanted, found, written = join_pieces(pieces), bytearray(), 0
         assert backlog.byte_count == len(wanted)
         while backlog.byte_count:
             written += backlog.write(ours)
@@ -75,4 +75,4 @@ def test_a_file_that_has_become_shorter_is_an_error(file: SpoolFile, tmp_path: P
         with pytest.raises(OSError, match="shorter"):
             backlog.write(ours)
     with pytest.raises(OSError, match="shorter"):
-        joined([piece])
+        join_pieces([piece])

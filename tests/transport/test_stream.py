@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.model.message import Sender
-from gateway.model.spooled_bodies import Piece, joined
+from gateway.model.spooled_bodies import Piece, join_pieces
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import (
     BACKLOG_BYTES_HIGH,
@@ -220,7 +220,7 @@ def test_a_write_that_marks_other_streams_writes_them_too() -> None:
         second.owner.out = b"the first is gone"
         second.stream.mark()
 
-    first.owner.lost = tell  # type: ignore[method-assign]
+    first.owner.connection_lost = tell  # type: ignore[method-assign]
     second.stream._writes = first.writes
     first.say(b"x")
     assert second.sock.written == b"the first is gone"
@@ -293,7 +293,7 @@ def test_what_is_large_passes_a_layer_as_the_socket_takes_it(takes: tuple[int, .
         bench.stream.writable()
         turns += 1
     assert turns >= 2
-    assert bench.sock.written.replace(b"|", b"") == joined(parts).replace(b"|", b"") + b"behind"
+    assert bench.sock.written.replace(b"|", b"") == join_pieces(parts).replace(b"|", b"") + b"behind"
     assert bench.stream.queued == 0
     bench.stream.end("over")
     bench.writes.flush()

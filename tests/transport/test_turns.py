@@ -35,7 +35,7 @@ class Worker(Speaker):
         self.bench.order.append(self)
         assert self.stream is not None
         if self.waiting:
-            self.stream.again()
+            self.stream.request_turn()
 
 
 class Bench:

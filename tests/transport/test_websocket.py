@@ -23,7 +23,7 @@ from wsproto.events import (
 
 from gateway.protocols.mqtt.dialect import MQTT
 from gateway.transport.filter import Ending
-from gateway.transport.filter_stack import Stacked, within
+from gateway.transport.filter_stack import Stacked, stack_filters
 from gateway.transport.stream import Stream, WriteSet
 from gateway.transport.websocket import FRAMES_MAX, WebSocketFilter
 from tests.transport.ends import FakeSocket, Speaker, Watch
@@ -394,7 +394,7 @@ def test_a_stream_that_has_ended_does_not_hear_of_its_layer() -> None:
 
 def test_filters_stack_only_if_there_are_two() -> None:
     one, other = server(), server()
-    assert within(None, None) is None
-    assert within(one, None) is one
-    assert within(None, other) is other
-    assert isinstance(within(one, other), Stacked)
+    assert stack_filters(None, None) is None
+    assert stack_filters(one, None) is one
+    assert stack_filters(None, other) is other
+    assert isinstance(stack_filters(one, other), Stacked)

@@ -23,7 +23,7 @@ from gateway import clock
 from gateway.admin.answers import PROBLEM, problem_of
 from gateway.containment import contained
 from gateway.settings import Http
-from gateway.transport.first_bytes import misfit
+from gateway.transport.first_bytes import check_first_bytes
 from gateway.transport.http import response
 
 READ_BYTES: Final = 16_384
@@ -53,7 +53,7 @@ class ServerRefusal(Exception):
         self.reason = reason
 
 
-class Gone(Exception):
+class ClientDisconnected(Exception):
     """Error for a client that has disconnected, or has not read a response in time."""
 
 
@@ -103,7 +103,7 @@ class HttpConnection:
         try:
             with self.scope:
                 await self._serve()
-        except Gone:
+        except ClientDisconnected:
             pass
         except Exception as error:
             contained("http", error, address=self.address)
@@ -191,11 +191,11 @@ class HttpConnection:
                 await self._check_first_bytes()
             data = await self.stream.receive_some(READ_BYTES)
         except (trio.BrokenResourceError, OSError) as error:
-            raise Gone from error
+            raise ClientDisconnected from error
         finally:
             self.waits_since = None
         if not data:
-            raise Gone
+            raise ClientDisconnected
         self._h11.receive_data(bytes(data))
 
     async def _check_first_bytes(self) -> None:
@@ -205,7 +205,7 @@ class HttpConnection:
         """
         data = await self._socket.recv(FIRST_BYTES, socket.MSG_PEEK)
         self._begun = True
-        found = misfit(data, secure=self._secured) if data else None
+        found = check_first_bytes(data, secure=self._secured) if data else None
         if found is not None:
             self.stream = trio.SocketStream(self._socket)
             raise ServerRefusal(400, found.reason, found.text)
@@ -229,7 +229,7 @@ class HttpConnection:
             raise ServerRefusal(408, "body_timeout", f"incomplete body after {secs:g} s")
         except ServerRefusal as refusal:
             self._refusal = refusal
-        except Gone:
+        except ClientDisconnected:
             self._closed = True
         return DISCONNECT
 
@@ -260,7 +260,7 @@ class HttpConnection:
         if self._refusal is not None:
             raise self._refusal
         if self._closed:
-            raise Gone
+            raise ClientDisconnected
 
     def _asgi(self, request: h11.Request) -> Scope:
         """Return the ASGI scope of a request."""
@@ -310,7 +310,7 @@ class HttpConnection:
             data += self._h11.send(h11.EndOfMessage()) or b""
         try:
             await self._write(data)
-        except Gone:
+        except ClientDisconnected:
             self._closed = True
 
     def _body_is_over(self) -> bool:
@@ -331,10 +331,10 @@ class HttpConnection:
             with trio.fail_after(self._http.send_timeout_secs):
                 await self.stream.send_all(data)
         except trio.BrokenResourceError as error:
-            raise Gone from error
+            raise ClientDisconnected from error
         except trio.TooSlowError as error:
             self._refused["send_timeout"] += 1
-            raise Gone from error
+            raise ClientDisconnected from error
         finally:
             self.waits_since = None
 

@@ -68,7 +68,7 @@ class HttpServer:
                         await self._cannot_accept(error)
                         continue
                     try:
-                        self._take(accepted, nursery)
+                        self._serve_or_refuse(accepted, nursery)
                     except Exception as error:
                         accepted.close()
                         if not isinstance(error, OSError):  # Otherwise the client has already disconnected.
@@ -81,7 +81,7 @@ class HttpServer:
             self._evict()
         await trio.sleep(PAUSE_SECS)
 
-    def _take(self, accepted: trio.socket.SocketType, nursery: trio.Nursery) -> None:
+    def _serve_or_refuse(self, accepted: trio.socket.SocketType, nursery: trio.Nursery) -> None:
         """Start a task that serves an accepted connection, or refuse it at the limit of connections.
 
         Raises OSError if the client has already disconnected.

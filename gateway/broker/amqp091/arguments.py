@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from gateway.broker.amqp091.refusals import COMMAND_INVALID, TYPE_NAMES, AmqpRefused, failed
+from gateway.broker.amqp091.refusals import COMMAND_INVALID, TYPE_NAMES, AmqpRefused, precondition_failed
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091.translate import EXPIRATION_MS_MAX
 
@@ -153,7 +153,7 @@ def _leader_locator(argument: Value) -> Fault:
     return fault if fault or argument.value in LEADER_LOCATORS else "invalid_queue_locator_arg"
 
 
-def _anything(argument: Value) -> Fault:
+def _accept_any(argument: Value) -> Fault:
     return None
 
 
@@ -184,13 +184,13 @@ QUEUE_ARGUMENTS: Final[dict[str, Callable[[Value], Fault]]] = {
     "x-queue-version": _version,
     "x-queue-master-locator": _locator,
     "x-queue-leader-locator": _leader_locator,
-    "x-delivery-limit": _anything,  # a value that is not a number limits nothing
+    "x-delivery-limit": _accept_any,  # a value that is not a number limits nothing
     "x-dead-letter-strategy": _strategy,
     "x-quorum-initial-group-size": _positive,
     "x-initial-cluster-size": _positive,
     "x-max-in-memory-length": _natural,
     "x-max-in-memory-bytes": _natural,
-    "x-max-age": _anything,
+    "x-max-age": _accept_any,
     "x-stream-max-segment-size-bytes": _natural,
 }
 _STREAMS: Final = frozenset({"x-initial-cluster-size", "x-max-age", "x-stream-max-segment-size-bytes"})
@@ -218,15 +218,17 @@ def queue_arguments(arguments: Headers, resource: str) -> QueueArguments:
     way = by_name.get(DEAD_LETTER_EXCHANGE)
     if way is not None and way.type is not ValueType.STRING:
         name = TYPE_NAMES[way.type]
-        raise failed(f"invalid type '{name}' for arg 'x-dead-letter-exchange' in {resource}")
+        raise precondition_failed(f"invalid type '{name}' for arg 'x-dead-letter-exchange' in {resource}")
     kind = by_name.get("x-queue-type", string("classic"))
     if fault := _type(kind):
         raise invalid("x-queue-type", resource, fault)
     for key in by_name:
         if key in ALIEN[kind.value]:
-            raise failed(f"invalid arg '{key}' for {resource} of queue type rabbit_{kind.value}_queue")
+            raise precondition_failed(
+                f"invalid arg '{key}' for {resource} of queue type rabbit_{kind.value}_queue"
+            )
     for key, value in arguments:
-        fault = QUEUE_ARGUMENTS.get(key, _anything)(value)
+        fault = QUEUE_ARGUMENTS.get(key, _accept_any)(value)
         if fault is None and key == "x-dead-letter-routing-key" and way is None:
             fault = "routing_key_but_no_dlx_defined"
         if fault is not None:
@@ -262,7 +264,7 @@ def check_quorum(resource: str, *, durable: bool, exclusive: bool, auto_delete: 
         ("exclusive-owner", exclusive),
     ):
         if fault:
-            raise failed(f"invalid property '{word}' for {resource}")
+            raise precondition_failed(f"invalid property '{word}' for {resource}")
 
 
 def meaningful(arguments: Headers) -> dict[str, Value]:
@@ -276,7 +278,7 @@ def meaningful(arguments: Headers) -> dict[str, Value]:
 
 def invalid(key: str, resource: str, fault: str) -> AmqpRefused:
     """Return the refusal of an argument with an invalid value (406)."""
-    return failed(f"invalid arg '{key}' for {resource}: {fault}")
+    return precondition_failed(f"invalid arg '{key}' for {resource}: {fault}")
 
 
 def exchange_arguments(kind: str, arguments: Headers, resource: str) -> Headers:
@@ -288,7 +290,9 @@ def exchange_arguments(kind: str, arguments: Headers, resource: str) -> Headers:
     for key, value in arguments:
         if key == ALTERNATE:
             if value.type is not ValueType.STRING:
-                raise failed(f"invalid type '{TYPE_NAMES[value.type]}' for arg '{ALTERNATE}' in {resource}")
+                raise precondition_failed(
+                    f"invalid type '{TYPE_NAMES[value.type]}' for arg '{ALTERNATE}' in {resource}"
+                )
             if fault := _name(value):
                 raise invalid(ALTERNATE, resource, fault)
             found[key] = value
@@ -304,9 +308,9 @@ def exchange_arguments(kind: str, arguments: Headers, resource: str) -> Headers:
             if fault := _string(value):
                 raise invalid(key, resource, fault)
         if len(hashed) > 1:
-            raise failed("hash-header and hash-property are mutually exclusive")
+            raise precondition_failed("hash-header and hash-property are mutually exclusive")
         if HASH_PROPERTY in hashed and hashed[HASH_PROPERTY].value not in HASHED_PROPERTIES:
-            raise failed(f"Unsupported property: {hashed[HASH_PROPERTY].value}")
+            raise precondition_failed(f"Unsupported property: {hashed[HASH_PROPERTY].value}")
         found |= hashed
     return tuple(found.items())
 
@@ -314,9 +318,9 @@ def exchange_arguments(kind: str, arguments: Headers, resource: str) -> Headers:
 def _delayed_type(argument: Value | None) -> str:
     """Return the type by which an exchange that delays messages routes them."""
     if argument is None or not isinstance(argument.value, str):
-        raise failed(f"Invalid argument, '{DELAYED_TYPE}' must be an existing exchange type")
+        raise precondition_failed(f"Invalid argument, '{DELAYED_TYPE}' must be an existing exchange type")
     if argument.value == DELAYED:
-        raise failed(f"Invalid argument, '{DELAYED}' can't be used for '{DELAYED_TYPE}'")
+        raise precondition_failed(f"Invalid argument, '{DELAYED}' can't be used for '{DELAYED_TYPE}'")
     if argument.value not in EXCHANGE_TYPES:
         raise AmqpRefused(COMMAND_INVALID, f"COMMAND_INVALID - unknown exchange type '{argument.value}'")
     return str(argument.value)
@@ -328,11 +332,11 @@ def check_match(arguments: Headers) -> None:
     if match is None:
         return
     if match.type is not ValueType.STRING:
-        raise failed(
+        raise precondition_failed(
             f"Invalid x-match field type {TYPE_NAMES[match.type]} (value {match.value}); expected longstr"
         )
     if match.value not in MATCHES:
-        raise failed(
+        raise precondition_failed(
             f'Invalid x-match field value <<"{match.value}">>; expected all, any, all-with-x, or any-with-x'
         )
 
@@ -347,7 +351,7 @@ def consumer_priority(arguments: Headers, resource: str, *, quorum: bool) -> int
     for key in CONSUMER_ARGUMENTS_ALIEN[quorum]:
         if key in given_all:
             kind = "quorum" if quorum else "classic"
-            raise failed(f"invalid arg '{key}' for {resource} of queue type rabbit_{kind}_queue")
+            raise precondition_failed(f"invalid arg '{key}' for {resource} of queue type rabbit_{kind}_queue")
     failover = given_all.get("x-cancel-on-ha-failover")
     if failover is not None and (fault := _flag(failover)):
         raise invalid("x-cancel-on-ha-failover", resource, fault)

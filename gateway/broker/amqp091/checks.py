@@ -25,7 +25,7 @@ class Checker(Protocol):
         """Check a routing key of an exchange if that is a topic exchange; None means every key."""
 
 
-def named(name: str) -> str:
+def without_line_ends(name: str) -> str:
     """Return a name for declare, bind or delete: without line ends that a program has read with it.
 
     Names in publish and consume are used unchanged, as in RabbitMQ.
@@ -35,7 +35,7 @@ def named(name: str) -> str:
 
 def binding_key(method: m.QueueBind | m.QueueUnbind, queue: str) -> str:
     """Return the key of a binding: the queue's name if the method has neither queue nor key."""
-    return method.routing_key if named(method.queue) or method.routing_key else queue
+    return method.routing_key if without_line_ends(method.queue) or method.routing_key else queue
 
 
 def check_binding(checker: Checker, kind: str, destination: str, source: str, key: str) -> None:

@@ -14,7 +14,7 @@ from math import inf, log
 from typing import Any, Final, Generic, TypeVar
 
 from gateway.broker.amqp091.arguments import HASH_HEADER, HASH_PROPERTY
-from gateway.broker.amqp091.refusals import failed
+from gateway.broker.amqp091.refusals import precondition_failed
 from gateway.model.message import Message
 from gateway.model.properties import Headers
 
@@ -28,11 +28,11 @@ def weight_of(key: str) -> int:
     """Return the weight that a binding key states. Raises Refused 406, in RabbitMQ's words."""
     digits = key.removeprefix("-").removeprefix("+")
     if not (digits.isascii() and digits.isdigit()):
-        raise failed(f'The binding key must be an integer: <<"{key}">>')
+        raise precondition_failed(f'The binding key must be an integer: <<"{key}">>')
     if key.startswith("-") or not int(digits[:18]):
-        raise failed("The binding key must be greater than 0")
+        raise precondition_failed("The binding key must be greater than 0")
     if len(digits.lstrip("0")) > WEIGHT_DIGITS_MAX:
-        raise failed(f"The binding key must have no more than {WEIGHT_DIGITS_MAX} digits")
+        raise precondition_failed(f"The binding key must have no more than {WEIGHT_DIGITS_MAX} digits")
     return int(digits)
 
 

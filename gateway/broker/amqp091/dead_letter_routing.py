@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from gateway import clock
 from gateway.broker.amqp091.arguments import QueueArguments
-from gateway.broker.poison import poisoned
-from gateway.broker.pressure import FullQueues, lowered
+from gateway.broker.poison import outcome_of_error
+from gateway.broker.pressure import FullQueues, reduced_limit
 from gateway.broker.scheduler import CallScheduler, ScheduledCall
 from gateway.containment import contained
 from gateway.errors import LocalProtocolError, ProtocolError
@@ -67,8 +67,8 @@ NOBODY_NOW: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue takes t
 Lost = Callable[[list[Message], Outcome], None]
 
 
-class Mortal(Sink, Protocol):
-    """Queue in which messages die, and which receives dead letters."""
+class DeadLetteringQueue(Sink, Protocol):
+    """Queue whose expired, rejected and surplus messages become dead letters, and that may receive some."""
 
     name: str
     options: QueueArguments
@@ -92,10 +92,10 @@ class Mortal(Sink, Protocol):
         """Deliver ready messages, then do what is due afterwards."""
 
 
-class Delay(Mortal, Protocol):
+class Delay(DeadLetteringQueue, Protocol):
     """Queue of messages whose delay is not over."""
 
-    def release(self, message: Message, utc: float) -> tuple[Sequence[Mortal], Message]:
+    def release(self, message: Message, utc: float) -> tuple[Sequence[DeadLetteringQueue], Message]:
         """Return the queues of a message whose delay is over, and the message for them.
 
         `utc` is the time in UTC seconds.
@@ -105,13 +105,18 @@ class Delay(Mortal, Protocol):
         """Requeue a message that the failing disk refused. Return False if the exchange is deleted."""
 
 
-class Death:
-    """Message that has left its queue and is not routed yet."""
+class DeadMessage:
+    """Message that has left its queue and waits to be routed as a dead letter."""
 
     __slots__ = ("delay", "is_settled", "message", "position", "queue", "reason")
 
     def __init__(
-        self, queue: Mortal, message: Message, reason: str, position: int | None, delay: Delay | None = None
+        self,
+        queue: DeadLetteringQueue,
+        message: Message,
+        reason: str,
+        position: int | None,
+        delay: Delay | None = None,
     ) -> None:
         """Note a message that was at `position`; None if it never was in the queue.
 
@@ -125,7 +130,7 @@ class Death:
         self.is_settled = False  # every queue has accepted or refused it
 
 
-class Undertaker(Protocol):
+class DeadLetterRouter(Protocol):
     """Interface of the virtual host for dead-lettering."""
 
     alarms: CallScheduler
@@ -136,7 +141,7 @@ class Undertaker(Protocol):
     def disk_fails(self) -> bool:
         """True if durable queues refuse persistent messages, because the disk fails."""
 
-    def route_keys(self, exchange: str, keys: list[str], message: Message) -> Sequence[Mortal]:
+    def route_keys(self, exchange: str, keys: list[str], message: Message) -> Sequence[DeadLetteringQueue]:
         """Return the queues to which an exchange routes these keys."""
 
 
@@ -145,7 +150,7 @@ class WaitingDeaths:
 
     def __init__(self, shares: UserShares) -> None:
         self.shares = shares
-        self._lines: dict[str, deque[Death]] = {}  # by user; the first one has the turn
+        self._lines: dict[str, deque[DeadMessage]] = {}  # by user; the first one has the turn
         self._spent = 0  # dead letters and targets in this user's turn
         self._count = 0
 
@@ -156,7 +161,7 @@ class WaitingDeaths:
         """Return how many deaths of a user have a place in line."""
         return len(self._lines.get(user, ()))
 
-    def add(self, death: Death, *, first: bool = False) -> None:
+    def add(self, death: DeadMessage, *, first: bool = False) -> None:
         """Add a death behind those of its user, or before them."""
         user = user_of(death.queue)
         line = self._lines.get(user)
@@ -169,7 +174,7 @@ class WaitingDeaths:
         self._count += 1
         self.shares.add(user, death.message.byte_count)
 
-    def take(self) -> Death:
+    def take(self) -> DeadMessage:
         """Remove and return the oldest death of the user who has the turn; there must be one."""
         user, line = next(iter(self._lines.items()))
         death = line.popleft()
@@ -179,7 +184,7 @@ class WaitingDeaths:
         self.shares.remove(user, death.message.byte_count)
         return death
 
-    def spend(self, death: Death, count: int) -> None:
+    def spend(self, death: DeadMessage, count: int) -> None:
         """Count the dead letters and targets of a death that was taken; end a turn of BURIED_OF_USER."""
         user = user_of(death.queue)
         line = self._lines.get(user)
@@ -204,7 +209,7 @@ class DeathsClaim(NamedTuple):
 class DeadLettering:
     """Deaths of one virtual host; the source of its dead letters."""
 
-    def __init__(self, host: Undertaker, lost: Lost | None = None) -> None:
+    def __init__(self, host: DeadLetterRouter, lost: Lost | None = None) -> None:
         """Create it for `host`; `lost` gets the dead letters that a queue refused."""
         shares = host.full_queues.user_shares()
         shares.set_limits(NOTED_MAX, host.queue_bytes_max)
@@ -214,10 +219,10 @@ class DeadLettering:
         self._lost = lost
         self._burying = False
         self._next_turn: ScheduledCall | None = None
-        self._postponed: deque[Death] = deque()  # until the disk works
+        self._postponed: deque[DeadMessage] = deque()  # until the disk works
         self._retry: ScheduledCall | None = None
         # Queues that deliver nothing until fewer deaths wait, by user.
-        self._waiting: dict[str, dict[Mortal, None]] = {}
+        self._waiting: dict[str, dict[DeadLetteringQueue, None]] = {}
         self._restrained: dict[str, int] = {}  # bytes of deaths at which these users have too many
 
     @property
@@ -225,7 +230,9 @@ class DeadLettering:
         """True if dead letters wait for the next turn."""
         return self._next_turn is not None
 
-    def note(self, queue: Mortal, message: Message, reason: str, position: int | None = None) -> bool:
+    def note(
+        self, queue: DeadLetteringQueue, message: Message, reason: str, position: int | None = None
+    ) -> bool:
         """Note a dead message, which its queue no longer has at `position` (None if it never had it).
 
         Return False if there will be no dead letter: the queue then settles the message itself.
@@ -236,18 +243,18 @@ class DeadLettering:
         if (position is None or reason == TOO_MANY) and self._has_too_many(user_of(queue)):
             self.dropped["dead_letter_refused"] += 1
             return False
-        self.noted.add(Death(queue, message, reason, position))
+        self.noted.add(DeadMessage(queue, message, reason, position))
         return True
 
-    def holds_back(self, queue: Mortal) -> bool:
-        """Return True if so many deaths wait that `queue` must deliver nothing; it is dispatched later."""
+    def is_blocked(self, queue: DeadLetteringQueue) -> bool:
+        """Return True if too many dead messages wait for routing: `queue` is dispatched later."""
         user = user_of(queue)
         if not self._has_too_many(user):
             return False
         self._waiting.setdefault(user, {})[queue] = None
         return True
 
-    def count_of(self, queue: Mortal) -> int:
+    def count_of(self, queue: DeadLetteringQueue) -> int:
         """Return how many deaths of the user of `queue` wait, without those that the disk has postponed."""
         return self.noted.count_of(user_of(queue))
 
@@ -263,7 +270,7 @@ class DeadLettering:
         """
         if on and user not in self._restrained:
             shares = self.noted.shares
-            self._restrained[user] = lowered(shares.user_bytes_max, shares.of(user))
+            self._restrained[user] = reduced_limit(shares.user_bytes_max, shares.of(user))
         elif not on and self._restrained.pop(user, 0):
             self._resume_queues()
 
@@ -289,11 +296,11 @@ class DeadLettering:
             for queue in self._waiting.pop(user, ()):
                 queue.dispatch()
 
-    def note_due(self, delay: Delay, message: Message, position: int) -> None:
+    def add_delayed(self, delay: Delay, message: Message, position: int) -> None:
         """Queue a message whose delay is over, to be routed when the dead letters are sent."""
-        self.noted.add(Death(delay, message, DELAYED, position, delay))
+        self.noted.add(DeadMessage(delay, message, DELAYED, position, delay))
 
-    def bury(self) -> None:
+    def send_noted(self) -> None:
         """Send the noted dead letters, including those that this causes."""
         if self._burying or self._next_turn is not None:
             return
@@ -301,19 +308,19 @@ class DeadLettering:
         try:
             remaining = BURIED_MAX
             while self.noted and remaining > 0:
-                remaining -= self._bury(remaining)
+                remaining -= self._send_batch(remaining)
         finally:
             self._burying = False
         if self.noted:
-            self._next_turn = self._host.alarms.set(clock.utc(), self._go_on)
+            self._next_turn = self._host.alarms.set(clock.utc(), self._send_rest)
         if self._waiting:
             self._resume_queues()
 
-    def _go_on(self) -> None:
+    def _send_rest(self) -> None:
         self._next_turn = None
-        self.bury()
+        self.send_noted()
 
-    def _postpone(self, death: Death) -> bool:
+    def _postpone(self, death: DeadMessage) -> bool:
         """Have a death wait until the disk works; its message stays on disk.
 
         A due message is requeued instead. Return False if that is impossible.
@@ -340,14 +347,14 @@ class DeadLettering:
             death = self._postponed.pop()
             self.noted.shares.remove(user_of(death.queue), death.message.byte_count)
             self.noted.add(death, first=True)
-        self.bury()
+        self.send_noted()
 
-    def _bury(self, most: int) -> int:
+    def _send_batch(self, most: int) -> int:
         """Send some dead letters, and settle the dead messages. Return the number of letters and targets."""
         batch = Batch(self, clock.now())
-        recipients: dict[Mortal, Recipient] = {}
-        settled: dict[Mortal, list[int]] = {}
-        sent: dict[int, Death] = {}  # by slot
+        recipients: dict[DeadLetteringQueue, Recipient] = {}
+        settled: dict[DeadLetteringQueue, list[int]] = {}
+        sent: dict[int, DeadMessage] = {}  # by slot
         utc = clock.utc()
         count = 0
         while self.noted and count < most:
@@ -371,13 +378,13 @@ class DeadLettering:
         _settle_beside(sent.values())
         return count
 
-    def _routed(self, death: Death, utc: float) -> tuple[Message, Sequence[Mortal]]:
+    def _routed(self, death: DeadMessage, utc: float) -> tuple[Message, Sequence[DeadLetteringQueue]]:
         """Return the dead letter of a message, or the message that is due, and its queues.
 
         A message without queues is dropped or kept as the gateway's dead letter.
         """
         queue, message, delay = death.queue, death.message, death.delay
-        targets: Sequence[Mortal] | None
+        targets: Sequence[DeadLetteringQueue] | None
         try:
             if delay is None:
                 targets, letter = self._letter(queue, message, death.reason, utc)
@@ -386,21 +393,21 @@ class DeadLettering:
         except Exception as error:
             # A due message does not expire as a dead letter.
             letter = message if delay is None else living(message, NEVER)
-            self._lose(letter, poisoned(error, queue=queue.name))
+            self._drop_letter(letter, outcome_of_error(error, queue=queue.name))
             return letter, ()
         if targets is None:
-            self._lose(letter, TOO_OFTEN)
+            self._drop_letter(letter, TOO_OFTEN)
         elif not targets and delay is not None:
-            self._lose(letter, NOBODY_NOW, "delayed_unrouted")
+            self._drop_letter(letter, NOBODY_NOW, "delayed_unrouted")
         elif not targets and queue.options.at_least_once:
-            self._lose(letter, NOBODY)
+            self._drop_letter(letter, NOBODY)
         elif not targets:
             self.dropped[f"queue_{death.reason}"] += 1
         return letter, targets or ()
 
     def _letter(
-        self, queue: Mortal, message: Message, reason: str, utc: float
-    ) -> tuple[Sequence[Mortal] | None, Message]:
+        self, queue: DeadLetteringQueue, message: Message, reason: str, utc: float
+    ) -> tuple[Sequence[DeadLetteringQueue] | None, Message]:
         """Return the queues for a dead message (None if it died in too many) and its dead letter."""
         address = message.address
         exchange, key = queue.options.dead_letter_exchange, queue.options.dead_letter_key
@@ -443,7 +450,7 @@ class DeadLettering:
 
     def settle(
         self,
-        receipts: list[tuple[Death, Message]],
+        receipts: list[tuple[DeadMessage, Message]],
         refused: dict[int, Outcome] | None,
         received: Monotonic,
     ) -> None:
@@ -451,7 +458,7 @@ class DeadLettering:
 
         What the failing disk refused waits instead.
         """
-        settled: dict[Mortal, list[int]] = {}
+        settled: dict[DeadLetteringQueue, list[int]] = {}
         for at, (death, letter) in enumerate(receipts):
             death.is_settled = True
             outcome = ACCEPTED if refused is None else refused.get(at, ACCEPTED)
@@ -460,11 +467,11 @@ class DeadLettering:
             if death.position is not None:
                 settled.setdefault(death.queue, []).append(death.position)
             if outcome is not ACCEPTED:
-                self._lose(letter, outcome)
+                self._drop_letter(letter, outcome)
         for queue, positions in settled.items():
             queue.settle_dead(positions)
 
-    def _lose(self, letter: Message, outcome: Outcome, word: str = "dead_letter_refused") -> None:
+    def _drop_letter(self, letter: Message, outcome: Outcome, word: str = "dead_letter_refused") -> None:
         self.dropped[word] += 1
         if self._lost is not None:
             self._lost([letter], outcome)
@@ -474,15 +481,15 @@ class DeadLettering:
         return []
 
 
-def user_of(queue: Mortal) -> str:
+def user_of(queue: DeadLetteringQueue) -> str:
     """Return the user for whom the deaths of a queue count."""
     user = queue.owning_user
     return OPERATOR if user is None else user
 
 
-def _settle_beside(sent: Iterable[Death]) -> None:
+def _settle_beside(sent: Iterable[DeadMessage]) -> None:
     """Settle messages in the transaction that stores them elsewhere, except those that are settled."""
-    pending: dict[Mortal, list[int]] = {}
+    pending: dict[DeadLetteringQueue, list[int]] = {}
     for death in sent:
         if death.position is not None and not death.is_settled:
             pending.setdefault(death.queue, []).append(death.position)
@@ -490,7 +497,9 @@ def _settle_beside(sent: Iterable[Death]) -> None:
         queue.settle_beside(positions)
 
 
-def own_properties(queue: Mortal, message: Message, utc: float, returns: int | None = None) -> bytes:
+def own_properties(
+    queue: DeadLetteringQueue, message: Message, utc: float, returns: int | None = None
+) -> bytes:
     """Return the encoded properties of a message for its consumer, with the number of its returns if given.
 
     Excludes what is no property of the message: the queue's time to live, and durability due to a quorum
@@ -502,14 +511,14 @@ def own_properties(queue: Mortal, message: Message, utc: float, returns: int | N
         native.headers = tuple(sorted(headers.items()))
         return encode_basic_properties(native)
     if queue.options.quorum and message.property_set.protocol == PROTOCOL:
-        message = lasting(message, essentials(message.property_set).durable)
+        message = with_durability(message, essentials(message.property_set).durable)
     if queue.options.ttl_ms is None or not message.expires or message.property_set.protocol != PROTOCOL:
         return encode_properties(message, utc)
     limited = essentials(message.property_set).expiration_ms is not None
     return encode_properties(living(message, message.expires if limited else NEVER), utc)
 
 
-def lasting(message: Message, durable: bool) -> Message:
+def with_durability(message: Message, durable: bool) -> Message:
     """Return the message with another durability."""
     return Message(
         message.address,
@@ -539,7 +548,7 @@ def living(message: Message, expires: float) -> Message:
     )
 
 
-def _native(queue: Mortal, message: Message, utc: float) -> BasicProperties:
+def _native(queue: DeadLetteringQueue, message: Message, utc: float) -> BasicProperties:
     """Return the properties of a message; empty ones if the sender malformed them."""
     try:
         return decode_properties(own_properties(queue, message, utc))
@@ -581,7 +590,7 @@ def _shortened(headers: Headers) -> tuple[Headers, bool]:
     found = dict(headers)
     deaths = found[HISTORY].value[:DEATHS_MAX]
     found[HISTORY] = Value(ValueType.ARRAY, deaths)
-    return tuple(found.items()), all(_given(death).get("reason") != REJECTED for death in deaths)
+    return tuple(found.items()), all(_entry_fields(death).get("reason") != REJECTED for death in deaths)
 
 
 def _can_be_written(headers: Headers) -> bool:
@@ -615,19 +624,19 @@ def _with_death(native: BasicProperties, queue: str, reason: str, address: Addre
     elif history.type is not ValueType.ARRAY:
         deaths = (Value(ValueType.TABLE, tuple(death)),)
     else:
-        deaths = _died_again(history.value, death, queue, reason)
+        deaths = _history_with_death(history.value, death, queue, reason)
     headers[HISTORY] = Value(ValueType.ARRAY, deaths)
     return tuple(sorted(headers.items()))
 
 
-def _died_again(
+def _history_with_death(
     history: tuple[Value, ...], death: list[tuple[str, Value]], queue: str, reason: str
 ) -> tuple[Value, ...]:
     """Return the history with one more death: an equal entry is counted, and the latest is first."""
     others = []
     existing: dict[str, Value] | None = None
     for one in _grouped(history):
-        fields = _given(one)
+        fields = _entry_fields(one)
         if existing is None and (fields.get("queue"), fields.get("reason")) == (queue, reason):
             existing = dict(one.value)
             count = fields.get("count")
@@ -648,18 +657,18 @@ def _grouped(history: tuple[Value, ...]) -> list[Value]:
         return [*history]
     groups: dict[tuple[object, ...], list[Value]] = {}
     for at, one in enumerate(history):
-        fields = _given(one)
+        fields = _entry_fields(one)
         groups.setdefault((fields.get("queue"), fields.get("reason")) if fields else (at,), []).append(one)
     found = []
     for first, *others in reversed(groups.values()):
-        if first.type is ValueType.TABLE and "count" not in _given(first):
+        if first.type is ValueType.TABLE and "count" not in _entry_fields(first):
             count = ("count", Value(ValueType.INT64, 1 + len(others)))
             first = Value(ValueType.TABLE, (count, *first.value))
         found.append(first)
     return found
 
 
-def _given(death: Value) -> dict[str, Any]:
+def _entry_fields(death: Value) -> dict[str, Any]:
     """Return the fields of an entry of the history; {} if it is no table."""
     if death.type is not ValueType.TABLE:
         return {}
@@ -670,7 +679,7 @@ def _visited(headers: Headers) -> set[str]:
     """Return the queues in which the message has died since a consumer last rejected it."""
     found = set()
     for death in dict(headers)[HISTORY].value:
-        fields = _given(death)
+        fields = _entry_fields(death)
         if fields.get("reason") == REJECTED:
             break
         queue = fields.get("queue")

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from gateway.broker.amqp091.arguments import ALTERNATE, EXCHANGE_ARGUMENTS, QUEUE_ARGUMENTS
 from gateway.broker.amqp091.exports import KINDS, Thing, read_export
 from gateway.broker.amqp091.hosts import AmqpHosts
-from gateway.broker.amqp091.policies import Policy, joined, read_policies
+from gateway.broker.amqp091.policies import Policy, merge_policies, read_policies
 from gateway.broker.amqp091.refusals import NOT_FOUND, PRECONDITION_FAILED, AmqpRefused
 from gateway.broker.amqp091.virtual_host import BUILT_IN, VirtualHost
 from gateway.documents import suggestion
@@ -78,7 +78,9 @@ def gather(settings: Settings) -> GatheredDeclarations:
             Declared(kind, thing, thing.vhost or hosts[0], f"{kind}[{at}]", origin, imported=True)
             for kind, at, thing in export.things
         ]
-    if options.anything and not any(isinstance(one, AmqpListener) for one in settings.listeners.values()):
+    if options.has_declarations and not any(
+        isinstance(one, AmqpListener) for one in settings.listeners.values()
+    ):
         text = f"declare: no listener speaks {AMQP091.title}, so that nobody reaches what is declared"
         findings.append(Finding(Severity.WARNING, "declared", text, "", 0))
     order = [kind for kind, _ in KINDS]
@@ -100,7 +102,7 @@ def _taken(settings: Settings) -> list[str]:
 def policies_of(settings: Settings) -> dict[str, list[Policy]]:
     """Return the policies of the exports, by virtual host. Raises ConfigurationError."""
     declared = settings.declare
-    return joined([read_policies(file) for file in declared.definitions]) if declared.policies else {}
+    return merge_policies([read_policies(file) for file in declared.definitions]) if declared.policies else {}
 
 
 def _with_both_ends(declared: Sequence[Declared]) -> tuple[list[Declared], Counter[str]]:
@@ -137,11 +139,13 @@ def rehearse(settings: Settings, declared: Sequence[Declared]) -> tuple[AmqpHost
     try:
         policies = policies_of(settings)
     except ConfigurationError as error:
-        return AmqpHosts([], _unheard, settings.limits, None, _nobody), [
+        return AmqpHosts([], _ignore_routing_change, settings.limits, None, _ignore_dead_letters), [
             _error(error.reason, Origin(error.file, error.line, error.column))
         ]
     names = settings.amqp_hosts()
-    hosts = AmqpHosts(names, _unheard, settings.limits, None, _nobody, policies=policies)
+    hosts = AmqpHosts(
+        names, _ignore_routing_change, settings.limits, None, _ignore_dead_letters, policies=policies
+    )
     findings = declare(hosts, declared)
     if not findings:
         findings = _first([remark for one in declared for remark in _remarks(hosts[one.host], one)])
@@ -171,11 +175,11 @@ def _first(findings: list[Finding]) -> list[Finding]:
     return [*findings[:TOLD_MAX], more]
 
 
-def _nobody(messages: object, outcome: object) -> None:
+def _ignore_dead_letters(messages: object, outcome: object) -> None:
     """Ignore dead letters, because a rehearsal has none."""
 
 
-def _unheard() -> None:
+def _ignore_routing_change() -> None:
     """Ignore changes of routing in virtual hosts without publishers."""
 
 

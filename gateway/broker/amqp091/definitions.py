@@ -21,7 +21,7 @@ from gateway.broker.queue import Queue
 from gateway.model.properties import Headers, Properties, string
 from gateway.model.shares import NO_LIMIT
 from gateway.store.properties import decode_properties, encode_properties
-from gateway.store.recovery import set_aside
+from gateway.store.recovery import contain_failure
 from gateway.store.store import Store
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Definitions(HostRecords):
         )
         self._deliveries: dict[str, dict[int, int]] = defaultdict(dict)
         for words, count in self._records(DELIVERIES):
-            with set_aside(DELIVERIES, words):
+            with contain_failure(DELIVERIES, words):
                 name, position = words
                 self._deliveries[name][int(position)] = int(count)
 
@@ -90,7 +90,7 @@ class Definitions(HostRecords):
         """
         found = []
         for words, record in self._records(EXCHANGE):
-            with set_aside(EXCHANGE, words):
+            with contain_failure(EXCHANGE, words):
                 (name,) = words
                 exchange = Exchange(
                     name,
@@ -131,17 +131,17 @@ class Definitions(HostRecords):
             "user": queue.user,
         }
         self._put(QUEUE, record, queue.name)
-        self.keep(queue)
+        self.persist(queue)
         return True
 
-    def keep(self, queue: AmqpQueue) -> None:
+    def persist(self, queue: AmqpQueue) -> None:
         """Give the queue its stored messages, and store its messages from now on."""
         storage = self._storage(queue, QUEUE, queue.name)
         self._untouched.recall(storage, queue.name)
         if queue.deliveries is not None:
             key = self._key(queue.name)[:-1] + ", "
             stored = range(0 if storage.first is None else storage.first, storage.recovered)
-            queue.deliveries.keep(self._store, key, self._deliveries.pop(queue.name, {}), stored)
+            queue.deliveries.persist(self._store, key, self._deliveries.pop(queue.name, {}), stored)
 
     def note_untouched(self, queues: Iterable[AmqpQueue]) -> None:
         """Record at the end of the process which messages of these queues were never handed out."""
@@ -157,7 +157,7 @@ class Definitions(HostRecords):
         """Return name, auto-delete, arguments and user (None: the configuration) of the recorded queues."""
         found = []
         for words, record in self._records(QUEUE):
-            with set_aside(QUEUE, words):
+            with contain_failure(QUEUE, words):
                 (name,) = words
                 arguments = _read(record["arguments"])
                 found.append((name, record["auto_delete"], arguments, record["user"]))
@@ -169,7 +169,7 @@ class Definitions(HostRecords):
         self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers, user: str | None
     ) -> bool:
         """Record a binding between what is durable, and the user who has made it."""
-        lasting = _lasting(source, to)
+        lasting = _is_durable(source, to)
         if lasting:
             value = json.dumps({"user": user}).encode()
             self._store.put(BINDING, self._binding(source, to, key, arguments), value)
@@ -177,14 +177,14 @@ class Definitions(HostRecords):
 
     def remove_binding(self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers) -> bool:
         """Delete the record of a binding."""
-        lasting = _lasting(source, to)
+        lasting = _is_durable(source, to)
         if lasting:
             self._store.delete(BINDING, self._binding(source, to, key, arguments))
         return lasting
 
     def remove_bindings(self, source: Exchange, to: Queue | Exchange, keys: Keys) -> bool:
         """Delete the records of all bindings between the two, which have these `keys`."""
-        lasting = bool(keys) and _lasting(source, to)
+        lasting = bool(keys) and _is_durable(source, to)
         if lasting and len(keys) > BINDINGS_FEW:
             kind = QUEUE if isinstance(to, Queue) else EXCHANGE
             self._store.delete_all(BINDING, self._key(source.name, kind, to.name)[:-1] + ", ")
@@ -202,7 +202,7 @@ class Definitions(HostRecords):
         """
         found = []
         for words, record in self._records(BINDING):
-            with set_aside(BINDING, words):
+            with contain_failure(BINDING, words):
                 source, kind, name, key, arguments = words
                 found.append((source, kind, name, key, _read(arguments), record))
         return found
@@ -212,7 +212,7 @@ class Definitions(HostRecords):
         return self._key(source.name, kind, to.name, key, _written(arguments))
 
 
-def _lasting(source: Exchange, to: Queue | Exchange) -> bool:
+def _is_durable(source: Exchange, to: Queue | Exchange) -> bool:
     return source.durable and (to.durable if isinstance(to, Exchange) else to.storage is not None)
 
 

@@ -32,12 +32,12 @@ from gateway.broker.amqp091.dead_letter_routing import (
     EXPIRED_MAX,
     RETRY_SECS,
     DeadLettering,
-    Mortal,
+    DeadLetteringQueue,
     blind_copies,
     copied_keys,
     living,
 )
-from gateway.broker.pressure import FULL, FullQueues, Pressure, PressureByUser, lowered
+from gateway.broker.pressure import FULL, FullQueues, Pressure, PressureByUser, reduced_limit
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.scheduler import CallScheduler, ScheduledCall
 from gateway.errors import ProtocolError
@@ -57,7 +57,7 @@ from gateway.protocols.amqp091.translate import (
 
 DELAY: Final = "x-delay"
 BEYOND: Final = sys.maxsize
-Route = Callable[[Sequence[str], Message], Sequence[Mortal]]
+Route = Callable[[Sequence[str], Message], Sequence[DeadLetteringQueue]]
 
 
 class DelayHost(Protocol):
@@ -152,7 +152,7 @@ class DelayedMessages(PriorityQueue):
         A repeated call has no effect.
         """
         if on and user not in self._restrained:
-            self._restrained[user] = lowered(self.bytes_max, self._shares.of(user))
+            self._restrained[user] = reduced_limit(self.bytes_max, self._shares.of(user))
         elif not on and self._restrained.pop(user, 0):
             self._pressure.relieve()
 
@@ -205,7 +205,7 @@ class DelayedMessages(PriorityQueue):
             if excess > 1:
                 held_positions.append(at)
         if held_positions and not self.full:
-            self._pressure.hold_sources(part.chosen(held_positions))
+            self._pressure.hold_sources(part.select(held_positions))
         if not refused:
             return part
         without = set(refused)
@@ -213,8 +213,8 @@ class DelayedMessages(PriorityQueue):
             self._full_queues.refused += len(refused)
             part.settle_at(refused, FULL)
         else:
-            self._overflow(part.chosen(refused))
-        return part.chosen([at for at in range(len(part.messages)) if at not in without])
+            self._overflow(part.select(refused))
+        return part.select([at for at in range(len(part.messages)) if at not in without])
 
     def _excess(self, user: str, count: int, byte_count: int) -> float:
         """Return how full the exchange is to a user with `count` more messages of `byte_count` bytes.
@@ -229,7 +229,7 @@ class DelayedMessages(PriorityQueue):
             excess = max(excess, by_count, all_bytes / shares.user_bytes_max)
         return excess
 
-    def admitted(self, messages: list[Message]) -> list[Message]:
+    def prepare_messages(self, messages: list[Message]) -> list[Message]:
         """Return copies of the messages that expire when they are due."""
         utc = clock.utc()
         return [living(one, utc + delay_of(one.properties.headers) / 1000) for one in messages]
@@ -262,7 +262,7 @@ class DelayedMessages(PriorityQueue):
         if due_at:
             self._set_alarm(due_at)
         if self._dead_lettering.noted:
-            self._dead_lettering.bury()
+            self._dead_lettering.send_noted()
 
     def _set_alarm(self, utc: float) -> None:
         """Dispatch at `utc` (POSIX seconds), or before."""
@@ -292,12 +292,12 @@ class DelayedMessages(PriorityQueue):
     def _expire(self, position: int, message: Message) -> None:
         user = message.sender.user
         self._shares.remove(user, message.byte_count)
-        self._dead_lettering.note_due(self, message, position)
+        self._dead_lettering.add_delayed(self, message, position)
         self._relieve(user)
 
     def _relieve(self, user: str) -> None:
         """Resume a user of whom no message waits, or few in an exchange that is not full."""
-        if not self._user_pressure.holds(user):
+        if not self._user_pressure.is_paused(user):
             return
         shares = self._shares
         count, byte_count = shares.count_of(user), shares.of(user)
@@ -306,7 +306,7 @@ class DelayedMessages(PriorityQueue):
         if not count or (is_low and not self.full):
             self._user_pressure.relieve_user(user)
 
-    def release(self, message: Message, utc: float) -> tuple[Sequence[Mortal], Message]:
+    def release(self, message: Message, utc: float) -> tuple[Sequence[DeadLetteringQueue], Message]:
         """Return the queues of a message whose delay is over, and the message as they get it."""
         expiration_ms = essentials(message.property_set).expiration_ms
         own = message if expiration_ms is not None else living(message, NEVER)

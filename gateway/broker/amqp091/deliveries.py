@@ -19,7 +19,7 @@ class DeliveryCounts:
         self._store: Store | None = None
         self._key = ""
 
-    def keep(self, store: Store, key: str, counts: Mapping[int, int], stored: range) -> None:
+    def persist(self, store: Store, key: str, counts: Mapping[int, int], stored: range) -> None:
         """Record the counts from now on, under keys that begin with `key`; `counts` were recorded before.
 
         Counts outside the positions `stored` are deleted: new messages may get these positions.

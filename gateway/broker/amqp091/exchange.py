@@ -16,7 +16,7 @@ from typing import Any
 from gateway.broker.amqp091.arguments import ALTERNATE, DELAYED, DELAYED_TYPE, HASH
 from gateway.broker.amqp091.consistent_hash import DESTINATION_STEPS, HashedPart, HashRing
 from gateway.broker.amqp091.delays import DelayedMessages, delay_of
-from gateway.broker.amqp091.header_index import HeaderConditions, HeaderIndex, comparable, wanted
+from gateway.broker.amqp091.header_index import HeaderConditions, HeaderIndex, comparable, parse_conditions
 from gateway.broker.matching_steps import EXCHANGE_STEPS, MatchingSteps, pattern_steps
 from gateway.broker.queue import Queue
 from gateway.broker.topics import Trie
@@ -84,7 +84,7 @@ class Exchange:
         self.sweeping = False  # whoever sweeps will come again
         self._unswept: list[tuple[Queue | Exchange, Keys]] = []  # to be swept
 
-    def govern(self, alternate: str | None) -> None:
+    def apply_policy(self, alternate: str | None) -> None:
         """Use the alternate exchange of a policy, unless the exchange was declared with one."""
         if all(name != ALTERNATE for name, _ in self.arguments):
             self.alternate = alternate
@@ -115,7 +115,7 @@ class Exchange:
         return self._how == HASH
 
     @property
-    def bound_to_nothing(self) -> bool:
+    def has_no_bindings(self) -> bool:
         """True if nothing is bound to the exchange."""
         return not self._to
 
@@ -144,7 +144,7 @@ class Exchange:
             if len(several) == 1 and self._ring.add(destination, _unique_name(destination), key):
                 self._charge(destination, user, DESTINATION_STEPS)
         elif self._how == "headers":
-            conditions = wanted(arguments)
+            conditions = parse_conditions(arguments)
             self._conditions[destination, key, arguments] = (conditions, user)
             self._add_steps(user, self._index.add(conditions, destination, user))
         return True
@@ -154,13 +154,13 @@ class Exchange:
         keys = self._to.get(destination, {})
         if arguments not in keys.get(key, ()):
             return False
-        self._forget_wanted(destination, key, arguments)
+        self._remove_conditions(destination, key, arguments)
         del keys[key][arguments]
         if keys[key]:
             return True  # the same key is bound with other arguments
         del keys[key]
         if not keys:
-            self._leave(destination)
+            self._remove_destination(destination)
         self._forget(destination, key)
         return True
 
@@ -172,7 +172,7 @@ class Exchange:
         """
         keys = self._to.get(destination, {})
         if keys:
-            self._leave(destination)
+            self._remove_destination(destination)
             self._unswept.append((destination, keys))
         return keys
 
@@ -189,12 +189,12 @@ class Exchange:
                 most -= 1
                 key, several = keys.popitem()
                 for arguments in several:
-                    self._forget_wanted(destination, key, arguments)
+                    self._remove_conditions(destination, key, arguments)
                 self._forget(destination, key)
             self._unswept.pop()
         return False
 
-    def _leave(self, destination: Queue | Exchange) -> None:
+    def _remove_destination(self, destination: Queue | Exchange) -> None:
         """Remove a destination that has no bindings left."""
         del self._to[destination]
         if self._how == HASH:
@@ -220,7 +220,7 @@ class Exchange:
             if not self._keys[key]:
                 del self._keys[key]
 
-    def _forget_wanted(self, destination: Queue | Exchange, key: str, arguments: Headers) -> None:
+    def _remove_conditions(self, destination: Queue | Exchange, key: str, arguments: Headers) -> None:
         """Remove a binding from the index of headers."""
         if self._how == "headers":
             conditions, user = self._conditions.pop((destination, key, arguments))
@@ -251,7 +251,7 @@ class Exchange:
                 for arguments in list(several):
                     yield destination, key, arguments
 
-    def binds(self, destination: Queue | Exchange, key: str, arguments: Headers) -> bool:
+    def has_binding(self, destination: Queue | Exchange, key: str, arguments: Headers) -> bool:
         """Return True if this binding exists."""
         return arguments in self._to.get(destination, {}).get(key, ())
 

@@ -61,11 +61,11 @@ def read_export(file: Path, hosts: Collection[str], *, others_take: Collection[s
                 not_ours[f"what is in virtual host {one['vhost']!r}, which no listener serves"] += 1
             else:
                 try:
-                    things.append((kind, at, model.model_validate(_known(one, model))))
+                    things.append((kind, at, model.model_validate(_known_fields(one, model))))
                 except ValidationError as error:
                     called = f"{place} ({one.get('name', '')!r})" if "name" in one else place
                     faults += [f"{called}: {found.text}" for found in complaints(error, model)]
-    return Export(things, faults, _passed_over(document, not_ours, others_take))
+    return Export(things, faults, _ignored_lists(document, not_ours, others_take))
 
 
 def content_of(file: Path) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def content_of(file: Path) -> dict[str, Any]:
     return content
 
 
-def _known(one: dict[str, Any], model: type[Thing]) -> dict[str, Any]:
+def _known_fields(one: dict[str, Any], model: type[Thing]) -> dict[str, Any]:
     """Return the fields that exist here: newer versions of RabbitMQ export more."""
     fields = {key: value for key, value in one.items() if key in model.model_fields}
     if not fields.get("arguments", True):
@@ -102,7 +102,7 @@ def _known(one: dict[str, Any], model: type[Thing]) -> dict[str, Any]:
     return fields
 
 
-def _passed_over(document: dict[str, Any], not_ours: Counter[str], others_take: Iterable[str]) -> str:
+def _ignored_lists(document: dict[str, Any], not_ours: Counter[str], others_take: Iterable[str]) -> str:
     """Return a text about the lists that are ignored, or ""."""
     known_kinds = {"vhosts", *others_take, *(kind for kind, _ in KINDS)}
     others = [

@@ -133,7 +133,7 @@ class HeaderIndex(Generic[T]):
                         fulfilled = fulfilled or _conditions(headers)
                         if not group.conditions <= fulfilled:
                             continue
-                    elif not _fits(group.conditions, headers):
+                    elif not _matches(group.conditions, headers):
                         continue
                     for destination in group.destinations:
                         found[destination] = None
@@ -165,7 +165,7 @@ class HeaderIndex(Generic[T]):
         return max(levels, default=0) - most
 
 
-def _fits(conditions: frozenset[Condition], headers: dict[str, Any]) -> bool:
+def _matches(conditions: frozenset[Condition], headers: dict[str, Any]) -> bool:
     """Return True if headers fulfil all conditions."""
     for condition in conditions:
         name = condition[0]
@@ -192,7 +192,7 @@ def _take_one(counts: dict[K, int], key: K) -> None:
         del counts[key]
 
 
-def wanted(arguments: Headers) -> HeaderConditions:
+def parse_conditions(arguments: Headers) -> HeaderConditions:
     """Return the conditions in the arguments of a headers binding.
 
     `x-match` is all (default), any, all-with-x or any-with-x. Other arguments that begin with `x-` are

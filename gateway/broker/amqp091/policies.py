@@ -111,7 +111,7 @@ def alternate_of(policies: Iterable[Policy], name: str) -> str | None:
     return None if policy is None else policy.alternate
 
 
-def holding(policies: Iterable[Policy], name: str, arguments: Headers) -> Policy | None:
+def applicable_policy(policies: Iterable[Policy], name: str, arguments: Headers) -> Policy | None:
     """Return the policy that applies to a queue, or None."""
     kind = _kind(dict(arguments))
     matching = [one for one in policies if kind in one.types and one.pattern.search(name)]
@@ -122,9 +122,9 @@ def _kind(own: Mapping[str, Value]) -> str:
     return str(own["x-queue-type"].value) if "x-queue-type" in own else "classic"
 
 
-def governed(policies: Iterable[Policy], name: str, arguments: Headers) -> Headers:
+def with_policy(policies: Iterable[Policy], name: str, arguments: Headers) -> Headers:
     """Return the arguments of a queue with those of the policy that applies to it."""
-    policy = holding(policies, name, arguments)
+    policy = applicable_policy(policies, name, arguments)
     if policy is None:
         return arguments
     own = dict(arguments)
@@ -141,7 +141,7 @@ def governed(policies: Iterable[Policy], name: str, arguments: Headers) -> Heade
     return tuple(own.items())
 
 
-def joined(several: Sequence[Mapping[str, Sequence[Policy]]]) -> dict[str, list[Policy]]:
+def merge_policies(several: Sequence[Mapping[str, Sequence[Policy]]]) -> dict[str, list[Policy]]:
     """Join the policies of several exports."""
     found: dict[str, list[Policy]] = {}
     for one in several:

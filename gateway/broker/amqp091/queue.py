@@ -22,10 +22,10 @@ from gateway.broker.amqp091.dead_letter_routing import (
     RETRY_SECS,
     TOO_MANY,
     DeadLettering,
-    lasting,
+    with_durability,
 )
 from gateway.broker.amqp091.deliveries import DeliveryCounts
-from gateway.broker.amqp091.policies import Policy, governed
+from gateway.broker.amqp091.policies import Policy, with_policy
 from gateway.broker.pressure import FULL, FullQueues
 from gateway.broker.priorities import STALE_MAX, PriorityQueue
 from gateway.broker.queue import Consumer, Queue, Storage
@@ -156,7 +156,7 @@ class AmqpQueue(Queue):
         """Queue a part message by message: what consumers accept at once makes space for the next."""
         at = 0
         while at < len(part.messages):
-            count = self._fitting(part.messages, at)
+            count = self._fitting_count(part.messages, at)
             run = part_of(part, at, at + max(count, 1))
             if count:
                 self._publish(run)
@@ -171,7 +171,7 @@ class AmqpQueue(Queue):
             at += len(run.messages)
         self.come_to_rest()
 
-    def _fitting(self, messages: Sequence[Message], at: int) -> int:
+    def _fitting_count(self, messages: Sequence[Message], at: int) -> int:
         """Return how many messages from `at` on fit, one after the other."""
         options = self.options
         most = BEYOND if options.length_max is None else options.length_max - len(self)
@@ -207,7 +207,7 @@ class AmqpQueue(Queue):
             self._dead_lettering.note(self, message, TOO_MANY)
         self.come_to_rest()
 
-    def admitted(self, messages: list[Message]) -> list[Message]:
+    def prepare_messages(self, messages: list[Message]) -> list[Message]:
         """Return the messages with the expiry of `x-message-ttl`, as copies because others share them."""
         ttl_ms = self.options.ttl_ms
         if ttl_ms is None:
@@ -278,7 +278,7 @@ class AmqpQueue(Queue):
         These are the active one, or those of the highest priority with credit; none while more has expired
         than one turn drops, or while too many dead letters wait to accept rejected messages.
         """
-        if self.options.dead_letter_exchange is not None and self._dead_lettering.holds_back(self):
+        if self.options.dead_letter_exchange is not None and self._dead_lettering.is_blocked(self):
             return []
         if self._head_expired():
             self.drop_expired(max(self._droppable, 0))
@@ -286,7 +286,7 @@ class AmqpQueue(Queue):
                 return []
         if self.options.single_active:
             first = self.consumers[:1]
-            return [(one, room) for one in first if (room := one.room()) > 0]
+            return [(one, room) for one in first if (room := one.capacity()) > 0]
         open_ = super()._open()
         if self._ranks and len(open_) > 1:
             ranks = self._ranks
@@ -304,7 +304,7 @@ class AmqpQueue(Queue):
 
     # Out.
 
-    def _at_once(self) -> int:
+    def _expire_max(self) -> int:
         """Return how many messages may expire now: fewer while dead letters wait, which would pile up."""
         return 0 if self._keeps_expired else max(EXPIRED_MAX - self._dead_lettering.count_of(self), 0)
 
@@ -325,7 +325,7 @@ class AmqpQueue(Queue):
 
     def dispatch(self) -> None:
         """Deliver ready messages, then do what is due afterwards."""
-        self._droppable = self._at_once()
+        self._droppable = self._expire_max()
         super().dispatch()
         self.come_to_rest()
 
@@ -334,7 +334,7 @@ class AmqpQueue(Queue):
 
         Returns None if there is none, or while many messages expire.
         """
-        self._droppable = self._at_once()
+        self._droppable = self._expire_max()
         self.drop_expired(self._droppable)
         found = None if self._head_expired() else super().take()
         self.settle_head()  # the response to a `get` counts what is left
@@ -352,7 +352,7 @@ class AmqpQueue(Queue):
 
     def settle_head(self) -> None:
         """Drop expired messages at the head before messages are counted."""
-        self.drop_expired(self._at_once())
+        self.drop_expired(self._expire_max())
         self.come_to_rest()
 
     def _die(self, position: int, message: Message, reason: str) -> None:
@@ -374,9 +374,9 @@ class AmqpQueue(Queue):
                 self._alarm.cancel()
             self._alarm = self._host.alarms.set(expires, self._alarmed)
         if self._dead_lettering.noted:
-            self._dead_lettering.bury()
+            self._dead_lettering.send_noted()
         if self.removed_positions:
-            self._tell_gone()
+            self._forget_removed()
 
     def _drop_heads(self) -> None:
         options = self.options
@@ -397,7 +397,7 @@ class AmqpQueue(Queue):
 
     def _alarmed(self) -> None:
         self._alarm = None
-        self.drop_expired(self._at_once())
+        self.drop_expired(self._expire_max())
         self.dispatch()  # also reads more from the disk
 
     def delete(self) -> int:
@@ -514,9 +514,11 @@ class QuorumQueue(AmqpQueue):
         self.deliveries: DeliveryCounts = DeliveryCounts()
         self.removed_positions = []  # reported to `deliveries` even if nothing is on disk
 
-    def admitted(self, messages: list[Message]) -> list[Message]:
+    def prepare_messages(self, messages: list[Message]) -> list[Message]:
         """Return the messages as durable ones."""
-        return [one if one.durable else lasting(one, True) for one in super().admitted(messages)]
+        return [
+            one if one.durable else with_durability(one, True) for one in super().prepare_messages(messages)
+        ]
 
     def requeue(self, deliveries: Iterable[tuple[int, Message]]) -> None:
         """Return messages to their positions, except those that were returned too often."""
@@ -544,24 +546,24 @@ class QuorumQueue(AmqpQueue):
         self.deliveries.forget(positions)
         super().settle_dead(positions)
 
-    def _tell_gone(self) -> None:
+    def _forget_removed(self) -> None:
         assert self.removed_positions is not None
         self.deliveries.forget(self.removed_positions)
         if self.storage is None:
             self.removed_positions.clear()
         else:
-            super()._tell_gone()
+            super()._forget_removed()
 
     def dispatch(self) -> None:
         """Deliver ready messages, then do what is due afterwards."""
         if self.storage is None and self.removed_positions:
-            self._tell_gone()
+            self._forget_removed()
         super().dispatch()
 
     def purge(self) -> int:
         """Drop all ready messages, and return their number."""
         self.deliveries.forget([*self._aside, *[position for position, _ in self._returned]])
-        untouched = self.untouched()
+        untouched = self.undelivered_ranges()
         if untouched:  # an earlier process may have counted these
             self.deliveries.forget_from(untouched[0][0])
         return super().purge()
@@ -601,7 +603,7 @@ def make_queue(
     resource = f"queue '{name}' in vhost '{host.name}'"
     options = queue_arguments(arguments, resource)  # its own arguments must be valid
     if host.policies:
-        options = queue_arguments(governed(host.policies, name, arguments), resource)
+        options = queue_arguments(with_policy(host.policies, name, arguments), resource)
     kind = QuorumQueue if options.quorum else AmqpPriorityQueue if options.priority_max else AmqpQueue
     return kind(
         name,

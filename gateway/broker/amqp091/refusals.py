@@ -60,17 +60,19 @@ def locked(queue: str, host: str) -> AmqpRefused:
     return AmqpRefused(RESOURCE_LOCKED, f"RESOURCE_LOCKED - {text}")
 
 
-def failed(text: str) -> AmqpRefused:
+def precondition_failed(text: str) -> AmqpRefused:
     """Return an error with code 406."""
     return AmqpRefused(PRECONDITION_FAILED, f"PRECONDITION_FAILED - {text}")
 
 
 def inequivalent(word: str, resource: str, now: object, was: object) -> AmqpRefused:
     """Return the error (406) of a second, different declaration. `resource` is "queue 'q' in vhost '/'"."""
-    return failed(f"inequivalent arg '{word}' for {resource}: received {say(now)} but current is {say(was)}")
+    return precondition_failed(
+        f"inequivalent arg '{word}' for {resource}: received {text_of(now)} but current is {text_of(was)}"
+    )
 
 
-def say(value: object) -> str:
+def text_of(value: object) -> str:
     """Return a value as text for an error."""
     if value is None:
         return "none"

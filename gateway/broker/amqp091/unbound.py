@@ -37,7 +37,7 @@ def _unbound(
     if not isinstance(listener, AmqpListener) or not route.mandatory:
         return
     host = hosts[listener.virtual_hosts[0]]
-    why = _nowhere(route, host)
+    why = _unroutable_reason(route, host)
     declares, brought = host.name in declaring, route.source in settings.links
     if not why or not (declares or brought):
         return
@@ -47,7 +47,7 @@ def _unbound(
     yield Finding(severity, "unbound", text, route.file, route.line, route.column)
 
 
-def _nowhere(route: Route, host: VirtualHost) -> str:
+def _unroutable_reason(route: Route, host: VirtualHost) -> str:
     """Return why the route leads to no queue, or "" if it may, or if the message determines the exchange."""
     scope, name = _fixed(route.target.scope), _fixed(route.target.name)
     if scope is None or (not scope and name is None):

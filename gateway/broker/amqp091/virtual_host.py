@@ -38,10 +38,10 @@ from gateway.broker.amqp091.refusals import (
     access_refused,
     differing,
     equivalent,
-    failed,
     inequivalent,
     locked,
     not_found,
+    precondition_failed,
 )
 from gateway.broker.amqp091.replies import PREFIX, RequesterNames
 from gateway.broker.matching_steps import MatchingSteps
@@ -60,7 +60,7 @@ from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.model.properties import Headers, as_table
 from gateway.model.shares import NO_LIMIT, UserShares
-from gateway.store.recovery import set_aside
+from gateway.store.recovery import contain_failure
 
 DELETED_AT_ONCE: Final = 500  # exclusive queues of a closed connection: some 30 ms
 SWEPT: Final = 2_000  # keys of deleted bindings at once: some milliseconds
@@ -134,7 +134,7 @@ class VirtualHost:
         self.exchanges: dict[str, Exchange] = {}
         for built_in, kind in BUILT_IN.items():
             exchange = Exchange(built_in, kind, durable=True, steps=self.steps, find=self.exchanges.get)
-            exchange.govern(alternate_of(policies, built_in))
+            exchange.apply_policy(alternate_of(policies, built_in))
             self.exchanges[built_in] = exchange
         self._definitions = definitions
         self.written = False  # something durable was declared or deleted; reset by the caller
@@ -144,21 +144,21 @@ class VirtualHost:
     def _restore(self, definitions: Definitions) -> None:
         """Restore what an earlier process has recorded."""
         for exchange in definitions.exchanges(self.exchanges.get, self.steps):
-            with set_aside(EXCHANGE, exchange.name):
+            with contain_failure(EXCHANGE, exchange.name):
                 self._delay(exchange)
                 self._enter_exchange(exchange)
         for name, auto_delete, arguments, user in definitions.queues():
-            with set_aside(QUEUE, name):
+            with contain_failure(QUEUE, name):
                 queue = make_queue(
                     name, self, durable=True, auto_delete=auto_delete, arguments=arguments, user=user
                 )
-                definitions.keep(queue)
+                definitions.persist(queue)
                 self._enter(queue)
                 queue.watch_use()
         for source, kind, name, key, arguments, record in definitions.bindings():
             to = self.queues.get(name) if kind == QUEUE else self.exchanges.get(name)
             if to is not None and source in self.exchanges:
-                with set_aside("binding", (source, name, key)):
+                with contain_failure("binding", (source, name, key)):
                     self._restore_binding(
                         definitions, self.exchanges[source], to, key, arguments, record["user"]
                     )
@@ -188,10 +188,10 @@ class VirtualHost:
         Dead letters go to other queues, which the store can only read after their messages were handed to it.
         """
         for queue in list(self.queues.values()):
-            with set_aside(QUEUE, queue.name):
+            with contain_failure(QUEUE, queue.name):
                 queue.wake()
         for delayed in list(self.delays()):
-            with set_aside(EXCHANGE, delayed.name):
+            with contain_failure(EXCHANGE, delayed.name):
                 delayed.dispatch()
 
     def note_untouched(self) -> None:
@@ -243,12 +243,12 @@ class VirtualHost:
             return None
         return tuple([one for one in exchange.route((key,), None) if isinstance(one, AmqpQueue)])
 
-    def nobody_at(self, scope: str) -> bool:
+    def has_no_receivers(self, scope: str) -> bool:
         """Return True if nothing is bound to an exchange, nor behind it."""
         exchange = self.exchanges.get(scope)
         if exchange is None or exchange.delayed is not None:
             return False  # the bindings at the end of a delay are not known yet
-        return exchange.bound_to_nothing and exchange.alternate is None
+        return exchange.has_no_bindings and exchange.alternate is None
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
         """Return the requester, or the queues that headers exchanges select, for one message."""
@@ -373,14 +373,14 @@ class VirtualHost:
         found = self.exchanges.get(name)
         if found is None:
             return
-        if if_unused and not found.bound_to_nothing:
-            raise failed(f"exchange '{name}' in vhost '{self.name}' in use")
+        if if_unused and not found.has_no_bindings:
+            raise precondition_failed(f"exchange '{name}' in vhost '{self.name}' in use")
         self._drop_unused(self._remove(found))
         self._changed()
 
     def _enter_exchange(self, exchange: Exchange) -> None:
         """Add the exchange, count it for its user, and apply the policy for its name."""
-        exchange.govern(alternate_of(self.policies, exchange.name))
+        exchange.apply_policy(alternate_of(self.policies, exchange.name))
         self.exchanges[exchange.name] = exchange
         if exchange.user is not None:
             self._exchange_users.add(exchange.user)
@@ -421,11 +421,11 @@ class VirtualHost:
         if self.exchanges.get(exchange.name) is exchange and exchange.sweep(SWEPT) and not exchange.sweeping:
             exchange.sweeping = True
 
-            def go_on() -> None:
+            def continue_sweep() -> None:
                 exchange.sweeping = False
                 self._sweep(exchange)
 
-            self.alarms.set(clock.utc(), go_on)
+            self.alarms.set(clock.utc(), continue_sweep)
 
     def _drop_unused(self, exchanges: list[Exchange]) -> None:
         """Delete unused exchanges with auto-delete, and in turn those to which they were bound."""
@@ -434,7 +434,7 @@ class VirtualHost:
             exchange = candidates.pop()
             if (
                 exchange.auto_delete
-                and exchange.bound_to_nothing
+                and exchange.has_no_bindings
                 and self.exchanges.get(exchange.name) is exchange
             ):
                 candidates += self._remove(exchange)
@@ -506,7 +506,7 @@ class VirtualHost:
         )
         if queue.options.quorum:
             if not requested_name:
-                raise failed("Cannot declare a server-named queue for type rabbit_quorum_queue")
+                raise precondition_failed("Cannot declare a server-named queue for type rabbit_quorum_queue")
             resource = f"queue '{name}' in vhost '{self.name}'"
             check_quorum(resource, durable=said_durable, exclusive=exclusive, auto_delete=auto_delete)
         self._enter(queue)
@@ -546,9 +546,9 @@ class VirtualHost:
         """
         queue.settle_head()
         if if_unused and queue.consumers:
-            raise failed(f"queue '{queue.name}' in vhost '{self.name}' in use")
+            raise precondition_failed(f"queue '{queue.name}' in vhost '{self.name}' in use")
         if if_empty and len(queue):
-            raise failed(f"queue '{queue.name}' in vhost '{self.name}' not empty")
+            raise precondition_failed(f"queue '{queue.name}' in vhost '{self.name}' not empty")
         if self.queues.pop(queue.name, None) is not None:
             self.shares.remove(queue.user, _queue_bytes(queue))
             if queue.user is not None:
@@ -562,18 +562,18 @@ class VirtualHost:
         self._changed()
         return queue.delete()
 
-    def consumer_left(self, queue: AmqpQueue) -> None:
+    def delete_if_unused(self, queue: AmqpQueue) -> None:
         """Delete an auto-delete queue whose last consumer has left."""
         if queue.auto_delete and not queue.consumers and not queue.deleted:
             self.delete_queue(queue)
 
-    def owner_gone(self, owner: object) -> None:
+    def delete_exclusive_queues(self, owner: object) -> None:
         """Delete the exclusive queues of a closed connection; of many, the rest in later turns."""
         owned = [queue for queue in self.queues.values() if queue.owner is owner]
         for queue in owned[:DELETED_AT_ONCE]:
             self.delete_queue(queue)
         if len(owned) > DELETED_AT_ONCE:
-            self.alarms.set(clock.utc(), partial(self.owner_gone, owner))
+            self.alarms.set(clock.utc(), partial(self.delete_exclusive_queues, owner))
 
     # Bindings.
 
@@ -596,7 +596,7 @@ class VirtualHost:
             check_match(arguments)
         if exchange.is_weighted:
             weight_of(key)
-        if exchange.binds(destination, key, arguments):
+        if exchange.has_binding(destination, key, arguments):
             return
         self._check_room("bindings_max", self.bindings, self.bindings_max)
         if user is not None:
@@ -625,7 +625,11 @@ class VirtualHost:
             raise access_refused(DEFAULT)
         exchange = self.exchanges.get(source)
         arguments = as_table(arguments)
-        if exchange is not None and destination is not None and exchange.binds(destination, key, arguments):
+        if (
+            exchange is not None
+            and destination is not None
+            and exchange.has_binding(destination, key, arguments)
+        ):
             self._uncount_binding(exchange.binder(destination, key, arguments), key, arguments)
             exchange.unbind(destination, key, arguments)
             if self._definitions is not None:
@@ -650,7 +654,9 @@ class VirtualHost:
     def _check_definition(self, user: str | None, resource: str, arguments: Headers, byte_count: int) -> None:
         """Raise AmqpRefused for a definition with too many arguments, or beyond the user's share."""
         if argument_count(arguments) > self._arguments_max:
-            raise failed(f"{resource} has more than limits.arguments_max ({self._arguments_max}) arguments")
+            raise precondition_failed(
+                f"{resource} has more than limits.arguments_max ({self._arguments_max}) arguments"
+            )
         if limit := self.shares.full_with(user, byte_count):
             raise AmqpRefused(RESOURCE_ERROR, f"RESOURCE_ERROR - {limit} is reached")
 

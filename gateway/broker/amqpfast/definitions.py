@@ -20,7 +20,7 @@ from gateway.broker.bodies import Bodies
 from gateway.broker.host_records import HostRecords
 from gateway.broker.queue import Queue
 from gateway.model.message import Message
-from gateway.store.recovery import set_aside
+from gateway.store.recovery import contain_failure
 from gateway.store.store import Store
 
 QUEUE: Final = "fast-queue"
@@ -61,7 +61,7 @@ class FastDefinitions(HostRecords):
         """Delete the record of a queue or topic. The messages of a queue are deleted by the queue itself."""
         self._delete(kind, name)
 
-    def keep(self, queue: Queue, kind: str, *words: str) -> None:
+    def persist(self, queue: Queue, kind: str, *words: str) -> None:
         """Restore the stored messages of a queue or subscription, and store its messages from now on."""
         storage = self._storage(queue, kind, *words)
         self._untouched.recall(storage, kind, *words)
@@ -98,7 +98,7 @@ class FastDefinitions(HostRecords):
         """
         found = []
         for words, record in self._records(SUBSCRIPTION):
-            with set_aside(SUBSCRIPTION, words):
+            with contain_failure(SUBSCRIPTION, words):
                 client, identifier = words
                 selector = b64decode(record["selector"])
                 try:
@@ -110,7 +110,7 @@ class FastDefinitions(HostRecords):
                         identifier=identifier,
                         reason=str(error),
                     )
-                    selects = _nothing
+                    selects = _match_none
                 interest = Interest(
                     record["name"],
                     prefix=record["prefix"],
@@ -123,5 +123,5 @@ class FastDefinitions(HostRecords):
         return found
 
 
-def _nothing(message: Message) -> bool:
+def _match_none(message: Message) -> bool:
     return False

@@ -42,7 +42,7 @@ def priority_of(message: Message) -> int:
     return found
 
 
-class Taker(Consumer, Protocol):
+class DestinationConsumer(Consumer, Protocol):
     """Consumer of a queue or subscription of this module."""
 
     @property
@@ -95,9 +95,9 @@ class FastQueue(PriorityQueue):
         """Return True: a destination of the queue service is addressed by its name alone."""
         return True
 
-    def takes(self, consumer: Consumer) -> bool:
+    def may_deliver_to(self, consumer: Consumer) -> bool:
         """Return True unless HANDLE FLOW has stopped the consumer."""
-        return not cast(Taker, consumer).paused
+        return not cast(DestinationConsumer, consumer).paused
 
 
 class Topic:
@@ -139,13 +139,13 @@ class Interest:
         self.no_local = no_local
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Interest) and self.said == other.said
+        return isinstance(other, Interest) and self.identity == other.identity
 
     def __hash__(self) -> int:
-        return hash(self.said)
+        return hash(self.identity)
 
     @property
-    def said(self) -> tuple[object, ...]:
+    def identity(self) -> tuple[object, ...]:
         """Fields that two equal interests have in common."""
         return (self.name, self.prefix, self.selector, self.mime_type.lower(), self.no_local)
 
@@ -226,7 +226,7 @@ class TopicSubscription(PriorityQueue):
         self._put_off.append(rest)
         self._put_off_count += len(rest.messages)
         self._work.put_off += 1
-        self._work.later(self._select_more)
+        self._work.postpone(self._select_more)
 
     def _select(self, part: SubBatch) -> SubBatch | None:
         """Queue the selected messages of a part.
@@ -238,7 +238,7 @@ class TopicSubscription(PriorityQueue):
         passed: list[int] = []
         seen_count = 0
         for at, message in enumerate(part.messages):
-            if selects is not None and work.over:
+            if selects is not None and work.is_exhausted:
                 break
             seen_count = at + 1
             if (local is None or message.sender.connection != local) and (
@@ -269,13 +269,13 @@ class TopicSubscription(PriorityQueue):
             if rest is not None:
                 self._put_off.appendleft(rest)
                 self._put_off_count += len(rest.messages)
-                self._work.later(self._select_more)
+                self._work.postpone(self._select_more)
                 break
         self._tell_drained()
 
-    def drained(self, leaving: int = 0) -> bool:
+    def has_drained(self, leaving: int = 0) -> bool:
         """Return True if so few messages wait that paused publishers may resume."""
-        return self._put_off_count <= PUT_OFF_MAX // 2 and super().drained(leaving)
+        return self._put_off_count <= PUT_OFF_MAX // 2 and super().has_drained(leaving)
 
     def delete(self) -> int:
         """Delete the subscription and accept the messages that its selector was not evaluated for.

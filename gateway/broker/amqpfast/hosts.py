@@ -22,7 +22,7 @@ from gateway.store.store import Store
 class NamedClient(Protocol):
     """Connection with a client-name."""
 
-    def taken_over(self) -> None:
+    def handle_takeover(self) -> None:
         """Handle the takeover of the client-name by another connection."""
 
 
@@ -46,7 +46,7 @@ class ActiveClients:
         """Add an active connection."""
         self._clients[name] = client
 
-    def leave(self, name: str, client: NamedClient) -> None:
+    def remove(self, name: str, client: NamedClient) -> None:
         """Remove a connection, unless another one has replaced it."""
         if self._clients.get(name) is client:
             del self._clients[name]
@@ -98,7 +98,7 @@ class FastHosts(dict[str, FastHost]):
                     queues=stated.destinations.queues,
                     topics=stated.destinations.topics,
                     peers=stated.peers,
-                    auto_create=stated.creates,
+                    auto_create=stated.creates_destinations,
                     queues_max=limits.queues_max,
                     topics_max=limits.topics_max,
                     durable_max=limits.sessions_max,

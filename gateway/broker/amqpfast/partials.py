@@ -20,7 +20,7 @@ from gateway import clock
 from gateway.broker.spool import Spool, SpoolFile
 from gateway.errors import StoreError
 from gateway.model.shares import UserEntries, UserShares
-from gateway.store.recovery import set_aside
+from gateway.store.recovery import contain_failure
 from gateway.store.store import Store
 
 PARTIAL: Final = "fast-partial"
@@ -82,10 +82,10 @@ class Partials:
 
     def _restore(self, store: Store) -> None:
         found = []
-        for key, value in store.things(PARTIAL):
+        for key, value in store.records(PARTIAL):
             assert isinstance(key, str)
             assert isinstance(value, bytes)
-            with set_aside(PARTIAL, key):
+            with contain_failure(PARTIAL, key):
                 record = json.loads(value)
                 utc = store.timeline.restored(record["utc"])
                 try:
@@ -138,7 +138,7 @@ class Partials:
             self._record(partial)
             self._entries.add(partial.key, partial.user, partial.file.size)
             self.forget_old()
-            while (key := self._entries.crowded_out(partial.user)) is not None:
+            while (key := self._entries.entry_to_evict(partial.user)) is not None:
                 self.drop(self._by_key[key])
 
     def drop(self, partial: Partial) -> None:
@@ -149,7 +149,7 @@ class Partials:
             if self._store is not None:
                 self._store.delete(PARTIAL, partial.key)
 
-    def hand_over(self, partial: Partial) -> None:
+    def delete_record(self, partial: Partial) -> None:
         """Delete the record of a transfer in the commit that publishes its message."""
         if self._store is not None and partial.key:
             self._store.delete(PARTIAL, partial.key)

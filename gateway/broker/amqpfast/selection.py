@@ -77,14 +77,14 @@ _compiled: Final[dict[tuple[str, str], Selects]] = {}
 
 
 def _guarded(selects: Selects) -> Selects:
-    def look(message: Message) -> bool:
+    def matches(message: Message) -> bool:
         try:
             return selects(message)
         except Exception as error:
             containment.contained("message", error)
             return False
 
-    return look
+    return matches
 
 
 def _cel(text: str) -> Selects:
@@ -99,14 +99,14 @@ def _cel(text: str) -> Selects:
 def _jms(text: str) -> Selects:
     selects = compile_selector(text)
 
-    def look(message: Message) -> bool:
+    def matches(message: Message) -> bool:
         try:
             properties = message.properties
         except RemoteProtocolError:
             return False  # the sender encoded the properties wrongly, so none can be read
         return selects(_SelectorValues(message, properties))
 
-    return look
+    return matches
 
 
 FIELDS: Final[dict[str, Callable[[Message, Properties], Any]]] = {

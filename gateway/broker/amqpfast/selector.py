@@ -31,7 +31,7 @@ LITERAL_COST: Final = 100  # a search for a longer text costs no more than this
 LITERALS_COMPARED: Final = 8  # characters of a literal that are compared in one step
 
 
-class Known(Protocol):
+class PropertyLookup(Protocol):
     """Properties of a message by name."""
 
     def get(self, name: str, /) -> Any:
@@ -47,7 +47,7 @@ class SelectorEvaluation:
 
     __slots__ = ("properties", "steps_left")
 
-    def __init__(self, properties: Known) -> None:
+    def __init__(self, properties: PropertyLookup) -> None:
         self.properties = properties
         self.steps_left = STEPS_MAX
 
@@ -98,7 +98,7 @@ class _Term(NamedTuple):
     only: bool = False
 
 
-def compile_selector(text: str) -> Callable[[Known], bool]:
+def compile_selector(text: str) -> Callable[[PropertyLookup], bool]:
     """Return the predicate of a selector, which takes the properties by name (str, int, float or bool).
 
     Raises SelectorRefused if the text is not a valid selector.
@@ -107,7 +107,7 @@ def compile_selector(text: str) -> Callable[[Known], bool]:
         raise SelectorRefused(f"a selector has at most {SELECTOR_BYTES_MAX} bytes")
     value = _SelectorParser(text).parse()
 
-    def selects(properties: Known) -> bool:
+    def selects(properties: PropertyLookup) -> bool:
         try:
             return value(SelectorEvaluation(properties)) is True
         except TooManySteps:
@@ -139,7 +139,7 @@ class _SelectorParser:
 
     def parse(self) -> Value:
         """Parse the whole text. Return the function that evaluates it; raises SelectorRefused."""
-        found = self._truth(self._either())
+        found = self._truth(self._parse_or())
         if self._peek()[0] != "end":
             raise self._fault()
         return found
@@ -149,7 +149,7 @@ class _SelectorParser:
     def _peek(self) -> tuple[str, str, int]:
         return self._tokens[self._at]
 
-    def _next(self) -> tuple[str, str, int]:
+    def _next_token(self) -> tuple[str, str, int]:
         found = self._tokens[self._at]
         self._at += 1
         return found
@@ -189,28 +189,28 @@ class _SelectorParser:
 
     # Logic.
 
-    def _either(self) -> _Term:
-        found = self._both()
+    def _parse_or(self) -> _Term:
+        found = self._parse_and()
         parts = [found]
         while self._accept("OR"):
-            parts.append(self._both())
-        return found if len(parts) == 1 else self._decided(parts, True)
+            parts.append(self._parse_and())
+        return found if len(parts) == 1 else self._logical_term(parts, True)
 
-    def _both(self) -> _Term:
-        found = self._negated()
+    def _parse_and(self) -> _Term:
+        found = self._parse_not()
         parts = [found]
         while self._accept("AND"):
-            parts.append(self._negated())
-        return found if len(parts) == 1 else self._decided(parts, False)
+            parts.append(self._parse_not())
+        return found if len(parts) == 1 else self._logical_term(parts, False)
 
-    def _decided(self, parts: list[_Term], by: bool) -> _Term:
+    def _logical_term(self, parts: list[_Term], by: bool) -> _Term:
         return _Term(_chain([self._truth(part) for part in parts], by), True, True)
 
-    def _negated(self) -> _Term:
+    def _parse_not(self) -> _Term:
         if not self._accept("NOT"):
             return self._predicate()
         self._deeper()
-        inner = self._truth(self._negated())
+        inner = self._truth(self._parse_not())
         self._depth -= 1
         return _Term(_not(inner), True, True)
 
@@ -232,39 +232,39 @@ class _SelectorParser:
             return _Term(lambda evaluation: (operand(evaluation) is None) is is_null, True, True)
         negated = bool(self._accept("NOT"))
         if self._accept("BETWEEN"):
-            found = self._between(self._plain(term))
+            found = self._parse_between(self._plain(term))
         elif self._accept("IN"):
-            found = self._in(self._plain(term))
+            found = self._parse_in(self._plain(term))
         elif self._accept("LIKE"):
-            found = self._like(self._plain(term))
+            found = self._parse_like(self._plain(term))
         elif negated:
             raise self._fault("BETWEEN, IN or LIKE is expected")
         else:
             return term
         return _Term(_not(found) if negated else found, True, True)
 
-    def _between(self, value: Value) -> Value:
+    def _parse_between(self, value: Value) -> Value:
         low = self._plain(self._sum())
         self._expect("AND")
         high = self._plain(self._sum())
         return _chain([_compare(">=", value, low), _compare("<=", value, high)], False)
 
-    def _in(self, value: Value) -> Value:
+    def _parse_in(self, value: Value) -> Value:
         self._expect("(")
         texts = {self._text()}
         while self._accept(","):
             texts.add(self._text())
         self._expect(")")
 
-        def look(evaluation: SelectorEvaluation) -> bool | None:
+        def evaluate(evaluation: SelectorEvaluation) -> bool | None:
             found = value(evaluation)
             if not isinstance(found, str):
                 return None
             return len(found) <= SELECTOR_BYTES_MAX and found in texts
 
-        return look
+        return evaluate
 
-    def _like(self, value: Value) -> Value:
+    def _parse_like(self, value: Value) -> Value:
         pattern = self._text()
         escape = self._text() if self._accept("ESCAPE") else ""
         if len(escape) > 1:
@@ -274,11 +274,11 @@ class _SelectorParser:
             raise self._fault("the escape character ends the pattern")
         like_pieces = pieces
 
-        def look(evaluation: SelectorEvaluation) -> bool | None:
+        def evaluate(evaluation: SelectorEvaluation) -> bool | None:
             found = value(evaluation)
             return _matches(found, like_pieces, evaluation) if isinstance(found, str) else None
 
-        return look
+        return evaluate
 
     # Values.
 
@@ -293,7 +293,7 @@ class _SelectorParser:
         more = []
         while sign := self._accept(*signs):
             more.append((sign, self._plain(part())))
-        return _Term(_reckon(self._plain(first), more), False) if more else first
+        return _Term(_arithmetic(self._plain(first), more), False) if more else first
 
     def _factor(self) -> _Term:
         sign = self._accept("+", "-", "(")
@@ -301,11 +301,11 @@ class _SelectorParser:
             return self._atom()
         self._deeper()
         if sign == "(":
-            found = self._either()
+            found = self._parse_or()
             self._expect(")")
         else:
             inner = self._plain(self._factor())
-            found = _Term(_reckon(_constant(0), [(sign, inner)]), False)
+            found = _Term(_arithmetic(_constant(0), [(sign, inner)]), False)
         self._depth -= 1
         return found
 
@@ -316,10 +316,10 @@ class _SelectorParser:
         if kind == "number":
             if len(word) > DIGITS_MAX:
                 raise self._fault(f"a number has at most {DIGITS_MAX} digits")
-            self._next()
+            self._next_token()
             return _Term(_constant(int(word) if word.isdigit() else float(word)), False)
         if kind == "word":
-            self._next()
+            self._next_token()
             return _Term(lambda evaluation: evaluation.properties.get(word), True)
         if truth := self._accept("TRUE", "FALSE"):
             return _Term(_constant(truth == "TRUE"), True)
@@ -351,11 +351,11 @@ def _chain(parts: list[Value], by: bool) -> Value:
 
 
 def _not(inner: Value) -> Value:
-    def negated(evaluation: SelectorEvaluation) -> bool | None:
+    def evaluate(evaluation: SelectorEvaluation) -> bool | None:
         found = inner(evaluation)
         return not found if isinstance(found, bool) else None
 
-    return negated
+    return evaluate
 
 
 def _is_number(value: Any) -> bool:
@@ -381,19 +381,19 @@ def _compare(sign: str, one: Value, other: Value) -> Value:
     return compare
 
 
-def _reckon(first: Value, more: list[tuple[str, Value]]) -> Value:
-    def reckon(evaluation: SelectorEvaluation) -> int | float | None:
+def _arithmetic(first: Value, more: list[tuple[str, Value]]) -> Value:
+    def evaluate(evaluation: SelectorEvaluation) -> int | float | None:
         found = first(evaluation)
         for sign, part in more:
-            found = _reckon_two(sign, found, part(evaluation))
+            found = _calculate(sign, found, part(evaluation))
             if found is None:
                 return None
         return found  # type: ignore[no-any-return]
 
-    return reckon
+    return evaluate
 
 
-def _reckon_two(sign: str, left: Any, right: Any) -> Any:
+def _calculate(sign: str, left: Any, right: Any) -> Any:
     """Return the result of an arithmetic operation, or None if it has none."""
     if not _is_number(left) or not _is_number(right):
         return None

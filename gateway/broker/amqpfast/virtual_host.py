@@ -29,7 +29,7 @@ from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.shares import ROUTES, UserShares
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.spec import SHORT_STRING_MAX, ReplyCode
-from gateway.store.recovery import set_aside
+from gateway.store.recovery import contain_failure
 
 # 3.5.2.3: names hold no `/ # &`; and nothing that a person could not see.
 log = structlog.get_logger(limited=True)
@@ -135,9 +135,9 @@ class FastHost:
     def _restore(self, definitions: FastDefinitions, queues: set[str], topics: set[str]) -> None:
         """Restore the queues, topics and durable subscriptions that an earlier process stored."""
         for name, maker in definitions.names(QUEUE):
-            with set_aside(QUEUE, name):
+            with contain_failure(QUEUE, name):
                 queue = FastQueue(name, durable=True, maker=maker, **self._queue_limits)
-                definitions.keep(queue, QUEUE, name)
+                definitions.persist(queue, QUEUE, name)
                 if self.auto_create or name in queues or len(queue):
                     self.queues[name] = queue
                     self._count("queue", queue)
@@ -151,11 +151,11 @@ class FastHost:
             else:
                 definitions.remove(TOPIC, name)
         for client, identifier, interest, maker in definitions.subscriptions():
-            with set_aside(SUBSCRIPTION, (client, identifier)):
+            with contain_failure(SUBSCRIPTION, (client, identifier)):
                 found = TopicSubscription(
                     interest, key=(client, identifier), maker=maker, **self._queue_limits
                 )
-                definitions.keep(found, SUBSCRIPTION, client, identifier)
+                definitions.persist(found, SUBSCRIPTION, client, identifier)
                 self.durable[client, identifier] = found
                 self._count("session", found)
                 self._enter(found)
@@ -189,7 +189,7 @@ class FastHost:
             queue = made if isinstance(made, FastQueue) else None
         return (self._nowhere,) if queue is None else (queue,)
 
-    def nobody_at(self, scope: str) -> bool:
+    def has_no_receivers(self, scope: str) -> bool:
         """Return True if the scope is "topic" and there are no subscriptions at all."""
         return scope == "topic" and not self._exact and not self._prefixes
 
@@ -336,7 +336,7 @@ class FastHost:
         queue = self._new_queue(name, owner, maker)
         if owner is None and self._definitions is not None:
             self._definitions.add(QUEUE, name, maker)
-            self._definitions.keep(queue, QUEUE, name)
+            self._definitions.persist(queue, QUEUE, name)
         self.queues[name] = queue
         self._count("queue", queue)
         self._changed()
@@ -401,7 +401,7 @@ class FastHost:
         found.channel = channel
         return found
 
-    def channel_gone(self, channel: object) -> None:
+    def delete_temporary_destinations(self, channel: object) -> None:
         """Delete the temporary destinations of a closed channel."""
         for queue in [one for one in self.queues.values() if one.channel is channel]:
             del self.queues[queue.name]
@@ -460,7 +460,7 @@ class FastHost:
             self._count("session", found)
             if self._definitions is not None:
                 self._definitions.add_subscription(*key, interest, maker)
-                self._definitions.keep(found, SUBSCRIPTION, *key)
+                self._definitions.persist(found, SUBSCRIPTION, *key)
         self._enter(found)
         self._changed()
         return found

@@ -11,7 +11,7 @@ cluster have common dead letters there; a store has those from before, and those
 
 A dead letter has the message as its source sent it, or as its route built it for the target (`crossed`). In
 the latter case CROSSED follows the name of the route in the store, because no name contains it. A dead letter
-that does not have the whole message names the lost part at the end of its outcome's text (`without`).
+that does not have the whole message names the lost part at the end of its outcome's text (`with_loss`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Letter(NamedTuple):
         return next((part for part in LOST_PARTS if self.outcome.text.endswith(f"; {part}")), "")
 
 
-def without(part: str, outcome: Outcome) -> Outcome:
+def with_loss(part: str, outcome: Outcome) -> Outcome:
     """Return the outcome of a dead letter whose message lost `part`: BODY_LOST or PROPERTIES_LOST."""
     return outcome._replace(text=f"{outcome.text}; {part}")
 
@@ -127,12 +127,12 @@ def _shares_of(resource: str, letters: DeadLetters) -> UserShares:
     return UserShares(resource, count_max=letters.messages_max, bytes_max=letters.bytes_max)
 
 
-def _unwanted(route: str, outcome: Outcome, was_accepted: bool) -> bool:
+def _is_unwanted(route: str, outcome: Outcome, was_accepted: bool) -> bool:
     """Return True if no route and no subscriber ever wanted the message, which is no loss."""
     return not route and not was_accepted and outcome.reason is Reason.NO_ROUTE
 
 
-def _held(message: Message, *, is_last: bool) -> tuple[Message, bool] | None:
+def _load_message(message: Message, *, is_last: bool) -> tuple[Message, bool] | None:
     """Return a message as one in memory, and True.
 
     If its body is on disk and too large or lost, return it with an empty body, and False. Return None if the
@@ -153,20 +153,20 @@ def _held(message: Message, *, is_last: bool) -> tuple[Message, bool] | None:
         log.warning(
             "dead letter body not stored", client=message.sender.client, body_bytes=body.size, why=why
         )
-    return message.holding(data), bool(data)
+    return message.with_body(data), bool(data)
 
 
 def _after(count: int, then: Callable[[], None]) -> Callable[[], None]:
     """Return a function whose call number `count` calls `then`."""
     remaining = count
 
-    def called() -> None:
+    def count_down() -> None:
         nonlocal remaining
         remaining -= 1
         if not remaining:
             then()
 
-    return called
+    return count_down
 
 
 class DeadLetters:
@@ -213,14 +213,14 @@ class DeadLetters:
         return len(self._letters) + common + (0 if self._store is None else self._store.letters_count)
 
     @property
-    def crowded_out(self) -> int:
+    def evicted_count(self) -> int:
         """Number of dead letters that newer ones have replaced, without unwanted messages."""
         common = 0 if self._common is None else self._common.shares.pushed_out
         stored = 0 if self._store is None else self._store.letters_crowded_out
         return self._wanted.shares.pushed_out + common + stored
 
     @property
-    def unwanted(self) -> int:
+    def unwanted_count(self) -> int:
         """Number of messages in memory that no route and no subscriber wanted."""
         return len(self._unwanted)
 
@@ -269,7 +269,7 @@ class DeadLetters:
         no space, `full` is called instead with LETTERS_FULL, and the source keeps its messages. Without
         `full` the oldest dead letters are deleted.
         """
-        unwanted = _unwanted(route, outcome, was_accepted)
+        unwanted = _is_unwanted(route, outcome, was_accepted)
         is_awaited = then is not None
         if full is not None and not unwanted and not self.has_room_for(messages, is_awaited=is_awaited):
             self.refused += len(messages)
@@ -297,7 +297,7 @@ class DeadLetters:
         bodiless: list[Message] = []
         unread: list[Message] = []
         for message in messages:
-            held = _held(message, is_last=is_last)
+            held = _load_message(message, is_last=is_last)
             if held is None:
                 unread.append(message)
             else:
@@ -311,7 +311,7 @@ class DeadLetters:
         if whole or not count:
             self._add(whole, route, outcome, then, crossed=crossed, unwanted=unwanted)
         if bodiless:
-            why = without(BODY_LOST, outcome)
+            why = with_loss(BODY_LOST, outcome)
             self._add(bodiless, route, why, then, crossed=crossed, unwanted=unwanted)
 
     def _add(
@@ -361,7 +361,7 @@ class DeadLetters:
             id, user = f"{MEMORY}{self._last}", message.sender.user
             self._letters[id] = Letter(id, message, route, outcome, utc, crossed)
             entries.add(id, user, message.byte_count)
-            while (crowded_out := entries.crowded_out(user)) is not None:
+            while (crowded_out := entries.entry_to_evict(user)) is not None:
                 self._forget(crowded_out)
 
     def _forget(self, id: str) -> None:
@@ -373,13 +373,13 @@ class DeadLetters:
         """Call `then` when the letters are on disk; during a disk failure that is later."""
         assert self._store is not None
 
-        def told(outcome: Outcome) -> None:
+        def on_outcome(outcome: Outcome) -> None:
             if outcome is ACCEPTED:
                 then()
             else:
                 self._waiting.append(then)
 
-        self._store.after_commit(told)
+        self._store.after_commit(on_outcome)
 
     def tick(self) -> None:
         """Confirm dead letters to their sources when the disk works again, and log how many were refused.
@@ -410,18 +410,18 @@ class DeadLetters:
         """Call `then` with at most `count` dead letters, newest first, of one route or of all."""
         common = self._common
         if common is None:
-            self._own(count, route, then)
+            self._newest_local(count, route, then)
             return
 
-        def found(own: Letters) -> None:
-            def merged(shared: Letters) -> None:
+        def on_own(own: Letters) -> None:
+            def on_shared(shared: Letters) -> None:
                 then(sorted((*shared, *own), key=lambda letter: -letter.utc)[:count])
 
-            common.newest(count, route, merged)
+            common.newest(count, route, on_shared)
 
-        self._own(count, route, found)
+        self._newest_local(count, route, on_own)
 
-    def _own(self, count: int, route: str | None, then: Callable[[Letters], None]) -> None:
+    def _newest_local(self, count: int, route: str | None, then: Callable[[Letters], None]) -> None:
         """Call `then` with the newest dead letters that only this process has."""
         local_letters = [
             letter for letter in reversed(self._letters.values()) if route is None or letter.route == route
@@ -430,10 +430,10 @@ class DeadLetters:
             then(local_letters[:count])
             return
 
-        def merged(stored: Letters) -> None:
+        def on_stored(stored: Letters) -> None:
             then(sorted((*stored, *local_letters[:count]), key=lambda letter: -letter.utc)[:count])
 
-        self._pages([], route, None, count, merged)
+        self._pages([], route, None, count, on_stored)
 
     def _pages(
         self,
@@ -462,19 +462,19 @@ class DeadLetters:
         """Call `then` with the ids of all dead letters of a route (None: of all), oldest first."""
         common = self._common
 
-        def found(own: Letters) -> None:
+        def on_own(own: Letters) -> None:
             ours = [(letter.utc, letter.id) for letter in reversed(own)]
 
-            def merged(shared: list[tuple[WallTime, str]]) -> None:
+            def on_shared(shared: list[tuple[WallTime, str]]) -> None:
                 then([id for _, id in sorted((*ours, *shared), key=lambda one: one[0])])
 
             if common is None:
-                merged([])
+                on_shared([])
             else:
-                common.ids(route, merged)
+                common.ids(route, on_shared)
 
         stored = 0 if self._store is None else self._store.letters_count
-        self._own(len(self._letters) + stored, route, found)
+        self._newest_local(len(self._letters) + stored, route, on_own)
 
     def find(self, ids: Iterable[str], then: Callable[[Letters], None]) -> None:
         """Call `then` with the existing dead letters of these ids, in this order."""
@@ -482,21 +482,21 @@ class DeadLetters:
         by_id = dict(self._letters)
         stored, shared, common = _stored(requested_ids), self._shared(requested_ids), self._common
 
-        def found(letters: Letters) -> None:
+        def on_found(letters: Letters) -> None:
             by_id.update((letter.id, letter) for letter in letters)
             then([by_id[id] for id in requested_ids if id in by_id])
 
-        def merged(letters: list[StoredDeadLetter]) -> None:
+        def on_stored(letters: list[StoredDeadLetter]) -> None:
             by_id.update((str(one.id), _letter(one)) for one in letters)
             if common is None or not shared:
-                found([])
+                on_found([])
             else:
-                common.find(shared, found)
+                common.find(shared, on_found)
 
         if self._store is None or not stored:
-            merged([])
+            on_stored([])
         else:
-            self._store.find_letters(stored, merged)
+            self._store.find_letters(stored, on_stored)
             self._store.flush()
 
     def claim(self, letters: Letters, then: Callable[[Letters, Letters], None]) -> None:
@@ -510,14 +510,14 @@ class DeadLetters:
             then(letters, [])
             return
 
-        def claimed(got: list[str]) -> None:
+        def on_claimed(got: list[str]) -> None:
             lost = set(shared).difference(got)
             then(
                 [letter for letter in letters if letter.id not in lost],
                 [letter for letter in letters if letter.id in lost],
             )
 
-        common.claim(shared, claimed)
+        common.claim(shared, on_claimed)
 
     def free(self, ids: Iterable[str]) -> None:
         """Release claimed dead letters that are no longer being redriven."""

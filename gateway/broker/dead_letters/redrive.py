@@ -21,11 +21,11 @@ from gateway.broker.dispatcher import (
     Dispatcher,
     RouteRecipient,
     StagedRecipient,
-    misfit,
+    protocol_mismatch,
     sinks_of,
 )
 from gateway.broker.memory import LOW_ON_MEMORY
-from gateway.broker.poison import poisoned
+from gateway.broker.poison import outcome_of_error
 from gateway.broker.publish_permission import PublishRefused, redriven_entry
 from gateway.mapping.routes import Route
 from gateway.model.batch import Batch, Recipient, Sink
@@ -63,13 +63,13 @@ class Redriving:
                 self._open.add(letter.id)
                 free.append(letter)
 
-        def claimed(ours: list[Letter], others: list[Letter]) -> None:
+        def on_claimed(ours: list[Letter], others: list[Letter]) -> None:
             self._open.difference_update([letter.id for letter in others])
             for letter in others:
                 on_outcome(letter.id, ELSEWHERE)
             self._send(ours, on_outcome)
 
-        self._dead_letters.claim(free, claimed)
+        self._dead_letters.claim(free, on_claimed)
 
     def _send(self, letters: list[Letter], on_outcome: Told) -> None:
         # A batch has either what was published, or what was put on recipients: the journal distinguishes them
@@ -86,10 +86,10 @@ class Redriving:
             try:
                 outcome = self._place(placed, published, recipients, letter, on_outcome)
             except Exception as error:
-                outcome = poisoned(error, route=letter.route)
+                outcome = outcome_of_error(error, route=letter.route)
             if outcome is not None:
                 refused.append((letter.id, outcome))
-        self._stays([id for id, _ in refused])
+        self._mark_closed([id for id, _ in refused])
         for id, outcome in refused:
             on_outcome(id, outcome)
         placed.send()
@@ -116,7 +116,7 @@ class Redriving:
         route = next((one for one in router.routes if one.name == letter.route), None)
         if route is None:
             return _no(f"the route {letter.route!r} is in no mapping")
-        made = self._made(route, letter)
+        made = self._deliverable_message(route, letter)
         if isinstance(made, Outcome):
             return made
         end = self._dispatcher.end(route)
@@ -126,7 +126,7 @@ class Redriving:
         retained = end.retained if made.retain else None
         if not sinks and retained is None:
             return UNROUTED
-        staged = any(self._dispatcher.staged(route, sink) for sink in sinks)
+        staged = any(self._dispatcher.is_staged(route, sink) for sink in sinks)
         kind = StagedRecipient if staged else RouteRecipient
         found = [recipients.setdefault((sink, route.name), kind(sink, route, None)) for sink in sinks]
         if retained is not None:
@@ -135,11 +135,11 @@ class Redriving:
         return None
 
     @staticmethod
-    def _made(route: Route, letter: Letter) -> Message | Outcome:
+    def _deliverable_message(route: Route, letter: Letter) -> Message | Outcome:
         """Return the message as the route delivers it, or why it does not."""
         message = letter.message
         if letter.crossed:
-            return misfit(route, message) or message
+            return protocol_mismatch(route, message) or message
         protocol = route.pattern.dialect.name
         if message.address.protocol != protocol:
             return _no(f"the route {route.name!r} takes {protocol} now")
@@ -180,17 +180,17 @@ class Redriving:
         """Delete dead letters whose messages were accepted, and report all outcomes when that is on disk."""
         outcomes = [(refused or {}).get(at, ACCEPTED) for at in range(len(receipts))]
         rows = list(zip(receipts, outcomes, strict=True))
-        self._stays([id for (id, _), outcome in rows if outcome is not ACCEPTED])
+        self._mark_closed([id for (id, _), outcome in rows if outcome is not ACCEPTED])
         accepted_ids = [id for (id, _), outcome in rows if outcome is ACCEPTED]
 
-        def tell(_: Outcome) -> None:
+        def report_outcomes(_: Outcome) -> None:
             self._open.difference_update(accepted_ids)
             for (id, told), outcome in rows:
                 told(id, outcome)
 
-        self._dead_letters.delete(accepted_ids, tell)
+        self._dead_letters.delete(accepted_ids, report_outcomes)
 
-    def _stays(self, ids: list[str]) -> None:
+    def _mark_closed(self, ids: list[str]) -> None:
         """Mark dead letters as no longer being redriven."""
         self._open.difference_update(ids)
         self._dead_letters.free(ids)

@@ -19,7 +19,7 @@ SLACK: Final = 64  # outdated entries that may be in a heap, in addition to as m
 Absence = tuple[float, int, Session]
 
 
-class Away:
+class DisconnectedSessions:
     """Expiry and holder of each disconnected session.
 
     A resumed session's entry stays in its heap until met.
@@ -58,15 +58,15 @@ class Away:
             heap[:] = [entry for entry in heap if self._valid(entry)]
             heapify(heap)
 
-    def soonest(self, user: str | None = None, place: str | None = None) -> Session | None:
+    def session_to_evict(self, user: str | None = None, place: str | None = None) -> Session | None:
         """Return the session to evict: that of the largest holder which expires first, or None.
 
         With `user` or `place` only sessions of that user or address count.
         """
         largest = self._holders.largest
         # Rare: the largest holder is mostly the one that fills the table.
-        if largest is not None and not _fits(largest, user, place):
-            fitting = (one for one in self._heaps if _fits(one, user, place))
+        if largest is not None and not _is_holder(largest, user, place):
+            fitting = (one for one in self._heaps if _is_holder(one, user, place))
             largest = max(fitting, key=self._holders.__getitem__, default=None)
         return self._first(largest)
 
@@ -85,6 +85,6 @@ def _holder(user: str, place: str) -> str:
     return f"{place}\0{user}"  # no address contains U+0000
 
 
-def _fits(holder: str, user: str | None, place: str | None) -> bool:
+def _is_holder(holder: str, user: str | None, place: str | None) -> bool:
     its_place, _, its_user = holder.partition("\0")
     return user in (None, its_user) and place in (None, its_place)

@@ -38,8 +38,8 @@ from gateway.broker.mqtt.session import (
     Grant,
     LeftLog,
     OutgoingPublish,
-    Owing,
     PassOn,
+    PendingRetained,
     QueuedRow,
     Session,
     SessionLimits,
@@ -84,7 +84,7 @@ class DurableSession(Session):
 
     def __init__(self, client_id: str, limits: SessionLimits, tally: SessionTally, records: Records) -> None:
         super().__init__(client_id, limits, tally)
-        self._ids = self.received_ids = DurableReceivedIds(records.store, client_id, self._say_received)
+        self._ids = self.received_ids = DurableReceivedIds(records.store, client_id, self._send_pubrel)
         self.log = records.store.log(SESSION, client_id)
         self.next = 0  # position of the next message
         self.sent = 0  # messages below this position may have been sent
@@ -178,10 +178,10 @@ class DurableSession(Session):
             stop = start + len(list(group))
             run = messages if stop - start == len(messages) else messages[start:stop]
             if stored:
-                fitting = self._fitting(run)
+                fitting = self._within_limits(run)
                 end = start + len(fitting)
                 if fitting:
-                    self._keep(
+                    self._store_messages(
                         fitting, grant, partial(_settle, part, start, end), part.recipient.stored_first
                     )
                 if end < stop:
@@ -197,15 +197,15 @@ class DurableSession(Session):
 
     def offer(self, messages: list[Message], grant: Grant) -> None:
         """Queue messages that no publisher waits for, such as those of `$SYS`."""
-        self._offer(messages, grant, _nobody)
+        self._offer(messages, grant, _ignore_outcome)
 
     def _offer(self, messages: list[Message], grant: Grant, on_outcome: Told) -> None:
         """Queue messages; `on_outcome` gets the outcomes of those that are stored, in one or more calls."""
         for stored, group in groupby(messages, lambda one: one.assurance > 0 and grant.qos > 0):
             run = list(group)
             if stored:
-                run = self._fitting(run)
-                self._keep(run, grant, on_outcome)
+                run = self._within_limits(run)
+                self._store_messages(run, grant, on_outcome)
             else:
                 self._pass(run, grant)
         if self.outlet is not None:
@@ -213,11 +213,11 @@ class DurableSession(Session):
 
     # Retained messages of its subscriptions. What is refused is owed again when the disk works.
 
-    def _may_walk(self, walk: Owing) -> bool:
+    def _may_walk(self, walk: PendingRetained) -> bool:
         return not (walk.grant.qos and self.failing)
 
-    def _owe_piece(self, walk: Owing, messages: list[Message]) -> None:
-        on_outcome: Told = _nobody
+    def _owe_piece(self, walk: PendingRetained, messages: list[Message]) -> None:
+        on_outcome: Told = _ignore_outcome
         if isinstance(walk, Walk):
             on_outcome = partial(self._has_kept_piece, walk, walk.returns, walk.piece_place)
         self._offer(messages, walk.grant, on_outcome)
@@ -227,9 +227,9 @@ class DurableSession(Session):
         if outcome is not ACCEPTED and walk.returns == returns:
             walk.go_back(place)
             if self.outlet is not None:
-                self.outlet.owe_retained()
+                self.outlet.send_due_retained()
 
-    def _finish_walk(self, topic_filter: str, walk: Owing) -> None:
+    def _finish_walk(self, topic_filter: str, walk: PendingRetained) -> None:
         """Delete the record of the walk once all its pieces are on disk."""
         if not walk.grant.qos:
             self.forget_owed(topic_filter)
@@ -237,12 +237,12 @@ class DurableSession(Session):
         walk.waits = True
         self._records.store.after_commit(partial(self._has_finished, topic_filter, walk))
 
-    def _has_finished(self, topic_filter: str, walk: Owing, outcome: Outcome) -> None:
+    def _has_finished(self, topic_filter: str, walk: PendingRetained, outcome: Outcome) -> None:
         """Forget the walk, unless a piece was refused before. The pieces may have been in earlier commits."""
         if walk.done and self.walks.get(topic_filter) is walk:
             self.forget_owed(topic_filter)
             if self.outlet is not None:
-                self.outlet.owe_retained()
+                self.outlet.send_due_retained()
 
     def _pass(self, messages: list[Message], grant: Grant) -> None:
         """Queue messages without acknowledgement, if the client is connected."""
@@ -251,11 +251,11 @@ class DurableSession(Session):
         if self.outlet is None:
             self.tally.offline += len(messages)
             return
-        messages = self._fitting(messages)
+        messages = self._within_limits(messages)
         self._wait([(message, grant, UNKEPT) for message in messages])
         self._byte_count += weight_of(messages)
 
-    def _keep(
+    def _store_messages(
         self, messages: list[Message], grant: Grant, on_outcome: Told, stored_first: bool = False
     ) -> None:
         """Give the messages positions, in memory or on disk alone, and write them.
@@ -293,7 +293,7 @@ class DurableSession(Session):
 
     def _on_disk(self) -> PagedLog:
         if self._aside is None:
-            self._aside = PagedLog(self._records.store, self.log, self._arrived)
+            self._aside = PagedLog(self._records.store, self.log, self._release_loaded)
         return self._aside
 
     def _written(
@@ -304,7 +304,7 @@ class DurableSession(Session):
         if outcome is not ACCEPTED:
             if alone:
                 self._on_disk().take_back(first, count, byte_count)
-                self._let_go(byte_count)
+                self._subtract_bytes(byte_count)
             else:
                 self._withdraw(first, first + count)
         on_outcome(outcome)
@@ -319,7 +319,7 @@ class DurableSession(Session):
                 self._renumbered.forget(position)
         waiting, self._waiting = self._waiting or (), None
         self._wait([row for row in waiting if not first <= row[2] < end])
-        self._let_go(weight_of(message for message, _, at in waiting if first <= at < end))
+        self._subtract_bytes(weight_of(message for message, _, at in waiting if first <= at < end))
 
     # Out.
 
@@ -375,32 +375,32 @@ class DurableSession(Session):
             self.tally.expired += len(positions)
             self._aside.take_back(positions[0], len(positions), byte_count)
             self._records.store.settle(self.log, positions)
-            self._let_go(byte_count)
+            self._subtract_bytes(byte_count)
         self._check_from(found[-1][0] + 1, stays)
 
     def pump(self) -> None:
         """Send what waits in memory, and then what waits on disk alone."""
         if (gate := self._records.store.gate).shut:
-            self._settle_gone()  # in the transaction of their released ids
+            self._settle_on_disk()  # in the transaction of their released ids
             gate.wait(self.pump)
             return
         super().pump()
         while self._refill():
             super().pump()
-        self._settle_gone()
+        self._settle_on_disk()
 
-    def _settle_gone(self) -> None:
+    def _settle_on_disk(self) -> None:
         if self._settled_positions:
             positions, self._settled_positions = self._settled_positions, []
             self._records.store.settle(self.log, positions)
 
-    def stalled(self, now: float) -> bool:
+    def has_stalled(self, now: float) -> bool:
         """Return True as Session does, except while the client waits for the disk."""
         if self._stuck or (self._aside and not self._waiting):
             self.moved = True
         if self._renumbered:
             self._renumbered.retry()
-        return super().stalled(now)
+        return super().has_stalled(now)
 
     def _refill(self) -> bool:
         """Read the next piece from disk if nothing waits in memory. Return False if there is none yet."""
@@ -416,8 +416,8 @@ class DurableSession(Session):
             self._grants = (tag, decode_grant(self, tag))
         return self._grants[1]
 
-    def _arrived(self, lacking: int) -> None:
-        self._let_go(lacking)
+    def _release_loaded(self, lacking: int) -> None:
+        self._subtract_bytes(lacking)
         self.pump()
 
     def _next_rows(self) -> list[OutgoingPublish]:
@@ -460,7 +460,7 @@ class DurableSession(Session):
             else:
                 dropped_bytes += message.byte_count
             rows.append(row)
-        self._let_go(dropped_bytes)
+        self._subtract_bytes(dropped_bytes)
         if self._pace is not None:
             self._paced(len(rows))
         return rows
@@ -491,9 +491,9 @@ class DurableSession(Session):
         if not message.assurance or not grant.qos:
             super().hand(message, grant, on_outcome)
             return
-        fitting = self._fitting([message])
+        fitting = self._within_limits([message])
         if fitting:
-            self._keep(fitting, grant, on_outcome)
+            self._store_messages(fitting, grant, on_outcome)
         else:
             on_outcome(ACCEPTED)  # the newest is dropped, and counted
         if self.outlet is not None:
@@ -542,13 +542,13 @@ class DurableSession(Session):
         """Forget a message in flight, which settles itself on disk."""
         del self.in_flight[packet_id]
         del self._positions[packet_id]
-        self._let_go(row.message.byte_count)
+        self._subtract_bytes(row.message.byte_count)
 
     def _was_sent_at_qos_2(self, message: Message, grant: Grant, position: int) -> bool:
         """Return True if the client may have this waiting message, which was sent before a restart."""
         return UNKEPT < position < self.sent and min(message.assurance, grant.qos) == 2
 
-    def leave(self) -> LeftLog | None:
+    def detach_log(self) -> LeftLog | None:
         """Return the log of an ending session if it may have messages of shared subscriptions.
 
         Other members get these. Messages in flight at QoS 2 are not among them. Those that were sent at QoS 2
@@ -580,7 +580,7 @@ class DurableSession(Session):
         if row is None:
             return False
         position = self._positions.pop(packet_id)
-        self._let_go(row.message.byte_count)
+        self._subtract_bytes(row.message.byte_count)
         self.released[packet_id] = None
         self._records.put_released(self.client_id, packet_id, position)
         self._settled(position)
@@ -593,13 +593,13 @@ class DurableSession(Session):
             self._records.delete_released(self.client_id, packet_id)
         elif (row := self.in_flight.pop(packet_id, None)) is not None:
             self._settled(self._positions.pop(packet_id))
-            self._let_go(row.message.byte_count)
+            self._subtract_bytes(row.message.byte_count)
         else:
             return False
         self.credit += 1
         return True
 
-    def _say_received(self, packet_id: int) -> None:
+    def _send_pubrel(self, packet_id: int) -> None:
         if self.outlet is not None:
             self.outlet.send_received(packet_id)
 
@@ -615,5 +615,5 @@ def _position(row: QueuedRow) -> int:
     return row[2]
 
 
-def _nobody(outcome: Outcome) -> None:
+def _ignore_outcome(outcome: Outcome) -> None:
     """Ignore the outcome: newer messages of `$SYS` replace a refused one."""

@@ -77,7 +77,7 @@ class Ledger:
         """Record messages that are sent, each with its packet id (0 at QoS 0)."""
         for message, packet_id in zip(messages, packet_ids, strict=False):
             key = key_of(message)
-            entry = _take(self._came, key) if key in self._came else None
+            entry = _pop(self._came, key) if key in self._came else None
             if entry is not None and now - entry.at < ECHO_SECS:
                 _note(self.sent, key, entry._replace(at=now, packet_id=packet_id))
             else:
@@ -90,7 +90,7 @@ class Ledger:
         """
         sent = self.sent
         while key in sent and now - sent[key][0].at >= ECHO_SECS:
-            _take(sent, key)
+            _pop(sent, key)
         others = [one for one in sent.get(key, ()) if not _same(one.origin, sender)]
         if not others:
             return 0
@@ -145,7 +145,7 @@ def _same(one: Sender, other: Sender) -> bool:
     return one.client == other.client and one.endpoint == other.endpoint
 
 
-def _take(memory: Memory, key: int) -> Sent:
+def _pop(memory: Memory, key: int) -> Sent:
     one = memory[key][0]
     _remove(memory, key, one)
     return one
@@ -168,7 +168,7 @@ def _note(memory: Memory, key: int, one: Sent) -> None:
         found.append(one)
 
 
-class Echoes:
+class EchoDetector:
     """Ledgers of all links that use MQTT 3.x."""
 
     def __init__(self) -> None:
@@ -181,8 +181,8 @@ class Echoes:
         return found
 
     @property
-    def awaited(self) -> bool:
-        """True if something was sent that could return."""
+    def has_sent(self) -> bool:
+        """True if a link has sent a message that could return as an echo."""
         return any(ledger.sent for ledger in self._ledgers)
 
     def hops(self, topic: bytes, body: bytes, sender: Sender, now: float) -> int:

@@ -76,17 +76,17 @@ class EndedSessions:
         self._store.rename(log, ENDED, json.dumps([log.name, next(self._names), left_log.sent, user]))
         self._logs.append(log)
         self._entries.add(log, user, left_log.byte_count)
-        while (evicted := self._entries.crowded_out(user)) is not None:
+        while (evicted := self._entries.entry_to_evict(user)) is not None:
             self._entries.discard(evicted)
             self._evicted.append(evicted)
-        self._go_on()
+        self._read_next()
 
     def tick(self) -> None:
         """Continue with what had to wait. The first call also says that the store has started."""
         self._begun = True
         for topic_filter in list(itertools.islice(self._waiting, TRIED_MAX)):
             self._try_again(topic_filter)
-        self._go_on()
+        self._read_next()
 
     def _try_again(self, topic_filter: str) -> None:
         """Have the first log that waits for this group read again; the group is the last to be tried next."""
@@ -98,7 +98,7 @@ class EndedSessions:
         if waiting:
             self._waiting[topic_filter] = waiting
 
-    def _go_on(self) -> None:
+    def _read_next(self) -> None:
         if not self._begun or self._reading or self._open:
             return
         for log in self._evicted:
@@ -126,7 +126,7 @@ class EndedSessions:
                 self._store.drop(log)
         finally:
             self._reading = False
-        self._go_on()
+        self._read_next()
 
     def _pass_on(self, log: Log, found: list[Stored]) -> None:
         """Pass on these messages of `log`, until one must wait."""
@@ -154,7 +154,9 @@ class EndedSessions:
             self._tally.unshared += 1
         elif topic_filter:
             self._open.add(position)
-            handed = self._hand(topic_filter, message, partial(self._told, log, position, topic_filter))
+            handed = self._hand(
+                topic_filter, message, partial(self._settle_message, log, position, topic_filter)
+            )
             if handed is not False:
                 self._try_again(topic_filter)
             if handed:
@@ -168,13 +170,13 @@ class EndedSessions:
         self._store.settle(log, (position,))
         return True
 
-    def _told(self, log: Log, position: int, topic_filter: str, outcome: Outcome) -> None:
+    def _settle_message(self, log: Log, position: int, topic_filter: str, outcome: Outcome) -> None:
         self._open.discard(position)
         if outcome is ACCEPTED:
             self._store.settle(log, (position,))
         else:
             self._wait(log, topic_filter)
-        self._go_on()
+        self._read_next()
 
     def _wait(self, log: Log, topic_filter: str) -> None:
         """Have the first log wait for this group; it is read again from its beginning."""

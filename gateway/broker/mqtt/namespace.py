@@ -20,7 +20,7 @@ from mypy_extensions import mypyc_attr
 from gateway import clock
 from gateway.access.principal import Principal
 from gateway.broker.matching_steps import MatchingSteps, filter_steps
-from gateway.broker.mqtt.away import Away
+from gateway.broker.mqtt.away import DisconnectedSessions
 from gateway.broker.mqtt.durable_session import DurableSession
 from gateway.broker.mqtt.ended_sessions import EndedSessions
 from gateway.broker.mqtt.records import INCOMING, SESSION, Records
@@ -47,7 +47,7 @@ from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.shares import NO_LIMIT, UserShares
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.spec import Property
-from gateway.store.recovery import set_aside
+from gateway.store.recovery import contain_failure
 from gateway.store.store import Store
 
 log = structlog.get_logger(limited=True)
@@ -96,7 +96,7 @@ class Offers(NamedTuple):
     shared_qos_max: int = 2
 
 
-class Newcomer(NamedTuple):
+class ConnectingClient(NamedTuple):
     """Client that connects. With `only_own` it may not resume a session of another user."""
 
     client_id: str
@@ -153,7 +153,7 @@ class MqttNamespace:
         self.definition_shares = UserShares("definitions") if definition_shares is None else definition_shares
         self._users = Shares()
         self._places = Shares()
-        self._away = Away()
+        self._away = DisconnectedSessions()
         self._subscribed: dict[str, int] = {}  # subscriptions by user
         self.retained = RetainedTopics() if retained is None else retained
         self.tally = SessionTally()
@@ -169,7 +169,7 @@ class MqttNamespace:
         self.will_shares = UserShares("waiting wills")  # in those that were refused
         self._left_wills: list[LeftWill] = []
         # Called after the start: a listener takes over the sessions that were restored.
-        self.adopt: Callable[[], None] = _nothing
+        self.adopt: Callable[[], None] = _do_nothing
         self._sent_wills = 0  # since this process started
         self._born = clock.unix_time_ns()  # distinguishes keys from those of an earlier process
         self._set_aside: set[str] = set()  # clients whose sessions could not be restored
@@ -191,7 +191,7 @@ class MqttNamespace:
         durable_sessions: dict[str, DurableSession] = {}
         shared = records.store.logs_tagged(is_shared)
         for client, record in records.sessions():
-            with set_aside("session", client):
+            with contain_failure("session", client):
                 session = DurableSession(client, self.limits, self.tally, records)
                 session.restore(record)
                 # It may have unsubscribed since, so its subscriptions do not say so.
@@ -204,14 +204,14 @@ class MqttNamespace:
         )
         for client, topic_filter, options in records.subscriptions():
             if client in durable_sessions:
-                with set_aside("subscription", (client, topic_filter)):
+                with contain_failure("subscription", (client, topic_filter)):
                     self._enter(durable_sessions[client], topic_filter, options)
-        for client, topic_filter in records.owed():
+        for client, topic_filter in records.retained_due():
             if (
                 client in durable_sessions
                 and (owing := durable_sessions[client].subscriptions.get(topic_filter)) is not None
             ):
-                self._owe(durable_sessions[client], topic_filter, owing)
+                self._start_walk(durable_sessions[client], topic_filter, owing)
         self._restore_packet_ids(records, durable_sessions)
         for session in durable_sessions.values():
             session.expires_at = session.expiry_secs - session.away_secs
@@ -230,7 +230,7 @@ class MqttNamespace:
 
     def _restore_packet_ids(self, records: Records, durable_sessions: dict[str, DurableSession]) -> None:
         """Restore the packet ids of QoS 2 in both directions, and those that positions do not give."""
-        for client, packet_id, _ in sorted(records.released(), key=lambda one: one[2]):
+        for client, packet_id, _ in sorted(records.released_ids(), key=lambda one: one[2]):
             if client in durable_sessions:
                 durable_sessions[client].restore_released(packet_id)
         for client, position, packet_id in records.renumbered():
@@ -238,7 +238,7 @@ class MqttNamespace:
                 durable_sessions[client].restore_renumbered(position, packet_id)
         for log in records.store.logs():
             if log.kind == INCOMING and log.name in durable_sessions:
-                with set_aside(INCOMING, log.name):
+                with contain_failure(INCOMING, log.name):
                     durable_sessions[log.name].restore_received(log)
 
     def _forget_set_aside(self, records: Records, client_id: str) -> None:
@@ -256,7 +256,7 @@ class MqttNamespace:
                 session.expires_at += now
                 self._away.add(session)
 
-    def left_wills(self, endpoint: str | None) -> list[LeftWill]:
+    def pop_unpublished_wills(self, endpoint: str | None) -> list[LeftWill]:
         """Return and clear the unpublished wills of an earlier process: of a listener, or all."""
         found = [left for left in self._left_wills if endpoint in (None, left.sender.endpoint)]
         self._left_wills = [left for left in self._left_wills if left not in found]
@@ -265,7 +265,7 @@ class MqttNamespace:
     # Durability, for connections.
 
     @property
-    def recorded(self) -> int:
+    def change_count(self) -> int:
         """Counter of changes that clients may only learn about when they are on disk."""
         return 0 if self.records is None else self.records.changes
 
@@ -279,13 +279,15 @@ class MqttNamespace:
         """Why no client can be accepted now; "" if clients can."""
         return ""
 
-    def unsaid(self, before: int) -> bool:
-        """Return True if replies must wait for the disk: a change was recorded since `recorded` was `before`.
+    def has_unstored_changes(self, before: int) -> bool:
+        """Return True if replies must wait for the disk.
+
+        A change was recorded since `change_count` was `before`.
 
         Return False while the store fails: nothing new is promised to clients then, and the end of a session
         or subscription is reported at once.
         """
-        return self.recorded != before and not self.failing
+        return self.change_count != before and not self.failing
 
     @property
     def claims_wills(self) -> bool:
@@ -297,11 +299,11 @@ class MqttNamespace:
         assert self.store is not None
         self.store.after_commit(done)
 
-    def answers_after(self, session: Session) -> Callable[[Callable[[Outcome], None]], None] | None:
+    def commit_notifier(self, session: Session) -> Callable[[Callable[[Outcome], None]], None] | None:
         """Return the function that reports when PUBREL and PUBCOMP may be sent; None for at once."""
         return self.store.after_commit if session.is_durable and self.store is not None else None
 
-    def taking(self, session: Session, packet_ids: list[int]) -> None:
+    def reserve_packet_ids(self, session: Session, packet_ids: list[int]) -> None:
         """Prepare for messages of QoS 2 with these packet ids. Raises Pending until they may be published."""
 
     # Topics.
@@ -311,7 +313,7 @@ class MqttNamespace:
         """Number of subscriptions."""
         return len(self._trie) - len(self._groups) + self._members
 
-    def asked_for(self, level: str) -> bool:
+    def has_filters_below(self, level: str) -> bool:
         """Return True if some filter begins with this level by name."""
         return self._trie.begins(level)
 
@@ -324,7 +326,7 @@ class MqttNamespace:
         if len(matching) == 1:
             subscriber = next(iter(matching))
             return (
-                subscriber if isinstance(subscriber, SharedGroup) else subscriber[0].granted(subscriber[1]),
+                subscriber if isinstance(subscriber, SharedGroup) else subscriber[0].grant_for(subscriber[1]),
             )
         merged: dict[Session, list[SubscriptionOptions]] = {}
         groups: list[SharedGroup] = []
@@ -355,11 +357,11 @@ class MqttNamespace:
         if pattern[0] == SYS:
             self.system.show()
         if len(self.retained):
-            self._owe(session, topic_filter, options)
+            self._start_walk(session, topic_filter, options)
             if session.is_durable and self.records is not None and options.qos:
                 self.records.put_owed(session.client_id, topic_filter)
 
-    def _owe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
+    def _start_walk(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
         grant = Grant(session, [options], retained=True)
         session.walks[topic_filter] = Walk(self.retained, topic_filter.split("/"), grant)
 
@@ -412,31 +414,31 @@ class MqttNamespace:
             self._trie.remove(shared, group)
             self._changed(shared)
 
-    def hand_over(self, session: Session, *, ended: bool = False) -> None:
+    def requeue_shared(self, session: Session, *, ended: bool = False) -> None:
         """Pass on messages of shared subscriptions, because the client was lost or the session has `ended`.
 
         What an ended session has on disk is passed on gradually.
         """
         if ended:
-            self.tally.unshared += session.unfinished()
-        left_log = session.leave() if ended else None
+            self.tally.unshared += session.unfinished_count()
+        left_log = session.detach_log() if ended else None
         if left_log is not None:
             assert self._ended is not None
             self._ended.add(left_log, session.user)
             return
 
-        def pass_on(message: Message, grant: Grant, on_outcome: Told) -> bool:
+        def pass_to_group(message: Message, grant: Grant, on_outcome: Told) -> bool:
             group = self._groups.get(grant.shared)
             if group is None:
                 return False
             on_handed = partial(self._handed, session, message, grant.shared, ended, on_outcome)
-            if group.pass_on(message, session, on_handed, away=ended):
+            if group.redeliver(message, session, on_handed, away=ended):
                 return True
             if self.failing and ended:
                 self._leave_over(grant.shared, message)
             return self.failing and ended
 
-        unshared = session.share(pass_on)
+        unshared = session.share(pass_to_group)
         if ended:
             self.tally.unshared += unshared
         elif unshared and self.failing:
@@ -469,30 +471,30 @@ class MqttNamespace:
         Return None without a group, False if no member can have it.
         """
         group = self._groups.get(shared)
-        return None if group is None else group.pass_on(message, None, on_outcome, away=True)
+        return None if group is None else group.redeliver(message, None, on_outcome, away=True)
 
     def _share_again(self) -> None:
         """Pass on what had to stay while the disk failed."""
         unshared, self._unshared = self._unshared, {}
         for session in unshared:
             if session.outlet is None and self.sessions.get(session.client_id) is session:
-                self.hand_over(session)
+                self.requeue_shared(session)
         leftovers, self._leftovers = self._leftovers, deque()
         for shared, message in leftovers:
 
-            def heard(outcome: Outcome, shared: str = shared, message: Message = message) -> None:
+            def on_outcome(outcome: Outcome, shared: str = shared, message: Message = message) -> None:
                 if outcome is not ACCEPTED:
                     self._leave_over(shared, message)
 
-            if not self._hand(shared, message, heard):
+            if not self._hand(shared, message, on_outcome):
                 self.tally.unshared += 1
 
     # Sessions.
 
-    def arriving(self, guest: object, coming: Newcomer) -> None:
+    def prepare_client(self, guest: object, coming: ConnectingClient) -> None:
         """Prepare for a connecting client. Raises Pending until it may be accepted."""
 
-    def finds(self, client_id: str) -> bool:
+    def has_session(self, client_id: str) -> bool:
         """Return True if there is an earlier session of the client."""
         return client_id in self.sessions
 
@@ -537,7 +539,7 @@ class MqttNamespace:
 
         Return False if there is none or the policy forbids it.
         """
-        victim = self._away.soonest(user, place) if self._shares.evicts else None
+        victim = self._away.session_to_evict(user, place) if self._shares.evicts else None
         if victim is None:
             return False
         self.evicted += 1
@@ -603,7 +605,7 @@ class MqttNamespace:
         session.user, session.place = user, place
         self._count(session)
 
-    def left(self, session: Session, now: float) -> None:
+    def detach_session(self, session: Session, now: float) -> None:
         """Start the expiry of a session whose client has disconnected."""
         session.expires_at = now + session.expiry_secs
         self._away.add(session)
@@ -645,7 +647,7 @@ class MqttNamespace:
         """End a session with its subscriptions and messages, and publish its delayed will."""
         for topic_filter in list(session.subscriptions):
             self._remove(session, topic_filter)
-        self.hand_over(session, ended=True)
+        self.requeue_shared(session, ended=True)
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
             self._forget_owner(session)
@@ -755,5 +757,5 @@ class MqttNamespace:
         return bool(self._expired_sessions)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing, as no listener has started yet."""

@@ -43,14 +43,14 @@ class ReceivedIds:
     def __contains__(self, packet_id: int) -> bool:
         return packet_id in self._accepted
 
-    def take(self, packet_id: int) -> bool:
+    def add(self, packet_id: int) -> bool:
         """Record that a message arrived under this id. Return False if it arrived before."""
         if packet_id in self._accepted:
             return False
         self._accepted[packet_id] = False
         return True
 
-    def handed_on(self, packet_id: int) -> None:
+    def record_local_delivery(self, packet_id: int) -> None:
         """Record that all targets, which are local, got the message in this wake-up.
 
         They have it in memory and have accepted it, or are writing it.
@@ -67,11 +67,11 @@ class ReceivedIds:
         self._accepted[packet_id] = True
         return True
 
-    def accepted(self, packet_id: int) -> bool:
+    def is_accepted(self, packet_id: int) -> bool:
         """Return True if PUBREC may be sent, or resent."""
         return self._accepted.get(packet_id, False)
 
-    def doubt(self, packet_id: int) -> None:
+    def mark_refused(self, packet_id: int) -> None:
         """Record that a target refused the message and will be tried again, so that the result is open."""
 
     def forget(self, packet_id: int, *, refusal_sent: bool) -> None:
@@ -91,7 +91,7 @@ class ReceivedIds:
 
 
 @dataclass
-class _Taken:
+class _ReceivedId:
     """State of a received packet id.
 
     `settled` is True once the write of the id is over, whatever its result. `refused` is True once a target
@@ -117,29 +117,29 @@ class DurableReceivedIds(ReceivedIds):
         self._say = say
         self._log: Log | None = None
         self._next = 0
-        self._entries: dict[int, _Taken] = {}
+        self._entries: dict[int, _ReceivedId] = {}
 
     def restore(self, log: Log) -> None:
         """Read the ids that an earlier process has written. Only valid before the store starts."""
         self._log = log
         self._next = self._store.extent(log).end
-        self._store.read_from(log, 0, self._found, messages_max=IDS_MAX, bytes_max=1 << 30)
+        self._store.read_from(log, 0, self._restore, messages_max=IDS_MAX, bytes_max=1 << 30)
 
-    def _found(self, stored: list[tuple[int, Message, bytes]]) -> None:
+    def _restore(self, stored: list[tuple[int, Message, bytes]]) -> None:
         for position, message, _ in stored:
-            self._entries[int.from_bytes(message.body, "big")] = _Taken(position, True, True)
+            self._entries[int.from_bytes(message.body, "big")] = _ReceivedId(position, True, True)
 
     def __contains__(self, packet_id: int) -> bool:
         return packet_id in self._entries
 
-    def take(self, packet_id: int) -> bool:
+    def add(self, packet_id: int) -> bool:
         """Record that a message arrived under this id. Return False if it arrived before."""
         if packet_id in self._entries:
             return False
-        self._entries[packet_id] = _Taken()
+        self._entries[packet_id] = _ReceivedId()
         return True
 
-    def handed_on(self, packet_id: int) -> None:
+    def record_local_delivery(self, packet_id: int) -> None:
         """Write the id together with its message, if the message is being written."""
         entry = self._entries.get(packet_id)
         if entry is None or entry.settled or entry.accepted or entry.refused:
@@ -147,7 +147,7 @@ class DurableReceivedIds(ReceivedIds):
         if entry.position == NONE:
             self._write(packet_id, entry)
 
-    def _write(self, packet_id: int, entry: _Taken) -> None:
+    def _write(self, packet_id: int, entry: _ReceivedId) -> None:
         if self._log is None:
             self._log = self._store.log("incoming", self._client)
         position = entry.position = self._next
@@ -182,12 +182,12 @@ class DurableReceivedIds(ReceivedIds):
                 entry.settled = True
         return entry.settled
 
-    def accepted(self, packet_id: int) -> bool:
+    def is_accepted(self, packet_id: int) -> bool:
         """Return True if PUBREC may be sent, or resent."""
         entry = self._entries.get(packet_id)
         return entry is not None and entry.accepted and entry.settled
 
-    def doubt(self, packet_id: int) -> None:
+    def mark_refused(self, packet_id: int) -> None:
         """Delete the id from the disk, because it must not be there without its message.
 
         The message was refused; the id is written when another attempt is accepted.
@@ -209,7 +209,7 @@ class DurableReceivedIds(ReceivedIds):
             self._erase(entry)
         return entry is not None
 
-    def _erase(self, entry: _Taken) -> None:
+    def _erase(self, entry: _ReceivedId) -> None:
         if entry.position != NONE:
             assert self._log is not None
             self._store.settle(self._log, (entry.position,))

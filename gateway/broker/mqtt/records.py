@@ -29,7 +29,7 @@ from gateway.model.message import Sender
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.properties import decode_list, encode_list
 from gateway.protocols.mqtt.spec import WILL as WILL_LIST
-from gateway.store.recovery import set_aside
+from gateway.store.recovery import contain_failure
 from gateway.store.store import Store
 
 SESSION: Final = "session"
@@ -90,8 +90,8 @@ class Records:
 
     def sessions(self) -> Iterator[tuple[str, SessionRecord]]:
         """Yield client ids and records. Like all iterators here, only valid before the store starts."""
-        for key, value in self._things(SESSION):
-            with set_aside(SESSION, key):
+        for key, value in self._records_of(SESSION):
+            with contain_failure(SESSION, key):
                 record = SessionRecord(**json.loads(value))
                 yield key.decode(), record._replace(utc=self.store.timeline.restored(record.utc))
 
@@ -107,9 +107,9 @@ class Records:
 
     def subscriptions(self) -> Iterator[tuple[str, str, SubscriptionOptions]]:
         """Yield client id, filter and options."""
-        for key, value in self._things(SUBSCRIPTION):
+        for key, value in self._records_of(SUBSCRIPTION):
             client, _, topic_filter = key.partition(END)
-            with set_aside(SUBSCRIPTION, key):
+            with contain_failure(SUBSCRIPTION, key):
                 yield client.decode(), topic_filter.decode(), SubscriptionOptions(**json.loads(value))
 
     def put_owed(self, client: str, topic_filter: str) -> None:
@@ -120,11 +120,11 @@ class Records:
         """Delete that record, because the session has the messages or no longer wants them."""
         self.store.delete(OWED, _key(client, topic_filter.encode()))
 
-    def owed(self) -> Iterator[tuple[str, str]]:
+    def retained_due(self) -> Iterator[tuple[str, str]]:
         """Yield client id and filter."""
-        for key, _ in self._things(OWED):
+        for key, _ in self._records_of(OWED):
             client, _, topic_filter = key.partition(END)
-            with set_aside(OWED, key):
+            with contain_failure(OWED, key):
                 yield client.decode(), topic_filter.decode()
 
     # Outgoing QoS 2, after PUBREC and before PUBCOMP.
@@ -137,11 +137,11 @@ class Records:
         """Delete a released packet id after PUBCOMP."""
         self.store.delete(RELEASED, _key(client, packet_id.to_bytes(2, "big")))
 
-    def released(self) -> Iterator[tuple[str, int, int]]:
+    def released_ids(self) -> Iterator[tuple[str, int, int]]:
         """Yield client id, packet id and position."""
-        for key, value in self._things(RELEASED):
+        for key, value in self._records_of(RELEASED):
             client, _, packet_id = key.partition(END)
-            with set_aside(RELEASED, key):
+            with contain_failure(RELEASED, key):
                 yield client.decode(), int.from_bytes(packet_id, "big"), int.from_bytes(value, "big")
 
     # Outgoing messages whose usual packet id was in use.
@@ -156,9 +156,9 @@ class Records:
 
     def renumbered(self) -> Iterator[tuple[str, int, int]]:
         """Yield client id, position and packet id."""
-        for key, value in self._things(RENUMBERED):
+        for key, value in self._records_of(RENUMBERED):
             client, _, position = key.partition(END)
-            with set_aside(RENUMBERED, key):
+            with contain_failure(RENUMBERED, key):
                 yield client.decode(), int.from_bytes(position, "big"), int.from_bytes(value, "big")
 
     # Wills.
@@ -192,8 +192,8 @@ class Records:
 
         Their clients were connected when the gateway ended, or the wills were delayed or being published.
         """
-        for key, value in self._things(WILL):
-            with set_aside(WILL, key):
+        for key, value in self._records_of(WILL):
+            with contain_failure(WILL, key):
                 self._wills.add(key.decode())
                 record = json.loads(value)
                 properties = decode_list(b64decode(record["properties"]), WILL_LIST)
@@ -213,8 +213,8 @@ class Records:
         self.changes += 1
         self.store.delete(kind, key)
 
-    def _things(self, kind: str) -> Iterator[tuple[bytes, bytes]]:
-        for key, value in self.store.things(kind):
+    def _records_of(self, kind: str) -> Iterator[tuple[bytes, bytes]]:
+        for key, value in self.store.records(kind):
             assert isinstance(key, bytes)
             assert isinstance(value, bytes)
             yield key, value

@@ -22,7 +22,7 @@ from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.shares import UserShares
-from gateway.store.recovery import set_aside
+from gateway.store.recovery import contain_failure
 from gateway.store.store import Store
 
 PIECE_MESSAGES_MAX: Final = 256
@@ -83,19 +83,19 @@ class RetainedTopics:
 
     def _restore(self, store: Store) -> None:
         utc = clock.utc()
-        for key, message in store.things(KIND):
+        for key, message in store.records(KIND):
             assert isinstance(message, Message)
             if message.expires and message.expires <= utc:
                 store.delete(KIND, key)
                 continue
             self._left_out.add(key)
-            with set_aside(KIND, key):
+            with contain_failure(KIND, key):
                 if self._set(message, utc, restoring=True):
                     self._left_out.discard(key)
 
     def publish(self, part: SubBatch) -> None:
         """Retain each message for its topic, and settle the part."""
-        refused = [at for at, message in enumerate(part.messages) if not self.keep(message)]
+        refused = [at for at, message in enumerate(part.messages) if not self.set_retained(message)]
         if refused:
             part.settle_at(refused, RETAINED_FULL)
         if self._store is None or not any(message.assurance for message in part.messages):
@@ -104,7 +104,7 @@ class RetainedTopics:
         part.settle_at([at for at, message in enumerate(part.messages) if not message.assurance])
         self._store.after_commit(part.settle)
 
-    def keep(self, message: Message) -> bool:
+    def set_retained(self, message: Message) -> bool:
         """Retain `message` for its topic; an empty body clears the topic (5: 3.3.1.3).
 
         Returns False if there is no space; then the topic is unchanged.
@@ -129,7 +129,7 @@ class RetainedTopics:
         """Remove this message. Return False if its topic retains another one, or none."""
         if self._messages.get(message.address.name) is not message:
             return False
-        self.keep(Message(message.address, b""))
+        self.set_retained(Message(message.address, b""))
         return True
 
     def show(self, message: Message) -> None:
@@ -146,9 +146,9 @@ class RetainedTopics:
             if self.shares.limit_of_all(message.byte_count):
                 self.refused += 1
                 return None
-        elif not self._fits(message):
+        elif not self._has_capacity(message):
             self.forget_expired(utc)
-            if not self._fits(message, counted=True):
+            if not self._has_capacity(message, counted=True):
                 self.refused += 1
                 return None
         before = self._messages.pop(topic, None)
@@ -161,7 +161,7 @@ class RetainedTopics:
             self._will_expire(message.expires, topic)
         return True
 
-    def _fits(self, message: Message, *, counted: bool = False) -> bool:
+    def _has_capacity(self, message: Message, *, counted: bool = False) -> bool:
         """Return True if the message may replace what its topic retains.
 
         With `counted` a refusal is counted.
@@ -201,9 +201,9 @@ class RetainedTopics:
             if message is not None and message.expires == expires:
                 most -= 1
                 self._drop(topic)
-                self._forgotten(message)
+                self._delete_expired(message)
 
-    def _forgotten(self, message: Message) -> None:
+    def _delete_expired(self, message: Message) -> None:
         """Delete an expired message from the store; it is no longer in memory."""
         if self._store is not None:
             self._store.delete(KIND, message.address.wire)

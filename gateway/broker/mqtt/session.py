@@ -20,7 +20,7 @@ import structlog
 from gateway import clock
 from gateway.broker.mqtt.received_ids import ReceivedIds
 from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, RetainedTopics
-from gateway.broker.pressure import ConsumerRate, MayHold, Pressure, everybody_may_hold, lowered
+from gateway.broker.pressure import ConsumerRate, MayHold, Pressure, permit_always, reduced_limit
 from gateway.model.batch import SubBatch
 from gateway.model.message import NEVER, Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome
@@ -164,7 +164,7 @@ class LeftLog(NamedTuple):
     byte_count: int
 
 
-class Owing(Protocol):
+class PendingRetained(Protocol):
     """Retained messages that one subscription must still get, wherever they are.
 
     `waits` is True if the next piece is not available yet; the source pulls again when it is.
@@ -230,8 +230,8 @@ class OutgoingPublish:
         self.packet_id = packet_id
         self.dup = dup
 
-    def said(self, *, before: bool) -> OutgoingPublish:
-        """Return the same row with DUP set (`before`) or not."""
+    def with_dup(self, *, before: bool) -> OutgoingPublish:
+        """Return this row with DUP set if `before` is True, else without DUP."""
         return OutgoingPublish(self.message, self.grant, self.qos, self.packet_id, before)
 
 
@@ -248,7 +248,7 @@ class SessionOutlet(Protocol):
         Raises only for faults of the connection itself.
         """
 
-    def failed(self, error: Exception) -> None:
+    def handle_error(self, error: Exception) -> None:
         """Handle an error of `send`: the connection counts as congested until it ends, with the wake-up."""
 
     def send_release(self, packet_id: int) -> None:
@@ -257,7 +257,7 @@ class SessionOutlet(Protocol):
     def send_received(self, packet_id: int) -> None:
         """Send a PUBREC."""
 
-    def owe_retained(self) -> None:
+    def send_due_retained(self) -> None:
         """Continue to send the retained messages that the session is due."""
 
 
@@ -283,7 +283,7 @@ class SessionLimits:
     memory_bytes_max: int = 64 * 1024 * 1024
     # At the limit the sources of a connected client are paused; otherwise the newest is dropped.
     holds: bool = True
-    may_hold: MayHold = everybody_may_hold  # by user: may such a session pause sources, with `holds`
+    may_hold: MayHold = permit_always  # by user: may such a session pause sources, with `holds`
     stall_secs: float = 30.0  # how long, if the client accepts nothing
     # Waiting time for an active client beyond which its sources are paused; 0 for never.
     delay_secs: float = 0.015
@@ -350,14 +350,14 @@ class Session:
         self.subscriptions: dict[str, SubscriptionOptions] = {}
         self.received_ids = ReceivedIds()
         self.in_flight: dict[int, OutgoingPublish] = {}
-        self.walks: dict[str, Owing] = {}  # retained messages still to be sent, by filter
+        self.walks: dict[str, PendingRetained] = {}  # retained messages still to be sent, by filter
         self.released: dict[int, None] = {}  # in flight, after PUBREC, with PUBREL sent
         self.shares = False  # it has been a member of a shared subscription
         self.credit = 0
         self.pressure = Pressure()
         # Its sources may be paused; after a stall only once half of its content was sent.
         self.patient = limits.holds
-        self.moved = False  # something was sent since the last call of `stalled`
+        self.moved = False  # something was sent since the last call of `has_stalled`
         self._last_progress = 0.0  # monotonic
         self._again: list[
             OutgoingPublish
@@ -409,13 +409,13 @@ class Session:
         elif not on and self._allowed is not None:
             self.limits, self._allowed = self._allowed, None
             if self._tight:
-                self._ease()
+                self._resume_sources()
 
     def _lowered(self, limits: SessionLimits) -> SessionLimits:
-        return replace(limits, bytes_max=lowered(limits.bytes_max, self._byte_count))
+        return replace(limits, bytes_max=reduced_limit(limits.bytes_max, self._byte_count))
 
     @property
-    def room(self) -> int:
+    def send_capacity(self) -> int:
         """Number of messages that would be sent at once; 0 if the client is disconnected or does not read."""
         if self.outlet is None or self.outlet.congested:
             return 0
@@ -426,7 +426,7 @@ class Session:
         """Number of messages that may wait here before the session is full."""
         return 0 if self.full else self.limits.messages_max - len(self)
 
-    def granted(self, options: SubscriptionOptions) -> Grant:
+    def grant_for(self, options: SubscriptionOptions) -> Grant:
         """Return the grant of one of its subscriptions, for topics that no other of them matches."""
         grant = self._grant
         if grant is None or not grant.is_of(options):
@@ -434,7 +434,7 @@ class Session:
         return grant
 
     def take(self, part: SubBatch, grant: Grant) -> None:
-        """Owe the messages of the part, and accept it."""
+        """Queue the messages of the part for the client, and accept the part."""
         messages = part.messages
         if grant.no_local:
             messages = [message for message in messages if message.sender.client != self.client_id]
@@ -458,7 +458,7 @@ class Session:
             )
             self.tally.offline += len(messages) - len(eligible)
             messages = eligible
-        messages = self._fitting(messages)
+        messages = self._within_limits(messages)
         self._wait([(message, grant, UNKEPT) for message in messages])
         self._byte_count += weight_of(messages)
         if self.outlet is not None:
@@ -488,15 +488,15 @@ class Session:
                 break
         return moved
 
-    def _may_walk(self, walk: Owing) -> bool:
+    def _may_walk(self, walk: PendingRetained) -> bool:
         """Return True if the session can have retained messages of this walk now."""
         return True
 
-    def _owe_piece(self, walk: Owing, messages: list[Message]) -> None:
+    def _owe_piece(self, walk: PendingRetained, messages: list[Message]) -> None:
         """Owe a piece of retained messages."""
         self.offer(messages, walk.grant)
 
-    def _finish_walk(self, topic_filter: str, walk: Owing) -> None:
+    def _finish_walk(self, topic_filter: str, walk: PendingRetained) -> None:
         """Forget a walk whose last piece is owed."""
         self.forget_owed(topic_filter)
 
@@ -509,7 +509,7 @@ class Session:
         """Forget the retained messages that a subscription still lacks."""
         self.walks.pop(topic_filter, None)
 
-    def _fitting(self, messages: list[Message]) -> list[Message]:
+    def _within_limits(self, messages: list[Message]) -> list[Message]:
         """Return as many of the messages as the limits allow, and count the others."""
         if self.outlet is None:
             self._note_expiry(messages)
@@ -560,7 +560,7 @@ class Session:
             else:
                 self._note_expiry((message,))
                 self._wait((row,))
-        self._let_go(byte_count)
+        self._subtract_bytes(byte_count)
         self._plan_purge()
 
     @property
@@ -582,7 +582,7 @@ class Session:
             try:
                 unsaid = outlet.send(rows)
             except Exception as error:  # what is in flight is sent again on the next connection
-                outlet.failed(error)
+                outlet.handle_error(error)
                 return
             for row in unsaid:
                 self.tally.undeliverable += 1
@@ -620,18 +620,18 @@ class Session:
             else:
                 dropped_bytes += message.byte_count
             rows.append(row)
-        self._let_go(dropped_bytes)
+        self._subtract_bytes(dropped_bytes)
         if self._pace is not None:
             self._paced(len(rows))
         return rows
 
-    def _let_go(self, byte_count: int) -> None:
+    def _subtract_bytes(self, byte_count: int) -> None:
         """Subtract bytes that are no longer held, and resume sources if possible."""
         self._byte_count -= byte_count
         if self._tight:
-            self._ease()
+            self._resume_sources()
 
-    def _ease(self) -> None:
+    def _resume_sources(self) -> None:
         """Resume paused sources if half of the limits is free."""
         limits = self.limits
         if len(self) <= limits.messages_max // 2 and self._byte_count <= limits.bytes_max // 2:
@@ -651,7 +651,7 @@ class Session:
             now = clock.monotonic()
             if self._pace is None:
                 self._pace = ConsumerRate(self.limits.delay_secs, PACED_MIN, now)
-            if self._pace.behind(len(self), now) and self.limits.may_hold(self.user):
+            if self._pace.is_behind(len(self), now) and self.limits.may_hold(self.user):
                 self._pace.on = True
                 self.pressure.hold_sources(part)
 
@@ -669,7 +669,7 @@ class Session:
         pace = self._pace
         if pace is not None:
             pace.consumed_count += count
-            if pace.on and not pace.behind(len(self), clock.monotonic()):
+            if pace.on and not pace.is_behind(len(self), clock.monotonic()):
                 self._unpace()
 
     def _unpace(self) -> None:
@@ -678,7 +678,7 @@ class Session:
             if not self._tight:
                 self.pressure.relieve()
 
-    def stalled(self, now: float) -> bool:
+    def has_stalled(self, now: float) -> bool:
         """Return True if sources were paused for `stall_secs` while nothing was sent; call once a second.
 
         After that the session pauses no source until half of its limits is free.
@@ -702,7 +702,7 @@ class Session:
             row = self._again.pop()
             self.credit -= 1
             byte_count += row.message.byte_count
-            rows.append(row.said(before=True))
+            rows.append(row.with_dup(before=True))
         return rows
 
     def attach(self, outlet: SessionOutlet, receive_maximum: int) -> None:
@@ -766,14 +766,14 @@ class Session:
                 is_owed = grant.shared and grant.qos and message.assurance
                 is_owed = is_owed and not self._was_sent_at_qos_2(message, grant, position)
                 if is_owed and self._passed(message, grant, position, pass_on):
-                    self._let_go(message.byte_count)
+                    self._subtract_bytes(message.byte_count)
                 else:
                     unshared += bool(is_owed)
                     self._wait([(message, grant, position)])
         self.pump()
         return unshared
 
-    def unfinished(self) -> int:
+    def unfinished_count(self) -> int:
         """Return how many messages of shared subscriptions were sent at QoS 2 and have no PUBREC yet.
 
         They end with the session, because no other client may get them ([MQTT-4.8.2-5]).
@@ -785,7 +785,7 @@ class Session:
 
     def _passed(self, message: Message, grant: Grant, position: int, pass_on: PassOn) -> bool:
         """Have another session owe the message at this position. Return False if none can."""
-        return pass_on(message, grant, _nobody)
+        return pass_on(message, grant, _ignore_outcome)
 
     def _position_of(self, packet_id: int) -> int:
         return UNKEPT
@@ -798,7 +798,7 @@ class Session:
         """Return True if the client may have this waiting message, which was sent before a restart."""
         return False
 
-    def leave(self) -> LeftLog | None:
+    def detach_log(self) -> LeftLog | None:
         """Return the log of an ending session, if others must pass on its messages."""
         return None
 
@@ -807,7 +807,7 @@ class Session:
         self._grant = None  # it refers to the session
         self.received_ids.drop()
 
-    def awaits(self, kind: PacketType, packet_id: int) -> bool:
+    def expects_ack(self, kind: PacketType, packet_id: int) -> bool:
         """Return False if the client acknowledges a delivery with another packet type than the due one.
 
         An unknown id may be an old one; PUBREC may be repeated until PUBCOMP.
@@ -836,7 +836,7 @@ class Session:
         self.credit += 1
         self._byte_count -= row.message.byte_count
         if self._tight:
-            self._ease()
+            self._resume_sources()
         return True
 
     def _free_id(self) -> int:
@@ -849,5 +849,5 @@ class Session:
                 return candidate
 
 
-def _nobody(outcome: Outcome) -> None:
+def _ignore_outcome(outcome: Outcome) -> None:
     """Ignore the outcome, which was reported already."""

@@ -45,12 +45,12 @@ class SharedGroup:
         here = [grant for session, grant in self.members.items() if session.outlet is not None]
         candidates = here or [grant for session, grant in self.members.items() if session.persistent]
         candidates = [grant for grant in candidates if not grant.session.full] or candidates
-        rooms = [grant.session.room if here else grant.session.space for grant in candidates]
+        rooms = [grant.session.send_capacity if here else grant.session.space for grant in candidates]
         pieces: dict[Grant, SubBatch] = {}
         nobody = SubBatch(part.batch, part.recipient)
         any_room = True
         for message, slot in zip(part.messages, part.slots, strict=True):
-            at = self._next(rooms) if any_room else -1
+            at = self._next_index(rooms) if any_room else -1
             if at < 0:
                 any_room = False
                 at = self._turn % max(len(candidates), 1)
@@ -73,7 +73,7 @@ class SharedGroup:
         if nobody.messages:
             nobody.accept()
 
-    def _next(self, rooms: list[int]) -> int:
+    def _next_index(self, rooms: list[int]) -> int:
         """Return the index of the next member with credit; -1 if there is none."""
         count = len(rooms)
         for step in range(count):
@@ -84,11 +84,13 @@ class SharedGroup:
         return -1
 
     def offer(self, message: Message) -> None:
-        """Have a connected member owe a message without a waiting publisher."""
-        self.pass_on(message, None, _nobody, away=False)
+        """Queue a message for a connected member; no publisher waits for the outcome."""
+        self.redeliver(message, None, _ignore_outcome, away=False)
 
-    def pass_on(self, message: Message, but: Session | None, on_outcome: Told, *, away: bool) -> bool:
-        """Have another member owe a message, and call `on_outcome` when it does. Return False if none can.
+    def redeliver(self, message: Message, but: Session | None, on_outcome: Told, *, away: bool) -> bool:
+        """Queue a message for another member than `but`; pass the outcome to `on_outcome`.
+
+        Return False if no member can receive it.
 
         With `away` the member's client need not be connected.
         """
@@ -105,12 +107,12 @@ class SharedGroup:
         candidates = here or [one for one in able if away and one.persistent and self.members[one].qos]
         if not candidates:
             return None
-        at = self._next([one.room for one in candidates])
+        at = self._next_index([one.send_capacity for one in candidates])
         if at < 0:
             at = self._turn % len(candidates)
             self._turn = at + 1
         return candidates[at]
 
 
-def _nobody(outcome: Outcome) -> None:
+def _ignore_outcome(outcome: Outcome) -> None:
     """Ignore the outcome: no publisher waits for it."""

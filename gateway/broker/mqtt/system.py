@@ -46,7 +46,7 @@ class PublishedFigures(Protocol):
     def subscriptions(self) -> int:
         """Number of subscriptions."""
 
-    def asked_for(self, level: str) -> bool:
+    def has_filters_below(self, level: str) -> bool:
         """Return True if some filter begins with this level by name."""
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
@@ -69,7 +69,7 @@ class System:
 
     def tick(self, now: float, interval_secs: float) -> None:
         """Refresh if it is time (monotonic `now`) and a client subscribes; interval 0 means never."""
-        if not interval_secs or now < self._next_at or not self._namespace.asked_for(SYS):
+        if not interval_secs or now < self._next_at or not self._namespace.has_filters_below(SYS):
             return
         self._next_at = now + interval_secs
         for message in self.show():

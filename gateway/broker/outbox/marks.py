@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from gateway.model.times import WallTime
-from gateway.store.recovery import set_aside
+from gateway.store.recovery import contain_failure
 from gateway.store.store import Store
 
 MARKS: Final = "outbox-mark"  # the kind of record in the store
@@ -34,10 +34,10 @@ class Marks:
     def load(store: Store) -> dict[str, list[tuple[int, WallTime]]]:
         """Return all marks in the store by the name of the outbox, before the store starts."""
         found: dict[str, list[tuple[int, WallTime]]] = {}
-        for key, value in store.things(MARKS):
+        for key, value in store.records(MARKS):
             assert isinstance(key, str)
             assert isinstance(value, bytes)
-            with set_aside(MARKS, key):
+            with contain_failure(MARKS, key):
                 name, _, position = key.partition(" ")
                 came = store.timeline.restored(struct.unpack(">d", value)[0])
                 found.setdefault(name, []).append((int(position), came))

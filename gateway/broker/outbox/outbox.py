@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from gateway import clock
 from gateway.broker.backoff import Backoff
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.dispatcher import RouteRecipient, misfit
+from gateway.broker.dispatcher import RouteRecipient, protocol_mismatch
 from gateway.broker.outbox.marks import MARK_SECS, Marks
 from gateway.broker.queue import HOLE, Queue
 from gateway.broker.routing import Namespace, OneSink
@@ -64,7 +64,7 @@ Policy = Literal["reject", "drop_oldest", "dead_letter"]
 Left = Callable[[Route, list[Message], Outcome, Monotonic], None]
 
 
-def left_as(word: str, outcome: Outcome) -> Outcome:
+def exit_outcome(word: str, outcome: Outcome) -> Outcome:
     """Return the outcome for the journal: how the messages left the outbox (`word`) and why."""
     return outcome._replace(text=f"{word}: {outcome.text}" if outcome.text else word)
 
@@ -369,8 +369,8 @@ class Outbox(OneSink):
         if positions:
             self._shares.remove_messages(chain(crowded, old))
             queue.acknowledged(positions)
-            self._let_go(crowded, CROWDED_OUT)
-            self._let_go(old, TOO_OLD)
+            self._discard(crowded, CROWDED_OUT)
+            self._discard(old, TOO_OLD)
 
     def _head_is_older(self, cutoff: WallTime | None) -> bool:
         """Return True if the oldest waiting message arrived before `cutoff` (UTC seconds)."""
@@ -380,12 +380,12 @@ class Outbox(OneSink):
         came = None if head is None else self._marks.time_of(head)
         return came is not None and came + self._marks.interval <= cutoff
 
-    def _let_go(self, messages: list[Message], outcome: Outcome) -> None:
+    def _discard(self, messages: list[Message], outcome: Outcome) -> None:
         if not messages:
             return
         route = self._route
         if self._limits.policy == "dead_letter":
-            self._bury(messages, outcome)
+            self._add_dead_letters(messages, outcome)
             return
         self.dropped += len(messages)
         if route is not None:
@@ -394,7 +394,7 @@ class Outbox(OneSink):
 
     # Interface for the queue: the outbox is its consumer.
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Return how many messages may be handed to the link now."""
         target = self._target
         if target is None or self._route is None or self._stopped or self._paused or not target.up():
@@ -411,14 +411,14 @@ class Outbox(OneSink):
         self._open.update(enumerate(messages, position))
         positions: Sequence[int] = range(position, position + len(messages))
         if position < self._unsure_before or self._queue.keeps_expired:
-            positions = self._fitting(positions)
+            positions = self._deliverable(positions)
             messages = [self._open[one] for one in positions]
         if messages:
             recipient = self._recipient or self._find_recipient(messages[0])
             self._send(recipient, positions, messages)
         self._shares.remove_messages(waited)
 
-    def _fitting(self, positions: Iterable[int]) -> list[int]:
+    def _deliverable(self, positions: Iterable[int]) -> list[int]:
         """Return the positions of messages that are not expired and whose address is of the link's protocol.
 
         Others, which were routed before a change of the mapping or the links, become dead letters.
@@ -431,7 +431,7 @@ class Outbox(OneSink):
         unfit: list[tuple[int, Outcome]] = []
         for position in positions:
             message = self._open[position]
-            outcome = EXPIRED if NEVER < message.expires <= utc else misfit(route, message)
+            outcome = EXPIRED if NEVER < message.expires <= utc else protocol_mismatch(route, message)
             if outcome is None:
                 fitting.append(position)
             else:
@@ -440,10 +440,10 @@ class Outbox(OneSink):
             self._refused(unfit)
         return fitting
 
-    def failed(self, error: Exception) -> None:
+    def handle_error(self, error: Exception) -> None:
         """Handle an error on the way to the link: log it and wait before the next attempt."""
         contained("link", error, outbox=self.name)
-        self._backoff.released(self._clock())
+        self._backoff.record_release(self._clock())
 
     def cancelled(self, queue: Queue) -> None:
         """Do nothing: only the outbox deletes its queue."""
@@ -465,7 +465,7 @@ class Outbox(OneSink):
 
     def _expired(self, message: Message) -> None:
         self._shares.remove_messages([message])
-        self._bury([message], EXPIRED)
+        self._add_dead_letters([message], EXPIRED)
 
     # Interface for batches: the outbox is their source.
 
@@ -479,7 +479,7 @@ class Outbox(OneSink):
         if refused is not None:
             done = [position for at, position in enumerate(receipts) if at not in refused]
         if done:
-            self._backoff.accepted(len(done))
+            self._backoff.record_acceptance(len(done))
             if self._on_departure is not None:
                 self._note([self._open[position] for position in done], ACCEPTED, WAS_DELIVERED)
             self._finish(done)
@@ -510,7 +510,7 @@ class Outbox(OneSink):
                 self._attempts[position] = attempts
                 heapq.heappush(self._later, (now + self._backoff.wait(attempts), position))
             elif self._dead_letters.has_room_for([message], is_awaited=False):
-                self._bury([message], outcome)
+                self._add_dead_letters([message], outcome)
                 self._finish([position])
             else:
                 back.append((position, message))
@@ -519,13 +519,13 @@ class Outbox(OneSink):
             for position, message in back:
                 del self._open[position]
                 self._byte_count -= message.byte_count
-            self._backoff.released(now)
+            self._backoff.record_release(now)
             self._shares.add_messages([message for _, message in back])
             self._queue.requeue(back)
         if self._route is not None:
             self._route.retried += retried
 
-    def _bury(self, messages: list[Message], outcome: Outcome) -> None:
+    def _add_dead_letters(self, messages: list[Message], outcome: Outcome) -> None:
         """Make dead letters of messages, in the same commit as the settlement that the caller makes."""
         if self._route is not None:
             self._route.failed += len(messages)
@@ -535,7 +535,7 @@ class Outbox(OneSink):
     def _note(self, messages: list[Message], outcome: Outcome, word: str) -> None:
         """Report messages that left the outbox to the journal."""
         if self._on_departure is not None and self._route is not None and messages:
-            self._on_departure(self._route, messages, left_as(word, outcome), self._clock())
+            self._on_departure(self._route, messages, exit_outcome(word, outcome), self._clock())
 
     # Timer.
 
@@ -551,7 +551,7 @@ class Outbox(OneSink):
             if due_positions:
                 due_positions.sort()
                 if due_positions[0] < self._unsure_before:
-                    due_positions = self._fitting(due_positions)
+                    due_positions = self._deliverable(due_positions)
             if due_positions:
                 recipient = self._recipient or self._find_recipient(self._open[due_positions[0]])
                 self._send(recipient, due_positions, [self._open[position] for position in due_positions])

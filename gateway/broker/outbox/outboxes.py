@@ -15,7 +15,7 @@ from gateway.broker.shares import UserQuotas
 from gateway.mapping.routes import Route
 from gateway.model.times import Monotonic, WallTime
 from gateway.settings.limits import Limits
-from gateway.store.recovery import set_aside
+from gateway.store.recovery import contain_failure
 from gateway.store.store import Store
 
 log = structlog.get_logger()
@@ -59,7 +59,7 @@ class Outboxes:
         self._paused: AbstractSet[str] = frozenset()
         for found in store.logs():
             if found.kind == KIND:
-                with set_aside(KIND, found.name):
+                with contain_failure(KIND, found.name):
                     self._open(found.name)
         self._marks.clear()
 

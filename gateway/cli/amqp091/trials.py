@@ -22,16 +22,16 @@ def trials(link: LinkSettings, sources: Subscriptions, targets: Targets) -> Iter
     assert isinstance(link, AmqpLink)
     missing = Severity.NOTE if link.declare == "create" else Severity.ERROR
     for queue in dict.fromkeys((*sources.queues, *targets.queues)):
-        yield Trial(f"the queue {queue!r}", missing, _look(queue=queue))
+        yield Trial(f"the queue {queue!r}", missing, _check_existence(queue=queue))
     bound = [scope for scope, _ in sources.bindings]
     for exchange in dict.fromkeys((*bound, *targets.scopes)):
         if exchange:
-            yield Trial(f"the exchange {exchange!r}", missing, _look(exchange=exchange))
+            yield Trial(f"the exchange {exchange!r}", missing, _check_existence(exchange=exchange))
     for exchange in targets.scopes:
         yield Trial(f"publish to the exchange {exchange!r}", Severity.ERROR, _publish(exchange))
 
 
-def _look(queue: str = "", exchange: str = "") -> Callable[[AmqpClient], object]:
+def _check_existence(queue: str = "", exchange: str = "") -> Callable[[AmqpClient], object]:
     return lambda client: client.look_for(queue=queue, exchange=exchange)
 
 

@@ -79,7 +79,7 @@ class FastCommands:
             with trio.fail_after(self.timeout_secs):
                 if transaction is None:
                     await sender.send(message.body, head)
-                    while (answer := sender.taken()) is not None:
+                    while (answer := sender.pop_delivery()) is not None:
                         show(answer.message, None)
                     return
                 lines = message.body.splitlines()
@@ -300,7 +300,7 @@ async def _consume_in_transactions(
         ends = not wants or received_count % count == 0
         if ends:
             await consumer.pause(True)
-        while not wants and address.scope == "queue" and (unseen := consumer.taken()) is not None:
+        while not wants and address.scope == "queue" and (unseen := consumer.pop_delivery()) is not None:
             await channel.unget(consumer, unseen)
         for delivery in deliveries:
             await channel.ack(delivery)

@@ -27,7 +27,7 @@ class _Plain(yaml.SafeDumper):
 
 
 @dataclass
-class Made:
+class ImportResult:
     """Result of an import: configuration and routes, as Python values for YAML, and findings.
 
     `source` is the imported file, `folder` the folder to which the results will be written.
@@ -42,11 +42,11 @@ class Made:
     definitions: bytes = b""  # RabbitMQ's, without what cannot be imported; empty: use the source
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """True if no finding is an error."""
         return all(one.severity is not Severity.ERROR for one in self.findings)
 
-    def told(
+    def add_finding(
         self,
         severity: Severity,
         code: str,
@@ -58,13 +58,13 @@ class Made:
         """Add a finding about a setting that could not be imported, or was imported differently."""
         self.findings.append(Finding(severity, code, text, str(file or self.source), line, column))
 
-    def refused(self, text: str, *at: Any) -> None:
+    def refuse_file(self, text: str, *at: Any) -> None:
         """Mark the file as not of the expected kind, so that nothing is written, and add an error.
 
         `at` are line, file and column of the error, as far as they are known.
         """
         self.alien = True
-        self.told(Severity.ERROR, "alien", text, *at)
+        self.add_finding(Severity.ERROR, "alien", text, *at)
 
     def route(self, name: str, source: dict[str, Any], target: dict[str, Any]) -> None:
         """Add a route to the mapping.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from gateway.cli.importing.made import Made, name_of, unused_name
+from gateway.cli.importing.made import ImportResult, name_of, unused_name
 from gateway.mapping.linter import Severity
 from gateway.protocols.mqtt.dialect import MQTT
 
@@ -62,7 +62,7 @@ class ConfigurationLine(NamedTuple):
     column: int = 0
 
     @property
-    def at(self) -> tuple[int, Path, int]:
+    def position(self) -> tuple[int, Path, int]:
         """Position for findings about the line: line number, file, column."""
         return self.number, self.file, self.column
 
@@ -79,12 +79,12 @@ class Stanza:
         self.topics: list[ConfigurationLine] = []
 
 
-def made_of(file: Path, folder: Path) -> Made:
+def made_of(file: Path, folder: Path) -> ImportResult:
     """Import a mosquitto.conf, and return the result. Faults become findings.
 
     `folder` is the folder to which the result will be written.
     """
-    made = Made(file, folder)
+    made = ImportResult(file, folder)
     listeners: list[Stanza] = [Stanza(ConfigurationLine(file, 0, "listener", "1883"))]
     bridges: list[Stanza] = []
     stanza = listeners[0]
@@ -101,9 +101,9 @@ def made_of(file: Path, folder: Path) -> Made:
         elif line.key in _OF_LISTENERS or line.key in _OF_BRIDGES:
             stanza.options[line.key] = line.value
         elif not KEY.fullmatch(line.key):
-            made.refused("this is no line of a mosquitto.conf", *line.at)
+            made.refuse_file("this is no line of a mosquitto.conf", *line.position)
         elif line.key not in MEANINGLESS:
-            made.told(Severity.WARNING, "untaken", f"{line.key} is not taken", *line.at)
+            made.add_finding(Severity.WARNING, "untaken", f"{line.key} is not taken", *line.position)
     first = listeners[0].options
     if len(listeners) > 1 and not first.keys() & {"port", "bind_address"}:
         default = listeners.pop(0)  # it does not exist, but its other keys apply to all listeners
@@ -117,7 +117,7 @@ def made_of(file: Path, folder: Path) -> Made:
     return made
 
 
-def _lines(file: Path, made: Made) -> Iterator[ConfigurationLine]:
+def _lines(file: Path, made: ImportResult) -> Iterator[ConfigurationLine]:
     """Yield the lines of a file and of those in its `include_dir`, without empty lines and comments.
 
     A file that cannot be read becomes a finding.
@@ -126,9 +126,9 @@ def _lines(file: Path, made: Made) -> Iterator[ConfigurationLine]:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         if file == made.source:
-            made.refused(f"cannot be read: {error}")
+            made.refuse_file(f"cannot be read: {error}")
         else:
-            made.told(Severity.ERROR, "unreadable", f"cannot be read: {error}", file=file)
+            made.add_finding(Severity.ERROR, "unreadable", f"cannot be read: {error}", file=file)
         return
     for number, line in enumerate(text.splitlines(), 1):
         words = line.strip().split(None, 1)
@@ -156,7 +156,7 @@ def _names(listeners: list[Stanza]) -> list[str]:
     return names
 
 
-def _listener(made: Made, stanza: Stanza) -> dict[str, Any]:
+def _listener(made: ImportResult, stanza: Stanza) -> dict[str, Any]:
     """Return the settings of the gateway's listener for a listener of Mosquitto."""
     options = stanza.options
     port, *host = stanza.line.value.split()
@@ -165,7 +165,9 @@ def _listener(made: Made, stanza: Stanza) -> dict[str, Any]:
         found["host"] = place
     if options.get("protocol") == "websockets":
         found["websocket_path"] = "/mqtt"
-        made.told(Severity.NOTE, "otherwise", "WebSocket is served at /mqtt alone", *stanza.line.at)
+        made.add_finding(
+            Severity.NOTE, "otherwise", "WebSocket is served at /mqtt alone", *stanza.line.position
+        )
     tls = {ours: options[theirs] for theirs, ours in LISTENER_FILES.items() if theirs in options}
     if "cert_file" in tls:
         if "client_ca_file" in tls and options.get("require_certificate") != "true":
@@ -177,15 +179,15 @@ def _listener(made: Made, stanza: Stanza) -> dict[str, Any]:
     return found
 
 
-def _number(made: Made, line: ConfigurationLine, text: str) -> int:
+def _number(made: ImportResult, line: ConfigurationLine, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        made.told(Severity.ERROR, "invalid", f"{line.key}: {text!r} is no number", *line.at)
+        made.add_finding(Severity.ERROR, "invalid", f"{line.key}: {text!r} is no number", *line.position)
         return 0
 
 
-def _limit(made: Made, line: ConfigurationLine) -> None:
+def _limit(made: ImportResult, line: ConfigurationLine) -> None:
     name, most = LIMITS[line.key]
     number = _number(made, line, line.value)
     if number > 0:  # 0: no limit
@@ -195,30 +197,32 @@ def _limit(made: Made, line: ConfigurationLine) -> None:
 # Keys that apply to the whole broker.
 
 
-def _persistence(made: Made, line: ConfigurationLine) -> None:
+def _persistence(made: ImportResult, line: ConfigurationLine) -> None:
     made.configuration.setdefault("store", {})["enabled"] = line.value == "true"
 
 
-def _location(made: Made, line: ConfigurationLine) -> None:
+def _location(made: ImportResult, line: ConfigurationLine) -> None:
     text = f"{line.key}: what is there cannot be read by the gateway; it keeps its own in store.path"
-    made.told(Severity.NOTE, "otherwise", text, *line.at)
+    made.add_finding(Severity.NOTE, "otherwise", text, *line.position)
 
 
-def _passwords(made: Made, line: ConfigurationLine) -> None:
+def _passwords(made: ImportResult, line: ConfigurationLine) -> None:
     try:
         names = [one.partition(":")[0] for one in Path(line.value).read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         names = []
-        made.told(Severity.WARNING, "unreadable", f"{line.value} cannot be read: {error}", *line.at)
+        made.add_finding(
+            Severity.WARNING, "unreadable", f"{line.value} cannot be read: {error}", *line.position
+        )
     for name in filter(None, names):
         text = (
             f"user {name!r}: Mosquitto's hash cannot be taken; say users.{name}.password_hash, as"
             " `gateway passwd` prints it"
         )
-        made.told(Severity.WARNING, "password", text, *line.at)
+        made.add_finding(Severity.WARNING, "password", text, *line.position)
 
 
-def _rules(made: Made, line: ConfigurationLine) -> None:
+def _rules(made: ImportResult, line: ConfigurationLine) -> None:
     """Import an ACL file as roles.
 
     There is one role for each user, one for anonymous clients, and one for all clients (`pattern` lines).
@@ -230,10 +234,10 @@ def _rules(made: Made, line: ConfigurationLine) -> None:
             role = name_of(one.value)
             made.configuration.setdefault("roles", {}).setdefault(role, {MQTT.name: {}})
             text = f"user {one.value!r} needs the role {role!r}: users.{one.value}.roles"
-            made.told(Severity.NOTE, "role", text, *one.at)
+            made.add_finding(Severity.NOTE, "role", text, *one.position)
             continue
         if one.key not in ("topic", "pattern"):
-            made.told(Severity.WARNING, "untaken", f"{one.key} is not taken", *one.at)
+            made.add_finding(Severity.WARNING, "untaken", f"{one.key} is not taken", *one.position)
             continue
         words = one.value.split(None, 1)
         access, topic = words if words[0] in _ACCESS and len(words) > 1 else ["readwrite", one.value]
@@ -254,7 +258,7 @@ _ACCESS: Final = {
     "readwrite": ("publish", "subscribe"),
     "deny": ("deny_publish", "deny_subscribe"),
 }
-_GENERAL: Final[dict[str, Callable[[Made, ConfigurationLine], None]]] = {
+_GENERAL: Final[dict[str, Callable[[ImportResult, ConfigurationLine], None]]] = {
     "persistence": _persistence,
     "persistence_location": _location,
     "password_file": _passwords,
@@ -271,12 +275,14 @@ _OF_BRIDGES: Final = frozenset(
 # Bridges.
 
 
-def _bridge(made: Made, stanza: Stanza) -> None:
+def _bridge(made: ImportResult, stanza: Stanza) -> None:
     """Add a link with the addresses and credentials of a bridge, and routes for its topics."""
     options, name = stanza.options, name_of(stanza.line.value)
     places = (options.get("address") or options.get("addresses") or "").split()
     if not places:
-        made.told(Severity.ERROR, "invalid", f"connection {name}: it has no address", *stanza.line.at)
+        made.add_finding(
+            Severity.ERROR, "invalid", f"connection {name}: it has no address", *stanza.line.position
+        )
         return
     tls = {ours: options[theirs] for theirs, ours in BRIDGE_FILES.items() if theirs in options}
     scheme = SCHEMES["tls" if tls else "plain"]
@@ -301,18 +307,20 @@ def _bridge(made: Made, stanza: Stanza) -> None:
     made.configuration.setdefault("links", {})[name] = link
 
 
-def _topic(made: Made, name: str, line: ConfigurationLine) -> int:
+def _topic(made: ImportResult, name: str, line: ConfigurationLine) -> int:
     """Add the routes for a line `topic PATTERN [DIRECTION [QOS [LOCAL [REMOTE]]]]` of the bridge `name`.
 
     Return the QoS with which the link has to subscribe.
     """
     words = [one.strip('"') for one in line.value.split()]
     if len(words) > TOPIC_WORDS_MAX:
-        made.told(Severity.ERROR, "invalid", f"topic: more than {TOPIC_WORDS_MAX} words", *line.at)
+        made.add_finding(
+            Severity.ERROR, "invalid", f"topic: more than {TOPIC_WORDS_MAX} words", *line.position
+        )
         return 0
     pattern, direction, qos, local, remote = [*words, *("", "out", "0", "", "")[len(words) :]]
     if direction not in ("in", "out", "both"):
-        made.told(Severity.ERROR, "invalid", f"topic: {direction!r} is no direction", *line.at)
+        made.add_finding(Severity.ERROR, "invalid", f"topic: {direction!r} is no direction", *line.position)
         return 0
     here, there = _template(local, pattern), _template(remote, pattern)
     ours, theirs = {"endpoint": dict(EVERY), "topic": here}, {"endpoint": name, "topic": there}

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from gateway.cli.importing.made import Made, name_of, unused_name
+from gateway.cli.importing.made import ImportResult, name_of, unused_name
 from gateway.mapping.linter import Severity
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.mqtt.dialect import MQTT
@@ -26,22 +26,22 @@ DEFINITIONS: Final = "imported-definitions.json"
 SHOVEL, UPSTREAM = "shovel", "federation-upstream"
 
 
-def made_of(file: Path, folder: Path) -> Made:
+def made_of(file: Path, folder: Path) -> ImportResult:
     """Import a definitions.json of RabbitMQ, and return the result. Faults become findings.
 
     `folder` is the folder to which the result will be written.
     """
-    made = Made(file, folder)
+    made = ImportResult(file, folder)
     try:
         document = orjson.loads(file.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
-        made.refused(f"cannot be read: {error}")
+        made.refuse_file(f"cannot be read: {error}")
         return made
     if not isinstance(document, dict):
-        made.refused("definitions are an object of lists")
+        made.refuse_file("definitions are an object of lists")
         return made
     if document.keys().isdisjoint(LISTS):
-        made.refused(f"these are no definitions: they have none of {', '.join(LISTS)}")
+        made.refuse_file(f"these are no definitions: they have none of {', '.join(LISTS)}")
         return made
     document = _without_streams(made, document)
     definitions = folder / DEFINITIONS if made.definitions else file.resolve()
@@ -63,11 +63,11 @@ def made_of(file: Path, folder: Path) -> Made:
         elif component == UPSTREAM and isinstance(value, dict):
             _upstream(made, one, value, document)
         else:
-            made.told(Severity.WARNING, "untaken", f"parameter {component} {name!r} is not taken")
+            made.add_finding(Severity.WARNING, "untaken", f"parameter {component} {name!r} is not taken")
     return made
 
 
-def _without_streams(made: Made, document: dict[str, Any]) -> dict[str, Any]:
+def _without_streams(made: ImportResult, document: dict[str, Any]) -> dict[str, Any]:
     """Return the definitions without streams and their bindings, which the gateway does not support.
 
     If there are streams, also store the result in `made.definitions`, to be written as a file of its own.
@@ -79,7 +79,7 @@ def _without_streams(made: Made, document: dict[str, Any]) -> dict[str, Any]:
         return document
     for _, name in streams:
         text = f"queue {name!r} is a stream and is not taken, nor are its bindings"
-        made.told(Severity.WARNING, "untaken", text)
+        made.add_finding(Severity.WARNING, "untaken", text)
     result = {
         **document,
         "queues": [one for one in _rows(document, "queues") if not _is_stream(one)],
@@ -108,7 +108,7 @@ def _rows(document: dict[str, Any], word: str) -> list[dict[str, Any]]:
     return [one for one in rows if isinstance(one, dict)] if isinstance(rows, list) else []
 
 
-def _end(made: Made, name: str, side: str, value: dict[str, Any]) -> str | None:
+def _end(made: ImportResult, name: str, side: str, value: dict[str, Any]) -> str | None:
     """Return the name of the endpoint at one side of a shovel, `src` or `dest`, and add a link if needed.
 
     If it cannot be imported, add a finding and return None.
@@ -117,14 +117,16 @@ def _end(made: Made, name: str, side: str, value: dict[str, Any]) -> str | None:
     urls = [uris] if isinstance(uris, str) else [str(one) for one in uris]
     protocol = value.get(f"{side}-protocol", HERE)
     if protocol != HERE:
-        made.told(Severity.WARNING, "untaken", f"shovel {name!r}: {side}-protocol {protocol} is not taken")
+        made.add_finding(
+            Severity.WARNING, "untaken", f"shovel {name!r}: {side}-protocol {protocol} is not taken"
+        )
         return None
     if all(not urlsplit(one).hostname for one in urls):
         return HERE  # a URI without a host is the broker itself
     return _link(made, f"{name}-{side}", urls)
 
 
-def _link(made: Made, name: str, urls: list[str]) -> str | None:
+def _link(made: ImportResult, name: str, urls: list[str]) -> str | None:
     """Add a link to these URLs, and return its name.
 
     If a URL is invalid, add a finding and return None.
@@ -134,10 +136,10 @@ def _link(made: Made, name: str, urls: list[str]) -> str | None:
         for one in plain:
             parse_url(one)
     except ValueError as error:
-        made.told(Severity.WARNING, "untaken", f"link {name!r}: {error}")
+        made.add_finding(Severity.WARNING, "untaken", f"link {name!r}: {error}")
         return None
     if any("?" in one for one in urls):
-        made.told(
+        made.add_finding(
             Severity.NOTE, "otherwise", f"link {name!r}: see `tls` for what its address said behind `?`"
         )
     links = made.configuration.setdefault("links", {})
@@ -146,7 +148,7 @@ def _link(made: Made, name: str, urls: list[str]) -> str | None:
     return name
 
 
-def _shovel(made: Made, name: str, value: dict[str, Any]) -> None:
+def _shovel(made: ImportResult, name: str, value: dict[str, Any]) -> None:
     """Add a route for a dynamic shovel, with links to its brokers. `value` are the shovel's parameters."""
     source, target = _end(made, name, "src", value), _end(made, name, "dest", value)
     if source is None or target is None:
@@ -159,12 +161,12 @@ def _shovel(made: Made, name: str, value: dict[str, Any]) -> None:
         captures = key
         origin |= {"exchange": str(exchange), "binding_key": key}
     elif queue is None:
-        made.told(Severity.WARNING, "untaken", f"shovel {name!r}: it names no queue and no exchange")
+        made.add_finding(Severity.WARNING, "untaken", f"shovel {name!r}: it names no queue and no exchange")
         return
     elif source == HERE:
         origin |= {"exchange": "", "routing_key": str(queue)}
         text = f"shovel {name!r}: what is published to {queue!r} by its name crosses, not what is bound to it"
-        made.told(Severity.WARNING, "otherwise", text)
+        made.add_finding(Severity.WARNING, "otherwise", text)
     else:
         origin["queue"] = str(queue)
     to: dict[str, Any] = {"endpoint": target}
@@ -181,7 +183,9 @@ def _shovel(made: Made, name: str, value: dict[str, Any]) -> None:
     made.route(name, origin, to)
 
 
-def _upstream(made: Made, parameter: dict[str, Any], value: dict[str, Any], document: dict[str, Any]) -> None:
+def _upstream(
+    made: ImportResult, parameter: dict[str, Any], value: dict[str, Any], document: dict[str, Any]
+) -> None:
     """Add a link to a federation upstream, and a route for each exchange that a policy federates from it.
 
     `parameter` is the upstream's entry, and `value` its own parameters. Only policies and exchanges of its
@@ -205,13 +209,13 @@ def _upstream(made: Made, parameter: dict[str, Any], value: dict[str, Any], docu
             continue
         if policy.get("apply-to") == "queues":
             text = f"policy {policy.get('name')!r}: federated queues are not taken"
-            made.told(Severity.WARNING, "untaken", text)
+            made.add_finding(Severity.WARNING, "untaken", text)
             continue
         try:
             pattern = Regex(str(policy.get("pattern", "")))
         except RegexError as error:
             text = f"policy {policy.get('name')!r}: its pattern is no regular expression here: {error}"
-            made.told(Severity.WARNING, "untaken", text)
+            made.add_finding(Severity.WARNING, "untaken", text)
             continue
         for exchange in _rows(document, "exchanges"):
             if exchange.get("vhost", "/") == host and pattern.search(str(exchange.get("name"))):
@@ -221,7 +225,9 @@ def _upstream(made: Made, parameter: dict[str, Any], value: dict[str, Any], docu
                 made.routes[-1]["to"].pop("binding_key")
                 found += 1
     if not found:
-        made.told(Severity.NOTE, "otherwise", f"upstream {upstream!r}: no policy names an exchange for it")
+        made.add_finding(
+            Severity.NOTE, "otherwise", f"upstream {upstream!r}: no policy names an exchange for it"
+        )
 
 
 def _keyed() -> dict[str, str]:

@@ -16,7 +16,7 @@ from gateway.cli.pipeline.common import (
     installed,
     journal_of,
     progress,
-    started,
+    start_session,
 )
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ def archive(
 
     With --follow, repeat this in one Spark session until it is interrupted.
     """
-    from gateway.pipeline.run_summary import told
+    from gateway.pipeline.run_summary import write_summary
 
-    with told("archive", summary) as made:
+    with write_summary("archive", summary) as made:
         if format_ not in ("parquet", "delta", "iceberg") and keep_days is not None:
             raise typer.BadParameter(
                 f"--keep-days is for parquet and tables; {format_} has commands of its own"
@@ -85,8 +85,10 @@ def archive(
             )
         folder = journal_of(journal, config)
         installed()
-        spark = started("archive", master, conf, formats=[format_])
-        options = _Given(folder, to, format_, keep_days, file_mib, checkpoint, grace_minutes, not skip_lost)
+        spark = start_session("archive", master, conf, formats=[format_])
+        options = _ArchiveOptions(
+            folder, to, format_, keep_days, file_mib, checkpoint, grace_minutes, not skip_lost
+        )
         if follow:
             with suppress(KeyboardInterrupt):
                 _follow(spark, options, every, made)
@@ -96,7 +98,7 @@ def archive(
     typer.echo(text)
 
 
-def _follow(spark: SparkSession, options: _Given, every_secs: float, made: RunSummary) -> None:
+def _follow(spark: SparkSession, options: _ArchiveOptions, every_secs: float, made: RunSummary) -> None:
     """Archive new rows at intervals of `every_secs` seconds until interrupted.
 
     Print a line for each run that archived rows, and write the summary `made` after every run.
@@ -118,7 +120,7 @@ def _follow(spark: SparkSession, options: _Given, every_secs: float, made: RunSu
         made.write(ok=True, running=True)
 
 
-class _Given(NamedTuple):
+class _ArchiveOptions(NamedTuple):
     folder: str
     to: str
     format: str
@@ -130,7 +132,7 @@ class _Given(NamedTuple):
     sweep: bool = True
 
 
-def _archived(spark: SparkSession, options: _Given) -> tuple[str, dict[str, float]]:
+def _archived(spark: SparkSession, options: _ArchiveOptions) -> tuple[str, dict[str, float]]:
     """Archive the new rows once. Return the result as text for people, and as numbers by name."""
     from gateway.pipeline.archive import tables
     from gateway.pipeline.failures import plainly

@@ -10,7 +10,14 @@ import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile
-from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, check_file, progress, started
+from gateway.cli.pipeline.common import (
+    JournalFolder,
+    Master,
+    SparkOption,
+    check_file,
+    progress,
+    start_session,
+)
 from gateway.cli.pipeline.traffic import (
     Archive,
     Begin,
@@ -73,7 +80,7 @@ def backtest(
         raise typer.BadParameter("--tests is for one mapping file")
     check_file(tests, "--tests")
     check_span(begin, end)
-    spark = started("backtest", master, conf, archive=archive)
+    spark = start_session("backtest", master, conf, archive=archive)
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import backtest as job
     from gateway.pipeline.progress import progress as watched

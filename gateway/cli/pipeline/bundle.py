@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.pipeline.common import installed
-from gateway.cli.progress import shown
+from gateway.cli.progress import progress_bar
 
 app = typer.Typer()
 
@@ -30,7 +30,7 @@ def bundle(
     installed()
     from gateway.pipeline.bundle import ENVIRONMENT, write
 
-    with shown("packing what the gateway depends on" if environment else "writing the bundle"):
+    with progress_bar("packing what the gateway depends on" if environment else "writing the bundle"):
         made = write(to, environment=environment)
     options = [f"--py-files {made.code}"]
     if made.environment is not None:

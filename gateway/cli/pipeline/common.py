@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gateway.cli.options import settings_of
-from gateway.cli.progress import shown
+from gateway.cli.progress import progress_bar
 from gateway.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def installed() -> None:
         )
 
 
-def started(
+def start_session(
     name: str,
     master: str | None,
     conf: list[str] | None,
@@ -82,7 +82,7 @@ def started(
     logging.getLogger().addFilter(_is_no_interrupt)
     from gateway.pipeline.session import session
 
-    with shown("starting Spark"):
+    with progress_bar("starting Spark"):
         return session(
             f"gateway pipeline {name}", master=master, options=options, formats=formats, archive=archive
         )

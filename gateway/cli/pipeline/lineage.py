@@ -7,7 +7,14 @@ from typing import Annotated
 import typer
 
 from gateway.cli.options import ConfigFile
-from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
+from gateway.cli.pipeline.common import (
+    JournalFolder,
+    Master,
+    SparkOption,
+    journal_of,
+    progress,
+    start_session,
+)
 from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, check_span, recorded_in
 from gateway.cli.tables import table
 
@@ -35,7 +42,7 @@ def lineage(
     The versions are stored beside the journal; with --archive the rows are those of the archive.
     """
     check_span(begin, end)
-    spark = started("lineage", master, conf, archive=archive)
+    spark = start_session("lineage", master, conf, archive=archive)
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import lineage as job
     from gateway.pipeline.progress import progress as watched

@@ -16,7 +16,7 @@ from gateway.cli.pipeline.common import (
     check_file,
     installed,
     progress,
-    started,
+    start_session,
 )
 from gateway.cli.pipeline.traffic import Archive, check_span, recorded_in
 
@@ -63,9 +63,9 @@ def rates(
     conf: SparkOption = None,
 ) -> None:
     """Measure rates and latencies of messages, once or continuously, as a table or an HTML page."""
-    from gateway.pipeline.run_summary import told, watch
+    from gateway.pipeline.run_summary import watch, write_summary
 
-    with told("rates", summary) as made:
+    with write_summary("rates", summary) as made:
         if to is None and (follow or report is None):
             raise typer.BadParameter(
                 "say --to FOLDER" if follow else "say --to FOLDER, --report FILE, or both"
@@ -80,7 +80,7 @@ def rates(
         installed()
         options: dict[str, Any] = {"window": window, "clients": clients, "report": report, "tell": progress}
         options |= {"format_": format_}
-        spark = started("rates", master, conf, formats=[format_], archive=archive)
+        spark = start_session("rates", master, conf, formats=[format_], archive=archive)
         from gateway.pipeline.failures import plainly
         from gateway.pipeline.jobs import rates as job
 

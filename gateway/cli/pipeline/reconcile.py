@@ -20,7 +20,7 @@ from gateway.cli.pipeline.common import (
     SummaryFile,
     installed,
     progress,
-    started,
+    start_session,
     tolerance_of,
 )
 from gateway.cli.pipeline.traffic import Archive, Begin, Where, check_span, recorded_in
@@ -87,13 +87,13 @@ def reconcile(
 
     Exit code 1 if faults exceed --tolerance, or rows of the journal itself are missing.
     """
-    from gateway.pipeline.run_summary import told
+    from gateway.pipeline.run_summary import write_summary
 
-    with told("reconcile", summary) as made:
+    with write_summary("reconcile", summary) as made:
         allowed = tolerance_of(tolerance)
         check_span(begin, end)
         installed()
-        spark = started("reconcile", master, conf, archive=archive)
+        spark = start_session("reconcile", master, conf, archive=archive)
         from gateway.pipeline.failures import plainly
         from gateway.pipeline.jobs import reconcile as job
         from gateway.pipeline.progress import progress as watched
@@ -105,25 +105,25 @@ def reconcile(
         waiting = _waiting(urls, token_file) if urls else None
         with plainly(), watched(spark, "reconcile", progress):
 
-            def recorded(span: RowSelection) -> DataFrame:
+            def read_traffic(span: RowSelection) -> DataFrame:
                 return traffic(spark, folder, job.COLUMNS, span, archive=archive)
 
             account = job.reconcile(
-                recorded(RowSelection(begin, None, where)),
+                read_traffic(RowSelection(begin, None, where)),
                 None if received is None else _received(spark, received),
                 waiting=waiting,
                 still=still,
                 end=None if end is None else moment(end),
                 counted_at=asked_at if urls else None,
-                earlier=None if begin is None else lambda: recorded(RowSelection(None, begin, where)),
+                earlier=None if begin is None else lambda: read_traffic(RowSelection(None, begin, where)),
             )
         missing = 0 if folder is None else _missing(spark, folder, begin, end)
-        fine = account.within(allowed)
+        fine = account.is_within(allowed)
         if as_json:
             typer.echo(orjson.dumps(account.as_json() | {"rows_missing": missing, "within_tolerance": fine}))
         else:
             _print(account, missing, show)
-        made.figures |= {"rows_missing": missing, "messages": account.accepted}
+        made.figures |= {"rows_missing": missing, "messages": account.accepted_count}
         made.figures |= {what: account.totals.get(what, 0) for what in job.FAULTS}
         made.figures[job.WAITING] = account.totals.get(job.WAITING, 0)
         if missing or not fine:
@@ -185,7 +185,7 @@ def _missing(spark: SparkSession, folder: str, begin: str | None, end: str | Non
 
     reader = JournalReader(place_of(folder, hadoop_of(spark)).path(), skip=True)
     span = [None if text is None else microseconds_of(moment(text)) for text in (begin, end)]
-    return sum(reader.missing(shard, *span) for shard in reader.shards())
+    return sum(reader.missing_count(shard, *span) for shard in reader.shards())
 
 
 def _print(account: Account, missing: int, show: int) -> None:

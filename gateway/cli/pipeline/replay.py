@@ -17,7 +17,7 @@ from gateway.cli.pipeline.common import (
     check_file,
     installed,
     progress,
-    started,
+    start_session,
 )
 from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, check_span, recorded_in
 
@@ -73,9 +73,9 @@ def replay(
 
     Exit code 1 if some were refused, or their bodies are not in the journal.
     """
-    from gateway.pipeline.run_summary import told
+    from gateway.pipeline.run_summary import write_summary
 
-    with told("replay", summary) as made:
+    with write_summary("replay", summary) as made:
         if speed is not None and rate is not None:
             raise typer.BadParameter("--speed and --rate exclude each other")
         check_span(begin, end)
@@ -84,7 +84,7 @@ def replay(
         protocol = access.target.protocol
         to = _to(protocol, topic, exchange, routing_key, queue, service, destination)
         installed()
-        spark = started("replay", master, conf, archive=archive)
+        spark = start_session("replay", master, conf, archive=archive)
         from gateway.pipeline.failures import plainly
         from gateway.pipeline.jobs import replay as job
         from gateway.pipeline.traffic.loader import RowSelection, traffic
@@ -96,16 +96,16 @@ def replay(
             spoken = f"{'target' if at_target else 'source'}_protocol = '{protocol}'"
         with plainly(), marks.locked():
             rows = traffic(spark, folder, job.COLUMNS, RowSelection(begin, end, where), archive=archive)
-            chosen = job.selected(rows, where=spoken, after=marks.read())
+            chosen = job.select_rows(rows, where=spoken, after=marks.read())
             progress("sorting")
-            done = _sent(access, chosen, job.ReplaySpeed(speed, rate), marks, to, at_target)
+            done = _send_rows(access, chosen, job.ReplaySpeed(speed, rate), marks, to, at_target)
         made.figures |= {"sent": done.sent, "rejected": done.refused, "rows_missing": done.incomplete}
         typer.echo(f"{done.sent} messages sent, {done.refused} refused, {done.incomplete} not recorded whole")
         if done.refused or done.incomplete:
             raise typer.Exit(Exit.FAILED)
 
 
-def _sent(
+def _send_rows(
     access: ConnectionOptions,
     rows: DataFrame,
     pace: ReplaySpeed,
@@ -122,7 +122,7 @@ def _sent(
         sender = Replay(client, pace, marks, to=to, at_target=at_target, tell=progress)
         done = sender.send(rows.toLocalIterator(prefetchPartitions=True))
     except BaseException:
-        client.cut()
+        client.close_abruptly()
         raise
     client.close()
     return done

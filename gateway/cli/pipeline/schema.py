@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.cli.options import AsJson, ConfigFile
-from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, progress, started
+from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, progress, start_session
 from gateway.cli.pipeline.traffic import (
     Archive,
     Begin,
@@ -62,7 +62,7 @@ def schema(
     """Print the schema of a route's messages, with captures as columns and a JSON body as a struct."""
     check_span(begin, end)
     mappings = mappings_of(files or [], config)
-    spark = started("schema", master, conf, archive=archive)
+    spark = start_session("schema", master, conf, archive=archive)
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import schema as job
     from gateway.pipeline.progress import progress as watched
@@ -98,7 +98,7 @@ def _body(file: Path | None, rows: DataFrame, candidate: CandidateMapping, route
 
     if file is not None:
         return job.from_json_schema(file.read_text(encoding="utf-8"))
-    return job.inferred(job.table(rows, candidate, route, None))
+    return job.infer_type(job.table(rows, candidate, route, None))
 
 
 def _ddl(table: DataFrame) -> str:

@@ -15,7 +15,7 @@ from gateway.cli.pipeline.common import (
     installed,
     journal_of,
 )
-from gateway.cli.progress import shown
+from gateway.cli.progress import progress_bar
 from gateway.errors import PipelineError
 
 app = typer.Typer()
@@ -44,9 +44,9 @@ def ship(
 
     Other commands and Spark jobs read the journal there with --journal URI.
     """
-    from gateway.pipeline.run_summary import told
+    from gateway.pipeline.run_summary import write_summary
 
-    with told("ship", summary) as made:
+    with write_summary("ship", summary) as made:
         installed()
         from gateway.pipeline.shipment import ship as job
         from gateway.pipeline.stores import place_of
@@ -54,7 +54,7 @@ def ship(
         folder = journal_of(journal, config)
         if not place_of(folder).is_local:
             raise PipelineError(f"a journal is shipped from a folder, not from {folder}")
-        with shown(f"shipping to {to}"):
+        with progress_bar(f"shipping to {to}"):
             done = job(place_of(folder).path(), place_of(to, hadoop_of(conf)), keep_days=keep_days)
         made.figures |= {"files": done.files, "bytes": done.byte_count, "deleted": done.deleted}
     typer.echo(

@@ -17,7 +17,7 @@ from gateway.cli.pipeline.common import (
     installed,
     journal_of,
     progress,
-    started,
+    start_session,
     tolerance_of,
 )
 from gateway.cli.pipeline.traffic import candidate_of, mappings_of
@@ -96,13 +96,13 @@ def table(
     Each message is inserted once. Bodies that do not fit their JSON Schema go to a second table with the
     reason. Exit code 1 if more do not fit than --tolerance permits.
     """
-    from gateway.pipeline.run_summary import told, watch
+    from gateway.pipeline.run_summary import watch, write_summary
 
-    with told("table", summary) as made:
+    with write_summary("table", summary) as made:
         mappings = mappings_of(files or [], config)
         installed()
         allowed = tolerance_of(tolerance)
-        spark = started("table", master, conf, formats=[format_])
+        spark = start_session("table", master, conf, formats=[format_])
         from gateway.pipeline.failures import plainly
         from gateway.pipeline.jobs import table as job
         from gateway.pipeline.jobs.bodies import EventTime, schema_of
@@ -110,7 +110,7 @@ def table(
         candidate = candidate_of(mappings, config)
         counted = {"rows": 0, "rejected": 0, "rescued": 0}
 
-        def count(done: job.Counted) -> None:
+        def count(done: job.BatchCounts) -> None:
             counted["rows"] += done.fitting
             counted["rejected"] += done.rejected
             counted["rescued"] += done.rescued

@@ -69,7 +69,7 @@ class AmqpLinkConsumer:
         return self.last + 1 - self._floor - len(self._answered) if self.live else 0
 
     @property
-    def done(self) -> bool:
+    def is_settled(self) -> bool:
         """True if all messages are settled, so that the channel can be closed."""
         return not self.outstanding
 

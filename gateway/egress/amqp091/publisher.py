@@ -16,7 +16,7 @@ import structlog
 
 from gateway import clock
 from gateway.broker.dispatcher import RouteRecipient
-from gateway.broker.poison import poisoned
+from gateway.broker.poison import outcome_of_error
 from gateway.egress.confirms import ConfirmedSink, Positions, UnconfirmedRun
 from gateway.errors import LocalProtocolError
 from gateway.model.address import Address
@@ -175,17 +175,20 @@ class AmqpLinkPublisher(ConfirmedSink):
         mandatory = not isinstance(recipient, RouteRecipient) or recipient.mandatory
         utc = clock.utc()
         try:
-            rows = [(message.address.wire, self._told(message, utc), message.body) for message in messages]
+            rows = [
+                (message.address.wire, self._encode_header(message, utc), message.body)
+                for message in messages
+            ]
         except Exception:
             rows, positions = self._rows_one_by_one(part, positions, utc)
         unsent = self._publishers[mandatory].publish_many(rows)
         if unsent:
             self._settle_unsent([positions[at] for at in unsent], FRAME_TOO_SMALL)
             positions = [at for row, at in enumerate(positions) if row not in unsent]
-        self._sent(part, positions, sum([len(row[2]) for row in rows]), mandatory=mandatory)
+        self._record_sent(part, positions, sum([len(row[2]) for row in rows]), mandatory=mandatory)
         return ()
 
-    def _told(self, message: Message, utc: float) -> bytes:
+    def _encode_header(self, message: Message, utc: float) -> bytes:
         """Return the encoded content header, without CC, BCC and user id (see `without_orders`)."""
         data = encode_properties(message, utc, ms_max=EXPIRATION_MS_MAX)
         if message.expires and outlasts(message, utc):
@@ -204,16 +207,16 @@ class AmqpLinkPublisher(ConfirmedSink):
     ) -> tuple[list[PublishRow], list[int]]:
         """Encode messages one at a time. Return the rows of those that can be encoded, and their positions.
 
-        The others are settled with the outcome that `poisoned` returns.
+        The others are settled with the outcome that `outcome_of_error` returns.
         """
         rows: list[PublishRow] = []
         encoded_positions: list[int] = []
         for at in positions:
             message = part.messages[at]
             try:
-                rows.append((message.address.wire, self._told(message, utc), message.body))
+                rows.append((message.address.wire, self._encode_header(message, utc), message.body))
             except Exception as error:
-                self._settle_unsent([at], poisoned(error))
+                self._settle_unsent([at], outcome_of_error(error))
             else:
                 encoded_positions.append(at)
         return rows, encoded_positions
@@ -252,7 +255,7 @@ class AmqpLinkPublisher(ConfirmedSink):
         self._count_in_flight()
         self.pump()
 
-    def returned(self, event: Returned) -> bool:
+    def settle_returned(self, event: Returned) -> bool:
         """Settle a mandatory message that the broker returned. Return False if no sent message matches.
 
         Returns arrive in the order of publishing, each before its ack.

@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 import structlog
 
 from gateway import __version__, clock
-from gateway.broker.dead_letters.letters import BODY_LOST, PROPERTIES_LOST, without
+from gateway.broker.dead_letters.letters import BODY_LOST, PROPERTIES_LOST, with_loss
 from gateway.broker.dispatcher import UNROUTED, Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.routing import RoutingEntry
@@ -36,7 +36,7 @@ from gateway.model.delivery_mode import QOS_OF_DURABLE
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, Headers, Value, ValueType, string
-from gateway.model.spooled_bodies import Body, DiscardingSink, PassedOver, Piece
+from gateway.model.spooled_bodies import Body, DiscardedBody, DiscardingSink, Piece
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection, Delivery
@@ -90,7 +90,7 @@ def client_properties(connection_name: str) -> Headers:
     )
 
 
-def machine_to(target: LinkUrl, limits: Limits, *, name: str, **more: int) -> ClientConnection:
+def new_machine(target: LinkUrl, limits: Limits, *, name: str, **more: int) -> ClientConnection:
     """Return the machine of a connection called `name` that accepts contents within limits."""
     return ClientConnection(
         mechanism=PLAIN,
@@ -113,7 +113,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
 
     def __init__(self, session: AmqpLinkSession, stream: Stream, target: LinkUrl, now: float) -> None:
         settings, limits = session.options, session.limits
-        machine = machine_to(
+        machine = new_machine(
             target,
             limits,
             name=session.client_id,
@@ -129,7 +129,9 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         self._publishing = 0  # channel number
         self._confirming = False
         self._survey_at = now + settings.survey_secs
-        self._declarer = Declarer(self.machine, settings.declare, session.queue_arguments, self._answered)
+        self._declarer = Declarer(
+            self.machine, settings.declare, session.queue_arguments, self._finish_declaration
+        )
 
     # Interface for the stream.
 
@@ -137,7 +139,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         """Process received bytes, or events that were postponed to this turn."""
         self._process(self._stream.postponed() or self.machine.receive_data(data, now))
         if self.machine.unread:
-            self._stream.again()
+            self._stream.request_turn()
         self._stream.expect(self.machine.body_bytes_remaining)
 
     def data_to_send(self) -> bytes | list[Piece]:
@@ -145,13 +147,13 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         self._acknowledge()
         return self.machine.to_send()
 
-    def drained(self) -> None:
+    def resume_writing(self) -> None:
         """Continue sending, as the stream's buffer has drained."""
         self._session.publisher.pump()
 
-    def lost(self, reason: str) -> None:
+    def connection_lost(self, reason: str) -> None:
         """Handle the loss of the connection: unconfirmed messages are sent again on the next one."""
-        self._let_go()
+        self._abandon_consumers()
         self._session.disconnected(self, self._why or reason)
 
     # Interface for the link.
@@ -165,7 +167,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         if fresh := self._session.publisher.renew(now):
             self._publish_on(fresh)
         if self.open:
-            self._declarer.ask(self._session.topology.due(now))
+            self._declarer.ask(self._session.topology.take_due(now))
             every = self._session.options.survey_secs
             if self._up and every and now >= self._survey_at and self._declarer.idle:
                 self._survey_at = now + every
@@ -184,16 +186,16 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         consumers = self._consumers.values()
         return sum(one.outstanding for one in consumers if one.declaration.name == queue)
 
-    def rearrange(self, fresh: list[Declaration]) -> None:
+    def update_consumers(self, fresh: list[Declaration]) -> None:
         """Declare new needs and cancel consumers of unwanted queues, as the mapping has changed."""
         if not self.open:
             return
         topology = self._session.topology
         for consumer in list(self._consumers.values()):
-            declaration = topology.in_force(consumer.declaration)
+            declaration = topology.current(consumer.declaration)
             if (declaration is None or not declaration.consume) and not consumer.stopping:
                 consumer.stop()
-                self._leave(consumer)
+                self._close_stopped(consumer)
         self._declarer.ask([*topology.leftovers(), *fresh])
         self._arranged()
         self._stream.mark()
@@ -230,7 +232,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
 
     def _opened(self) -> None:
         session = self._session
-        session.stats.spoke(self.machine, VERSION)
+        session.stats.set_version(self.machine, VERSION)
         self.open = True
         self._publish_on(self._new_channel())
         self._declarer.ask(session.topology.connected())
@@ -253,7 +255,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         if number == self._publishing:
             self.machine.send_method(number, m.ConfirmSelect())
         elif number == self._declarer.channel:
-            self._declarer.opened()
+            self._declarer.send_pending()
         elif number in self._consumers:
             settings = self._session.options
             self._consumers[number].begin(settings.prefetch, settings.consumer_priority)
@@ -267,9 +269,9 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             self._session.publisher.close_over(event.reply_code, event.text)
             self._publish_on(self._new_channel())
         elif number == self._declarer.channel:
-            self._declarer.hear(event)
+            self._declarer.process_reply(event)
         elif number in self._consumers:
-            self._session.failed(self._drop(number), event.text, clock.now())
+            self._session.mark_failed(self._drop(number), event.text, clock.now())
 
     def _closed(self, event: Closed) -> None:
         self._why = f"{event.reply_code} {event.text}"
@@ -300,12 +302,12 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                 self._session.publisher.open(self.machine, number, self._stream)
                 self._arranged()
         elif number == self._declarer.channel:
-            self._declarer.hear(method)
+            self._declarer.process_reply(method)
         elif number in self._consumers:
             self._consumer_method(self._consumers[number], method)
 
     def _returned(self, event: Returned) -> None:
-        if not self._session.publisher.returned(event):
+        if not self._session.publisher.settle_returned(event):
             self._session.stats.protocol_errors.add("return_unknown")
             log.error("broker returned message that matches none in flight", link=self._session.name)
 
@@ -319,15 +321,15 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         ready = self._confirming and self._session.topology.surveyed
         if ready and not self._up:
             self._up = True
-            self._session.status.came_up()
+            self._session.status.mark_up()
         blocked = self._session.stats.blocked = self._is_blocked or self._is_stopped
         self._session.publisher.flow(ready and not blocked)
 
-    def _answered(self, declaration: Declaration, why: str) -> None:
+    def _finish_declaration(self, declaration: Declaration, why: str) -> None:
         session = self._session
         if why:
-            session.failed(declaration, why, clock.now())
-        elif session.met(declaration) and declaration.consume:
+            session.mark_failed(declaration, why, clock.now())
+        elif session.mark_met(declaration) and declaration.consume:
             self._consume(declaration)
         self._arranged()
 
@@ -337,7 +339,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                 if self._is_gone(consumer, declaration):
                     self.machine.close_channel(consumer.channel)
                     self._drop(consumer.channel)
-                    self._session.restored("consumer", declaration)
+                    self._session.count_restored("consumer", declaration)
                     break
                 consumer.declaration = declaration
                 return
@@ -345,7 +347,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         if number:
             self._consumers[number] = self._consuming(declaration, self.machine, number, self._wake)
         else:
-            self._session.failed(declaration, "no channel left", clock.now())
+            self._session.mark_failed(declaration, "no channel left", clock.now())
 
     @staticmethod
     def _is_gone(consumer: AmqpLinkConsumer, declaration: Declaration) -> bool:
@@ -363,9 +365,9 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         elif isinstance(method, m.BasicCancel):
             self.machine.close_channel(consumer.channel)
             declaration = self._drop(consumer.channel)
-            self._session.failed(declaration, "the broker cancelled the consumer", clock.now())
+            self._session.mark_failed(declaration, "the broker cancelled the consumer", clock.now())
         elif isinstance(method, m.BasicCancelOk):
-            self._leave(consumer)
+            self._close_stopped(consumer)
 
     def _drop(self, number: int) -> Declaration:
         consumer = self._consumers.pop(number)
@@ -373,9 +375,9 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         self._owing.pop(consumer, None)
         return consumer.declaration
 
-    def _leave(self, consumer: AmqpLinkConsumer) -> None:
+    def _close_stopped(self, consumer: AmqpLinkConsumer) -> None:
         """Close the channel of an unwanted queue once all its messages are settled."""
-        if consumer.stopping and consumer.tag and consumer.done and consumer.live:
+        if consumer.stopping and consumer.tag and consumer.is_settled and consumer.live:
             self.machine.close_channel(consumer.channel)
             self._drop(consumer.channel)
 
@@ -404,7 +406,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             if consumer is None:
                 continue  # it was closed meanwhile, the message is requeued
             entry = entries.get(wire)
-            if entry is None and self._stream.spent():
+            if entry is None and self._stream.is_turn_spent():
                 postponed = [row, *in_turn]
                 break
             consumer.last = tag
@@ -420,7 +422,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             except RemoteProtocolError as error:
                 self._refuse(consumer, tag, entry, body, Reason.MALFORMED, str(error))
                 continue
-            if not body and isinstance(body, PassedOver):
+            if not body and isinstance(body, DiscardedBody):
                 text = f"a body of {body.size} bytes exceeds limits.message_bytes_max"
                 self._refuse(consumer, tag, entry, body, Reason.TOO_LARGE, text)
                 continue
@@ -441,7 +443,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             if short:
                 session.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
             elif not publish(batch, entry, message, receipt):
-                session.unclaimed(entry, receipt)
+                session.handle_unrouted(entry, receipt)
         session.stats.messages_in += len(contents) - len(postponed)
         return postponed
 
@@ -467,8 +469,8 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         (`on_reject: retry`), the broker gets it back, for a dead-letter exchange of its own.
         """
         session = self._session
-        part = BODY_LOST if isinstance(body, PassedOver) else PROPERTIES_LOST
-        outcome = without(part, Outcome(Verdict.REJECTED, reason, text))
+        part = BODY_LOST if isinstance(body, DiscardedBody) else PROPERTIES_LOST
+        outcome = with_loss(part, Outcome(Verdict.REJECTED, reason, text))
         log.warning("message unusable", link=session.name, error=outcome.text)
         branches = () if entry is None else entry.plan.branches
         if branches and all(branch.route.on_reject == "retry" for branch in branches):
@@ -477,7 +479,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             return
         address = amqp_address("", consumer.declaration.route_queue) if entry is None else entry.address
         message = Message(address, bytes(body), NO_PROPERTIES, sender=self._sender)
-        session.bury((consumer, tag, message), outcome)
+        session.store_dead_letter((consumer, tag, message), outcome)
 
 
 Receipt = tuple[AmqpLinkConsumer, int, Message]
@@ -517,13 +519,13 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """Declare, consume and cancel what a changed mapping requires."""
-        fresh, unneeded = self.topology.want(subscriptions, targets)
+        fresh, unneeded = self.topology.set_needs(subscriptions, targets)
         for declaration in (*fresh, *unneeded):
             if declaration.kind == "exchange":
                 self.publisher.allow(declaration.name)
-        self.stats.lacking = self.topology.lacking()
+        self.stats.lacking = self.topology.unmet_needs()
         if self._connection is not None:
-            self._connection.rearrange(fresh)
+            self._connection.update_consumers(fresh)
 
     def connect(self, stream: Stream, target: LinkUrl, now: float) -> AmqpLinkConnection:
         """Begin the handshake on a new connection. Return the owner of its stream."""
@@ -540,7 +542,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
             for at, outcome in refused.items():
                 consumer, tag, _ = receipts[at]
                 if outcome.verdict is Verdict.RELEASED or self.held_back.try_all(receipts[at]):
-                    self.released(receipts[at], outcome)
+                    self.handle_release(receipts[at], outcome)
                 else:
                     consumer.rejected(tag)
                     self.let_others_follow([receipts[at]])
@@ -550,11 +552,11 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         self.stats.accepted_messages += len(receipts)
         self.let_others_follow(receipts)
 
-    def give_back_later(self, receipt: Receipt) -> None:
+    def requeue_later(self, receipt: Receipt) -> None:
         """Requeue a message at its broker after a moment."""
         receipt[0].give_back_later(receipt[1], clock.now())
 
-    def unclaimed(self, entry: RoutingEntry, receipt: Receipt) -> None:
+    def handle_unrouted(self, entry: RoutingEntry, receipt: Receipt) -> None:
         """Record that no route accepts a message, and settle it.
 
         If a reload has removed the routes of its queue, it is requeued instead.
@@ -562,17 +564,17 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         if receipt[0].stopping:
             self.orphaned(receipt)
         else:
-            super().unclaimed(entry, receipt)
+            super().handle_unrouted(entry, receipt)
 
     def orphaned(self, receipt: Receipt) -> None:
         """Requeue a message whose queue no route consumes any more; otherwise store it as a dead letter."""
         if receipt[0].stopping:
-            self.held_back.settled(receipt, by_target=False)
-            self.give_back_later(receipt)
+            self.held_back.record_settled(receipt, by_target=False)
+            self.requeue_later(receipt)
         else:
             super().orphaned(receipt)
 
-    def settle_buried(self, receipt: Receipt, outcome: Outcome) -> None:
+    def settle_dead_letter(self, receipt: Receipt, outcome: Outcome) -> None:
         """Acknowledge a message whose dead letter is safe.
 
         A message whose body was too large to keep is rejected instead: the broker may have a dead-letter
@@ -599,7 +601,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         entry = entries[wire] = self.dispatcher.entry(self.name, None, address, queue)
         return entry
 
-    def answer_unclaimed(self, entry: RoutingEntry, receipt: Receipt) -> None:
+    def settle_unrouted(self, entry: RoutingEntry, receipt: Receipt) -> None:
         """Acknowledge a message that no route accepts, and store it as a dead letter if there is no route."""
         if not entry.plan.branches:
             self.dispatcher.dead_letters.add([receipt[2]], "", UNROUTED)
@@ -611,25 +613,25 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
             self.stats.blocked = False
         super().disconnected(connection, why)
 
-    def met(self, declaration: Declaration) -> bool:
+    def mark_met(self, declaration: Declaration) -> bool:
         """Record that a declaration exists at the broker. Return False if the mapping no longer needs it."""
-        if self.topology.in_force(declaration) is not declaration:
+        if self.topology.current(declaration) is not declaration:
             return False
         if declaration.why:
             log.info("broker object usable now", link=self.name, kind=declaration.kind, name=declaration.name)
         if declaration.was_there and (declaration.made or declaration.why):
-            self.restored(declaration.made or declaration.kind, declaration)
+            self.count_restored(declaration.made or declaration.kind, declaration)
         declaration.was_there = True
         declaration.state = DeclarationState.THERE
         declaration.why = ""
         declaration.drop = frozenset()
-        self.stats.lacking = self.topology.lacking()
+        self.stats.lacking = self.topology.unmet_needs()
         if declaration.kind == "exchange":
             self.publisher.allow(declaration.name)
             self.publisher.pump()
         return True
 
-    def restored(self, kind: str, declaration: Declaration) -> None:
+    def count_restored(self, kind: str, declaration: Declaration) -> None:
         """Count and log an object that a survey found missing and that exists again."""
         self.stats.restored.add(kind)
         log.warning(
@@ -639,12 +641,12 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
             name=declaration.exchange if kind == "exchange" and declaration.exchange else declaration.name,
         )
 
-    def failed(self, declaration: Declaration, why: str, now: float) -> None:
+    def mark_failed(self, declaration: Declaration, why: str, now: float) -> None:
         """Record why a declaration cannot be met, and retry it later; other routes continue."""
-        if self.topology.in_force(declaration) is not declaration:
+        if self.topology.current(declaration) is not declaration:
             return
-        news = self.topology.failed(declaration, why, now)
-        self.stats.lacking = self.topology.lacking()
+        news = self.topology.mark_failed(declaration, why, now)
+        self.stats.lacking = self.topology.unmet_needs()
         if news:
             log.warning(
                 "broker object unusable, retrying",
@@ -658,10 +660,10 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
 
     def _missing(self, exchange: str, outcome: Outcome) -> None:
         """Look for an exchange that a publish found missing, until it exists."""
-        declaration, forgotten = self.topology.refused(exchange)
+        declaration, forgotten = self.topology.declaration_of_missing(exchange)
         for old in forgotten:
             self.publisher.allow(old.name)
-        if self.topology.failed(declaration, outcome.text, clock.now()):
+        if self.topology.mark_failed(declaration, outcome.text, clock.now()):
             log.warning(
                 "broker object unusable, retrying",
                 link=self.name,

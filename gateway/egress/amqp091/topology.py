@@ -99,7 +99,7 @@ class Declaration:
         self.wait = RETRY_SECS_MIN
         self.retry_at = 0.0
 
-    def says_the_same(self, other: Declaration) -> bool:
+    def has_same_needs(self, other: Declaration) -> bool:
         """Return True if `other` has the same needs."""
         return (self.consume, self.exchange, self.keys) == (other.consume, other.exchange, other.keys)
 
@@ -147,13 +147,13 @@ class Declaration:
 
     def _exchange(self, name: str, create: bool) -> Steps:
         made = m.ExchangeDeclare(name, "topic", durable=True) if create else None
-        return (yield from self._found_or_made("exchange", m.ExchangeDeclare(name, passive=True), made))
+        return (yield from self._find_or_create("exchange", m.ExchangeDeclare(name, passive=True), made))
 
     def _queue(self, create: bool, arguments: Headers) -> Steps:
         made = m.QueueDeclare(self.name, durable=True, arguments=arguments) if create else None
-        return (yield from self._found_or_made("queue", m.QueueDeclare(self.name, passive=True), made))
+        return (yield from self._find_or_create("queue", m.QueueDeclare(self.name, passive=True), made))
 
-    def _found_or_made(self, kind: str, find: m.Method, make: m.Method | None) -> Steps:
+    def _find_or_create(self, kind: str, find: m.Method, make: m.Method | None) -> Steps:
         answer = yield find
         if isinstance(answer, m.QueueDeclareOk):
             self.consumer_count = answer.consumer_count
@@ -194,7 +194,7 @@ class Topology:
             declaration.state is not DeclarationState.NEW for declaration in self.declarations.values()
         )
 
-    def want(
+    def set_needs(
         self, subscriptions: Subscriptions, targets: Targets
     ) -> tuple[list[Declaration], list[Declaration]]:
         """Set the needs of a changed mapping. Return the new or changed ones, and those no longer needed."""
@@ -211,7 +211,7 @@ class Topology:
         fresh: list[Declaration] = []
         for key, declaration in needed.items():
             old = before.get(key)
-            if old is not None and not old.undeclared and old.says_the_same(declaration):
+            if old is not None and not old.undeclared and old.has_same_needs(declaration):
                 needed[key] = old
                 continue
             if old is not None:
@@ -249,7 +249,7 @@ class Topology:
             name = own_queue(self._client_id, exchange)
             yield Declaration("bound", name, consume=True, exchange=exchange, keys=frozenset(bound))
 
-    def in_force(self, declaration: Declaration) -> Declaration | None:
+    def current(self, declaration: Declaration) -> Declaration | None:
         """Return the current declaration of that kind and name, or None."""
         return self.declarations.get((declaration.kind, declaration.name))
 
@@ -266,7 +266,7 @@ class Topology:
         leftovers, self._leftovers = self._leftovers, []
         return leftovers
 
-    def due(self, now: float) -> list[Declaration]:
+    def take_due(self, now: float) -> list[Declaration]:
         """Return the failed declarations that are to be retried, and mark them so."""
         found = [
             declaration
@@ -285,7 +285,7 @@ class Topology:
         """
         return [one for one in self.declarations.values() if one.state is DeclarationState.THERE]
 
-    def lacking(self) -> dict[str, str]:
+    def unmet_needs(self) -> dict[str, str]:
         """Return the reasons of unmet needs by kind and name, without exchanges that only messages name."""
         return {
             f"{one.kind if one.kind != 'bound' else 'queue'} {one.name!r}": one.why
@@ -293,7 +293,7 @@ class Topology:
             if one.why and not one.undeclared
         }
 
-    def failed(self, declaration: Declaration, why: str, now: float) -> bool:
+    def mark_failed(self, declaration: Declaration, why: str, now: float) -> bool:
         """Record why a need is not met, and when to retry it. Return True if the reason is new."""
         news = declaration.why != why
         declaration.why = why
@@ -302,7 +302,7 @@ class Topology:
         declaration.wait = min(declaration.wait * 2, self._wait_max)
         return news
 
-    def refused(self, exchange: str) -> tuple[Declaration, list[Declaration]]:
+    def declaration_of_missing(self, exchange: str) -> tuple[Declaration, list[Declaration]]:
         """Return the declaration of an exchange that a publish found missing, created if necessary.
 
         The second result are declarations of this kind that were removed to limit their number.
@@ -352,15 +352,15 @@ class Declarer:
         """Process these declarations after the pending ones."""
         self._queue.extend(declarations)
         if self._declaration is None:
-            self._next()
+            self._start_next()
 
-    def opened(self) -> None:
+    def send_pending(self) -> None:
         """Send the pending method on the opened channel."""
         if self._question is not None:
             self._machine.send_method(self.channel, self._question)
             self._question = None
 
-    def hear(self, answer: Answer) -> None:
+    def process_reply(self, answer: Answer) -> None:
         """Process the broker's reply, or its close of the channel."""
         if isinstance(answer, ChannelClosed):
             self.channel = 0
@@ -372,9 +372,9 @@ class Declarer:
         except StopIteration as end:
             self._finish(end.value)
         else:
-            self._say(question)
+            self._send_method(question)
 
-    def _next(self) -> None:
+    def _start_next(self) -> None:
         while self._queue and self._declaration is None:
             declaration = self._declaration = self._queue.popleft()
             arguments = self._arguments_of(declaration.name)
@@ -385,7 +385,7 @@ class Declarer:
                 self._declaration = self._steps = None
                 self._answered(declaration, end.value)
             else:
-                self._say(question)
+                self._send_method(question)
         if self._declaration is None and self.channel:
             self._machine.close_channel(self.channel)
             self.channel = 0
@@ -394,9 +394,9 @@ class Declarer:
         declaration, self._declaration, self._steps = self._declaration, None, None
         assert declaration is not None
         self._answered(declaration, why)
-        self._next()
+        self._start_next()
 
-    def _say(self, question: m.Method) -> None:
+    def _send_method(self, question: m.Method) -> None:
         if self.channel and self._question is None:
             self._machine.send_method(self.channel, question)
             return

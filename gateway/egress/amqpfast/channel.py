@@ -112,7 +112,7 @@ class ClientChannel:
             selector.encode(),
             selector_type,
         )
-        await self.say(command, tag, consumer.number)
+        await self.send_and_wait(command, tag, consumer.number)
         return consumer
 
     async def temporary(
@@ -132,7 +132,7 @@ class ClientChannel:
         self.client.flush()
         await consumer.created()
         tag = self.client.machine.new_tag(self.number)
-        await self.say(m.HandleConsume(number, tag, prefetch), tag, number)
+        await self.send_and_wait(m.HandleConsume(number, tag, prefetch), tag, number)
         return consumer
 
     def stream(self, peer: str, head: bytes) -> PeerStream:
@@ -159,12 +159,14 @@ class ClientChannel:
                 for number in range(first, last + 1):
                     tag = machine.new_tag(self.number)
                     try:
-                        await self.say(m.HandleBrowse(browser.number, tag, number), tag, browser.number)
+                        await self.send_and_wait(
+                            m.HandleBrowse(browser.number, tag, number), tag, browser.number
+                        )
                     except RefusedByServer as refused:
                         if refused.code != ReplyCode.MESSAGE_NOT_FOUND or browser.failure is not None:
                             raise
                         continue
-                    found = browser.taken()
+                    found = browser.pop_delivery()
                     if found is not None:
                         yield found
             above = index.message_number
@@ -202,18 +204,18 @@ class ClientChannel:
     async def unget(self, consumer: ConsumerHandle, delivery: FastDelivery) -> None:
         """Requeue a message for other consumers."""
         tag = self.client.machine.new_tag(self.number)
-        await self.say(m.HandleUnget(consumer.number, tag, delivery.number), tag, consumer.number)
+        await self.send_and_wait(m.HandleUnget(consumer.number, tag, delivery.number), tag, consumer.number)
         await self.ack(delivery)
 
     async def commit(self) -> None:
         """Commit the messages and acknowledgements sent since the last commit; wait for the reply."""
         tag = self.client.machine.new_tag(self.number)
-        await self.say(m.ChannelCommit(self.number, tag), tag)
+        await self.send_and_wait(m.ChannelCommit(self.number, tag), tag)
 
     async def rollback(self) -> None:
         """Drop the messages sent since the last commit; those received since then are redelivered."""
         tag = self.client.machine.new_tag(self.number)
-        await self.say(m.ChannelRollback(self.number, tag), tag)
+        await self.send_and_wait(m.ChannelRollback(self.number, tag), tag)
 
     async def aclose(self) -> None:
         """Send CHANNEL CLOSE. Unacknowledged messages are requeued."""
@@ -228,7 +230,7 @@ class ClientChannel:
         if self._failure is not None:
             raise self._failure
 
-    async def say(self, command: m.Command, tag: int, handle: int = NO_HANDLE) -> None:
+    async def send_and_wait(self, command: m.Command, tag: int, handle: int = NO_HANDLE) -> None:
         """Send a command and wait for its reply.
 
         Raises RefusedByServer or ConnectionLost, or LocalProtocolError for a command that cannot be sent.
@@ -260,32 +262,32 @@ class ClientChannel:
         self.client.adopt(handle.number, self)
         return handle
 
-    def heard_reply(self, tag: int, code: int, text: str) -> None:
+    def handle_reply(self, tag: int, code: int, text: str) -> None:
         """Handle a reply to a command of this channel or its handles."""
         awaited = self._awaited.pop(tag, None)
         if awaited is not None:
             failed = code >= ReplyCode.MESSAGE_NOT_FOUND
-            awaited.came(RefusedByServer(code, text, Scope.HANDLE) if failed else None)
+            awaited.count_reply(RefusedByServer(code, text, Scope.HANDLE) if failed else None)
 
-    def heard_ready(self, handle: int, held_bytes: int) -> None:
+    def handle_ready(self, handle: int, held_bytes: int) -> None:
         """Handle READY."""
         found = self._handles.get(handle)
         if isinstance(found, ClientSender):
-            found.heard_ready(held_bytes)
+            found.handle_ready(held_bytes)
 
-    def heard_index(self, index: m.HandleIndex) -> None:
+    def handle_index(self, index: m.HandleIndex) -> None:
         """Handle INDEX."""
         found = self._handles.get(index.handle_id)
         if isinstance(found, ConsumerHandle):
-            found.heard_index(index)
+            found.handle_index(index)
 
-    def heard_created(self, created: m.HandleCreated) -> None:
+    def handle_created(self, created: m.HandleCreated) -> None:
         """Handle CREATED."""
         found = self._handles.get(created.handle_id)
         if isinstance(found, ConsumerHandle):
-            found.heard_created(created.dest_name)
+            found.handle_created(created.dest_name)
 
-    def heard(self, row: NotifyRow, file: IO[bytes] | None = None) -> None:
+    def handle_message(self, row: NotifyRow, file: IO[bytes] | None = None) -> None:
         """Deliver a received message to its handle. `file` has a large body."""
         handle, number, bits, head, body, name = row
         found = self._handles.get(handle)
@@ -315,7 +317,7 @@ class ClientChannel:
             self.unsettled.add(number)
         found.add(FastDelivery(number, bits & REDELIVERED != 0, message, file, awaits_ack))
 
-    def heard_prepared(self, prepared: Prepared) -> None:
+    def handle_prepare(self, prepared: Prepared) -> None:
         """Handle PREPARE, which announces a large message: request the whole body from the server."""
         self._prepared[prepared.handle] = prepared
         self.client.machine.ready(prepared.handle, 0)
@@ -342,12 +344,12 @@ class ClientChannel:
         self.client.flush()
         self.handle_closed(handle, RefusedByServer(code, text, Scope.HANDLE))
 
-    def heard_fragment(self, fragment: Fragment) -> None:
+    def handle_fragment(self, fragment: Fragment) -> None:
         """Handle a fragment of a message or stream."""
         if fragment.bits & NOTIFY_STREAMING:
             stream = self._handles.get(fragment.handle)
             if isinstance(stream, StreamHandle):
-                stream.heard_bytes(fragment.data)
+                stream.handle_bytes(fragment.data)
             return
         if fragment.first:
             self._begin_message(fragment)
@@ -371,9 +373,9 @@ class ClientChannel:
             body, file = spool.read(), None
             spool.close()
         row = (fragment.handle, fragment.number, fragment.bits, self._head, body, fragment.dest_name)
-        self.heard(row, file)
+        self.handle_message(row, file)
 
-    def released(self, number: int) -> None:
+    def forget_handle(self, number: int) -> None:
         """Forget a handle whose close the server has confirmed."""
         self._handles.pop(number, None)
         self._prepared.pop(number, None)
@@ -386,9 +388,9 @@ class ClientChannel:
         if found is not None:
             found.closed(failure)
         for tag in [tag for tag, one in self._awaited.items() if one.handle == number]:
-            self._awaited.pop(tag).came(failure)
+            self._awaited.pop(tag).count_reply(failure)
 
-    def ended(self, failure: LinkError) -> None:
+    def end(self, failure: LinkError) -> None:
         """End the channel, as it or its connection was closed."""
         self._failure = self._failure or failure
         if self._spool is not None:
@@ -400,4 +402,4 @@ class ClientChannel:
             handle.closed(failure)
         awaited, self._awaited = self._awaited, {}
         for one in awaited.values():
-            one.came(failure)
+            one.count_reply(failure)

@@ -179,7 +179,7 @@ class FastLinkClient:
                 self.flush()
                 await self._opened.wait()
         except trio.TooSlowError:
-            self._end(self._lost(f"no answer within {timeout_secs:g} s"))
+            self._end(self._loss_error(f"no answer within {timeout_secs:g} s"))
         self.check()
 
     async def _reach(self, ca_file: str | None) -> trio.abc.Stream:
@@ -199,7 +199,7 @@ class FastLinkClient:
             raise Unreached(f"{self._place}: {reason(error)}") from error
         return secured
 
-    def _lost(self, why: str) -> ConnectionLost:
+    def _loss_error(self, why: str) -> ConnectionLost:
         if self._opened.is_set():
             return ConnectionLost(f"{self._place}: {why}")
         return Unreached(f"{self._place}: {explained(self._target.protocol, self._first, why)}")
@@ -257,7 +257,7 @@ class FastLinkClient:
         """Wake the writing task to send what was encoded."""
         self._to_write.set()
 
-    async def drained(self) -> None:
+    async def drain(self) -> None:
         """Wait until everything that was encoded has been handed to the network."""
         self._written = trio.Event()
         self.flush()
@@ -299,9 +299,9 @@ class FastLinkClient:
                 while self._holds and not self._leaving:
                     await self._released.wait()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self._end(self._lost(reason(error)))
+            self._end(self._loss_error(reason(error)))
         else:
-            self._end(self._lost("the server closed the connection"))
+            self._end(self._loss_error("the server closed the connection"))
 
     async def _write(self, stream: trio.abc.Stream) -> None:
         while True:
@@ -312,7 +312,7 @@ class FastLinkClient:
                 try:
                     await stream.send_all(data)
                 except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                    self._end(self._lost(reason(error)))
+                    self._end(self._loss_error(reason(error)))
             if not self._to_write.is_set():
                 self._written.set()
 
@@ -323,7 +323,7 @@ class FastLinkClient:
             self.machine.tick(now)
             self.flush()
             if self.machine.timed_out(now):
-                self._end(self._lost("the server is silent"))
+                self._end(self._loss_error("the server is silent"))
                 await trio.aclose_forcefully(stream)
                 return
 
@@ -331,7 +331,7 @@ class FastLinkClient:
         if self._failure is None:
             self._failure = failure
         for channel in list(self._channels.values()):
-            channel.ended(self._failure)
+            channel.end(self._failure)
         self._channels.clear()
         self._by_handle.clear()
         for event in (self._opened, self._ended, self._written):
@@ -347,20 +347,20 @@ class FastLinkClient:
     def _replies(self, event: Replies) -> None:
         for number, _, tag, code, text in event.rows:
             if number in self._channels:
-                self._channels[number].heard_reply(tag, code, text)
+                self._channels[number].handle_reply(tag, code, text)
 
     def _notifies(self, event: Notifies) -> None:
         for row in event.rows:
             if row[0] in self._by_handle:
-                self._by_handle[row[0]].heard(row)
+                self._by_handle[row[0]].handle_message(row)
 
     def _fragment(self, event: Fragment) -> None:
         if event.handle in self._by_handle:
-            self._by_handle[event.handle].heard_fragment(event)
+            self._by_handle[event.handle].handle_fragment(event)
 
     def _ready(self, event: Ready) -> None:
         if event.handle in self._by_handle:
-            self._by_handle[event.handle].heard_ready(event.handle, event.message_size)
+            self._by_handle[event.handle].handle_ready(event.handle, event.message_size)
 
     def _command(self, event: CommandReceived) -> None:
         command = event.command
@@ -370,17 +370,17 @@ class FastLinkClient:
         if channel is None:
             return
         if isinstance(command, HandleIndex):
-            channel.heard_index(command)
+            channel.handle_index(command)
         else:
-            channel.heard_created(command)
+            channel.handle_created(command)
 
     def _handle_released(self, event: Released) -> None:
         if event.handle in self._by_handle:
-            self._by_handle[event.handle].released(event.handle)
+            self._by_handle[event.handle].forget_handle(event.handle)
 
-    def _prepared(self, event: Prepared) -> None:
+    def _handle_prepare(self, event: Prepared) -> None:
         if event.handle in self._by_handle:
-            self._by_handle[event.handle].heard_prepared(event)
+            self._by_handle[event.handle].handle_prepare(event)
 
     def _handle_closed(self, event: HandleClosed) -> None:
         found = self._by_handle.pop(event.handle, None)
@@ -390,9 +390,9 @@ class FastLinkClient:
     def _channel_closed(self, event: ChannelClosed) -> None:
         found = self._channels.pop(event.channel, None)
         if found is not None:
-            found.ended(RefusedByServer(event.reply_code, event.text, Scope.CHANNEL))
+            found.end(RefusedByServer(event.reply_code, event.text, Scope.CHANNEL))
 
-    def _let_in(self, event: Opened) -> None:
+    def _handle_open(self, event: Opened) -> None:
         self._opened.set()
 
     def _challenged(self, event: Challenged) -> None:
@@ -401,7 +401,7 @@ class FastLinkClient:
     def _closed(self, event: Closed) -> None:
         refused = RefusedByServer(event.reply_code, event.text, Scope.CONNECTION)
         strange = not event.by_peer and not self._opened.is_set()
-        self._end(self._lost(f"{GARBLED}: {refused}") if strange else refused)
+        self._end(self._loss_error(f"{GARBLED}: {refused}") if strange else refused)
 
 
 HEARD: Final[dict[type[Event], Callable[[FastLinkClient, Any], None]]] = {
@@ -411,10 +411,10 @@ HEARD: Final[dict[type[Event], Callable[[FastLinkClient, Any], None]]] = {
     Ready: FastLinkClient._ready,
     CommandReceived: FastLinkClient._command,
     Released: FastLinkClient._handle_released,
-    Prepared: FastLinkClient._prepared,
+    Prepared: FastLinkClient._handle_prepare,
     HandleClosed: FastLinkClient._handle_closed,
     ChannelClosed: FastLinkClient._channel_closed,
-    Opened: FastLinkClient._let_in,
+    Opened: FastLinkClient._handle_open,
     Challenged: FastLinkClient._challenged,
     Closed: FastLinkClient._closed,
 }

@@ -70,7 +70,7 @@ class PendingReplies:
         self._failure: LinkError | None = None
         self._done = trio.Event()
 
-    def came(self, failure: LinkError | None = None) -> None:
+    def count_reply(self, failure: LinkError | None = None) -> None:
         """Count a reply; a failure ends the wait for all remaining ones."""
         self._remaining -= 1
         self._failure = self._failure or failure
@@ -95,7 +95,7 @@ class Carrier(Protocol):
     def flush(self) -> None:
         """Write what was encoded."""
 
-    async def drained(self) -> None:
+    async def drain(self) -> None:
         """Wait until the network has accepted what was written."""
 
     def hold(self) -> None:
@@ -118,7 +118,7 @@ class HandleChannel(Protocol):
     def await_tags(self, handle: int, tags: Sequence[int]) -> PendingReplies:
         """Return an object that waits for the replies to all of these tags."""
 
-    async def say(self, command: m.Command, tag: int, handle: int = ...) -> None:
+    async def send_and_wait(self, command: m.Command, tag: int, handle: int = ...) -> None:
         """Send a command and wait for its reply."""
 
     def close_handle(self, number: int) -> None:
@@ -156,7 +156,7 @@ class OpenHandle:
             await self.news()
         return self._came.popleft()
 
-    def taken(self) -> FastDelivery | None:
+    def pop_delivery(self) -> FastDelivery | None:
         """Return the next delivery if one has arrived, else None."""
         return self._came.popleft() if self._came else None
 
@@ -267,14 +267,14 @@ class ClientSender(OpenHandle):
                 byte_count += upload.write()
             if upload.tag:
                 awaited = channel.await_tags(self.number, [upload.tag])
-            await client.drained()
+            await client.drain()
             self.check()
             if progress is not None:
                 progress(upload.at, size)
         self.check()
         await awaited.wait()
 
-    def heard_ready(self, held_bytes: int) -> None:
+    def handle_ready(self, held_bytes: int) -> None:
         """Process READY: the server already has `held_bytes` of the upload."""
         self._ready_sizes.append(held_bytes)
         self.wake()
@@ -288,7 +288,7 @@ class StreamHandle(OpenHandle):
         self._arrived = bytearray()
         self._holding = False
 
-    def heard_bytes(self, data: bytes | memoryview) -> None:
+    def handle_bytes(self, data: bytes | memoryview) -> None:
         """Add a received fragment. Pause reading from the connection if too many bytes wait."""
         self._arrived += data
         if len(self._arrived) > ARRIVED_BYTES_HIGH and not (self._holding or self._ended):
@@ -306,7 +306,7 @@ class StreamHandle(OpenHandle):
         data = bytes(self._arrived[:most])
         del self._arrived[:most]
         if len(self._arrived) <= ARRIVED_BYTES_HIGH // 2:
-            self._let_go()
+            self._resume_reading()
         return data
 
     def check_ended(self) -> None:
@@ -316,12 +316,12 @@ class StreamHandle(OpenHandle):
 
     async def aclose(self) -> None:
         """End the stream and close its channel."""
-        self._let_go()
+        self._resume_reading()
         if not self._ended:
             await super().aclose()
             await self._channel.aclose()
 
-    def _let_go(self) -> None:
+    def _resume_reading(self) -> None:
         if self._holding:
             self._holding = False
             self._channel.client.release()
@@ -348,16 +348,16 @@ class PeerStream(trio.abc.Stream):
             while True:
                 self._handle.check_ended()
                 self._handle.check()
-                size = min(self._transfer.room, len(raw))
+                size = min(self._transfer.capacity, len(raw))
                 self._transfer.write(bytes(raw[:size]))
-                await self._client.drained()
+                await self._client.drain()
                 raw = raw[size:]
                 if not raw:
                     return
 
     async def wait_send_all_might_not_block(self) -> None:
         """Wait until the network has accepted the earlier data."""
-        await self._client.drained()
+        await self._client.drain()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Return received bytes; b"" when the peer has ended the stream."""
@@ -385,14 +385,14 @@ class ConsumerHandle(OpenHandle):
         """Send HANDLE FLOW, which pauses or resumes deliveries; return when the server has confirmed it."""
         channel = self._channel
         tag = channel.client.machine.new_tag(channel.number)
-        await channel.say(m.HandleFlow(self.number, tag, paused), tag, self.number)
+        await channel.send_and_wait(m.HandleFlow(self.number, tag, paused), tag, self.number)
 
     async def created(self) -> None:
         """Wait for the name of a temporary destination."""
         while not self.name:
             await self.news()
 
-    def heard_created(self, name: str) -> None:
+    def handle_created(self, name: str) -> None:
         """Handle CREATED."""
         self.name = name
         self.wake()
@@ -404,7 +404,7 @@ class ConsumerHandle(OpenHandle):
         index, self._index = self._index, None
         return index
 
-    def heard_index(self, index: m.HandleIndex) -> None:
+    def handle_index(self, index: m.HandleIndex) -> None:
         """Handle INDEX."""
         self._index = index
         self.wake()

@@ -64,7 +64,7 @@ class LargeSender:
         if self.announced and now - self._announced_at >= READY_SECS:
             assert self._upload is not None
             self._machine.close_handle(self._upload.handle)
-            self._again(restartable=False)
+            self._resend(restartable=False)
 
     def send(self, message: Message, head: bytes) -> None:
         """Begin to send a message; its outcome is reported later.
@@ -110,7 +110,7 @@ class LargeSender:
             stream.queued += upload.write()
             stream.mark()
 
-    def replied(self, handle: int, code: int, text: str) -> None:
+    def handle_reply(self, handle: int, code: int, text: str) -> None:
         """Finish the message with the outcome of the server's reply."""
         upload = self._upload
         if upload is not None and upload.handle == handle:
@@ -122,9 +122,9 @@ class LargeSender:
         if upload is None or upload.handle != handle:
             return
         if upload.prepared and code in UNKNOWN:
-            self._again(restartable=False)
+            self._resend(restartable=False)
         elif upload.resumed_at and code == ReplyCode.MESSAGE_CONTENTS_INVALID:
-            self._again(restartable=True)  # the server's part was of another body; now it has none
+            self._resend(restartable=True)  # the server's part was of another body; now it has none
         else:
             self._upload = None
             self._finish(outcome_of(code, text), code)
@@ -135,12 +135,12 @@ class LargeSender:
         if upload is None:
             return
         if upload.prepared and code in UNKNOWN:
-            self._again(restartable=False)
+            self._resend(restartable=False)
         else:
             self._upload = None
             self._finish(outcome_of(code, text), code)
 
-    def _again(self, *, restartable: bool) -> None:
+    def _resend(self, *, restartable: bool) -> None:
         message = self._message
         assert message is not None
         self._restartable = restartable

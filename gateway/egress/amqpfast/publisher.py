@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from gateway import clock
-from gateway.broker.poison import poisoned
+from gateway.broker.poison import outcome_of_error
 from gateway.egress.amqpfast.large import LARGE_BYTES, LargeSender
 from gateway.egress.amqpfast.login import OF_DESTINATIONS, open_for_sending, outcome_of
 from gateway.egress.confirms import ConfirmedSink, Positions, settle_all
@@ -90,7 +90,7 @@ class FastLinkPublisher(ConfirmedSink):
         self.pump()
 
     @property
-    def opened(self) -> bool:
+    def is_open(self) -> bool:
         """True if there is a channel to send on."""
         return self._machine is not None
 
@@ -98,14 +98,14 @@ class FastLinkPublisher(ConfirmedSink):
         """Requeue unconfirmed messages after the channel is lost. Return their number."""
         if self._large is not None and self._large.announced:
             assert self._stream is not None
-            self._gone_behind_prepare(self._stream.remote)
+            self._disable_prepare(self._stream.remote)
         self._machine = None
         self._large = None
         self._destinations.clear()
         self._wires.clear()
         return super().close()
 
-    def _gone_behind_prepare(self, server: str) -> None:
+    def _disable_prepare(self, server: str) -> None:
         if server not in self._prepares:
             self._prepares[server] = False
             log.warning("PREPARE disabled, server drops connections", server=server)
@@ -114,9 +114,9 @@ class FastLinkPublisher(ConfirmedSink):
         """Handle the server's close of the channel or connection because of its content."""
         unconfirmed_count = self.close()
         if unconfirmed_count and code >= ReplyCode.MESSAGE_NOT_FOUND:
-            self._blame(unconfirmed_count, code, text)
+            self._settle_suspect(unconfirmed_count, code, text)
 
-    def _blame(self, count: int, code: int, text: str) -> None:
+    def _settle_suspect(self, count: int, code: int, text: str) -> None:
         outcome = outcome_of(code, text)
         message = self._suspect(count, outcome)
         if message is not None and code in OF_DESTINATIONS:
@@ -136,7 +136,7 @@ class FastLinkPublisher(ConfirmedSink):
             self._large.tick(now)
         self.pump()
 
-    def drained(self) -> None:
+    def resume_writing(self) -> None:
         """Continue sending, as the stream's buffer has drained."""
         if self._large is not None:
             self._large.write()
@@ -179,12 +179,12 @@ class FastLinkPublisher(ConfirmedSink):
             try:
                 rows.append((destination.name, encode_properties(message, offset), body))
             except Exception as error:
-                self._settle_unsent([positions[index]], poisoned(error))
+                self._settle_unsent([positions[index]], outcome_of_error(error))
             else:
                 chosen.append(positions[index])
         if destination is not None and rows:
             self._send_rows(destination, rows, chosen, sent)
-        self._sent(part, sent, sum([len(part.messages[at].body) for at in sent]))
+        self._record_sent(part, sent, sum([len(part.messages[at].body) for at in sent]))
         return rest if large is None else self._send_large(part, rest, large)
 
     def _send_rows(
@@ -247,13 +247,13 @@ class FastLinkPublisher(ConfirmedSink):
         try:
             head = encode_properties(message, clock.wall_offset())
         except Exception as error:
-            self._settle_unsent(positions[:1], poisoned(error))
+            self._settle_unsent(positions[:1], outcome_of_error(error))
             return positions[1:]
         assert self._machine is not None
         if len(head) + BODY_SIZE.size > self._machine.frame_max:
             self._settle_unsent(positions[:1], HEAD_TOO_LONG)
             return positions[1:]
-        self._sent(part, positions[:1], 0)
+        self._record_sent(part, positions[:1], 0)
         try:
             self._large.send(message, head)
         except LocalProtocolError:
@@ -263,7 +263,7 @@ class FastLinkPublisher(ConfirmedSink):
 
     # Outcomes.
 
-    def replies(self, rows: list[ReplyRow]) -> None:
+    def settle_replies(self, rows: list[ReplyRow]) -> None:
         """Settle messages that the server has replied to. `rows` may be of the channel for large ones."""
         floor, shift = self._floor, self._shift
         early = self._early
@@ -272,7 +272,7 @@ class FastLinkPublisher(ConfirmedSink):
         for channel, handle, tag, code, text in rows:
             if channel != self._channel:
                 if self._large is not None and channel == self._large.channel:
-                    self._large.replied(handle, code, text)
+                    self._large.handle_reply(handle, code, text)
                 continue
             number = floor + (tag - shift - floor) % ID_MAX
             if code >= ReplyCode.MESSAGE_NOT_FOUND:
@@ -313,9 +313,9 @@ class FastLinkPublisher(ConfirmedSink):
             self._refuse_for_now(wire, outcome)
             settle_all(withdrawn, outcome)
         else:
-            repeated = self._again(withdrawn)
+            repeated = self._requeue(withdrawn)
             if repeated and code >= ReplyCode.MESSAGE_NOT_FOUND:
-                self._blame(repeated, code, text)
+                self._settle_suspect(repeated, code, text)
         self.pump()
 
     def large_closed(self, channel: int, code: int, text: str) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from gateway import clock
-from gateway.broker.dead_letters.letters import BODY_LOST, PROPERTIES_LOST, without
+from gateway.broker.dead_letters.letters import BODY_LOST, PROPERTIES_LOST, with_loss
 from gateway.broker.dispatcher import UNROUTED, Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.routing import RoutingEntry
@@ -113,20 +113,20 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         """Process received bytes, or events that were postponed to this turn."""
         self._process(self._stream.postponed() or self.machine.receive_data(data, now))
         if self.machine.unread:
-            self._stream.again()
+            self._stream.request_turn()
 
     def data_to_send(self) -> bytes | list[Piece]:
         """Return pending acknowledgements and everything else that was encoded."""
         self._acknowledge()
         return self.machine.to_send()
 
-    def drained(self) -> None:
+    def resume_writing(self) -> None:
         """Continue sending, as the stream's buffer has drained."""
-        self._session.publisher.drained()
+        self._session.publisher.resume_writing()
 
-    def lost(self, reason: str) -> None:
+    def connection_lost(self, reason: str) -> None:
         """Handle the loss of the connection: unconfirmed messages are sent again on the next one."""
-        self._let_go()
+        self._abandon_consumers()
         self._by_handle.clear()
         self._session.disconnected(self, self._why or reason)
 
@@ -143,7 +143,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         if self.open:
             if self._reopen_at and now >= self._reopen_at:
                 self._open_sending()
-            for source in session.sources.due(now):
+            for source in session.sources.take_due(now):
                 self._consume(source)
             self._survey(now)
         self._stream.mark()
@@ -155,7 +155,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         """Number of received messages that are not acknowledged."""
         return sum(len(consumer.unsettled) for consumer in self._consumers.values())
 
-    def rearrange(self, fresh: list[LinkSource], obsolete: list[LinkSource]) -> None:
+    def update_consumers(self, fresh: list[LinkSource], obsolete: list[LinkSource]) -> None:
         """Consume new sources and stop unwanted ones, as the mapping has changed."""
         consumed = {
             consumer.source: consumer for consumer in self._consumers.values() if not consumer.stopping
@@ -167,7 +167,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 self.machine.close_handle(survey.handle)
             if source in resting and not source.identifier:
                 consumed[source].stopping = True
-                self._leave(consumed[source])
+                self._close_stopped(consumed[source])
             elif source in consumed and source not in resting:
                 consumed[source].stop()
             elif source.identifier:
@@ -220,10 +220,10 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
 
     def _opened(self) -> None:
         session = self._session
-        session.stats.spoke(self.machine, VERSION)
+        session.stats.set_version(self.machine, VERSION)
         self.open = True
         self._open_sending()
-        for source in session.sources.left_behind():
+        for source in session.sources.take_obsolete():
             self._abandon(source)
         for source in session.sources.connected():
             self._consume(source)
@@ -246,12 +246,12 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
 
     def _replies(self, rows: list[ReplyRow]) -> None:
         publisher = self._session.publisher
-        if self._unanswered or not publisher.opened:
+        if self._unanswered or not publisher.is_open:
             sent: list[ReplyRow] = []
             for row in rows:
                 consumer = self._unanswered.pop(row[1], None)
                 if consumer is not None:
-                    self._session.met(consumer.source)
+                    self._session.mark_met(consumer.source)
                     self._begin_survey(consumer.source)
                     self._arranged()
                 elif row[1] != NO_HANDLE:
@@ -260,7 +260,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                     publisher.open(self.machine, row[0], self._stream)
                     self._arranged()
             rows = sent
-        publisher.replies(rows)
+        publisher.settle_replies(rows)
 
     def _handle_closed(self, event: HandleClosed) -> None:
         if not event.by_peer:
@@ -277,10 +277,10 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         self.machine.close_handle(event.handle)
         self._forget_handle(consumer)
         if consumer.stopping:
-            self._leave(consumer)
+            self._close_stopped(consumer)
             return
         consumer.resting = True
-        self._session.failed(consumer.source, f"{event.reply_code} {event.text}")
+        self._session.mark_failed(consumer.source, f"{event.reply_code} {event.text}")
         self._arranged()
 
     def _channel_closed(self, event: ChannelClosed) -> None:
@@ -289,7 +289,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         publisher = self._session.publisher
         consumer = self._consumers.get(event.channel)
         if consumer is not None:
-            self._failed(consumer, f"{event.reply_code} {event.text}")
+            self._drop_consumer(consumer, f"{event.reply_code} {event.text}")
         elif event.channel == self._survey_channel:
             self._surveys.clear()  # the server does not support the queries on this connection
         elif event.channel == self._sending:
@@ -307,7 +307,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         consumer = self._by_handle.get(event.handle) if event.handle else None
         if consumer is not None:
             self._forget_handle(consumer)
-            self._leave(consumer)
+            self._close_stopped(consumer)
         else:
             self._session.publisher.pump()
 
@@ -320,9 +320,9 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     def _arranged(self) -> None:
         """Set the link up if the sending channel is open and every source has a reply."""
         session = self._session
-        if not self._up and session.publisher.opened and session.sources.surveyed:
+        if not self._up and session.publisher.is_open and session.sources.surveyed:
             self._up = True
-            session.status.came_up()
+            session.status.mark_up()
 
     def _consume(self, source: LinkSource) -> None:
         consumer = self._consumer(source)
@@ -333,7 +333,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     def _survey(self, now: float) -> None:
         """Query the prefixes of queues whose survey is due and that have no unacknowledged message."""
         for source, survey in self._surveys.items():
-            if survey.due(now) and self._idle(source) is not None:
+            if survey.is_due(now) and self._idle(source) is not None:
                 survey.awaits_reply = True
                 self.machine.send(m.HandleQuery(survey.handle))
 
@@ -368,7 +368,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             if survey.handle == index.handle_id:
                 consumer = self._idle(source)
                 waits = bool(index.message_list) and consumer is not None
-                if survey.answered(waits=waits, now=clock.now()) and consumer is not None:
+                if survey.process_reply(waits=waits, now=clock.now()) and consumer is not None:
                     log.info("consumer restarted", link=self._session.name, prefix=source.name)
                     consumer.stop()
                     self._consume(source)
@@ -396,24 +396,24 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             else:
                 consumer.reopen()
         except LocalProtocolError as error:
-            session.failed(source, str(error))
+            session.mark_failed(source, str(error))
             self._arranged()
             return None
         self._consumers[consumer.channel] = consumer
         self._by_handle[consumer.handle] = consumer
         return consumer
 
-    def _failed(self, consumer: FastLinkConsumer, why: str) -> None:
+    def _drop_consumer(self, consumer: FastLinkConsumer, why: str) -> None:
         """Drop a consumer whose channel was closed, and report why."""
         consumer.live = False
         self._consumers.pop(consumer.channel, None)
         self._forget_handle(consumer)
         self._owing.pop(consumer, None)
         if not consumer.stopping:
-            self._session.failed(consumer.source, why)
+            self._session.mark_failed(consumer.source, why)
         self._arranged()
 
-    def _leave(self, consumer: FastLinkConsumer) -> None:
+    def _close_stopped(self, consumer: FastLinkConsumer) -> None:
         """Close the channel of an unwanted source once all its messages are acknowledged."""
         over = consumer.stopping and consumer.handle not in self._by_handle and not len(consumer.unsettled)
         if over and consumer.live:
@@ -447,7 +447,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             if consumer is None or not bits & DELIVERED:
                 self._pass_over(consumer)
                 continue
-            if name not in entries and self._stream.spent():
+            if name not in entries and self._stream.is_turn_spent():
                 postponed = [row, *in_turn]
                 break
             consumer.unsettled.add(number)
@@ -483,7 +483,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             if short:
                 session.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
             elif not publish(batch, entry, message, receipt):
-                session.unclaimed(entry, receipt)
+                session.handle_unrouted(entry, receipt)
         session.stats.messages_in += len(rows) - len(postponed)
         return postponed
 
@@ -533,11 +533,11 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     ) -> None:
         """Make a dead letter of a message that is malformed or too large (`body` is None)."""
         session = self._session
-        outcome = without(BODY_LOST if body is None else PROPERTIES_LOST, outcome)
+        outcome = with_loss(BODY_LOST if body is None else PROPERTIES_LOST, outcome)
         log.warning("message unusable", link=session.name, error=outcome.text)
         entry: RoutingEntry = session.resolve(consumer.source.service, name, {})
         message = Message(entry.address, body or b"", NO_PROPERTIES, sender=self._sender)
-        session.bury((consumer, number, message), outcome)
+        session.store_dead_letter((consumer, number, message), outcome)
 
 
 def _oversized(byte_count: int) -> Outcome:
@@ -577,11 +577,11 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
 
         `targets` is not used: destinations of an AMQP/Fast server cannot be declared.
         """
-        fresh, obsolete = self.sources.want(subscriptions)
+        fresh, obsolete = self.sources.set_needs(subscriptions)
         if self._connection is not None and self._connection.open:
-            self._connection.rearrange(fresh, obsolete)
+            self._connection.update_consumers(fresh, obsolete)
         else:
-            self.sources.leave_behind(obsolete)
+            self.sources.add_obsolete(obsolete)
 
     def connect(self, stream: Stream, target: LinkUrl, now: float) -> FastLinkConnection:
         """Begin the negotiation on a new connection. Return the owner of its stream."""
@@ -602,17 +602,17 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         if refused:
             for at, outcome in refused.items():
                 if outcome.verdict is Verdict.REJECTED:
-                    self.bury(receipts[at], outcome)
+                    self.store_dead_letter(receipts[at], outcome)
                     self.let_others_follow([receipts[at]])
                 else:
                     self.stats.refuse(outcome)
-                    self.released(receipts[at], outcome)
+                    self.handle_release(receipts[at], outcome)
             receipts = [receipt for at, receipt in enumerate(receipts) if at not in refused]
         self.accept(receipts)
         self.stats.accepted_messages += len(receipts)
         self.let_others_follow(receipts)
 
-    def give_back_later(self, receipt: Receipt) -> None:
+    def requeue_later(self, receipt: Receipt) -> None:
         """Return a message to its queue after a moment."""
         receipt[0].give_back_later(receipt, clock.now())
 
@@ -622,11 +622,11 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         AMQP/Fast has no negative acknowledgement.
         """
         batch = super().new_batch()
-        batch.untold = self._is_untold
+        batch.untold = self._cannot_notify_source
         return batch
 
-    def _is_untold(self, receipt: Receipt, retries: bool, outcome: Outcome) -> bool:
-        """Return True: a route has to store whatever it rejects; see gateway.model.batch.Untold."""
+    def _cannot_notify_source(self, receipt: Receipt, retries: bool, outcome: Outcome) -> bool:
+        """Return True: no source is notified, a route stores what it rejects (gateway.model.batch.Untold)."""
         return True
 
     def queue_of(self, consumer: FastLinkConsumer) -> str:
@@ -642,7 +642,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         entry = entries[name] = self.dispatcher.entry(self.name, None, address)
         return entry
 
-    def answer_unclaimed(self, entry: RoutingEntry, receipt: Receipt) -> None:
+    def settle_unrouted(self, entry: RoutingEntry, receipt: Receipt) -> None:
         """Settle a message that no route accepts.
 
         A message from a queue becomes a dead letter if there is no route at all. Others are acknowledged: a
@@ -650,21 +650,21 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         """
         message = receipt[2]
         if not entry.plan.branches and message.address.wire.startswith(b"queue:"):
-            self.bury(receipt, ROUTE_REMOVED if receipt[0].stopping else UNROUTED)
+            self.store_dead_letter(receipt, ROUTE_REMOVED if receipt[0].stopping else UNROUTED)
         else:
             self.settle([receipt], None, clock.now())
 
-    def met(self, source: LinkSource) -> None:
+    def mark_met(self, source: LinkSource) -> None:
         """Record that the server allows to consume a source."""
-        if not self.sources.in_force(source):
+        if not self.sources.is_current(source):
             return
         if source.why:
             log.info("broker object usable now", link=self.name, kind=source.service, name=source.name)
-        self.sources.met(source)
+        self.sources.mark_met(source)
 
-    def failed(self, source: LinkSource, why: str) -> None:
+    def mark_failed(self, source: LinkSource, why: str) -> None:
         """Record why the server refuses a source, and retry it later; other routes continue."""
-        if self.sources.in_force(source) and self.sources.failed(source, why, clock.now()):
+        if self.sources.is_current(source) and self.sources.mark_failed(source, why, clock.now()):
             log.warning(
                 "broker object unusable, retrying",
                 link=self.name,

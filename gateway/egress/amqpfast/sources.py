@@ -64,11 +64,11 @@ class Survey:
         self._at = now + SURVEY_SECS
         self._doubtful = False
 
-    def due(self, now: float) -> bool:
+    def is_due(self, now: float) -> bool:
         """Return True if it is time for the next query."""
         return not self.awaits_reply and now >= self._at
 
-    def answered(self, *, waits: bool, now: float) -> bool:
+    def process_reply(self, *, waits: bool, now: float) -> bool:
         """Process the reply to a query. Return True if the prefix has to be consumed again.
 
         `waits` is True if a message waits.
@@ -115,7 +115,7 @@ class LinkSources:
         """True if the server has accepted or refused consumption from every source on this connection."""
         return all(source.settled for source in self._sources.values())
 
-    def want(self, subscriptions: Subscriptions) -> tuple[list[LinkSource], list[LinkSource]]:
+    def set_needs(self, subscriptions: Subscriptions) -> tuple[list[LinkSource], list[LinkSource]]:
         """Set the sources of a changed mapping. Return the new ones and those no longer wanted."""
         prefixes = subscriptions.prefixes
         before = self._sources
@@ -127,16 +127,16 @@ class LinkSources:
         fresh = [source for key, source in self._sources.items() if key not in before]
         return fresh, [source for key, source in before.items() if key not in self._sources]
 
-    def leave_behind(self, obsolete: list[LinkSource]) -> None:
+    def add_obsolete(self, obsolete: list[LinkSource]) -> None:
         """Remember durable subscriptions to cancel, while there is no connection."""
         self._left_behind += [source for source in obsolete if source.identifier]
 
-    def left_behind(self) -> list[LinkSource]:
+    def take_obsolete(self) -> list[LinkSource]:
         """Return, once, the remembered durable subscriptions that are still unwanted."""
         sources, self._left_behind = self._left_behind, []
         return [source for source in sources if source.key not in self._sources]
 
-    def in_force(self, source: LinkSource) -> bool:
+    def is_current(self, source: LinkSource) -> bool:
         """Return True if the current mapping needs the source."""
         return self._sources.get(source.key) is source
 
@@ -148,20 +148,20 @@ class LinkSources:
             source.retry_at = 0.0
         return list(self._sources.values())
 
-    def due(self, now: float) -> list[LinkSource]:
+    def take_due(self, now: float) -> list[LinkSource]:
         """Return refused sources that are to be tried again."""
         found = [one for one in self._sources.values() if one.retry_at and one.retry_at <= now]
         for source in found:
             source.retry_at = 0.0
         return found
 
-    def met(self, source: LinkSource) -> None:
+    def mark_met(self, source: LinkSource) -> None:
         """Record that the server allows to consume a source."""
         source.settled = True
         source.why = ""
         source.retry_at = 0.0
 
-    def failed(self, source: LinkSource, why: str, now: float) -> bool:
+    def mark_failed(self, source: LinkSource, why: str, now: float) -> bool:
         """Record why the server refuses a source. Return True if the reason is new."""
         news = source.why != why
         source.settled = True

@@ -113,7 +113,7 @@ class Upload:
         """Encode the next fragment. Return the number of its body bytes."""
         transfer = self._transfer
         assert transfer is not None
-        data = self._read(self.at, min(transfer.room, self.size - self.at))
+        data = self._read(self.at, min(transfer.capacity, self.size - self.at))
         self.at += len(data)
         last = self.at == self.size
         if last:

@@ -52,10 +52,10 @@ class Filters:
         self._next_id = FIRST_ID
         self._version: Version | None = None  # of the connection on which the granted filters were requested
 
-    def want(self, filters: tuple[str, ...]) -> None:
+    def set_filters(self, filters: tuple[str, ...]) -> None:
         """Set the wanted filters. The changes are sent at once if the link is up."""
         filters = self.topic_filters = tuple(self._group + one for one in filters)
-        self._forgive()
+        self._clear_refusals()
         self._attempts.clear()
         self._retry_times.clear()
         if self._machine is not None:
@@ -71,7 +71,7 @@ class Filters:
         that the link itself publishes would come back.
         """
         self._machine = machine
-        self._forgive()
+        self._clear_refusals()
         self._unanswered.clear()
         self._attempts.clear()
         self._retry_times.clear()
@@ -88,7 +88,7 @@ class Filters:
         """Forget the connection, which is lost."""
         self._machine = None
 
-    def answered(self, packet_id: int, reasons: tuple[int, ...], now: float) -> None:
+    def handle_suback(self, packet_id: int, reasons: tuple[int, ...], now: float) -> None:
         """Handle SUBACK: a granted QoS or a refusal for each filter of the packet."""
         for one, reason in zip(self._unanswered.pop(packet_id, ()), reasons, strict=False):
             if reason >= FAILURE:
@@ -111,7 +111,7 @@ class Filters:
                 del self._retry_times[one]
             self._subscribe(due_filters)
 
-    def _forgive(self) -> None:
+    def _clear_refusals(self) -> None:
         self._refused.clear()
         self._stats.filters_refused = 0
 
@@ -122,7 +122,7 @@ class Filters:
             self._refused.add(one)
             self._stats.filters_refused = len(self._refused)
 
-    def _give_up(self, one: str, why: str) -> None:
+    def _refuse_for_good(self, one: str, why: str) -> None:
         """Refuse a filter for the rest of this connection."""
         self._refuse(one)
         log.error("link subscription failed", link=self._link, filter=one, why=why)
@@ -155,14 +155,14 @@ class Filters:
                     for one in chunk:
                         self._subscribe([one])
                 else:
-                    self._give_up(chunk[0], "longer than the broker takes")
+                    self._refuse_for_good(chunk[0], "longer than the broker takes")
 
     def _possible(self, machine: ClientConnection, one: str) -> bool:
         shared = one.startswith(SHARE)
         if shared and not machine.shares_available:
-            self._give_up(one, "the broker has no shared subscriptions")
+            self._refuse_for_good(one, "the broker has no shared subscriptions")
         elif not machine.wildcards_available and not WILDCARDS.isdisjoint(one):
-            self._give_up(one, "the broker has no subscriptions with wildcards")
+            self._refuse_for_good(one, "the broker has no subscriptions with wildcards")
         else:
             return True
         return False

@@ -27,7 +27,7 @@ import structlog
 
 from gateway import clock
 from gateway.broker.mqtt.echoes import Ledger, Unconfirmed
-from gateway.broker.poison import poisoned
+from gateway.broker.poison import outcome_of_error
 from gateway.egress.confirms import EXPIRED, SLICE_MESSAGES_MAX, ConfirmedSink, Positions, settle_all
 from gateway.egress.confirms import Unconfirmed as UnconfirmedSlice
 from gateway.errors import GatewayError
@@ -273,22 +273,24 @@ class MqttLinkPublisher(ConfirmedSink):
 
     # Handover to another replica.
 
-    def in_doubt(self, selects: Callable[[SubBatch], bool]) -> bool:
+    def has_doubtful(self, selects: Callable[[SubBatch], bool]) -> bool:
         """Return True if QoS 2 messages may be at the broker, which detects duplicates by packet id."""
-        return any(selects(part) and self._known_again(part, at) for part, at in self._packet_ids)
+        return any(selects(part) and self._is_recognized_again(part, at) for part, at in self._packet_ids)
 
-    def give_up(self, selects: Callable[[SubBatch], bool], outcome: Outcome) -> None:
+    def release_waiting(self, selects: Callable[[SubBatch], bool], outcome: Outcome) -> None:
         """Settle the waiting messages of wanted parts with this outcome, and free their packet ids.
 
         Messages of QoS 2 that were sent before are not included, because the broker may have them.
         """
-        withdrawn = self._withdraw_waiting(lambda part, at: selects(part) and not self._known_again(part, at))
+        withdrawn = self._withdraw_waiting(
+            lambda part, at: selects(part) and not self._is_recognized_again(part, at)
+        )
         for part, positions in withdrawn:
             for at in positions:
                 self._packet_ids.pop((part, at), None)
         settle_all(withdrawn, outcome)
 
-    def _known_again(self, part: SubBatch, at: int) -> bool:
+    def _is_recognized_again(self, part: SubBatch, at: int) -> bool:
         return (part, at) in self._packet_ids and min(part.messages[at].assurance, self._max_qos) == 2
 
     # Sending.
@@ -300,9 +302,9 @@ class MqttLinkPublisher(ConfirmedSink):
     def _place(self, message: Message) -> bytes:
         return message.address.wire
 
-    def _room(self) -> int:
+    def _send_capacity(self) -> int:
         """Return how many messages may be sent now; QoS 0 messages do not wait for acknowledgements."""
-        room = super()._room()
+        room = super()._send_capacity()
         if room > 0:
             return room
         part, positions = self._waiting[0]
@@ -313,14 +315,14 @@ class MqttLinkPublisher(ConfirmedSink):
         """Return False for a message that was sent before, as its packet id is in use."""
         return (part, at) not in self._packet_ids
 
-    def _take(self, room: int) -> UnconfirmedSlice:
+    def _take_slice(self, room: int) -> UnconfirmedSlice:
         """Remove the next waiting messages and return them.
 
         Without a connection, return the one message to blame, which the broker has not received; its packet
         id is freed.
         """
         if self._outlet is not None:
-            return super()._take(room)
+            return super()._take_slice(room)
         (oldest,) = self._withdraw_waiting(lambda part, at: (part, at) not in self._released, most=1)
         self._packet_ids.pop((oldest.part, oldest.positions[0]), None)
         return oldest
@@ -389,7 +391,8 @@ class MqttLinkPublisher(ConfirmedSink):
     ) -> int:
         """Send the first messages of QoS 0, or of a higher one. Return how many were handled.
 
-        Return 0 if the window is full, or if QoS 2 has to wait until old packet ids are released (`_swept`).
+        Return 0 if the window is full, or if QoS 2 has to wait until old packet ids are released
+        (`_handle_sweep`).
         """
         table = self._flags
         flags = [table[message.assurance * 2 + message.retain] for message in chunk]
@@ -530,7 +533,7 @@ class MqttLinkPublisher(ConfirmedSink):
         try:
             raw = encode_properties(message, utc)
         except Exception as error:
-            raise _UnsendableError(poisoned(error)) from error
+            raise _UnsendableError(outcome_of_error(error)) from error
         if not message.expires:
             message.property_set.forms[_FORMS[message.hops]] = raw
         return raw
@@ -576,7 +579,7 @@ class MqttLinkPublisher(ConfirmedSink):
             self._sweeps += 1
             self._patient_until = clock.now() + SWEEP_SECS
 
-    def _swept(self, packet_ids: Iterable[int]) -> None:
+    def _handle_sweep(self, packet_ids: Iterable[int]) -> None:
         """Handle PUBCOMPs while ids are being released: extend the deadline, or finish at the last id."""
         self._sweeps = 0
         self._patient_until = clock.now() + SWEEP_SECS
@@ -600,7 +603,7 @@ class MqttLinkPublisher(ConfirmedSink):
             rows, strangers = self._take_received(rows)
         elif kind is PacketType.PUBCOMP:
             if self._patient_until is not None:
-                self._swept([row[0] for row in rows])
+                self._handle_sweep([row[0] for row in rows])
             rows = [row for row in rows if row[0] in self._received]
         if rows:
             self._finish(rows, refuses=kind is not PacketType.PUBCOMP)
@@ -620,7 +623,7 @@ class MqttLinkPublisher(ConfirmedSink):
             else:
                 strangers.append(packet_id)
         if strangers and self._packet_ids:
-            strangers = self._take_unasked(strangers)
+            strangers = self._accept_early_pubrecs(strangers)
         if accepted_ids:
             self._bore_fruit()
             self._received.update(dict.fromkeys(accepted_ids))
@@ -628,10 +631,12 @@ class MqttLinkPublisher(ConfirmedSink):
                 self._outlet.release(accepted_ids)
         return refused, strangers
 
-    def _take_unasked(self, packet_ids: list[int]) -> list[int]:
+    def _accept_early_pubrecs(self, packet_ids: list[int]) -> list[int]:
         """Send PUBREL for messages whose PUBREC arrives before they are repeated. Return unknown ids."""
         entries = {
-            packet_id: entry for entry, packet_id in self._packet_ids.items() if self._known_again(*entry)
+            packet_id: entry
+            for entry, packet_id in self._packet_ids.items()
+            if self._is_recognized_again(*entry)
         }
         for packet_id in packet_ids:
             if packet_id in entries:
@@ -684,7 +689,7 @@ class MqttLinkPublisher(ConfirmedSink):
         self._early.clear()
         self._next = self._floor = 1
         for run in runs:
-            if open_offsets := run.left():
+            if open_offsets := run.unsettled_positions():
                 self._number(run.part, open_offsets, run.sent)
         self._numbers = dict(zip(ids, range(self._floor, self._next), strict=True))
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from gateway import clock
-from gateway.broker.dead_letters.letters import PROPERTIES_LOST, without
+from gateway.broker.dead_letters.letters import PROPERTIES_LOST, with_loss
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import HeldReceipts
@@ -30,7 +30,7 @@ from gateway.model.outcome import NO_TAKER, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, PropertySet
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.client import ClientConnection
-from gateway.protocols.mqtt.data_types import decode_topic, too_much
+from gateway.protocols.mqtt.data_types import decode_topic, quota_exceeded
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.reason_codes import publish_refused
 from gateway.protocols.mqtt.runs import PublishRow
@@ -46,7 +46,7 @@ OVERSIZED: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than limi
 MALFORMED: Final = Outcome(Verdict.REJECTED, Reason.MALFORMED, "the topic or a property is malformed")
 
 
-class Bringer:
+class DeliveringConnection:
     """Connection that delivers messages.
 
     `epoch` identifies the session of the broker that it belongs to. `pubacks` and `pubrecs` are collected
@@ -63,17 +63,17 @@ class Bringer:
 
     def refuse(self, kind: PacketType, packet_id: int, reason: int, text: str) -> None:
         """Send a negative PUBACK or PUBREC (MQTT 5)."""
-        if not self.over:
+        if not self.is_ending:
             self.machine.send_ack(kind, packet_id, reason, text)
             self.stream.mark()
 
     @property
-    def over(self) -> bool:
+    def is_ending(self) -> bool:
         """True if the connection has ended or is ending."""
         return self.stream.closed or self.stream.ending
 
 
-Receipt = tuple[Bringer, int, int, Message]
+Receipt = tuple[DeliveringConnection, int, int, Message]
 
 
 def _message_of(receipt: Receipt) -> Message:
@@ -103,7 +103,7 @@ class MqttLinkReceiver:
         self._limits = limits
         self._stats = stats
         self._settled = settled
-        self._connection: Bringer | None = None
+        self._connection: DeliveringConnection | None = None
         self._entries: dict[bytes, RoutingEntry] = {}
         self._generation = -1
         # Packet ids of QoS 2 before PUBREL; True if accepted, so that PUBREC may be sent.
@@ -112,7 +112,7 @@ class MqttLinkReceiver:
         self._burials: list[tuple[Receipt, Outcome, tuple[str, ...]]] = []
         self._held_receipts: HeldReceipts[Receipt] = HeldReceipts(lambda: dispatcher.disk_healthy())
 
-    def attach(self, connection: Bringer, *, present: bool) -> None:
+    def attach(self, connection: DeliveringConnection, *, present: bool) -> None:
         """Use a new connection. `present` is True if the broker resumed the session."""
         if not present:
             self.epoch += 1
@@ -126,8 +126,8 @@ class MqttLinkReceiver:
 
     # Interface for the connection.
 
-    def take(  # noqa: C901, PLR0912, PLR0915 - every message
-        self, connection: Bringer, rows: list[PublishRow], now: float
+    def publish_packets(  # noqa: C901, PLR0912, PLR0915 - every message
+        self, connection: DeliveringConnection, rows: list[PublishRow], now: float
     ) -> list[PublishRow]:
         """Publish a run of PUBLISH packets; the batch is sent at the end of the wake-up.
 
@@ -143,7 +143,7 @@ class MqttLinkReceiver:
         echoes = None
         if connection.machine.version is not Version.V5:
             rows = self._within_limits(connection, rows)
-            echoes = dispatcher.echoes if dispatcher.echoes.awaited else None
+            echoes = dispatcher.echoes if dispatcher.echoes.has_sent else None
         entries = self._entries
         publish = dispatcher.publish
         sender = connection.sender
@@ -154,7 +154,7 @@ class MqttLinkReceiver:
         postponed: list[PublishRow] = []
         for flags, topic, packet_id, raw, body in in_turn:
             entry = entries.get(topic)
-            if entry is None and connection.stream.spent():
+            if entry is None and connection.stream.is_turn_spent():
                 postponed = [(flags, topic, packet_id, raw, body), *in_turn]
                 break
             qos = flags >> 1 & 3
@@ -165,7 +165,7 @@ class MqttLinkReceiver:
                     entry = self._resolve(topic)
                 if raw:
                     if len(raw) > raw_max:
-                        raise too_much(f"{len(raw)} bytes of properties")
+                        raise quota_exceeded(f"{len(raw)} bytes of properties")
                     parsed = publish_essentials(raw, properties_max)
                     properties, hops = parsed, parsed.hops
                     if parsed.expiry is not None:
@@ -173,7 +173,7 @@ class MqttLinkReceiver:
                 elif echoes is not None:
                     hops = echoes.hops(topic, body, sender, now)
             except RemoteProtocolError as error:
-                self._bury(
+                self._reject_malformed(
                     connection, (flags, topic, packet_id, raw, body), MALFORMED._replace(text=str(error))
                 )
                 continue
@@ -196,12 +196,12 @@ class MqttLinkReceiver:
                 receipt = (connection, packet_id, qos, message)
                 if behind and entry.plan.branches:
                     self._held_back.note_routes(receipt, line_of(entry))
-                    self._held_receipts.behind(receipt)
+                    self._held_receipts.append(receipt)
                     continue
                 if (
                     waits
                     and entry.plan.branches
-                    and self._held_back.behind((None, line_of(entry)), receipt, clock.now())
+                    and self._held_back.hold_if_behind((None, line_of(entry)), receipt, clock.now())
                 ):
                     continue
                 if memory.short:
@@ -232,7 +232,7 @@ class MqttLinkReceiver:
         Its routes store a dead letter for a rejected message if the broker cannot be told of it.
         """
         batch = self._dispatcher.batch(self, clock.now())
-        batch.untold = self._is_untold
+        batch.untold = self._cannot_notify_source
         batch.undone = self._note_undone
         batch.rejected = self._note_rejected
         return batch
@@ -243,14 +243,14 @@ class MqttLinkReceiver:
 
     def _note_rejected(self, receipt: Receipt | None, routes: frozenset[str]) -> None:
         """Record routes that rejected a message: its broker may not be reachable any more."""
-        if receipt is not None and self._answers(receipt) is None:
+        if receipt is not None and self._connection_for_reply(receipt) is None:
             self._held_back.note_routes(receipt, sorted(routes))
 
-    def _is_untold(self, receipt: Receipt | None, retries: bool, outcome: Outcome) -> bool:
-        """Return True if a route has to store what it rejects; see gateway.model.batch.Untold."""
-        return receipt is not None and self._answers(receipt) is None
+    def _cannot_notify_source(self, receipt: Receipt | None, retries: bool, outcome: Outcome) -> bool:
+        """Return True if a route must store a rejected message, as its broker is not notified; see Untold."""
+        return receipt is not None and self._connection_for_reply(receipt) is None
 
-    def _answers(self, receipt: Receipt) -> Bringer | None:
+    def _connection_for_reply(self, receipt: Receipt) -> DeliveringConnection | None:
         """Return the connection on which a rejection can be reported to the broker, or None.
 
         It must use MQTT 5, and for QoS 1 be the one that delivered the message; on a later connection of the
@@ -262,7 +262,7 @@ class MqttLinkReceiver:
         answers = receipt[0] if receipt[2] == 1 else self._connection
         return answers if answers.machine.version is Version.V5 else None
 
-    def turn_done(self) -> None:
+    def end_turn(self) -> None:
         """Publish the batch collected in this wake-up."""
         batch = self.batch
         if batch.receipts:
@@ -275,14 +275,14 @@ class MqttLinkReceiver:
             return
         if not self.batch.receipts:
             self.batch.received = clock.now()
-        for receipt in self._held_receipts.due():
-            if not self._held_back.behind(self._line_of(receipt), receipt, Monotonic(now)):
+        for receipt in self._held_receipts.take_due():
+            if not self._held_back.hold_if_behind(self._line_of(receipt), receipt, Monotonic(now)):
                 self._retry(receipt, self.batch)
         burials, self._burials = self._burials, []
         for receipt, outcome, routes in burials:
-            self._bury_unsettled(receipt, outcome, routes)
+            self._store_dead_letters(receipt, outcome, routes)
         for receipt, routes in self._held_back.overdue(Monotonic(now), self._entry_of):
-            self._give_up(receipt, TOO_LONG, routes)
+            self._abandon_message(receipt, TOO_LONG, routes)
         self._send_held_back(Monotonic(now))
 
     def _entry_of(self, receipt: Receipt) -> RoutingEntry:
@@ -300,7 +300,7 @@ class MqttLinkReceiver:
             return
         self._sending_held_back = True
         try:
-            while receipts := self._held_back.due(now):
+            while receipts := self._held_back.take_due(now):
                 batch = self._new_batch()
                 for receipt in receipts:
                     self._retry(receipt, batch)
@@ -335,7 +335,7 @@ class MqttLinkReceiver:
         if self._held_back.on:
             for at, receipt in enumerate(receipts):
                 if receipt is not None and (refused is None or not _is_released(refused.get(at))):
-                    self._held_back.settled(receipt)
+                    self._held_back.record_settled(receipt)
             self._send_held_back(clock.now())
         stats = self._stats
         stats.latency.observe(clock.now() - received, len(receipts))
@@ -367,16 +367,16 @@ class MqttLinkReceiver:
         _, packet_id, qos, _ = receipt
         if outcome.verdict is Verdict.RELEASED or self._held_back.try_all(receipt):
             if outcome is LOW_ON_MEMORY:
-                self._held_back.settled(receipt, by_target=False)
+                self._held_back.record_settled(receipt, by_target=False)
                 self._wait_for_room(receipt)  # retried once there is memory, with the messages behind it
             elif outcome.reason is Reason.STORE and not self._held_back.is_tried(receipt):
                 self._wait_for_room(receipt)
             else:
-                self._held_back.released(self._line_of(receipt), receipt, clock.now())
+                self._held_back.hold(self._line_of(receipt), receipt, clock.now())
             return
-        answers = self._answers(receipt)
+        answers = self._connection_for_reply(receipt)
         if answers is None:
-            self._bury_unsettled(receipt, outcome, self._held_back.named(receipt))
+            self._store_dead_letters(receipt, outcome, self._held_back.named(receipt))
             return
         self.unsettled -= 1
         if answers is not self._connection:
@@ -389,9 +389,9 @@ class MqttLinkReceiver:
     def _wait_for_room(self, receipt: Receipt) -> None:
         """Hold back a message until the disk or memory accepts messages."""
         self._held_back.note_routes(receipt, line_of(self._entry_of(receipt)))
-        self._held_receipts.refused(receipt)
+        self._held_receipts.add_refused(receipt)
 
-    def _buried(self, receipt: Receipt) -> None:
+    def _acknowledge_dead_letter(self, receipt: Receipt) -> None:
         """Acknowledge a message that is stored as a dead letter."""
         self._accept(receipt)
         self._settled()
@@ -400,28 +400,28 @@ class MqttLinkReceiver:
         message = receipt[3]
         if self._is_redelivered(receipt):
             self.unsettled -= 1
-            self._held_back.settled(receipt, by_target=False)
+            self._held_back.record_settled(receipt, by_target=False)
             return
-        entry = self._held_back.left_of(receipt, self._entry_of(receipt))
+        entry = self._held_back.remaining_entry(receipt, self._entry_of(receipt))
         for branch in entry.plan.branches:
             branch.route.retried += 1
         if self._dispatcher.publish(batch, entry, message, receipt):
             return
-        routes = self._held_back.routes_left(receipt, entry)
-        self._held_back.settled(receipt)
+        routes = self._held_back.remaining_routes(receipt, entry)
+        self._held_back.record_settled(receipt)
         if entry.plan.branches:
             self._dispatcher.record_unrouted(entry, message, NO_TAKER, batch.received)
             self._accept(receipt)
         else:  # a reload has removed its route
-            self._give_up(receipt, ROUTE_REMOVED, routes)
+            self._abandon_message(receipt, ROUTE_REMOVED, routes)
 
-    def _give_up(self, receipt: Receipt, outcome: Outcome, routes: tuple[str, ...]) -> None:
+    def _abandon_message(self, receipt: Receipt, outcome: Outcome, routes: tuple[str, ...]) -> None:
         """Store dead letters of routes that have not accepted a message, unless its broker sends it again."""
         if self._is_redelivered(receipt):
             self.unsettled -= 1
         else:
             self._stats.refuse(outcome)
-            self._bury_unsettled(receipt, outcome, routes)
+            self._store_dead_letters(receipt, outcome, routes)
 
     def _is_redelivered(self, receipt: Receipt) -> bool:
         """Return True if the broker delivers a QoS 1 message again on a later connection of the session."""
@@ -443,7 +443,7 @@ class MqttLinkReceiver:
             self._entries[topic] = entry
         return entry
 
-    def _first_time(self, connection: Bringer, packet_id: int) -> bool:
+    def _first_time(self, connection: DeliveringConnection, packet_id: int) -> bool:
         """Return False if this QoS 2 packet id was accepted before and not released (5: 4.3.3)."""
         accepted = self._once.get(packet_id)
         if accepted is None:
@@ -454,7 +454,7 @@ class MqttLinkReceiver:
             connection.pubrecs.append(packet_id)
         return False
 
-    def _within_limits(self, connection: Bringer, rows: list[PublishRow]) -> list[PublishRow]:
+    def _within_limits(self, connection: DeliveringConnection, rows: list[PublishRow]) -> list[PublishRow]:
         """Return the messages within the size limit; make dead letters of others.
 
         Before MQTT 5 a client cannot announce its limit to the broker.
@@ -467,10 +467,10 @@ class MqttLinkReceiver:
             if len(row[4]) <= limit:
                 fitting.append(row)
             else:
-                self._bury(connection, row, OVERSIZED)
+                self._reject_malformed(connection, row, OVERSIZED)
         return fitting
 
-    def _bury(self, connection: Bringer, row: PublishRow, outcome: Outcome) -> None:
+    def _reject_malformed(self, connection: DeliveringConnection, row: PublishRow, outcome: Outcome) -> None:
         """Acknowledge a malformed or oversized message and store it as a dead letter.
 
         To disconnect, as MQTT requires, would cause the same message to be sent again on the next connection.
@@ -478,7 +478,7 @@ class MqttLinkReceiver:
         """
         flags, topic, packet_id, raw, body = row
         if raw:
-            outcome = without(PROPERTIES_LOST, outcome)
+            outcome = with_loss(PROPERTIES_LOST, outcome)
         qos = flags >> 1 & 3
         address = topic_address(topic.decode(errors="replace"))
         message = Message(address, body, NO_PROPERTIES, qos, sender=connection.sender)
@@ -486,20 +486,20 @@ class MqttLinkReceiver:
         if qos and (qos == 1 or self._first_time(connection, packet_id)):
             self.unsettled += 1
             receipt = (connection, packet_id, qos, message)
-            self._bury_unsettled(receipt, outcome, ("",))
+            self._store_dead_letters(receipt, outcome, ("",))
         else:
             self._dispatcher.dead_letters.add([message], "", outcome)
 
-    def _bury_unsettled(self, receipt: Receipt, outcome: Outcome, routes: tuple[str, ...]) -> None:
+    def _store_dead_letters(self, receipt: Receipt, outcome: Outcome, routes: tuple[str, ...]) -> None:
         """Store a message as a dead letter of each of these routes, once there is space, then settle it."""
 
         def wait(full: Outcome) -> None:
             self._burials.append((receipt, outcome, routes))
 
         if len(routes) > 1:
-            then = partial(self._bury_unsettled, receipt, outcome, routes[1:])
+            then = partial(self._store_dead_letters, receipt, outcome, routes[1:])
         else:
-            then = partial(self._buried, receipt)
+            then = partial(self._acknowledge_dead_letter, receipt)
         self._dispatcher.dead_letters.add([receipt[3]], routes[0], outcome, then, full=wait)
 
 

@@ -28,7 +28,7 @@ from gateway.broker.routing import OneSink
 from gateway.egress.link import LinkStatus
 from gateway.egress.mqtt.filters import Filters
 from gateway.egress.mqtt.publisher import MqttLinkPublisher, Terms
-from gateway.egress.mqtt.receiver import Bringer, MqttLinkReceiver
+from gateway.egress.mqtt.receiver import DeliveringConnection, MqttLinkReceiver
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.batch import SubBatch
@@ -67,7 +67,7 @@ BUSY: Final = frozenset(
 )
 
 
-class MqttLinkConnection(Bringer):
+class MqttLinkConnection(DeliveringConnection):
     """Owner of the link's stream. The handshake must be complete by `deadline`."""
 
     def __init__(
@@ -98,11 +98,11 @@ class MqttLinkConnection(Bringer):
         try:
             machine, stream = self.machine, self.stream
             self._process(stream.postponed() or machine.receive_data(data, now), now)
-            while machine.pending and not (stream.unread or self.over):
+            while machine.pending and not (stream.unread or self.is_ending):
                 self._process(machine.receive_data(b"", now), now)
             if machine.unread:
-                stream.again()
-            stream.expect(machine.due)
+                stream.request_turn()
+            stream.expect(machine.needed_bytes)
         except RemoteProtocolError as error:
             self.refuses_version = not self.opened and data[:4] in _REFUSES_VERSION
             self._session.stats.protocol_errors.add(reason_name(error.reason))
@@ -124,13 +124,13 @@ class MqttLinkConnection(Bringer):
                 machine.acknowledge(PacketType.PUBREC, self.pubrecs)
                 self.pubrecs = []
 
-    def drained(self) -> None:
+    def resume_writing(self) -> None:
         """Continue sending, as the stream's buffer has drained."""
         self._session.publisher.pump()
 
-    def lost(self, reason: str) -> None:
+    def connection_lost(self, reason: str) -> None:
         """Report the loss of the connection to the session."""
-        self._session.lost(self, reason)
+        self._session.connection_lost(self, reason)
 
     # Interface for the link.
 
@@ -188,7 +188,7 @@ class MqttLinkConnection(Bringer):
 
     def hold(self, on: bool) -> None:
         """Stop or resume reading."""
-        if on is self.is_paused or self.over:
+        if on is self.is_paused or self.is_ending:
             return
         self.is_paused = on
         if on:
@@ -202,13 +202,13 @@ class MqttLinkConnection(Bringer):
         session = self._session
         for at, event in enumerate(events, 1):
             if isinstance(event, Publishes):
-                if rows := session.receiver.take(self, event.rows, now):
+                if rows := session.receiver.publish_packets(self, event.rows, now):
                     self.stream.postpone([Publishes(rows), *events[at:]])
                     break
             elif isinstance(event, Acks):
                 self._acks(event.kind, event.rows)
             elif isinstance(event, Suback):
-                session.filters.answered(event.packet_id, event.reasons, now)
+                session.filters.handle_suback(event.packet_id, event.reasons, now)
             elif isinstance(event, Connack):
                 # Or the machine was closed by an error that is reported next.
                 if event.reason or self.machine.state is not State.CLOSED:
@@ -218,8 +218,8 @@ class MqttLinkConnection(Bringer):
             elif isinstance(event, Disconnect):
                 self.too_large = event.reason == ReasonCode.PACKET_TOO_LARGE
                 self.busy = event.reason in BUSY
-                self.stream.abort(_given(event.reason, event.properties, "the broker disconnected us"))
-            if self.over:
+                self.stream.abort(_refusal_text(event.reason, event.properties, "the broker disconnected us"))
+            if self.is_ending:
                 return
         if self.pubacks or self.pubrecs or self.machine.out:
             self.stream.mark()
@@ -255,7 +255,7 @@ class MqttLinkConnection(Bringer):
         self.answered = True
         if packet.reason >= FAILURE:
             self.refuses_version = packet.reason == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
-            self.stream.abort(_given(packet.reason, packet.properties, "the broker refused us"))
+            self.stream.abort(_refusal_text(packet.reason, packet.properties, "the broker refused us"))
             return
         if self._proof is not None:
             try:
@@ -264,10 +264,10 @@ class MqttLinkConnection(Bringer):
                 self.stream.abort(f"authentication failed: {error}")
                 return
         self.opened = True
-        self._session.came_up(self, present=packet.session_present)
+        self._session.attach(self, present=packet.session_present)
 
 
-def _given(reason: int, properties: PropertyMap, subject: str) -> str:
+def _refusal_text(reason: int, properties: PropertyMap, subject: str) -> str:
     text = properties.get(Property.REASON_STRING, "")
     words = f"{subject}: {reason_name(reason)}" + (f" ({text})" if text else "")
     if elsewhere := properties.get(Property.SERVER_REFERENCE):
@@ -339,7 +339,7 @@ class MqttLinkSession(OneSink):
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """Subscribe to the filters of a changed mapping. Topics need no declaration."""
-        self.filters.want(tuple(topic for _, topic in subscriptions.bindings))
+        self.filters.set_filters(tuple(topic for _, topic in subscriptions.bindings))
         if self._connection is not None:
             self._connection.stream.mark()
 
@@ -367,7 +367,7 @@ class MqttLinkSession(OneSink):
                 keep_alive=self._settings.heartbeat_secs,
                 user_name=(target.username or None) if proof is None else None,
                 password=target.password.encode() if target.password and proof is None else None,
-                properties={**self._announced(most), **_proved(proof)} if five else {},
+                properties={**self._announced(most), **_authentication_properties(proof)} if five else {},
                 bridge=self._settings.bridge and not five,
             ),
             now,
@@ -380,9 +380,9 @@ class MqttLinkSession(OneSink):
         """Clear the cached routing entries, see LinkSession."""
         self.receiver.forget_entries()
 
-    def turn_done(self) -> None:
+    def end_turn(self) -> None:
         """Publish the batch collected in this wake-up."""
-        self.receiver.turn_done()
+        self.receiver.end_turn()
 
     def tick(self, now: float) -> None:
         """Retry refused filters and released messages; called once per second."""
@@ -400,7 +400,7 @@ class MqttLinkSession(OneSink):
 
     # Interface for the connection.
 
-    def came_up(self, connection: MqttLinkConnection, *, present: bool) -> None:
+    def attach(self, connection: MqttLinkConnection, *, present: bool) -> None:
         """Start to send and receive after CONNACK.
 
         `present` is True if the broker resumed the session (5: 3.2.2.1.1).
@@ -410,8 +410,8 @@ class MqttLinkSession(OneSink):
         self._other = False
         if machine.version is Version.V5:
             self._spoke_5.add(connection.stream.remote)
-        self.stats.spoke(machine, machine.version.name.lower())
-        self.status.came_up()
+        self.stats.set_version(machine, machine.version.name.lower())
+        self.status.mark_up()
         self.receiver.attach(connection, present=present)
         self.filters.attach(machine, present=present)
         terms = Terms(
@@ -423,7 +423,7 @@ class MqttLinkSession(OneSink):
         )
         connection.stream.mark()
 
-    def lost(self, connection: MqttLinkConnection, reason: str) -> None:
+    def connection_lost(self, connection: MqttLinkConnection, reason: str) -> None:
         """Handle the loss of a connection. If it was never usable, the version may be the reason."""
         if connection is self._connection:
             self._connection = None
@@ -436,7 +436,7 @@ class MqttLinkSession(OneSink):
                 reason += f"; {NEEDS_5 if self._shares else PROVES_IN_5}"
         elif not connection.answered and connection.stream.remote not in self._spoke_5:
             self._other = not self._other
-        self.status.went_down(reason)
+        self.status.mark_down(reason)
 
     def balance(self) -> None:
         """Stop reading while more than `prefetch` received messages are unsettled, then resume.
@@ -475,7 +475,7 @@ class MqttLinkSession(OneSink):
         return found
 
 
-def _proved(proof: Proof | None) -> dict[Property, Any]:
+def _authentication_properties(proof: Proof | None) -> dict[Property, Any]:
     """Return the properties of CONNECT for an authentication by AUTH packets (5: 3.1.2.11.9)."""
     if proof is None:
         return {}

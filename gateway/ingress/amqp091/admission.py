@@ -1,9 +1,10 @@
 """Admission of AMQP 0-9-1 clients: authentication, choice of the virtual host, permission checks.
 
-`AmqpEntrance` is the listener's part and `AmqpNewcomer` the connection's. Both are shared by listeners with
-an embedded broker and by listeners in front of a cluster. A client authenticates with a password (PLAIN or
-AMQPLAIN), a token or a certificate (EXTERNAL), opens a virtual host, and may then be checked against its
-rights, which are rechecked when the rules change. Channels and queues are not handled here.
+`AmqpEntrance` is the listener's part and `HandshakingAmqpClient` the connection's. Both are shared by
+listeners with an embedded broker and by listeners in front of a cluster. A client authenticates with a
+password (PLAIN or AMQPLAIN), a token or a certificate (EXTERNAL), opens a virtual host, and may then be
+checked against its rights, which are rechecked when the rules change. Channels and queues are not handled
+here.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class AmqpEntrance(ListenerSource):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class AmqpNewcomer(HandshakingGuest[ServerConnection]):
+class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
     """Client connection during its handshake, and its permission checks afterwards."""
 
     def __init__(self, entrance: AmqpEntrance, stream: Stream, machine: ServerConnection, now: float) -> None:
@@ -122,7 +123,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
         self._ready = False
 
     @abstractmethod
-    def _let_in(self) -> None:
+    def _set_up_client(self) -> None:
         """Set up the admitted client, which waits for connection.open-ok."""
 
     @abstractmethod
@@ -141,7 +142,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
         """Name of the client's virtual host; before connection.open, the listener's first."""
         return self.host_name
 
-    def agreed(self) -> Agreed:
+    def negotiated(self) -> Agreed:
         """Return the client properties and the negotiated frame-max, channel-max and heartbeat."""
         machine = self.machine
         return Agreed(self.client_properties, machine.frame_max, machine.channel_max, machine.heartbeat)
@@ -183,7 +184,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
 
     def _refuse_access(self, permission: str, resource: str, rule: str) -> NoReturn:
         """Log the denial and raise Refused 403."""
-        self._entrance.denied(self.sender, permission, resource, rule)
+        self._entrance.record_denial(self.sender, permission, resource, rule)
         raise access_refused(f"access to {resource} refused for user '{self.sender.user}'")
 
     def rules_changed(self) -> None:
@@ -198,7 +199,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
         if decision.allowed:
             self._recheck()
         else:
-            self._entrance.denied(self.sender, "connect", f"vhost '{self.host_name}'", decision.rule)
+            self._entrance.record_denial(self.sender, "connect", f"vhost '{self.host_name}'", decision.rule)
             refusal = f"access to vhost '{self.host_name}' refused for user '{self.sender.user}'"
             text = f"ACCESS_REFUSED - {refusal}"
             self._report(ReplyCode.ACCESS_REFUSED, text)
@@ -259,18 +260,18 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
             certified = self._entrance.access.external(credentials)
             if certified is None:
                 names = {} if certificate is None else certificate.names
-                logins.turned_away(self.stream, names.get("common_name", ""), "certificate", proved=True)
+                logins.audit_refusal(self.stream, names.get("common_name", ""), "certificate", proved=True)
                 self._deny(event.mechanism, "no user has the name of the certificate")
             else:
                 self._admit(certified)
             return
         pair = self._entrance.credentials(event.mechanism, event.response)
         if pair is None:
-            logins.turned_away(self.stream, "", "malformed")
+            logins.audit_refusal(self.stream, "", "malformed")
             self._deny(event.mechanism, f"{event.mechanism} response cannot be read")
             return
         credentials = logins.credentials(self.stream, *pair)
-        principal = self._entrance.access.known(credentials)
+        principal = self._entrance.access.verify_nowait(credentials)
         if principal is not None:
             self._admit(principal)
         else:
@@ -281,7 +282,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
     def _verified(self, mechanism: str, user: str, found: Principal | Denial) -> None:
         """Admit or deny the client after its password or token was verified, then process further input."""
         if isinstance(found, Denial):
-            self._entrance.logins.denied(self.stream, user, found)
+            self._entrance.logins.log_denied(self.stream, user, found)
             self._deny(mechanism, WHY[found])
         else:
             self._admit(found)
@@ -298,25 +299,25 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
             return
         logins = self._entrance.logins
         credentials = logins.credentials(self.stream, principal.name, method.new_secret, backend=Tokens.kind)
-        found = self._entrance.access.known(credentials)
+        found = self._entrance.access.verify_nowait(credentials)
         if found is not None:
-            self._secret_seen(found)
+            self._apply_new_secret(found)
         else:
-            logins.verify(self.stream, credentials, self._secret_seen)
+            logins.verify(self.stream, credentials, self._apply_new_secret)
 
-    def _secret_seen(self, found: Principal | Denial) -> None:
+    def _apply_new_secret(self, found: Principal | Denial) -> None:
         """Use the verified token's principal, or close the connection with 530 if the token was refused."""
         before = self.principal
         assert before is not None, "update-secret comes from those who are in"
         if isinstance(found, Principal) and found.name == before.name:
             self.principal = found
-            self._entrance.renewed(self, found)
+            self._entrance.register_renewal(self, found)
             self.machine.send_method(0, m.ConnectionUpdateSecretOk())
             self._current_rights.forget()
             self._entrance.recheck(self)
         else:
             why = found if isinstance(found, Denial) else Denial.WRONG
-            self._entrance.logins.denied(self.stream, before.name, why, self.sender.client)
+            self._entrance.logins.log_denied(self.stream, before.name, why, self.sender.client)
             self._report(ReplyCode.NOT_ALLOWED, WHY[why])
             text = "NOT_ALLOWED - New secret was refused by one of the backends"
             self._dismiss(ReplyCode.NOT_ALLOWED, text, 10, 70)
@@ -342,7 +343,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
     def _admit(self, principal: Principal) -> None:
         """Register the authenticated user and continue the handshake with connection.tune."""
         self.principal = principal
-        self._entrance.logins.accepted()
+        self._entrance.logins.count_accepted()
         name = self.client_properties.get("connection_name", "")
         client = name if isinstance(name, str) else ""
         self.sender = Sender(self._entrance.name, client, principal.name, self.stream.remote)
@@ -357,27 +358,27 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
         entrance, principal, host = self._entrance, self.principal, event.virtual_host
         assert principal is not None, "who opens has said who it is"
         if host not in entrance.host_names:
-            entrance.logins.turned_away(
+            entrance.logins.audit_refusal(
                 self.stream, principal.name, "virtual_host", self.sender.client, proved=True
             )
             self.machine.close(ReplyCode.NOT_ALLOWED, f"NOT_ALLOWED - vhost {host} not found", 10, 40)
             return
         decision = self.rights.enters_amqp(host)
         if not decision.allowed:
-            entrance.denied(self.sender, "connect", f"vhost '{host}'", decision.rule)
+            entrance.record_denial(self.sender, "connect", f"vhost '{host}'", decision.rule)
             text = f"NOT_ALLOWED - access to vhost '{host}' refused for user '{self.sender.user}'"
             self.machine.close(ReplyCode.NOT_ALLOWED, text, 10, 40)
             return
-        if entrance.let_in(self, principal, self.rights, self.sender.client, VERSION):
+        if entrance.admit_client(self, principal, self.rights, self.sender.client, VERSION):
             text = f"NOT_ALLOWED - connection refused for user '{self.sender.user}': user connection limit"
             self.machine.close(ReplyCode.NOT_ALLOWED, f"{text} is reached", 10, 40)
             return
         self.host_name = host
-        self._let_in()
+        self._set_up_client()
 
     def _welcome(self) -> None:
         """Send connection.open-ok, and start heartbeats and statistics."""
         self._ready = True
         self.machine.opened()
-        self._entrance.hurry(self, self.machine.heartbeat)
-        self._entrance.stats.spoke(self.machine, VERSION)
+        self._entrance.tick_faster(self, self.machine.heartbeat)
+        self._entrance.stats.set_version(self.machine, VERSION)

@@ -20,15 +20,15 @@ from typing import Final
 from gateway import clock
 from gateway.broker.amqp091.dead_letter_routing import copied_keys, living, own_properties
 from gateway.broker.amqp091.queue import AmqpQueue
-from gateway.broker.amqp091.refusals import AmqpRefused, failed
+from gateway.broker.amqp091.refusals import AmqpRefused, precondition_failed
 from gateway.broker.amqp091.replies import ReplyTo
 from gateway.broker.amqp091.virtual_host import VirtualHost
-from gateway.broker.poison import UNREADABLE, poisoned
+from gateway.broker.poison import UNREADABLE, outcome_of_error
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
 from gateway.broker.routing import RoutingEntry
 from gateway.broker.scheduler import ScheduledCall
 from gateway.errors import ProtocolError, RemoteProtocolError
-from gateway.ingress.amqp091.admission import AmqpEntrance, AmqpNewcomer
+from gateway.ingress.amqp091.admission import AmqpEntrance, HandshakingAmqpClient
 from gateway.ingress.amqp091.line import CreditQueue
 from gateway.ingress.delivery_limit import Outstanding
 from gateway.model.address import Address
@@ -90,7 +90,7 @@ class AmqpSource(AmqpEntrance):
         """
 
     @abstractmethod
-    def unclaimed(self, entry: RoutingEntry, message: Message, receipt: Receipt | None) -> None:
+    def handle_unrouted(self, entry: RoutingEntry, message: Message, receipt: Receipt | None) -> None:
         """Handle a message that no queue and no route matches."""
 
     def undeliverable(self, message: Message, outcome: Outcome = UNDELIVERABLE) -> None:
@@ -104,7 +104,7 @@ class AmqpSource(AmqpEntrance):
         self.dead_letters.add([message], "", outcome)
 
 
-class AmqpGuest(AmqpNewcomer):
+class AmqpGuest(HandshakingAmqpClient):
     """Client connection: the interface to its channels and to the source of its listener."""
 
     host: VirtualHost
@@ -136,14 +136,14 @@ class AmqpGuest(AmqpNewcomer):
         """
 
     @abstractmethod
-    def settled(self, receipt: Receipt, outcome: Outcome | None) -> None:
+    def report_outcome(self, receipt: Receipt, outcome: Outcome | None) -> None:
         """Send the result of a published message to the client.
 
         The result is a confirm, a return, or the result of the transaction. `outcome` None means accepted.
         """
 
     @abstractmethod
-    def answered(self, count: int) -> None:
+    def count_settled(self, count: int) -> None:
         """Count `count` publishes as settled, after their channels were notified."""
 
     @abstractmethod
@@ -177,7 +177,7 @@ class AmqpConsumer:
         """Channel that the consumer belongs to."""
         return self._channel
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Return the number of messages that the consumer accepts now.
 
         Return 0 and queue up for shared credit if the client's stream is congested, or if the channel or,
@@ -213,7 +213,7 @@ class AmqpConsumer:
         except Exception as error:
             self._deliver_singly(position, messages, redelivered, error)
         else:
-            self._say(position, messages, rows)
+            self._send_deliveries(position, messages, rows)
 
     def _rows_that_came_back(
         self, position: int, messages: list[Message], redelivered: bool, utc: float
@@ -242,9 +242,9 @@ class AmqpConsumer:
             return
         self.queue.acknowledged((position,))
         ingress = self._channel.connection.ingress
-        ingress.undeliverable(messages[0], poisoned(error, queue=self.queue.name))
+        ingress.undeliverable(messages[0], outcome_of_error(error, queue=self.queue.name))
 
-    def _say(self, position: int, messages: list[Message], rows: list[DeliverRow]) -> None:
+    def _send_deliveries(self, position: int, messages: list[Message], rows: list[DeliverRow]) -> None:
         """Send encoded deliveries and record them as unacknowledged.
 
         Deliveries that do not fit the client's frames are set aside for other consumers; those of an
@@ -302,9 +302,9 @@ class AmqpConsumer:
         self.queue.hold_back(list(enumerate(messages[count:], position + count)), gate)
         return messages[:count], rows[:count]
 
-    def failed(self, error: Exception) -> None:
+    def handle_error(self, error: Exception) -> None:
         """Close the connection at the end of the wake-up, because of this error."""
-        self._channel.connection.stream.doom(error)
+        self._channel.connection.stream.fail_later(error)
 
     def cancelled(self, queue: Queue) -> None:
         """Remove the consumer of a deleted queue.
@@ -403,10 +403,10 @@ class AmqpChannel:
             return self.acknowledge_each((tag,), touched) is None
         if tag and tag not in self.unacknowledged:
             return False
-        self.settle([one for _, one in self.tagged(tag, True)], None, touched)
+        self.settle([one for _, one in self.pop_tagged(tag, True)], None, touched)
         return True
 
-    def give_back(self, tag: int, multiple: bool, *, requeue: bool) -> bool:
+    def reject(self, tag: int, multiple: bool, *, requeue: bool) -> bool:
         """Reject one delivery, or all up to `tag` (0: all). Return False if the tag is unknown.
 
         `requeue` False drops the messages or dead-letters them, as their queue is configured. In a
@@ -416,14 +416,14 @@ class AmqpChannel:
             return False
         if self.transaction is not None:
             return self.transaction.settle(tag, multiple, requeue)
-        deliveries = self.tagged(tag, multiple)
+        deliveries = self.pop_tagged(tag, multiple)
         touched: Touched = {}
         self.settle([one for _, one in deliveries], requeue, touched)
         for one in touched:
             one.dispatch()
         return bool(deliveries) or (multiple and tag == 0)
 
-    def tagged(self, tag: int, multiple: bool) -> list[tuple[int, Unacknowledged]]:
+    def pop_tagged(self, tag: int, multiple: bool) -> list[tuple[int, Unacknowledged]]:
         """Remove one unacknowledged delivery, or all up to `tag`, and return them with their tags.
 
         A multiple `tag` of 0 means all. The result is in order of delivery, and empty if the tag is unknown.
@@ -444,8 +444,8 @@ class AmqpChannel:
             deliveries = [(candidate, unacknowledged.pop(candidate)) for candidate in tags]
         return deliveries
 
-    def untake(self, deliveries: list[tuple[int, Unacknowledged]]) -> None:
-        """Add deliveries that `tagged` removed to the unacknowledged ones again."""
+    def restore_unacknowledged(self, deliveries: list[tuple[int, Unacknowledged]]) -> None:
+        """Add deliveries that `pop_tagged` removed to the unacknowledged ones again."""
         self.unacknowledged = dict(sorted((*self.unacknowledged.items(), *deliveries)))
 
     def settle(self, deliveries: Sequence[Unacknowledged], requeue: bool | None, touched: Touched) -> None:
@@ -472,7 +472,7 @@ class AmqpChannel:
             else:
                 queue.reject(position, message)
             touched[queue] = None
-        self.connection.outstanding.settled(byte_count)
+        self.connection.outstanding.subtract(byte_count)
 
     def drop(self, tags: list[int]) -> None:
         """Settle deliveries that can never be sent, because their properties exceed the client's frame-max.
@@ -480,7 +480,7 @@ class AmqpChannel:
         Their queue is dispatching at this time, so it sees the returned credit without a call.
         """
         for tag in tags:
-            self.settle([one for _, one in self.tagged(tag, False)], None, {})
+            self.settle([one for _, one in self.pop_tagged(tag, False)], None, {})
 
     def set_aside(
         self, consumer: AmqpConsumer, tag: int, position: int, message: Message, redelivered: bool
@@ -489,14 +489,14 @@ class AmqpChannel:
         if self.unacknowledged.pop(tag, None) is not None:
             consumer.outstanding -= 1
             self.outstanding -= 1
-            self.connection.outstanding.settled(message.byte_count)
+            self.connection.outstanding.subtract(message.byte_count)
         consumer.queue.set_aside(consumer, position, message, redelivered)
-        self.connection.ingress.passed_over(self.connection.sender, consumer.queue.name)
+        self.connection.ingress.log_oversized(self.connection.sender, consumer.queue.name)
 
     def recover(self) -> None:
         """Requeue all unacknowledged deliveries, without those settled in an open transaction."""
         touched: Touched = {}
-        self.settle([one for _, one in self.tagged(0, True)], True, touched)
+        self.settle([one for _, one in self.pop_tagged(0, True)], True, touched)
         for one in touched:
             one.dispatch()
 
@@ -532,7 +532,7 @@ class AmqpChannel:
                 rows.append((False, message.address.wire, encode_properties(message, utc), message.body))
                 sound.append(message)
             except Exception as error:
-                self.connection.ingress.undeliverable(message, poisoned(error))
+                self.connection.ingress.undeliverable(message, outcome_of_error(error))
         return sound, rows
 
     def request_no_more(self) -> None:
@@ -556,7 +556,7 @@ class AmqpChannel:
         for consumer in consumers:
             if not consumer.queue.deleted:
                 consumer.queue.dispatch()  # messages that it set aside are free for others
-            self.connection.host.consumer_left(consumer.queue)
+            self.connection.host.delete_if_unused(consumer.queue)
 
     # Returns and confirms.
 
@@ -572,7 +572,9 @@ class AmqpChannel:
         try:
             connection.machine.send_content(number, returned, raw, body)
         except OSError as error:
-            connection.refuse(number, failed(f"the spool cannot be read: {error.strerror}"), BasicPublish)
+            connection.refuse(
+                number, precondition_failed(f"the spool cannot be read: {error.strerror}"), BasicPublish
+            )
         else:
             connection.stream.queued += len(body)
         connection.stream.mark()
@@ -592,7 +594,7 @@ class AmqpChannel:
         if self.unconfirmed.pop(number, self) is None:
             self.settled.append(number)
 
-    def refused(self, number: int) -> None:
+    def send_nack(self, number: int) -> None:
         """Send basic.nack for a refused publish."""
         if self.unconfirmed.pop(number, self) is None:
             self.connection.machine.nack(self.number, number)
@@ -655,7 +657,7 @@ class Routed:
         """None, because AMQP has no retained messages."""
 
 
-def _says_the_queue(entry: RoutingEntry) -> bool:
+def _is_default_exchange(entry: RoutingEntry) -> bool:
     """Return True if the entry is of the default exchange, whose keys are queue names."""
     return not entry.address.scope
 
@@ -706,7 +708,7 @@ class Transaction:
         """
         if not self._publishes:
             self._generation = self._channel.connection.ingress.dispatcher.generation
-        if entry.plan.recipients is None and not _says_the_queue(entry):
+        if entry.plan.recipients is None and not _is_default_exchange(entry):
             entry = self._routed(entry, message)
         self._publishes.append((entry, message, content))
         self.byte_count += message.byte_count - len(message.body) * isinstance(message.body, Spooled)
@@ -721,7 +723,7 @@ class Transaction:
 
         Return False if the tag is unknown.
         """
-        deliveries = self._channel.tagged(tag, multiple)
+        deliveries = self._channel.pop_tagged(tag, multiple)
         if deliveries:
             self._settlements.append((deliveries, requeue))
         return bool(deliveries) or (multiple and tag == 0)
@@ -731,7 +733,7 @@ class Transaction:
         self._publishes.clear()
         self.byte_count = 0
         settlements, self._settlements = self._settlements, []
-        self._channel.untake([one for taken, _ in settlements for one in taken])
+        self._channel.restore_unacknowledged([one for taken, _ in settlements for one in taken])
 
     def close(self) -> None:
         """Roll back, because the channel is closed. A running commit completes without a response."""
@@ -762,7 +764,7 @@ class Transaction:
         batch = ingress.begun_batch()
         first = len(batch)
         utc = clock.utc()
-        here, put_off = True, ingress.dispatcher.put_off_count()
+        here, put_off = True, ingress.dispatcher.postponed_count()
         for entry, message, content in renewed:
             expiration = essentials(message.property_set).expiration_ms
             if expiration is not None:
@@ -770,14 +772,14 @@ class Transaction:
             receipt = (self._channel, IN_TRANSACTION, content)
             large = len(message.body) > ingress.limits.message_bytes_max
             publish = ingress.publish_large if large else ingress.dispatcher.publish
-            here = here and ingress.ends_here(entry)
+            here = here and ingress.delivers_locally(entry)
             if not publish(batch, entry, message, receipt):
-                ingress.unclaimed(entry, message, receipt)
-        ingress.turn_done()
+                ingress.handle_unrouted(entry, message, receipt)
+        ingress.end_turn()
         is_refused = self._failed or any(slot >= first for slot in batch.doubted)
-        if here and not is_refused and ingress.dispatcher.put_off_count() == put_off:
+        if here and not is_refused and ingress.dispatcher.postponed_count() == put_off:
             self._acknowledge_beside()
-        self.told(True)
+        self.record_outcome(True)
 
     def _must_be_whole(self, publishes: list[PendingPublish]) -> bool:
         """Return True if a durable message needs the disk and something else is part of the same commit."""
@@ -807,7 +809,7 @@ class Transaction:
     def _renewed(self, entry: RoutingEntry, fresh: RoutingEntry) -> RoutingEntry:
         """Return the current entry of the address, `fresh`, with the sinks found earlier."""
         found, recipients = entry.plan.namespace, entry.plan.recipients
-        if recipients is not None and _says_the_queue(entry):
+        if recipients is not None and _is_default_exchange(entry):
             return fresh
         if recipients is not None:
             found = Routed(self._channel.connection.host, (recipient.sink for recipient in recipients))
@@ -827,7 +829,7 @@ class Transaction:
             for entry, message, content in self._publishes
         ]
 
-    def told(self, accepted: bool) -> None:
+    def record_outcome(self, accepted: bool) -> None:
         """Record the outcome of one part of the commit; finish the commit after the last part."""
         self._failed |= not accepted
         self._open -= 1
@@ -842,7 +844,7 @@ class Transaction:
         """
         settlements, self._committing = self._committing, []
         if self._failed and not self._closed:
-            self._channel.untake([one for deliveries, _ in settlements for one in deliveries])
+            self._channel.restore_unacknowledged([one for deliveries, _ in settlements for one in deliveries])
             self._answer(False)
             return
         touched: Touched = {}

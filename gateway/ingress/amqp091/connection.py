@@ -18,7 +18,7 @@ import trio
 
 from gateway import clock
 from gateway.access.rights import Rights
-from gateway.broker.amqp091.refusals import AmqpRefused, access_refused, failed
+from gateway.broker.amqp091.refusals import AmqpRefused, access_refused, precondition_failed
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.memory_shares import BEYOND_SHARE, Holder
 from gateway.broker.pressure import FULL
@@ -183,30 +183,30 @@ class AmqpConnection(AmqpActions):
             self.machine.ack_each(alone)
         return self.machine.to_send()
 
-    def drained(self) -> None:
+    def resume_writing(self) -> None:
         """Resume deliveries: the client's send buffer has drained."""
         self.line.dispatch()
 
-    def lost(self, reason: str) -> None:
+    def connection_lost(self, reason: str) -> None:
         """Handle the end of the connection: requeue its deliveries and delete its exclusive queues."""
         self._ingress.dispatcher.memory.forget(self)
         self._drop_publishes(finish(self.waiting, self.stream, self._process), LOST_WAITING)
         self.machine.abandon()
-        self._leave()
+        self._close_channels()
         self._ingress.forget(self, reason)
 
     def _dismiss(self, code: int, text: str, class_id: int = 0, method_id: int = 0) -> None:
         self.machine.close(code, text, class_id, method_id)
-        self._leave()
+        self._close_channels()
 
-    def _leave(self) -> None:
+    def _close_channels(self) -> None:
         """Close all channels and delete the exclusive queues."""
         channels = list(self.channels.values())
         self.channels.clear()
         for channel in channels:
             channel.close()
         self._holding.end()
-        self.host.owner_gone(self)
+        self.host.delete_exclusive_queues(self)
 
     # Interface to the listener.
 
@@ -256,7 +256,7 @@ class AmqpConnection(AmqpActions):
                 self.stream.postpone(events[at:])
                 break
             try:
-                if not self._go_through(events, at, event):
+                if not self._process_event(events, at, event):
                     return
             except Pending as pending:
                 self._ingress.suspend(self.stream, pending.awaited)
@@ -285,7 +285,7 @@ class AmqpConnection(AmqpActions):
                 ready_events += [*waiting.take_all(), event]
             elif isinstance(event, LargePublish) and self._blocks(event.content[0], publishes=True):
                 waiting.add(event.content[0], event, 1, 0)
-            elif isinstance(event, MethodReceived) and self._waits(event):
+            elif isinstance(event, MethodReceived) and self._must_wait(event):
                 waiting.add(event.channel, event, 1, argument_bytes(getattr(event.method, "arguments", ())))
             else:
                 ready_events.append(event)
@@ -325,7 +325,7 @@ class AmqpConnection(AmqpActions):
                 unheld.append(ack)
         return unheld
 
-    def _waits(self, event: MethodReceived) -> bool:
+    def _must_wait(self, event: MethodReceived) -> bool:
         """Return True if a method has to wait behind earlier publishes of its channel."""
         channel = self.channels.get(event.channel)
         if channel is not None and channel.transaction is None and isinstance(event.method, AHEAD):
@@ -361,7 +361,7 @@ class AmqpConnection(AmqpActions):
         if lost:
             self._ingress.stats.drop(outcome, lost)
 
-    def _go_through(self, events: list[Event], at: int, event: Event) -> bool:
+    def _process_event(self, events: list[Event], at: int, event: Event) -> bool:
         """Process one event. Return False if it and the rest of `events` were postponed.
 
         Raises Pending if a result that the event needs is not available yet.
@@ -379,7 +379,7 @@ class AmqpConnection(AmqpActions):
         elif isinstance(event, MethodReceived):
             self._method(event)
         else:
-            self._turn(event)
+            self._process_state_event(event)
         return True
 
     def _check_large(self, data: bytes) -> None:
@@ -392,7 +392,7 @@ class AmqpConnection(AmqpActions):
             with suppress(RemoteProtocolError, AmqpRefused):
                 self._resolve(data, entries)
 
-    def _turn(self, event: Event) -> None:
+    def _process_state_event(self, event: Event) -> None:
         """Process an event that changes the state of a channel or of the connection."""
         if isinstance(event, ChannelOpened):
             self._channel_opened(event)
@@ -427,9 +427,9 @@ class AmqpConnection(AmqpActions):
     def _closed(self, event: Closed) -> None:
         if not event.by_peer:
             self._report(event.reply_code, event.text)
-        self._leave()
+        self._close_channels()
 
-    def _let_in(self) -> None:
+    def _set_up_client(self) -> None:
         """Enter the virtual host and confirm connection.open."""
         ingress = self._ingress
         self.host = next(host for host in ingress.hosts if host.name == self.host_name)
@@ -475,7 +475,9 @@ class AmqpConnection(AmqpActions):
             if fault is None:
                 self._publishes([content], large=True)
             else:
-                self.refuse(content[0], failed(f"the spool cannot be written: {fault.strerror}"), PUBLISH)
+                self.refuse(
+                    content[0], precondition_failed(f"the spool cannot be written: {fault.strerror}"), PUBLISH
+                )
             self.stream.resume()
             self._ingress.flush()
 
@@ -490,7 +492,7 @@ class AmqpConnection(AmqpActions):
         """
         ingress = self._ingress
         memory = ingress.dispatcher.memory
-        if memory.short and not memory.admits(self, len(contents)):
+        if memory.short and not memory.admit(self, len(contents)):
             self._refuse_publishes(contents)
             return []
         postponed = self._publish_each(contents, large=large)
@@ -520,7 +522,7 @@ class AmqpConnection(AmqpActions):
             try:
                 if previous is None or data is not previous[0] or raw is not previous[1]:
                     previous = None
-                    if data not in entries and not large and self.stream.spent():
+                    if data not in entries and not large and self.stream.is_turn_spent():
                         postponed = [content, *in_turn]
                         break
                     found = entries.get(data) or self._resolve(data, entries)
@@ -565,7 +567,7 @@ class AmqpConnection(AmqpActions):
                 else:
                     accepted = dispatcher.publish(batch, entry, message, receipt)
                 if not accepted:
-                    ingress.unclaimed(entry, message, receipt)
+                    ingress.handle_unrouted(entry, message, receipt)
             except RemoteProtocolError as error:  # a headers exchange looked into malformed properties
                 self.refuse(number, error, PUBLISH)
         return postponed
@@ -597,7 +599,7 @@ class AmqpConnection(AmqpActions):
                 text = f"PRECONDITION_FAILED - {LOW_ON_MEMORY.text}"
                 self.refuse(number, AmqpRefused(ReplyCode.PRECONDITION_FAILED, text), PUBLISH)
             elif channel.confirming:
-                channel.refused(channel.expect_confirm())
+                channel.send_nack(channel.expect_confirm())
         self._ingress.stats.drop(LOW_ON_MEMORY, len(contents))
         self.stream.mark()
 
@@ -645,13 +647,13 @@ class AmqpConnection(AmqpActions):
         entries[data] = found
         return found
 
-    def settled(self, receipt: Receipt, outcome: Outcome | None) -> None:
+    def report_outcome(self, receipt: Receipt, outcome: Outcome | None) -> None:
         """Send the result of a published message to the client.
 
         The result is a confirm, a return, or the result of the transaction. `outcome` None means accepted.
         """
         channel, confirm, content = receipt
-        self.answered(1)
+        self.count_settled(1)
         if content is not None:
             if outcome is not None and outcome.reason is Reason.NO_ROUTE:
                 channel.send_back(content)
@@ -662,14 +664,14 @@ class AmqpConnection(AmqpActions):
             return
         if confirm == IN_TRANSACTION:
             if channel.transaction is not None:
-                channel.transaction.told(outcome is None)
+                channel.transaction.record_outcome(outcome is None)
             return
         if outcome is None:
             channel.confirmed(confirm)
         else:
-            channel.refused(confirm)
+            channel.send_nack(confirm)
 
-    def answered(self, count: int) -> None:
+    def count_settled(self, count: int) -> None:
         """Count publishes as settled. Resume held ones when at most half of `unsettled_max` are unsettled."""
         self.stream.mark()
         self.unsettled -= count
@@ -733,7 +735,7 @@ class AmqpConnection(AmqpActions):
             self._refuse_tag(number, unknown)
 
     def _refuse_tag(self, number: int, tag: int) -> None:
-        self.refuse(number, failed(f"unknown delivery tag {tag}"), ACK)
+        self.refuse(number, precondition_failed(f"unknown delivery tag {tag}"), ACK)
 
     # Methods.
 
@@ -745,7 +747,7 @@ class AmqpConnection(AmqpActions):
         channel = self.channels.get(event.channel)
         method = event.method
         if len(self._ingress.batch):
-            self._ingress.turn_done()  # a method must see the client's earlier publishes in the queues
+            self._ingress.end_turn()  # a method must see the client's earlier publishes in the queues
         if channel is None:
             if isinstance(method, m.ConnectionUpdateSecret):
                 self._update_secret(method)
@@ -784,7 +786,7 @@ class AmqpConnection(AmqpActions):
         """Set why the store is read-only; an empty string means that it is writable again."""
         self._block("disk", reason)
 
-    def told_of_memory(self, short: bool) -> None:
+    def notify_memory(self, short: bool) -> None:
         """Block or unblock publishing, because memory is short or no longer is.
 
         `short` True is reported only to a client that publishes at that time.

@@ -84,10 +84,10 @@ class AmqpIngress(AmqpSource):
                     settled.append(confirm)
                 answered.append(connection)
             else:
-                channel.connection.settled(receipt, None if refused is None else refused.get(at))
+                channel.connection.report_outcome(receipt, None if refused is None else refused.get(at))
         for connection, count in Counter(answered).items():
-            connection.answered(count)
-        self.stats.answered(len(receipts), refused, self.now() - received)
+            connection.count_settled(count)
+        self.stats.count_settled(len(receipts), refused, self.now() - received)
 
     # Interface to connections.
 
@@ -128,7 +128,7 @@ class AmqpIngress(AmqpSource):
         most = self.limits.message_bytes_max
         return self.dispatcher.publish_large(batch, entry, message, receipt, most)
 
-    def unclaimed(self, entry: RoutingEntry, message: Message, receipt: Receipt | None) -> None:
+    def handle_unrouted(self, entry: RoutingEntry, message: Message, receipt: Receipt | None) -> None:
         """Handle a message that no queue and no route matches: return it if it is mandatory, and confirm it.
 
         Without `mandatory`, the message becomes a dead letter if its entry has no routes.
@@ -138,10 +138,10 @@ class AmqpIngress(AmqpSource):
         if receipt is None or receipt[2] is None:
             if not entry.plan.branches:
                 self.dead_letters.add([message], "", UNROUTED)
-            self.nobody_wanted(entry, message)
+            self.record_unreceived(entry, message)
             outcome = None
         else:
             self.refuse(entry, message, UNROUTED)
             outcome = UNROUTED
         if receipt is not None:
-            receipt[0].connection.settled(receipt, outcome)
+            receipt[0].connection.report_outcome(receipt, outcome)

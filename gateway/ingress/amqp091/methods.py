@@ -15,12 +15,12 @@ import trio
 
 from gateway import clock
 from gateway.broker.amqp091.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE, consumer_priority
-from gateway.broker.amqp091.checks import binding_key, check_binding, check_leading, named
+from gateway.broker.amqp091.checks import binding_key, check_binding, check_leading, without_line_ends
 from gateway.broker.amqp091.dead_letter_routing import own_properties
 from gateway.broker.amqp091.queue import AmqpQueue
-from gateway.broker.amqp091.refusals import AmqpRefused, access_refused, failed, not_found
+from gateway.broker.amqp091.refusals import AmqpRefused, access_refused, not_found, precondition_failed
 from gateway.broker.amqp091.replies import PREFIX, REPLY_TO
-from gateway.broker.poison import poisoned
+from gateway.broker.poison import outcome_of_error
 from gateway.ingress.amqp091.channel import AmqpChannel, AmqpConsumer, AmqpGuest, Transaction
 from gateway.model.message import Message
 from gateway.model.pending import Pending
@@ -47,7 +47,7 @@ def _opened(gate: Gate) -> trio.Event:
 
 def _transaction(channel: AmqpChannel) -> Transaction:
     if channel.transaction is None:
-        raise failed("channel is not transactional")
+        raise precondition_failed("channel is not transactional")
     return channel.transaction
 
 
@@ -93,7 +93,7 @@ class AmqpActions(AmqpGuest):
         self._reply(channel, True, m.ChannelFlowOk(True))
 
     def _exchange_declare(self, channel: AmqpChannel, method: m.ExchangeDeclare) -> None:
-        name = named(method.exchange)
+        name = without_line_ends(method.exchange)
         if method.passive:
             if not name:
                 raise access_refused("operation not permitted on the default exchange")
@@ -113,21 +113,21 @@ class AmqpActions(AmqpGuest):
         self._reply(channel, not method.no_wait, m.ExchangeDeclareOk())
 
     def _exchange_delete(self, channel: AmqpChannel, method: m.ExchangeDelete) -> None:
-        name = named(method.exchange)
+        name = without_line_ends(method.exchange)
         if name:
             self.check("configure", "exchange", name)
         self.host.delete_exchange(name, if_unused=method.if_unused)
         self._reply(channel, not method.no_wait, m.ExchangeDeleteOk())
 
     def _exchange_bind(self, channel: AmqpChannel, method: m.ExchangeBind) -> None:
-        destination, source = named(method.destination), named(method.source)
+        destination, source = without_line_ends(method.destination), without_line_ends(method.source)
         check_binding(self, "exchange", destination, source, method.routing_key)
         to = self.host.bindable(destination)
         self.host.bind(source, to, method.routing_key, method.arguments, user=self.sender.user)
         self._reply(channel, not method.no_wait, m.ExchangeBindOk())
 
     def _exchange_unbind(self, channel: AmqpChannel, method: m.ExchangeUnbind) -> None:
-        destination, source = named(method.destination), named(method.source)
+        destination, source = without_line_ends(method.destination), without_line_ends(method.source)
         check_binding(self, "exchange", destination, source, method.routing_key)
         if not destination:
             raise access_refused("operation not permitted on the default exchange")
@@ -140,7 +140,7 @@ class AmqpActions(AmqpGuest):
 
         `amq.rabbitmq.reply-to`, and names made from it, are answered without a queue.
         """
-        name = named(method.queue)
+        name = without_line_ends(method.queue)
         if name == REPLY_TO or name.startswith(PREFIX):
             if name != REPLY_TO and self.host.replies.find(name) is None:
                 raise not_found(f"no queue '{name}' in vhost '{self.host.name}'")
@@ -174,7 +174,10 @@ class AmqpActions(AmqpGuest):
         )
 
     def _queue_bind(self, channel: AmqpChannel, method: m.QueueBind) -> None:
-        name, exchange = named(method.queue) or channel.last_queue, named(method.exchange)
+        name, exchange = (
+            without_line_ends(method.queue) or channel.last_queue,
+            without_line_ends(method.exchange),
+        )
         key = binding_key(method, name)
         check_binding(self, "queue", name, exchange, key)
         queue = self._queue(channel, name)
@@ -182,7 +185,10 @@ class AmqpActions(AmqpGuest):
         self._reply(channel, not method.no_wait, m.QueueBindOk())
 
     def _queue_unbind(self, channel: AmqpChannel, method: m.QueueUnbind) -> None:
-        name, exchange = named(method.queue) or channel.last_queue, named(method.exchange)
+        name, exchange = (
+            without_line_ends(method.queue) or channel.last_queue,
+            without_line_ends(method.exchange),
+        )
         check_binding(self, "queue", name, exchange, method.routing_key)
         self.host.unbind(exchange, self._bindable(channel, name), method.routing_key, method.arguments)
         self._reply(channel, True, m.QueueUnbindOk())
@@ -196,7 +202,7 @@ class AmqpActions(AmqpGuest):
 
     def _queue_delete(self, channel: AmqpChannel, method: m.QueueDelete) -> None:
         count = 0
-        name = named(method.queue)
+        name = without_line_ends(method.queue)
         self._check_queue(channel, "configure", name)
         queue = self._bindable(channel, name)
         if queue is not None and queue.options.quorum:
@@ -255,7 +261,9 @@ class AmqpActions(AmqpGuest):
             raise access_refused(f"{resource} in exclusive use")
         if sum(len(other.consumers) for other in self.channels.values()) >= ingress.limits.consumers_max:
             most = ingress.limits.consumers_max
-            raise failed(f"reached maximum ({most}) of consumers per connection (limits.consumers_max)")
+            raise precondition_failed(
+                f"reached maximum ({most}) of consumers per connection (limits.consumers_max)"
+            )
         consumer = AmqpConsumer(channel, queue, tag, no_ack=method.no_ack, prefetch=channel.prefetch)
         channel.consumers[tag] = consumer
         self._reply(channel, not method.no_wait, m.BasicConsumeOk(tag))
@@ -263,9 +271,9 @@ class AmqpActions(AmqpGuest):
 
     def _consume_replies(self, channel: AmqpChannel, method: m.BasicConsume, tag: str) -> None:
         if channel.requester is not None:
-            raise failed("reply consumer already set")
+            raise precondition_failed("reply consumer already set")
         if not method.no_ack:
-            raise failed("reply consumer cannot acknowledge")
+            raise precondition_failed("reply consumer cannot acknowledge")
         _check_tag(channel, tag)
         channel.request(tag)
         self._reply(channel, not method.no_wait, m.BasicConsumeOk(tag))
@@ -274,7 +282,7 @@ class AmqpActions(AmqpGuest):
         consumer = channel.consumers.pop(method.consumer_tag, None)
         if consumer is not None:
             consumer.queue.remove(consumer)
-            self.host.consumer_left(consumer.queue)
+            self.host.delete_if_unused(consumer.queue)
         elif channel.requester is not None and method.consumer_tag == channel.requester_tag:
             channel.request_no_more()
         self._reply(channel, not method.no_wait, m.BasicCancelOk(method.consumer_tag))
@@ -350,7 +358,7 @@ class AmqpActions(AmqpGuest):
                     return position, message, redelivered, properties
                 if queue.owner is None:  # other consumers may accept it
                     queue.set_aside(None, position, message, redelivered)
-                    self.ingress.passed_over(self.sender, queue.name)
+                    self.ingress.log_oversized(self.sender, queue.name)
                 else:
                     queue.acknowledged((position,))
                     self.ingress.undeliverable(message)
@@ -362,7 +370,7 @@ class AmqpActions(AmqpGuest):
                 self.ingress.undeliverable(message)
             except Exception as error:
                 queue.acknowledged((position,))
-                self.ingress.undeliverable(message, poisoned(error, queue=queue.name))
+                self.ingress.undeliverable(message, outcome_of_error(error, queue=queue.name))
         return None
 
     def _check_unacknowledged(self, channel: AmqpChannel) -> None:
@@ -371,17 +379,19 @@ class AmqpActions(AmqpGuest):
         Prefetch does not limit basic.get, so the limits of channel and connection do.
         """
         if len(channel.unacknowledged) >= self.ingress.limits.prefetch_max:
-            raise failed("limits.prefetch_max messages of this channel are not acknowledged")
+            raise precondition_failed("limits.prefetch_max messages of this channel are not acknowledged")
         if self.outstanding.full:
-            raise failed("limits.unacknowledged_bytes_max of this connection are not acknowledged")
+            raise precondition_failed(
+                "limits.unacknowledged_bytes_max of this connection are not acknowledged"
+            )
 
     def _basic_reject(self, channel: AmqpChannel, method: m.BasicReject) -> None:
-        if not channel.give_back(method.delivery_tag, False, requeue=method.requeue):
-            raise failed(f"unknown delivery tag {method.delivery_tag}")
+        if not channel.reject(method.delivery_tag, False, requeue=method.requeue):
+            raise precondition_failed(f"unknown delivery tag {method.delivery_tag}")
 
     def _basic_nack(self, channel: AmqpChannel, method: m.BasicNack) -> None:
-        if not channel.give_back(method.delivery_tag, method.multiple, requeue=method.requeue):
-            raise failed(f"unknown delivery tag {method.delivery_tag}")
+        if not channel.reject(method.delivery_tag, method.multiple, requeue=method.requeue):
+            raise precondition_failed(f"unknown delivery tag {method.delivery_tag}")
 
     def _basic_recover(self, channel: AmqpChannel, method: m.BasicRecover | m.BasicRecoverAsync) -> None:
         if not method.requeue:
@@ -391,13 +401,13 @@ class AmqpActions(AmqpGuest):
 
     def _confirm_select(self, channel: AmqpChannel, method: m.ConfirmSelect) -> None:
         if channel.transaction is not None:
-            raise failed("cannot switch from tx to confirm mode")
+            raise precondition_failed("cannot switch from tx to confirm mode")
         channel.confirming = True
         self._reply(channel, not method.no_wait, m.ConfirmSelectOk())
 
     def _tx_select(self, channel: AmqpChannel, method: m.TxSelect) -> None:
         if channel.confirming:
-            raise failed("cannot switch from confirm to tx mode")
+            raise precondition_failed("cannot switch from confirm to tx mode")
         if channel.transaction is None:
             channel.transaction = Transaction(channel)
         self._reply(channel, True, m.TxSelectOk())
@@ -412,7 +422,7 @@ class AmqpActions(AmqpGuest):
             if whole:
                 self._reply(channel, True, m.TxCommitOk())
             else:
-                self.refuse(channel.number, failed("partial tx completion"), method)
+                self.refuse(channel.number, precondition_failed("partial tx completion"), method)
             self.stream.mark()
             if suspended:
                 self.stream.resume()

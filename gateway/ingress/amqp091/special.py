@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.broker.amqp091.dead_letter_routing import COPIES_MAX, copied_keys
-from gateway.broker.amqp091.refusals import TYPE_NAMES, failed
+from gateway.broker.amqp091.refusals import TYPE_NAMES, precondition_failed
 from gateway.broker.amqp091.replies import REPLY_TO
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.routing import RoutingEntry
@@ -61,18 +61,18 @@ def look_closer(
     principal = channel.connection.principal
     assert principal is not None
     if native.user_id is not None and native.user_id != principal.name:
-        raise failed(
+        raise precondition_failed(
             f"user_id property set to '{native.user_id}' but authenticated user was '{principal.name}'"
         )
     changed = False
     if native.reply_to == REPLY_TO:
         if channel.requester is None:
-            raise failed("fast reply consumer does not exist")
+            raise precondition_failed("fast reply consumer does not exist")
         native.reply_to = channel.requester.name
         changed = True
     copies = _copies(native.headers or (), VISIBLE) + _copies(native.headers or (), BLIND)
     if len(copies) > COPIES_MAX:
-        raise failed(f"invalid message: more than {COPIES_MAX} keys in CC and BCC")
+        raise precondition_failed(f"invalid message: more than {COPIES_MAX} keys in CC and BCC")
     if copies:
         address = entry.address
         host = channel.connection.host
@@ -85,7 +85,7 @@ def look_closer(
     try:
         data = encode_basic_properties(native)
     except LocalProtocolError:
-        raise failed("invalid message: its headers are nested too deep") from None
+        raise precondition_failed("invalid message: its headers are nested too deep") from None
     return entry, content_properties(data)
 
 
@@ -94,5 +94,5 @@ def _copies(headers: Headers, name: str) -> list[str]:
     found = dict(headers).get(name)
     if found is not None and found.type is not ValueType.ARRAY:
         kind = TYPE_NAMES[found.type]
-        raise failed(f'invalid message: {{unacceptable_type_in_header,"{name}",{kind}}}')
+        raise precondition_failed(f'invalid message: {{unacceptable_type_in_header,"{name}",{kind}}}')
     return copied_keys(headers, name)

@@ -24,7 +24,7 @@ from gateway.access.rights import Decision, Rights
 from gateway.broker.amqpfast.destinations import FastQueue, TopicSubscription
 from gateway.broker.amqpfast.partials import Partial, Partials
 from gateway.broker.amqpfast.virtual_host import FastHost
-from gateway.broker.poison import UNREADABLE, poisoned
+from gateway.broker.poison import UNREADABLE, outcome_of_error
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
 from gateway.broker.routing import RoutingEntry
@@ -39,7 +39,7 @@ from gateway.ingress.source import ListenerSource
 from gateway.ingress.waiting_publishes import WaitingPublishes
 from gateway.model.address import Address
 from gateway.model.message import MESSAGE_BYTES, Message, weight_of
-from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict, worse
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict, worse_outcome
 from gateway.model.shares import Holding
 from gateway.model.spooled_bodies import fault_of
 from gateway.protocols.amqpfast.commands import ChannelOpen, HandleOpen
@@ -71,7 +71,7 @@ class FastSource(ListenerSource):
         """Start a task in the background."""
 
     @abstractmethod
-    def soon(self, then: Callable[[], None]) -> None:
+    def call_after_turn(self, then: Callable[[], None]) -> None:
         """Call `then` when the current turn is done."""
 
     def undeliverable(self, message: Message, outcome: Outcome = UNDELIVERABLE) -> None:
@@ -125,7 +125,7 @@ class FastGuest(HandshakingGuest[ServerConnection]):
 
     @abstractmethod
     def await_replies(self, channel: FastChannel) -> None:
-        """Call the channel's `replied` when the replies that are due on it are written."""
+        """Call the channel's `send_held` when the replies that are due on it are written."""
 
     @abstractmethod
     def delivered(self, channel: FastChannel, count: int, byte_count: int) -> None:
@@ -153,15 +153,15 @@ class FastGuest(HandshakingGuest[ServerConnection]):
 
     @property
     @abstractmethod
-    def gone(self) -> bool:
+    def is_closing(self) -> bool:
         """True if the connection is closed or closing."""
 
     @abstractmethod
-    def settled(self, receipt: Receipt, outcome: Outcome) -> None:
+    def report_outcome(self, receipt: Receipt, outcome: Outcome) -> None:
         """Reply to a message with this outcome, or close its handle or channel."""
 
     @abstractmethod
-    def replied(self, count: int) -> None:
+    def count_replied(self, count: int) -> None:
         """Count `count` messages as replied to."""
 
 
@@ -174,7 +174,7 @@ class FragmentedMessage(Protocol):
 class ReturningStream(Protocol):
     """Stream from a peer service, whose bytes wait for a reply that is due."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Write the waiting bytes: no reply is due on the channel any more."""
 
 
@@ -224,7 +224,7 @@ class DeliveryRun:
 
     def settle(self) -> None:
         """Settle the messages in their queue: the client has acknowledged them."""
-        self._let_go()
+        self._subtract_outstanding()
         queue = self.queue
         queue.unacknowledged -= self.count
         if queue.removed_positions is not None:
@@ -237,19 +237,19 @@ class DeliveryRun:
 
     def set_aside(self) -> None:
         """Leave the first message to other consumers."""
-        self._let_go()
+        self._subtract_outstanding()
         self.queue.set_aside(self.consumer, self.position, self.messages[self.at], False)
 
-    def give_back(self) -> None:
+    def requeue(self) -> None:
         """Requeue the unacknowledged messages of this run, unless their queue is deleted."""
-        self._let_go()
+        self._subtract_outstanding()
         if not self.queue.deleted:
             self.queue.requeue(self.rows())
 
-    def _let_go(self) -> None:
+    def _subtract_outstanding(self) -> None:
         """Subtract the messages from the connection's unacknowledged bytes."""
         connection = self.consumer.handle.channel.connection
-        connection.outstanding.settled(weight_of(self.messages[self.at : self.at + self.count]))
+        connection.outstanding.subtract(weight_of(self.messages[self.at : self.at + self.count]))
 
 
 class Join:
@@ -262,9 +262,9 @@ class Join:
         self.worst = ACCEPTED
         self._then = then
 
-    def settled(self, outcome: Outcome) -> None:
+    def add_outcome(self, outcome: Outcome) -> None:
         """Record one outcome."""
-        self.worst = worse(self.worst, outcome)
+        self.worst = worse_outcome(self.worst, outcome)
         self.remaining -= 1
         if not self.remaining:
             self._then(self.worst)
@@ -325,7 +325,7 @@ class FastChannel:
         return first
 
     @property
-    def exhausted(self) -> bool:
+    def is_exhausted(self) -> bool:
         """True if nothing more can be delivered, because message numbers have run out."""
         return self.next_number > MESSAGE_NUMBER_MAX - NUMBERS_LOW
 
@@ -350,7 +350,7 @@ class FastChannel:
 
         In a transaction the deliveries are settled by the commit.
         """
-        for delivery in self._take(min(number, self._sent)):
+        for delivery in self._pop_deliveries(min(number, self._sent)):
             delivery.consumer.acknowledged(delivery.count, touched)
             if self.transacted:
                 delivery.consumer.provisional += delivery.count
@@ -359,7 +359,7 @@ class FastChannel:
                 delivery.settle()
                 touched[delivery.queue] = None
 
-    def _take(self, number: int) -> list[DeliveryRun]:
+    def _pop_deliveries(self, number: int) -> list[DeliveryRun]:
         """Remove and return the deliveries up to a message number."""
         deliveries = self._deliveries
         removed = []
@@ -387,15 +387,15 @@ class FastChannel:
         one = self._pick(at, number)
         touched: dict[Queue, None] = {queue: None}
         one.consumer.acknowledged(1, touched)
-        self.connection.outstanding.settled(weight_of(message for _, message in one.rows()))
+        self.connection.outstanding.subtract(weight_of(message for _, message in one.rows()))
         if not queue.deleted:
             ((position, message),) = one.rows()
-            queue.give_back(position, message, one.consumer)
+            queue.return_unfit(position, message, one.consumer)
         for one_queue in touched:
             one_queue.dispatch()
         return True
 
-    def unsaid(self, number: int, *, is_missing: bool) -> None:
+    def requeue_unsent(self, number: int, *, is_missing: bool) -> None:
         """Requeue a message that will never reach the client completely, or settle it if it `is_missing`."""
         at = self._find(number)
         if at >= 0:
@@ -404,27 +404,27 @@ class FastChannel:
             one.consumer.acknowledged(1, touched)
             if is_missing:
                 one.settle()
-            self._give_back([] if is_missing else [one], touched)
+            self._requeue([] if is_missing else [one], touched)
 
-    def replied(self) -> None:
+    def send_held(self) -> None:
         """Send what waited for replies, if no reply is due on the channel any more."""
-        self.large_deliveries.go_on()
-        if self.connection.machine.owes(self.number):
+        self.large_deliveries.resume()
+        if self.connection.machine.has_due_reply(self.number):
             self.connection.await_replies(self)
             return
         self._deliver_kept()
         streams, self.streams = self.streams, []
         for stream in streams:
-            stream.go_on()
+            stream.resume()
         if self.large_deliveries.idle:
-            self.go_on()
+            self.resume()
 
     @property
-    def keeps(self) -> bool:
+    def has_held(self) -> bool:
         """True if deliveries wait for a reply, so that later ones must queue behind them."""
         return bool(self._held_runs)
 
-    def keep(self, delivery: DeliveryRun, redelivered: bool) -> None:
+    def hold(self, delivery: DeliveryRun, redelivered: bool) -> None:
         """Hold a delivery until no reply is due on the channel (3.2.11); it gets message numbers then.
 
         Until then it cannot be acknowledged, and counts against its consumer's window.
@@ -442,11 +442,11 @@ class FastChannel:
             self.connection.outstanding.byte_count -= weight_of(delivery.messages)
             if queue.deleted:
                 queue.unacknowledged -= delivery.count
-            elif consumer.takes_kept():
+            elif consumer.may_deliver_held():
                 try:
                     consumer.deliver(queue, delivery.position, delivery.messages, redelivered)
                 except Exception as error:
-                    consumer.failed(error)
+                    consumer.handle_error(error)
             else:
                 queue.requeue(delivery.rows())
                 queue.dispatch()
@@ -463,9 +463,9 @@ class FastChannel:
                 remaining.append((delivery, redelivered))
         self._held_runs = remaining
         if back:
-            self._give_back(back, {})
+            self._requeue(back, {})
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Resume the consumers, because nothing blocks the channel any more."""
         for handle in list(self.handles.values()):
             handle.dispatch()
@@ -517,7 +517,7 @@ class FastChannel:
         settled, self._acked = self._acked, []
         if everything:
             sent_at = self._written if self.connection.stream.backlogged else self._sent
-            confirmed = self._take(sent_at)
+            confirmed = self._pop_deliveries(sent_at)
             for delivery in confirmed:
                 delivery.consumer.acknowledged(delivery.count, touched)
                 delivery.consumer.provisional += delivery.count
@@ -549,7 +549,7 @@ class FastChannel:
         touched: dict[Queue, None] = {}
         self._final(deliveries)
         if not accepted:
-            self._give_back(deliveries, touched)
+            self._requeue(deliveries, touched)
             return False
         self.settle(deliveries, touched)
         for queue in touched:
@@ -571,7 +571,7 @@ class FastChannel:
                 back.append(delivery)
         self._deliveries = remaining
         self._begin()
-        self._give_back(back, touched)
+        self._requeue(back, touched)
 
     def restrain(self, on: bool) -> None:
         """Forbid further messages in a transaction (`on` True), which close the channel, or allow them."""
@@ -596,10 +596,10 @@ class FastChannel:
         self.pending_bytes = 0
 
     @staticmethod
-    def _give_back(deliveries: Iterable[DeliveryRun], touched: dict[Queue, None]) -> None:
+    def _requeue(deliveries: Iterable[DeliveryRun], touched: dict[Queue, None]) -> None:
         """Requeue deliveries, and dispatch their queues and those in `touched`."""
         for delivery in deliveries:
-            delivery.give_back()
+            delivery.requeue()
             touched[delivery.queue] = None
         for queue in touched:
             if not queue.deleted:
@@ -618,8 +618,8 @@ class FastChannel:
         back = [*self._acked, *self._deliveries]
         self._acked.clear()
         self._deliveries.clear()
-        self._give_back(back, {})
-        self.connection.host.channel_gone(self)
+        self._requeue(back, {})
+        self.connection.host.delete_temporary_destinations(self)
 
 
 # Approximate bytes of a delivery on the wire besides its body, to notice congestion between flushes.
@@ -635,7 +635,7 @@ def sound_head(message: Message) -> bytes:
     try:
         return encode_properties(message, clock.wall_offset())
     except Exception as error:
-        poisoned(error)
+        outcome_of_error(error)
         return NO_HEAD
 
 
@@ -686,7 +686,7 @@ class FastConsumer:
         provisional = max(self.provisional, PROVISIONAL_MIN) if self.provisional else 0
         return self.prefetch + (1 << provisional.bit_length() if provisional else 0)
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Return the number of messages that the consumer accepts now.
 
         Return 0 if it is paused, if the stream is congested, if a large message or an outgoing stream blocks
@@ -701,7 +701,7 @@ class FastConsumer:
         ):
             return 0
         assert self._notifier is not None  # or it could not send
-        if self._notifier.owes or channel.keeps:
+        if self._notifier.has_due_reply or channel.has_held:
             channel.connection.await_replies(channel)
             if channel.connection.outstanding.full:
                 return 0
@@ -710,7 +710,7 @@ class FastConsumer:
         room = self.prefetch - self.outstanding - self.waiting_count
         return 0 if channel.connection.outstanding.full else room
 
-    def takes_kept(self) -> bool:
+    def may_deliver_held(self) -> bool:
         """Return True if messages held for a reply may be delivered now."""
         return self in self.handle.consumers and not self.paused and self._may_speak()
 
@@ -732,8 +732,8 @@ class FastConsumer:
         """
         channel = self.handle.channel
         assert self._notifier is not None  # or there was no room
-        if self._notifier.owes or channel.keeps:
-            channel.keep(DeliveryRun(0, queue, self, position, messages), redelivered)
+        if self._notifier.has_due_reply or channel.has_held:
+            channel.hold(DeliveryRun(0, queue, self, position, messages), redelivered)
             return
         byte_count = weight_of(messages) - MESSAGE_BYTES * len(messages)
         name = self._name(queue.address) if isinstance(queue, FastQueue) else b""
@@ -749,7 +749,7 @@ class FastConsumer:
         if byte_count > LARGE_BYTES or not channel.large_deliveries.idle:
             self._deliver_in_line(queue, position, messages, rows)
         else:
-            self._say(queue, position, messages, rows, byte_count)
+            self._send_deliveries(queue, position, messages, rows, byte_count)
 
     def _deliver_singly(
         self, queue: Queue, position: int, messages: list[Message], redelivered: bool, error: Exception
@@ -764,9 +764,9 @@ class FastConsumer:
             return
         queue.acknowledged((position,))
         ingress = self.handle.channel.connection.ingress
-        ingress.undeliverable(messages[0], poisoned(error, queue=queue.name))
+        ingress.undeliverable(messages[0], outcome_of_error(error, queue=queue.name))
 
-    def _say(
+    def _send_deliveries(
         self, queue: Queue, position: int, messages: list[Message], rows: list[NotifyRow], byte_count: int
     ) -> None:
         """Send encoded messages and record them as unacknowledged.
@@ -794,16 +794,16 @@ class FastConsumer:
             if not aside:
                 connection.ingress.undeliverable(message)
             else:
-                connection.ingress.passed_over(connection.sender, queue.name)
+                connection.ingress.log_oversized(connection.sender, queue.name)
             if not self.unreliable:
                 channel.drop(number, aside=bool(aside))
             elif aside:
                 queue.set_aside(self, position + number - first, message, rows[number - first][0])
         connection.delivered(channel, count, byte_count)
 
-    def failed(self, error: Exception) -> None:
+    def handle_error(self, error: Exception) -> None:
         """Close the connection at the end of the wake-up, because of this error."""
-        self.handle.channel.connection.stream.doom(error)
+        self.handle.channel.connection.stream.fail_later(error)
 
     def _deliver_in_line(
         self, queue: Queue, position: int, messages: list[Message], rows: list[NotifyRow]
@@ -815,12 +815,12 @@ class FastConsumer:
         """
         channel = self.handle.channel
         connection = channel.connection
-        if not self._fit(rows):
+        if not self._fits_frames(rows):
             if len(messages) > 1:
                 for at, message in enumerate(messages):
                     self._deliver_in_line(queue, position + at, [message], rows[at : at + 1])
             elif isinstance(queue, FastQueue) and queue.owner is None:
-                connection.ingress.passed_over(connection.sender, queue.name)
+                connection.ingress.log_oversized(connection.sender, queue.name)
                 queue.set_aside(self, position, messages[0], rows[0][0])
             else:
                 queue.acknowledged((position,))
@@ -832,7 +832,7 @@ class FastConsumer:
             self.outstanding += len(messages)
         for at, message in enumerate(messages):
             redelivered, name, head, body = rows[at]
-            channel.large_deliveries.say(
+            channel.large_deliveries.queue_message(
                 Large(
                     self.handle,
                     first + at,
@@ -845,7 +845,7 @@ class FastConsumer:
             )
         connection.delivered(channel, len(messages), 0)
 
-    def _fit(self, rows: list[NotifyRow]) -> bool:
+    def _fits_frames(self, rows: list[NotifyRow]) -> bool:
         """Return True if the heads of all messages fit the client's frames."""
         assert self._notifier is not None  # or there was no room
         return all(self._notifier.fits(name, head) for _, name, head, _ in rows)
@@ -867,7 +867,7 @@ class FastConsumer:
         if is_missing:
             channel.connection.ingress.undeliverable(message, UNREADABLE)
         if not self.unreliable:
-            channel.unsaid(number, is_missing=is_missing)
+            channel.requeue_unsent(number, is_missing=is_missing)
         elif is_missing:
             queue.acknowledged((position,))
         elif not queue.deleted:
@@ -899,7 +899,7 @@ class FastConsumer:
         """Remove a deleted queue from those of the consumer."""
         self.queues = [one for one in self.queues if one is not queue]
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         """Stop consuming; unacknowledged messages remain outstanding."""
         queues, self.queues = self.queues, []
         for queue in queues:
@@ -983,7 +983,7 @@ class FastHandle:
         self.index = self.scan = None
         consumers, self.consumers = self.consumers, []
         for consumer in consumers:
-            consumer.leave()
+            consumer.stop()
         self.channel.give_back_kept(self)
         subscriptions, self.subscriptions = self.subscriptions, []
         for subscription in subscriptions:

@@ -61,13 +61,13 @@ def _selects(selector: bytes, mime_type: str) -> Selects | None:
 def _selects_of_topic(name: bytes, selects: Selects | None, *, whole: bool) -> Selects:
     """Return `selects` for messages of the topic `name` alone; with `whole`, of topics that begin with it."""
 
-    def look(message: Message) -> bool:
+    def matches(message: Message) -> bool:
         topic = name_bytes(message.address)
         if not (topic.startswith(name) if whole else topic == name):
             return False
         return selects is None or selects(message)
 
-    return look
+    return matches
 
 
 def _waiting(queues: list[PriorityQueue]) -> Iterator[tuple[PriorityQueue, int, Message]]:
@@ -320,7 +320,7 @@ class FastActions(FastGuest):
                 one.subscriptions.remove(found)
         host.unsubscribe(found)
 
-        def ended(outcome: Outcome) -> None:
+        def on_outcome(outcome: Outcome) -> None:
             if handle.silent:
                 return
             if outcome is ACCEPTED:
@@ -329,7 +329,7 @@ class FastActions(FastGuest):
             else:
                 self.refuse(handle, ReplyCode.INSUFFICIENT_RESOURCES, outcome.text)
 
-        self.ingress.after_commit(ended)
+        self.ingress.after_commit(on_outcome)
 
     def _handle_flow(self, handle: FastHandle, command: m.HandleFlow) -> None:
         self.machine.reply(handle.number, command.tag)
@@ -346,13 +346,13 @@ class FastActions(FastGuest):
 
         Raises Pending if this turn's time is used up; the command then continues in the next turn.
         """
-        spent = self.stream.spent
+        spent = self.stream.is_turn_spent
         if spent():
             raise Pending(NEXT_TURN)
         if handle.scan is None:
             handle.scan = self._begin_scan(handle, command)
         scan = handle.scan
-        ended = scan.go_on(spent)
+        ended = scan.scan(spent)
         if reached := handle.count_identifiers():
             raise FastRefused(ReplyCode.INSUFFICIENT_RESOURCES, f"{reached} is reached")
         if not ended:
@@ -369,7 +369,7 @@ class FastActions(FastGuest):
         selects = _selects(command.selector, command.mime_type)
         name, whole = handle.name + command.dest_name, not command.dest_name
         self._check_consuming(handle, name, "browse", whole=whole)
-        queues = self._looked_at(handle, name, whole=whole)
+        queues = self._queried_queues(handle, name, whole=whole)
         if handle.service == "topic":
             selects = _selects_of_topic(name.encode(), selects, whole=whole)
         anew = self.ingress.replies_first
@@ -380,7 +380,7 @@ class FastActions(FastGuest):
         above = -1 if anew and not command.message_number else command.message_number
         return QueryScan(_waiting(queues), selects, handle.listed(), above)
 
-    def _looked_at(self, handle: FastHandle, name: str, *, whole: bool) -> list[PriorityQueue]:
+    def _queried_queues(self, handle: FastHandle, name: str, *, whole: bool) -> list[PriorityQueue]:
         """Return the queues, or the handle's own subscriptions, whose messages a QUERY covers."""
         if handle.service != "queue":
             return list(handle.subscriptions)
@@ -393,7 +393,7 @@ class FastActions(FastGuest):
         Clients of 2005 get the reply before the message, others after it. Raises Pending if this turn's time
         is used up: a message that was requeued is searched among all such messages of its queue.
         """
-        if self.stream.spent():
+        if self.stream.is_turn_spent():
             raise Pending(NEXT_TURN)
         machine = self.machine
         first = self.ingress.replies_first
@@ -420,18 +420,18 @@ class FastActions(FastGuest):
         number = 0 if first else command.message_number
         large_deliveries = handle.channel.large_deliveries
         key = -1 if first else handle.number << 16 | command.tag
-        waits = machine.owes(handle.channel.number, key)
+        waits = machine.has_due_reply(handle.channel.number, key)
         if waits or len(message.body) > LARGE_BYTES or not large_deliveries.idle:
 
-            def given(sent: bool) -> None:
+            def on_sent(sent: bool) -> None:
                 if sent and not first and not handle.silent:
                     machine.reply(handle.number, command.tag)
 
             name = name_bytes(address)
             large = Large(
-                handle, number, name, sound_head(message), message.body, given, delivered=False, key=key
+                handle, number, name, sound_head(message), message.body, on_sent, delivered=False, key=key
             )
-            large_deliveries.say(large)
+            large_deliveries.queue_message(large)
             self.delivered(handle.channel, 1, 0)
             return
         try:

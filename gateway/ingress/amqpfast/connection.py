@@ -199,7 +199,7 @@ class FastConnection(FastActions):
     def demand(self, decision: Decision, right: str, service: str, name: str) -> None:
         """Log a negative decision and raise FastRefused 403."""
         if not decision.allowed:
-            self._ingress.denied(self.sender, right, f"{service}:{name}", decision.rule)
+            self._ingress.record_denial(self.sender, right, f"{service}:{name}", decision.rule)
             raise FastRefused(ReplyCode.ACCESS_REFUSED, f"{right}: {service} {name!r} is refused")
 
     def check_folder(self, path: Path) -> None:
@@ -216,14 +216,14 @@ class FastConnection(FastActions):
         consume what may not be read any more or talk to a peer that may not be used any more, and channels
         whose transaction may not be sent, or whose shared folder may not be used, any more.
         """
-        if not self._ready or self.gone:
+        if not self._ready or self.is_closing:
             return
         rights, host = self.rights, self.host.name
         if not rights.enters_fast(host).allowed or not self._has_its_name(rights, self.client_name):
             text = f"virtual host {host!r} or client-name {self.client_name!r} is refused"
             self._report(ReplyCode.ACCESS_REFUSED, text)
             self.machine.close(ReplyCode.ACCESS_REFUSED, text)
-            self._leave()
+            self._close_channels()
             self.stream.mark()
             return
         for handle in list(self.handles.values()):
@@ -260,7 +260,7 @@ class FastConnection(FastActions):
         """Return True if the client may use its client-name. An empty name needs no permission."""
         decision = rights.has_client_id(client_name)
         if client_name and not decision.allowed:
-            self._ingress.denied(self.sender, "client_id", client_name, decision.rule)
+            self._ingress.record_denial(self.sender, "client_id", client_name, decision.rule)
             return False
         return True
 
@@ -275,7 +275,7 @@ class FastConnection(FastActions):
         if self._replying:
             replying, self._replying = self._replying, {}
             for channel in replying:
-                channel.replied()
+                channel.send_held()
         if self.sending:
             self._pump()
         if self._delivering:
@@ -285,10 +285,10 @@ class FastConnection(FastActions):
         return self.machine.to_send()
 
     def await_replies(self, channel: FastChannel) -> None:
-        """Call the channel's `replied` with the write that contains the last reply due on it."""
+        """Call the channel's `send_held` with the write that contains the last reply due on it."""
         self._replying[channel] = None
 
-    def drained(self) -> None:
+    def resume_writing(self) -> None:
         """Resume large messages and deliveries: the client's send buffer has drained."""
         self.stream.mark()
         self._dispatch()
@@ -309,7 +309,7 @@ class FastConnection(FastActions):
                 for queue in list(consumer.queues):
                     queue.dispatch()
 
-    def lost(self, reason: str) -> None:
+    def connection_lost(self, reason: str) -> None:
         """Handle the end of the connection: requeue its deliveries and delete its temporary destinations."""
         self._ingress.dispatcher.memory.forget(self)
         lost = sum(
@@ -317,15 +317,15 @@ class FastConnection(FastActions):
         )
         if lost:
             self._ingress.stats.drop(LOST_WAITING, lost)
-        self._leave()
+        self._close_channels()
         self._ingress.forget(self, reason)
 
     @property
-    def gone(self) -> bool:
+    def is_closing(self) -> bool:
         """True if the connection is closed or closing."""
         return self.stream.closed or self.stream.ending
 
-    def _leave(self) -> None:
+    def _close_channels(self) -> None:
         """Close all channels and give up the client-name.
 
         The partial transfers of a client without client-name are dropped.
@@ -333,7 +333,7 @@ class FastConnection(FastActions):
         for channel in list(self.channels.values()):
             self._drop_channel(channel, silent=False)
         self.holding.end()
-        self._ingress.clients.leave(self.owner, self)
+        self._ingress.clients.remove(self.owner, self)
         if self.owner and not self.client_name:
             self._ingress.partials.drop_of(self.host.name, self.sender.user, self.owner)
 
@@ -439,7 +439,7 @@ class FastConnection(FastActions):
             return "close_timeout", "it has not ended the stream"
         return "heartbeat_timeout", "it is silent"
 
-    def taken_over(self) -> None:
+    def handle_takeover(self) -> None:
         """Close the connection: a client with the same client-name is connected to another replica."""
         text = f"client {self.client_name!r} is active elsewhere"
         self._report(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
@@ -463,7 +463,7 @@ class FastConnection(FastActions):
                 self.stream.postpone(events[at:])
                 break
             if isinstance(event, Sends):
-                if rows := self.publisher.sends(event.rows):
+                if rows := self.publisher.publish_rows(event.rows):
                     self.stream.postpone([Sends(rows), *events[at + 1 :]])
                     self.stream.mark()
                     return
@@ -613,11 +613,11 @@ class FastConnection(FastActions):
     def _closed(self, event: Closed) -> None:
         if not event.by_peer:
             self._report(event.reply_code, event.text)
-        self._settle_before()
-        self._leave()
+        self._flush_publishes()
+        self._close_channels()
 
-    def _prepared(self, event: Prepared) -> None:
-        self.arrivals.prepared(event)
+    def _handle_prepare(self, event: Prepared) -> None:
+        self.arrivals.handle_prepare(event)
 
     def _takes_more(self, event: Ready) -> None:
         """Send the large message for which the client is ready."""
@@ -625,14 +625,14 @@ class FastConnection(FastActions):
         if handle is not None:
             handle.channel.large_deliveries.ready(handle, event.message_size)
 
-    def _settle_before(self) -> None:
+    def _flush_publishes(self) -> None:
         """Route the client's earlier publishes, which its next command must find in the queues."""
         if len(self._ingress.batch):
-            self._ingress.turn_done()
+            self._ingress.end_turn()
 
     def _command(self, command: m.Command) -> None:
         """Execute a command from the tables; errors close the handle or the channel."""
-        self._settle_before()
+        self._flush_publishes()
         opens = CONNECTION_COMMANDS.get(type(command))
         if opens is not None:
             opens(self, command)
@@ -692,20 +692,22 @@ class FastConnection(FastActions):
         stream.queued += byte_count + DELIVERY_OVERHEAD * count
         stream.mark()
         self._ingress.stats.messages_out += count
-        if channel.exhausted and not channel.closing:
+        if channel.is_exhausted and not channel.closing:
             channel.closing = True
             text = "the message numbers of the channel are used up"
-            self._ingress.soon(lambda: self.close_channel(channel, ReplyCode.INSUFFICIENT_RESOURCES, text))
+            self._ingress.call_after_turn(
+                lambda: self.close_channel(channel, ReplyCode.INSUFFICIENT_RESOURCES, text)
+            )
 
     # Replies and closes.
 
-    def settled(self, receipt: Receipt, outcome: Outcome) -> None:
+    def report_outcome(self, receipt: Receipt, outcome: Outcome) -> None:
         """Reply to a message with this outcome, or close its handle or channel."""
-        self.publisher.settled(receipt, outcome)
+        self.publisher.report_outcome(receipt, outcome)
 
-    def replied(self, count: int) -> None:
+    def count_replied(self, count: int) -> None:
         """Count `count` messages as replied to."""
-        self.publisher.replied(count)
+        self.publisher.count_replied(count)
 
     def refuse(self, handle: FastHandle, code: int, text: str) -> None:
         """Close the handle or its channel, depending on the code, because a command is refused."""
@@ -738,10 +740,10 @@ class FastConnection(FastActions):
                 self._forget_waiting(handle.channel, handle.number)
             del self.handles[handle.number]
             del handle.channel.handles[handle.number]
-            self.arrivals.handle_gone(handle)
+            self.arrivals.abandon_handle(handle)
             handle.close()
             self.holding.give(handle.counted_bytes)
-            handle.channel.large_deliveries.handle_gone(handle)
+            handle.channel.large_deliveries.abandon_handle(handle)
         if not silent:
             self._left_handles[handle.number] = handle
 
@@ -820,7 +822,7 @@ class FastConnection(FastActions):
         """
         ingress = self._ingress
         if ingress.logins.failures.blocks(self.stream.remote):
-            ingress.logins.denied(self.stream, "", Denial.REFUSED)
+            ingress.logins.log_denied(self.stream, "", Denial.REFUSED)
             self._deny(*DENIALS[Denial.REFUSED])
             return
         if not event.offered and event.mechanism.upper() != NONE:
@@ -838,13 +840,13 @@ class FastConnection(FastActions):
         if pair is None and not ingress.access.recognizes(credentials):
             anonymous = ingress.access.anonymous(self.stream.remote, ingress.anonymous)
             if anonymous is None:
-                ingress.logins.turned_away(self.stream, "", "anonymous")
+                ingress.logins.audit_refusal(self.stream, "", "anonymous")
                 self._broke()
                 self._deny(ReplyCode.ACCESS_REFUSED, "a login and a password are needed")
             else:
                 self._admit(anonymous)
             return
-        principal = ingress.access.known(credentials)
+        principal = ingress.access.verify_nowait(credentials)
         if principal is not None:
             self._admit(principal)
         else:
@@ -853,7 +855,7 @@ class FastConnection(FastActions):
     def _verified(self, user: str, found: Principal | Denial) -> None:
         """Admit or deny the client after its password or token was verified, then process further input."""
         if isinstance(found, Denial):
-            self._ingress.logins.denied(self.stream, user, found)
+            self._ingress.logins.log_denied(self.stream, user, found)
             self._deny(*DENIALS[found])
         else:
             self._admit(found)
@@ -862,7 +864,7 @@ class FastConnection(FastActions):
     def _deny(self, code: int, text: str) -> None:
         self._ingress.stats.refused.add("access_refused")
         self.machine.fail(code, text)
-        self._failed(code, text)
+        self._fail_negotiation(code, text)
 
     def _broke(self) -> None:
         """Count a negotiation that failed before a user was named, for the client's address (3.2.12)."""
@@ -871,9 +873,9 @@ class FastConnection(FastActions):
     def _negotiation_failed(self, event: NegotiationFailed) -> None:
         if event.begun:
             self._broke()
-        self._failed(event.reply_code, event.text)
+        self._fail_negotiation(event.reply_code, event.text)
 
-    def _failed(self, code: int, text: str) -> None:
+    def _fail_negotiation(self, code: int, text: str) -> None:
         """Log a failed negotiation and stop reading; `tick` closes the connection after a pause."""
         self._report(code, text)
         self.stream.hold()
@@ -881,7 +883,7 @@ class FastConnection(FastActions):
     def _admit(self, principal: Principal) -> None:
         self.principal = principal
         self.sender = Sender(self._ingress.name, "", principal.name, self.stream.remote)
-        self._ingress.logins.accepted()
+        self._ingress.logins.count_accepted()
         self.machine.tune()
         self.stream.mark()
 
@@ -894,7 +896,7 @@ class FastConnection(FastActions):
         host = next((one for one in self._ingress.hosts if one.name == event.virtual_path), None)
         if host is None:
             assert self.principal is not None
-            self._ingress.logins.turned_away(
+            self._ingress.logins.audit_refusal(
                 self.stream, self.principal.name, "virtual_host", event.client_name, proved=True
             )
             text = f"there is no virtual host {event.virtual_path!r}"
@@ -911,7 +913,7 @@ class FastConnection(FastActions):
         rights = self._ingress.rights_of(self.principal, event.client_name)
         decision = rights.enters_fast(host.name)
         if not decision.allowed:
-            self._ingress.denied(self.sender, "connect", f"virtual host {host.name!r}", decision.rule)
+            self._ingress.record_denial(self.sender, "connect", f"virtual host {host.name!r}", decision.rule)
         if not decision.allowed or not self._has_its_name(rights, event.client_name):
             resource = repr(event.client_name) if decision.allowed else f"virtual host {host.name!r}"
             text = f"{resource} is not for user {self.principal.name!r}"
@@ -919,7 +921,7 @@ class FastConnection(FastActions):
             self.machine.close(ReplyCode.ACCESS_REFUSED, text)
             return
         self.sender = Sender(self._ingress.name, event.client_name, self.principal.name, self.stream.remote)
-        if limit := self._ingress.let_in(self, self.principal, rights, event.client_name, "0.7c0"):
+        if limit := self._ingress.admit_client(self, self.principal, rights, event.client_name, "0.7c0"):
             text = f"{limit} is reached by user {self.principal.name!r}"
             self._report(ReplyCode.INSUFFICIENT_RESOURCES, text)
             self.machine.close(ReplyCode.INSUFFICIENT_RESOURCES, text)
@@ -929,15 +931,15 @@ class FastConnection(FastActions):
         self._ingress.clients.enter(owner, self)
         self._ready = True
         self.machine.opened()
-        self._ingress.hurry(self, self.machine.peer_heartbeat)
-        self._ingress.stats.spoke(self.machine, "0.7c0")
+        self._ingress.tick_faster(self, self.machine.peer_heartbeat)
+        self._ingress.stats.set_version(self.machine, "0.7c0")
 
 
 RARE: Final[dict[type[Event], Callable[[FastConnection, Any], None]]] = {
     HandleClosed: FastConnection._handle_closed,
     ChannelClosed: FastConnection._channel_closed,
     Closed: FastConnection._closed,
-    Prepared: FastConnection._prepared,
+    Prepared: FastConnection._handle_prepare,
     Ready: FastConnection._takes_more,
     Authenticate: FastConnection._authenticate,
     Open: FastConnection._open,

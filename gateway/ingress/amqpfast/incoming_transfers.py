@@ -120,11 +120,11 @@ class IncomingTransfer:
             parts, self.parts = self.parts, []
             self.file.write(*parts)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Release the reserved memory, because the transfer is complete or abandoned; once at most."""
         if self._is_reserved:
             self._is_reserved = False
-            self.spool.let_go(self.body_size)
+            self.spool.release_reservation(self.body_size)
 
     def seal(self, sync: bool) -> bool:
         """Verify the file's hash and, with `sync`, synchronise it to disk. Blocks: call it in a thread.
@@ -224,7 +224,7 @@ class IncomingTransfers:
 
     # Restartable transfers (3.5.13).
 
-    def prepared(self, event: Prepared) -> None:
+    def handle_prepare(self, event: Prepared) -> None:
         """Process PREPARE: send READY with the number of bytes already received."""
         connection = self._connection
         handle = connection.handles.get(event.handle)
@@ -239,7 +239,7 @@ class IncomingTransfers:
             connection.refuse(handle, error.code, str(error))
             return
 
-        def recorded(outcome: Outcome) -> None:
+        def on_recorded(outcome: Outcome) -> None:
             """Send READY. After a failed write the transfer can be resumed only while this process runs."""
             if not handle.silent:
                 connection.machine.ready(handle.number, size)
@@ -247,7 +247,7 @@ class IncomingTransfers:
             connection.stream.resume()
 
         connection.stream.suspend()
-        self._ingress.after_commit(recorded)
+        self._ingress.after_commit(on_recorded)
 
     def _prepare(self, handle: FastHandle, event: Prepared) -> int:
         """Claim the announced transfer. Return the number of bytes already received.
@@ -283,14 +283,14 @@ class IncomingTransfers:
     def _complete(self, incoming: IncomingTransfer, event: Fragment) -> None:
         """Publish a complete message, after sealing its file if it is persistent or has a hash."""
         incoming.handle.channel.incoming = None
-        incoming.leave()
+        incoming.release()
         if incoming.file is None:
             body = b"".join(incoming.parts)
             self._publisher.send_whole(incoming.handle, event.tag, incoming.head, body, event.dest_name)
             return
-        sync = self._ingress.keeps and bool(incoming.head[0] & 1)  # persistent
+        sync = self._ingress.has_store and bool(incoming.head[0] & 1)  # persistent
         if sync or incoming.digest:
-            self._beside(
+            self._run_in_thread(
                 incoming.handle,
                 partial(incoming.seal, sync),
                 partial(self._sealed, incoming, event),
@@ -309,7 +309,7 @@ class IncomingTransfers:
             partials.drop(transfer)
             text = "the body does not have the content-hash that was announced"
             raise TransferFault(ReplyCode.MESSAGE_CONTENTS_INVALID, text)
-        if handle.silent or (connection.gone and handle.channel.transacted):
+        if handle.silent or (connection.is_closing and handle.channel.transacted):
             if transfer is not None:
                 partials.release(transfer)
             return
@@ -322,7 +322,7 @@ class IncomingTransfers:
         if incoming.partial is not None:
             self._ingress.partials.release(incoming.partial)
 
-    def _beside(
+    def _run_in_thread(
         self,
         handle: FastHandle,
         work: Callable[[], T],
@@ -369,9 +369,9 @@ class IncomingTransfers:
             except OSError as error:
                 raise TransferFault(ReplyCode.MESSAGE_CONTENTS_INVALID, f"out of band: {error}") from None
 
-        def then(incoming: IncomingTransfer) -> None:
+        def on_read(incoming: IncomingTransfer) -> None:
             if self._connection.handles.get(handle.number) is not handle:
-                incoming.leave()
+                incoming.release()
                 return
             channel.incoming = incoming
             if event.last:
@@ -380,7 +380,7 @@ class IncomingTransfers:
                     raise TransferFault(ReplyCode.MESSAGE_CONTENTS_INVALID, text)
                 self._complete(incoming, event)
 
-        self._beside(handle, work, then)
+        self._run_in_thread(handle, work, on_read)
 
     def _read(self, handle: FastHandle, event: Fragment, descriptor: int) -> IncomingTransfer:
         """Return the transfer after reading a fragment from an open file.
@@ -405,7 +405,7 @@ class IncomingTransfers:
                 at += len(data)
         except (GatewayError, OSError):
             if begins:  # no channel has it yet
-                incoming.leave()
+                incoming.release()
             raise
         return incoming
 
@@ -429,14 +429,14 @@ class IncomingTransfers:
 
     # Closed handles.
 
-    def handle_gone(self, handle: FastHandle) -> None:
+    def abandon_handle(self, handle: FastHandle) -> None:
         """Abandon the transfer of a closed handle; one announced by PREPARE can be resumed later."""
         partials = self._ingress.partials
         channel = handle.channel
         incoming = channel.incoming
         if isinstance(incoming, IncomingTransfer) and incoming.handle is handle:
             channel.incoming = None
-            incoming.leave()
+            incoming.release()
             if incoming in self.unwritten:
                 del self.unwritten[incoming]
                 with suppress(SpoolFull):  # the part that did fit counts, the rest must be sent again

@@ -19,7 +19,7 @@ from gateway.broker.dispatcher import UNROUTED
 from gateway.broker.routing import AnswerEntry, RoutingEntry
 from gateway.containment import contained
 from gateway.ingress.amqpfast.channel import FastGuest, FastHandle, FastSource, Receipt
-from gateway.ingress.amqpfast.shared_folder import SharedFolder, agreed, name_in
+from gateway.ingress.amqpfast.shared_folder import SharedFolder, name_in, negotiated_folder
 from gateway.ingress.clients import IngressClients
 from gateway.ingress.services import Services
 from gateway.model.address import Address
@@ -78,9 +78,9 @@ class FastIngress(FastSource):
 
     # Interface to the listener.
 
-    def turn_done(self) -> None:
-        """Send the batch, then call the functions passed to `soon`."""
-        super().turn_done()
+    def end_turn(self) -> None:
+        """Send the batch, then call the functions passed to `call_after_turn`."""
+        super().end_turn()
         while self._soon:
             try:
                 self._soon.pop()()
@@ -108,12 +108,12 @@ class FastIngress(FastSource):
             for at, receipt in enumerate(receipts):
                 outcome = refused.get(at, ACCEPTED)
                 if isinstance(receipt, FastHandle):
-                    receipt.channel.connection.settled(receipt, outcome)
+                    receipt.channel.connection.report_outcome(receipt, outcome)
                 elif isinstance(receipt, tuple):
-                    receipt[0].channel.connection.settled(receipt, outcome)
+                    receipt[0].channel.connection.report_outcome(receipt, outcome)
                 else:
-                    receipt.settled(outcome)
-        self.stats.answered(len(receipts), refused, self.now() - received)
+                    receipt.add_outcome(outcome)
+        self.stats.count_settled(len(receipts), refused, self.now() - received)
 
     def _accept(self, receipts: list[Receipt]) -> None:
         """Reply to accepted messages, in runs of one connection. This is the common case."""
@@ -132,14 +132,14 @@ class FastIngress(FastSource):
                 if not handle.silent:
                     rows.append((handle.number, tag))
             elif not isinstance(receipt, FastHandle | tuple):
-                receipt.settled(ACCEPTED)
+                receipt.add_outcome(ACCEPTED)
         if last is not None:
             self._reply(last, rows, count)
 
     @staticmethod
     def _reply(connection: FastGuest, rows: list[tuple[int, int]], count: int) -> None:
         connection.machine.reply_many(rows)
-        connection.replied(count)
+        connection.count_replied(count)
         connection.stream.mark()
 
     # Interface to connections.
@@ -153,14 +153,14 @@ class FastIngress(FastSource):
         """Return the endpoint name under which routes find messages of a virtual host; "" if they do not."""
         return self.name if host is self.hosts[0] else ""
 
-    def unclaimed(self, entry: RoutingEntry, message: Message) -> Outcome:
+    def handle_unrouted(self, entry: RoutingEntry, message: Message) -> Outcome:
         """Handle a message that no destination and no route matches. Return its outcome.
 
         A topic without subscribers is normal, so the message is accepted; a response without requester is
         refused.
         """
         if not isinstance(entry, AnswerEntry):
-            self.nobody_wanted(entry, message)
+            self.record_unreceived(entry, message)
             return ACCEPTED
         self.answer_lost(entry, message)
         self.refuse(entry, message, UNROUTED)
@@ -174,8 +174,8 @@ class FastIngress(FastSource):
             self.store.after_commit(then)
 
     @property
-    def keeps(self) -> bool:
-        """True if messages survive a restart."""
+    def has_store(self) -> bool:
+        """True if there is a store, so that messages survive a restart."""
         return self.store is not None
 
     def find_folder(self, text: str) -> Path:
@@ -184,7 +184,7 @@ class FastIngress(FastSource):
         Raises FastRefused 540 if the string is not accepted.
         """
         options = self.options.out_of_band
-        path = None if options is None else agreed(text, options.folder)
+        path = None if options is None else negotiated_folder(text, options.folder)
         if path is None:
             text = f"out-of-band transfer by {text!r} is not available"
             raise FastRefused(ReplyCode.NOT_IMPLEMENTED, text)
@@ -215,7 +215,7 @@ class FastIngress(FastSource):
         self.folders.discard(folder.path)
         folder.close()
 
-    def soon(self, then: Callable[[], None]) -> None:
+    def call_after_turn(self, then: Callable[[], None]) -> None:
         """Call `then` when this turn is done."""
         self._soon.append(then)
 

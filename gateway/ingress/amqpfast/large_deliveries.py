@@ -56,7 +56,7 @@ class Starting(Protocol):
     def start(self, task: Callable[[], Awaitable[None]]) -> None:
         """Start a task in the background."""
 
-    def soon(self, then: Callable[[], None]) -> None:
+    def call_after_turn(self, then: Callable[[], None]) -> None:
         """Call `then` when the current turn is done."""
 
     def flush(self) -> None:
@@ -75,7 +75,7 @@ class SayingChannel(Protocol):
     def connection(self) -> SayingClient:
         """Client connection of the channel."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Resume deliveries: no large message is left."""
 
 
@@ -167,30 +167,30 @@ class LargeDeliveries:
                 limit = min(limit, line[0].limit)
         return limit
 
-    def say(self, large: Large) -> None:
+    def queue_message(self, large: Large) -> None:
         """Queue a message behind earlier ones and behind the replies that are due before it."""
         (self._waiting if large.key < 0 else self._answers).append(large)
-        self.go_on()
+        self.resume()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Start the next message, if one may be sent now."""
         if self._choosing:
             return  # the outer call continues
         self._choosing = True
         try:
-            while self.active is None and (large := self._take()) is not None:
+            while self.active is None and (large := self._pop_next()) is not None:
                 self.active = large
                 self._begin(large)
         finally:
             self._choosing = False
 
-    def _take(self) -> Large | None:
+    def _pop_next(self) -> Large | None:
         """Remove and return the next message that no reply has to precede, or None."""
         channel = self._channel
         machine = channel.connection.machine
-        if self._answers and not machine.owes(channel.number, self._answers[0].key):
+        if self._answers and not machine.has_due_reply(channel.number, self._answers[0].key):
             return self._answers.popleft()
-        if self._waiting and not machine.owes(channel.number):
+        if self._waiting and not machine.has_due_reply(channel.number):
             return self._waiting.popleft()
         if self._waiting or self._answers:
             channel.connection.await_replies(channel)
@@ -205,7 +205,7 @@ class LargeDeliveries:
             self._end(large, sent=False)
             return
         if channel.folder is not None:
-            connection.ingress.start(partial(self._put, large))
+            connection.ingress.start(partial(self._write_shared, large))
             return
         # Section 7 of the notes: no PREPARE for a message that fits a single fragment.
         if not channel.restartable or 4 + len(large.head) + len(large.body) <= machine.frame_max:
@@ -265,7 +265,7 @@ class LargeDeliveries:
             self._end(large, sent=False)
             return
         try:
-            data = large.piece(transfer.room, read=self._channel.connection.stream.layer is not None)
+            data = large.piece(transfer.capacity, read=self._channel.connection.stream.layer is not None)
         except OSError as error:
             self._cannot_read(large, fault_in(error), self._resume)
             return
@@ -278,7 +278,7 @@ class LargeDeliveries:
         if last:
             self._end(large, sent=True)
 
-    async def _put(self, large: Large) -> None:
+    async def _write_shared(self, large: Large) -> None:
         """Write the message to the shared folder in a thread, and notify the client."""
         channel = self._channel
         folder = channel.folder
@@ -289,13 +289,13 @@ class LargeDeliveries:
         except OSError as error:
             if self.active is large and (fault := fault_of(large.body)) is not None:
                 start = channel.connection.ingress.start
-                self._cannot_read(large, fault, partial(start, partial(self._put, large)))
+                self._cannot_read(large, fault, partial(start, partial(self._write_shared, large)))
             elif self.active is large:
                 self._fail(large, ReplyCode.INSUFFICIENT_RESOURCES, f"out of band: {error}")
         else:
             if self.active is large and self._transfer(large, out_of_band=True):
                 assert large.transfer is not None
-                large.transfer.tell(len(head) + len(large.body), last=True)
+                large.transfer.announce_bytes(len(head) + len(large.body), last=True)
                 self._end(large, sent=True)
         channel.connection.stream.mark()
         channel.connection.ingress.flush()
@@ -328,7 +328,7 @@ class LargeDeliveries:
         self.over = True
         self._end(large, sent=False)
         connection = self._channel.connection
-        connection.ingress.soon(lambda: connection.close_channel(self._channel, code, text))
+        connection.ingress.call_after_turn(lambda: connection.close_channel(self._channel, code, text))
 
     def _end(self, large: Large, *, sent: bool) -> None:
         """End the message in progress and start the next one."""
@@ -336,11 +336,11 @@ class LargeDeliveries:
         channel = self._channel
         channel.connection.sending.pop(self, None)
         large.then(sent)
-        self.go_on()
+        self.resume()
         if self.idle:
-            channel.go_on()
+            channel.resume()
 
-    def handle_gone(self, handle: SayingHandle) -> None:
+    def abandon_handle(self, handle: SayingHandle) -> None:
         """End the message in progress if it belongs to a closed handle."""
         if self.active is not None and self.active.handle is handle:
             self._end(self.active, sent=False)

@@ -64,7 +64,7 @@ class PeerReplyStream:
 
         While a reply is due on the channel, the bytes wait.
         """
-        if not self._buffer and not self._connection.machine.owes(self._channel.number):
+        if not self._buffer and not self._connection.machine.has_due_reply(self._channel.number):
             self._write(data)
             return
         if not self._buffer:
@@ -73,7 +73,7 @@ class PeerReplyStream:
         self.buffered_bytes += len(data)
         self._connection.await_replies(self._channel)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Write the waiting bytes."""
         pieces, self._buffer = self._buffer, []
         self.buffered_bytes = 0
@@ -83,7 +83,7 @@ class PeerReplyStream:
     def _write(self, data: bytes | memoryview) -> None:
         at = 0
         while at < len(data) or not data:
-            piece = data[at : at + self._transfer.room]
+            piece = data[at : at + self._transfer.capacity]
             self._transfer.write(piece)
             at += len(piece)
             if not data:
@@ -115,10 +115,12 @@ class Echo:
             raise FastRefused(ReplyCode.COMMAND_NOT_VALID, str(error)) from None
         head = fit_priority(head)
         channel = self._handle.channel
-        waits = self._notifier.owes  # includes the reply to this message
+        waits = self._notifier.has_due_reply  # includes the reply to this message
         if waits or len(body) > LARGE_BYTES or not channel.large_deliveries.idle:
             number, name = channel.take_numbers(1), self._name.encode()
-            channel.large_deliveries.say(Large(self._handle, number, name, head, body, lambda sent: None))
+            channel.large_deliveries.queue_message(
+                Large(self._handle, number, name, head, body, lambda sent: None)
+            )
             channel.connection.delivered(channel, 1, 0)
             return
         self._notifier.notify(channel.take_numbers(1), False, self._name.encode(), head, body)
@@ -176,9 +178,9 @@ class Tunnel:
         """Close the connection to the address, because the handle is closed."""
         self._ended = True
         self._running.cancel()
-        self._let_go()
+        self._resume_reading()
 
-    def _let_go(self) -> None:
+    def _resume_reading(self) -> None:
         """Resume reading from the client."""
         if self._release is not None:
             release, self._release = self._release, None
@@ -227,7 +229,7 @@ class Tunnel:
                     return
                 self._byte_count -= len(data)
                 if self._byte_count <= UNSENT_BYTES_HIGH // 2:
-                    self._let_go()
+                    self._resume_reading()
             self._more = trio.Event()
             await self._more.wait()
 

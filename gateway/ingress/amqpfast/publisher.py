@@ -73,7 +73,7 @@ class FastPublisher:
         self._ingress = ingress
         self._let_publish: Callable[[], None] | None = None  # None: the client is not held
 
-    def sends(self, rows: list[SendRow]) -> list[SendRow]:  # noqa: C901, PLR0912, PLR0915 - every message
+    def publish_rows(self, rows: list[SendRow]) -> list[SendRow]:  # noqa: C901, PLR0912, PLR0915 - every message
         """Publish whole messages. Return the rows that are postponed to another turn.
 
         Rows are postponed if the turn's time is used up by messages that need more than the cached entry of a
@@ -82,7 +82,7 @@ class FastPublisher:
         connection = self._connection
         ingress = self._ingress
         memory = ingress.dispatcher.memory
-        if memory.short and not memory.admits(connection, len(rows)):
+        if memory.short and not memory.admit(connection, len(rows)):
             for number, tag, *_ in rows:
                 self._refuse(number, tag)
             return []
@@ -118,7 +118,7 @@ class FastPublisher:
                     continue
                 last_head = head
             if handle.service == "peer" or handle.channel.transacted or entries is None or len(entries) != 1:
-                if connection.stream.spent():
+                if connection.stream.is_turn_spent():
                     postponed = [row, *in_turn]
                     break
                 try:
@@ -145,7 +145,7 @@ class FastPublisher:
                 if tag:
                     self.unsettled += 1
             else:
-                ingress.nobody_wanted(entry, message)
+                ingress.record_unreceived(entry, message)
                 if tag:
                     replies.append((number, tag))
         if replies:
@@ -165,7 +165,7 @@ class FastPublisher:
         handle = self._connection.handles.get(number)
         if handle is not None:  # or it was closed for an earlier message
             self.unsettled += bool(tag)
-            self.settled((handle, tag), LOW_ON_MEMORY)
+            self.report_outcome((handle, tag), LOW_ON_MEMORY)
 
     def _hold_back(self) -> None:
         """Hold the client's publishes while too many of its messages await a reply."""
@@ -254,14 +254,14 @@ class FastPublisher:
         """
         partials = self._ingress.partials
         if partial is not None:
-            partials.hand_over(partial)
+            partials.delete_record(partial)
 
-        def done(outcome: Outcome) -> None:
+        def on_outcome(outcome: Outcome) -> None:
             if partial is not None:
                 partials.end(partial, accepted=outcome is ACCEPTED)
-            self.settled((handle, tag), outcome)
+            self.report_outcome((handle, tag), outcome)
 
-        join = Join(len(sent), done)
+        join = Join(len(sent), on_outcome)
         self.unsettled += bool(tag)
         for entry, message in sent:
             self._publish(entry, message, join)
@@ -278,7 +278,7 @@ class FastPublisher:
         else:
             accepted = ingress.dispatcher.publish(ingress.batch, entry, message, receipt)
         if not accepted:
-            self.settled(receipt, ingress.unclaimed(entry, message))
+            self.report_outcome(receipt, ingress.handle_unrouted(entry, message))
 
     def _entries(self, handle: FastHandle, name: bytes) -> tuple[RoutingEntry, ...]:
         """Return the routing entries of a name below the handle's. Raises FastRefused or Pending."""
@@ -288,7 +288,7 @@ class FastPublisher:
         connection = self._connection
         ingress, host = self._ingress, connection.host
         full = handle.name + name.decode()
-        if AMQPFAST.returned(address := fast_address(handle.service, full)) is not None:
+        if AMQPFAST.return_part(address := fast_address(handle.service, full)) is not None:
             return (self.permitted_entry(address),)  # not cached: there are as many as there are requesters
         if not connection.rights.unlimited:
             self._check(handle.service, full, whole=not name)
@@ -330,7 +330,7 @@ class FastPublisher:
         try:
             return permitted_entry(dispatcher, connection.rights, address, find, host.name)
         except PublishRefused as refused:
-            ingress.denied(connection.sender, "write", f"{address.scope}:{address.name}", str(refused))
+            ingress.record_denial(connection.sender, "write", f"{address.scope}:{address.name}", str(refused))
             text = f"sending to {address.name!r} is refused"
             raise FastRefused(ReplyCode.ACCESS_REFUSED, text) from refused
 
@@ -386,7 +386,7 @@ class FastPublisher:
         connection = self._connection
         ingress = self._ingress
         memory = ingress.dispatcher.memory
-        if memory.short and not memory.admits(connection, 1):
+        if memory.short and not memory.admit(connection, 1):
             if partial is not None:
                 ingress.partials.release(partial)
             self._refuse(handle.number, tag)
@@ -427,7 +427,7 @@ class FastPublisher:
         connection, ingress = self._connection, self._ingress
 
         def send_or_release() -> None:
-            if not handle.silent and not connection.gone:
+            if not handle.silent and not connection.is_closing:
                 self.send_whole(handle, tag, head, body, name, partial)
             elif partial is not None:
                 ingress.partials.release(partial)
@@ -444,7 +444,7 @@ class FastPublisher:
             channel.pending_bytes += message.byte_count - len(message.body) * isinstance(
                 message.body, Spooled
             )
-        self._held_back(handle, tag)
+        self._reply_in_transaction(handle, tag)
 
     def _hold_calls(self, handle: FastHandle, tag: int, calls: list[PeerCall]) -> None:
         """Add messages for peers to the transaction, which they receive after COMMIT."""
@@ -453,9 +453,9 @@ class FastPublisher:
         for call in calls:
             byte_count = 0 if isinstance(call.body, Spooled) else len(call.body)
             channel.pending_bytes += MESSAGE_BYTES + len(call.head) + byte_count
-        self._held_back(handle, tag)
+        self._reply_in_transaction(handle, tag)
 
-    def _held_back(self, handle: FastHandle, tag: int) -> None:
+    def _reply_in_transaction(self, handle: FastHandle, tag: int) -> None:
         """Reply to a message of the transaction.
 
         The channel is closed instead if the transaction exceeds its limits.
@@ -486,7 +486,7 @@ class FastPublisher:
         pending, acknowledged = channel.commit(everything=ingress.commits_all)
         transferred, channel.transferred = channel.transferred, []
         for partial in transferred:
-            ingress.partials.hand_over(partial)
+            ingress.partials.delete_record(partial)
         commit = _Commit(self, channel, command.tag, acknowledged, transferred)
         self.unsettled += 1
         lasting = any(message.durable for _, message in pending)
@@ -495,21 +495,21 @@ class FastPublisher:
             commit.finish(ingress.store.refusal)
             return
         join = Join(len(pending) + 1, commit.finish)
-        put_off = ingress.dispatcher.put_off_count()
+        put_off = ingress.dispatcher.postponed_count()
         batch = ingress.begun_batch()
         first = len(batch)
         for entry, message in pending:
             self._publish(entries[entry.address], message, join)
-        ingress.turn_done()
-        here = ingress.dispatcher.put_off_count() == put_off
+        ingress.end_turn()
+        here = ingress.dispatcher.postponed_count() == put_off
         is_refused = join.worst is not ACCEPTED or any(slot >= first for slot in batch.doubted)
-        if here and not is_refused and all(ingress.ends_here(entry) for entry in entries.values()):
+        if here and not is_refused and all(ingress.delivers_locally(entry) for entry in entries.values()):
             for delivery in acknowledged:
                 delivery.forget_beside()
         if lasting:
-            ingress.after_commit(join.settled)
+            ingress.after_commit(join.add_outcome)
         else:
-            join.settled(ACCEPTED)
+            join.add_outcome(ACCEPTED)
 
     def answer_commit(self, channel: FastChannel, tag: int, calls: list[PeerCall], outcome: Outcome) -> None:
         """Reply to CHANNEL COMMIT and call its peers if it was accepted; otherwise close the channel."""
@@ -559,15 +559,15 @@ class FastPublisher:
 
     # Replies.
 
-    def settled(self, receipt: Receipt, outcome: Outcome) -> None:
+    def report_outcome(self, receipt: Receipt, outcome: Outcome) -> None:
         """Reply to a message with this outcome, or close its handle or channel."""
         connection = self._connection
         if isinstance(receipt, Join):
-            receipt.settled(outcome)
+            receipt.add_outcome(outcome)
             return
         handle, tag = receipt if isinstance(receipt, tuple) else (receipt, 0)
         if tag:
-            self.replied(1)
+            self.count_replied(1)
         if handle.silent:
             return
         if outcome is ACCEPTED:
@@ -580,7 +580,7 @@ class FastPublisher:
                 connection.close_handle(handle, code, outcome.text)
         connection.stream.mark()
 
-    def replied(self, count: int) -> None:
+    def count_replied(self, count: int) -> None:
         """Count `count` messages with a tag as settled.
 
         Held publishes are released when the number of unsettled ones has fallen to half of its limit.

@@ -34,7 +34,7 @@ WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLL
 FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-def agreed(text: str, folder: Path) -> Path | None:
+def negotiated_folder(text: str, folder: Path) -> Path | None:
     """Return the folder that an out-of-band string names.
 
     Return None if that is neither `folder` nor directly in it.

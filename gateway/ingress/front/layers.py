@@ -41,7 +41,7 @@ class Front(NamedTuple):
     origins: tuple[str, ...] | None = None
     detects: bool = False
 
-    def secured(self) -> Filter | None:
+    def new_tls_filter(self) -> Filter | None:
         """Return a TLS filter for a new connection, or None without TLS."""
         return None if self.tls is None else TlsFilter(self.tls(), server_side=True)
 

@@ -20,7 +20,7 @@ log = structlog.get_logger(limited=True)
 
 
 class PendingConnection(IngressClient):
-    """First owner of a stream, which collects received bytes in `data` for the method `look`.
+    """First owner of a stream, which collects received bytes in `data` for the method `examine`.
 
     The bytes of the connection count for this listener only if no other owner takes the stream over.
     """
@@ -36,11 +36,11 @@ class PendingConnection(IngressClient):
         self._guests = guests
         self._answer = b""
 
-    def look(self, now: float) -> None:
+    def examine(self, now: float) -> None:
         """Decide about the connection after more bytes have been received."""
         raise NotImplementedError
 
-    def leave(self) -> bytes:
+    def detach(self) -> bytes:
         """Give the stream up to another owner. Return the bytes received so far."""
         self._guests.forget(self)
         data, self.data = self.data, b""
@@ -49,19 +49,19 @@ class PendingConnection(IngressClient):
     def refuse(self, word: str, text: str, answer: bytes = b"") -> None:
         """Refuse the client, send `answer`, log `text`, and count the refusal as `word`."""
         self._guests.stats.refused.add(word)
-        self._turn_away(text, answer)
+        self._refuse(text, answer)
 
     def break_off(self, word: str, text: str) -> None:
         """Close the connection for a protocol error, log `text`, and count the error as `word`."""
         self._guests.stats.protocol_errors.add(word)
-        self._turn_away(text, b"")
+        self._refuse(text, b"")
 
     def answer(self, data: bytes) -> None:
         """Send a response and close the connection."""
         self._answer = data
         self.stream.end("answered")
 
-    def _turn_away(self, text: str, answer: bytes) -> None:
+    def _refuse(self, text: str, answer: bytes) -> None:
         log.warning(
             "connection refused", listener=self.sender.endpoint, remote=self.stream.remote, error=text
         )
@@ -71,19 +71,19 @@ class PendingConnection(IngressClient):
     # Interface to the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Append received bytes to `data` and call `look`, which decides about the connection."""
+        """Append received bytes to `data` and call `examine`, which decides about the connection."""
         self.data += data
-        self.look(now)
+        self.examine(now)
 
     def data_to_send(self) -> bytes:
         """Return the response, if there is one."""
         answer, self._answer = self._answer, b""
         return answer
 
-    def drained(self) -> None:
+    def resume_writing(self) -> None:
         """Do nothing: no output is withheld."""
 
-    def lost(self, reason: str) -> None:
+    def connection_lost(self, reason: str) -> None:
         """Handle the end of the connection: count its bytes for this listener."""
         self.stream.count_with(self._guests.stats)
         self._guests.forget(self)

@@ -29,7 +29,7 @@ class AwaitingProxyHeader(PendingConnection):
         super().__init__(guests, stream, accepted_at)
         self._begin = begin
 
-    def look(self, now: float) -> None:
+    def examine(self, now: float) -> None:
         """Parse the header; once complete, begin the listener's layers with the rest of the bytes."""
         try:
             header = parse_header(self.data)
@@ -42,11 +42,11 @@ class AwaitingProxyHeader(PendingConnection):
         if header.address and (is_loopback(stream.remote) or not is_loopback(f"{header.address}:0")):
             stream.remote = f"{header.address}:{header.port}"
         stream.secured = header.secured
-        rest = self.leave()[header.byte_count :]
+        rest = self.detach()[header.byte_count :]
         self._begin(stream, self.accepted_at, rest, now)
 
 
-def within_any(networks: Networks, host: str) -> bool:
+def is_in_networks(networks: Networks, host: str) -> bool:
     """Return True if the address `host` is in one of the networks. IPv4-mapped IPv6 counts as IPv4."""
     address = ipaddress.ip_address(host.partition("%")[0])
     address = getattr(address, "ipv4_mapped", None) or address

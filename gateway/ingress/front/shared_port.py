@@ -19,7 +19,7 @@ from gateway.ingress.front.pending import PendingConnection
 from gateway.ingress.listener import Listener
 from gateway.settings import Settings, SharedListener
 from gateway.telemetry.metrics import Metrics
-from gateway.transport.first_bytes import misfit, recognise
+from gateway.transport.first_bytes import check_first_bytes, recognise
 from gateway.transport.http import Refusal, parse_request, response
 from gateway.transport.stream import Stream, WriteSet
 from gateway.transport.tls import TlsFilter
@@ -92,10 +92,10 @@ class SharedPort:
     def forget_entries(self) -> None:
         """Do nothing: only the other listeners have entries."""
 
-    def turn_done(self) -> None:
+    def end_turn(self) -> None:
         """Route what clients sent in the turn in which they were handed over, through their listeners."""
         for listener in (*self.by_protocol.values(), *self.by_path.values()):
-            listener.turn_done()
+            listener.end_turn()
 
     def tick(self, now: float) -> None:
         """Do nothing: only connections have timeouts."""
@@ -109,7 +109,7 @@ class UndecidedConnection(PendingConnection):
         self._port = port
         self._secure = False
 
-    def look(self, now: float) -> None:
+    def examine(self, now: float) -> None:
         """Detect the protocol, and hand the connection over or refuse it."""
         spoken = recognise(self.data)
         if not spoken:
@@ -140,11 +140,11 @@ class UndecidedConnection(PendingConnection):
         if listener.front.tls is not None and not self._secure:
             self._does_not_fit(secure=True)
         elif not listener.guests.no_place(self.stream):
-            listener.adopt(self.stream, self.accepted_at, self.leave(), now)
+            listener.adopt(self.stream, self.accepted_at, self.detach(), now)
 
     def _does_not_fit(self, *, secure: bool) -> None:
         """Refuse the client, for it uses TLS, or none, where its listener is the other kind."""
-        found = misfit(self.data, secure=secure)
+        found = check_first_bytes(self.data, secure=secure)
         assert found is not None
         self.refuse(found.reason, found.text, found.answer)
 

@@ -22,7 +22,7 @@ PUBREL = PacketType.PUBREL
 PUBCOMP = PacketType.PUBCOMP
 
 
-class Answers:
+class DelayedAcknowledgements:
     """PUBREL and PUBCOMP packets of one connection that wait for the disk, or for the log of the engine."""
 
     __slots__ = ("_after", "_machine", "_stream", "_unsaid")
@@ -36,7 +36,7 @@ class Answers:
         self._stream = stream
         self._unsaid: list[tuple[PacketType, list[int]]] = []
 
-    def say_when_safe(self, kind: PacketType, packet_ids: list[int]) -> None:
+    def send_when_stored(self, kind: PacketType, packet_ids: list[int]) -> None:
         """Send acknowledgements of this kind when everything recorded so far is safe."""
         self._after(partial(self._committed, kind, packet_ids))
 
@@ -56,13 +56,13 @@ class Answers:
         if self._unsaid:
             unsaid, self._unsaid = self._unsaid, []
             for kind, packet_ids in unsaid:
-                self.say_when_safe(kind, packet_ids)
+                self.send_when_stored(kind, packet_ids)
 
 
 def acknowledged(
     session: Session,
     machine: ServerConnection,
-    answers: Answers | None,
+    answers: DelayedAcknowledgements | None,
     kind: PacketType,
     rows: list[tuple[int, int]],
 ) -> None:
@@ -71,7 +71,7 @@ def acknowledged(
     `answers` is None if no response waits for the disk. Raises RemoteProtocolError if a delivery awaits
     another kind of acknowledgement.
     """
-    if kind is not PUBREL and any(not session.awaits(kind, packet_id) for packet_id, _ in rows):
+    if kind is not PUBREL and any(not session.expects_ack(kind, packet_id) for packet_id, _ in rows):
         raise violation(f"{kind.name} for a delivery that another acknowledgement is due for")
     if kind is PUBREL:
         _answer(machine, answers, PUBCOMP, [packet_id for packet_id, _ in rows], session.received_ids.release)
@@ -92,7 +92,7 @@ def acknowledged(
 
 def _answer(
     machine: ServerConnection,
-    answers: Answers | None,
+    answers: DelayedAcknowledgements | None,
     kind: PacketType,
     packet_ids: list[int],
     is_known: Callable[[int], bool],
@@ -112,4 +112,4 @@ def _answer(
             reason = ReasonCode.SUCCESS if succeeds else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
             machine.send_ack(kind, packet_id, reason)
     if waiting and answers is not None:
-        answers.say_when_safe(kind, waiting)
+        answers.send_when_stored(kind, waiting)

@@ -21,7 +21,7 @@ from gateway.access.principal import Principal
 from gateway.access.rights import Decision, Rights
 from gateway.access.scram import METHOD, ScramError
 from gateway.access.tokens import Tokens
-from gateway.broker.mqtt.namespace import Newcomer
+from gateway.broker.mqtt.namespace import ConnectingClient
 from gateway.broker.mqtt.session import Session, SubscriptionOptions
 from gateway.ingress.logins import Login
 from gateway.ingress.mqtt.authentication import Authentication, TokenShown
@@ -140,10 +140,10 @@ class AdmittedGuest(MqttGuest):
 
     @abstractmethod
     def wait_for_commit(self, before: int) -> None:
-        """Hold the output until all changes since `before`, a value of `namespace.recorded`, are on disk."""
+        """Delay output until all changes since `before`, a value of `namespace.change_count`, are on disk."""
 
     @abstractmethod
-    def owe_retained(self) -> None:
+    def send_due_retained(self) -> None:
         """Continue to send the retained messages that the session is due."""
 
     def _connect(self, packet: Connect) -> None:
@@ -170,11 +170,11 @@ class AdmittedGuest(MqttGuest):
         )
         anonymous = access.anonymous(credentials.remote, self._ingress.anonymous)
         if (not credentials.user and not access.recognizes(credentials)) or (
-            credentials.user and anonymous is not None and access.ignores(credentials.user)
+            credentials.user and anonymous is not None and access.ignores_user(credentials.user)
         ):
             self._admit(packet, anonymous, CONNECT_REFUSED[Reason.NOT_AUTHORIZED])
             return
-        principal = access.known(credentials)
+        principal = access.verify_nowait(credentials)
         if principal is not None:
             self._admit(packet, principal, ReasonCode.SUCCESS)
         else:
@@ -182,7 +182,7 @@ class AdmittedGuest(MqttGuest):
                 self.stream,
                 credentials,
                 partial(self._verified, packet),
-                behind=self.machine.held,
+                behind=self.machine.has_undecoded,
             )
 
     def _authenticate(self, packet: Connect | Auth) -> None:
@@ -202,38 +202,38 @@ class AdmittedGuest(MqttGuest):
             self._show(ongoing, packet)
             return
         delay = (
-            self._ingress.access.failures.delay_secs(stream.remote, ongoing.claimed)
-            if ongoing.claimed
+            self._ingress.access.failures.delay_secs(stream.remote, ongoing.claimed_user)
+            if ongoing.claimed_user
             else 0.0
         )
         if delay and machine.state is not State.OPEN:
             then = partial(self._prove, ongoing, packet)
-            self._ingress.logins.later(stream, delay, then, behind=machine.held)
+            self._ingress.logins.call_later(stream, delay, then, behind=machine.has_undecoded)
         else:
             self._prove(ongoing, packet)
 
     def _prove(self, ongoing: Authentication, packet: Connect | Auth) -> None:
         """Process the next SCRAM message: send AUTH, admit the client or refuse it."""
         machine, failures, remote = self.machine, self._ingress.access.failures, self.stream.remote
-        refused = bool(ongoing.claimed) and failures.refuses(remote, ongoing.claimed)
+        refused = bool(ongoing.claimed_user) and failures.is_refused(remote, ongoing.claimed_user)
         try:
             if refused:
                 raise ScramError("too many logins have failed")
             properties = ongoing.answer(packet)
         except ScramError as error:
-            if ongoing.claimed and not refused:
-                failures.failed(remote, ongoing.claimed)
+            if ongoing.claimed_user and not refused:
+                failures.count_failure(remote, ongoing.claimed_user)
             why = Denial.REFUSED if refused else Denial.WRONG
-            self._unproved(ongoing.claimed, why, str(error))
+            self._unproved(ongoing.claimed_user, why, str(error))
             return
-        if not ongoing.done:
+        if not ongoing.is_complete:
             machine.send_auth(Auth(ReasonCode.CONTINUE_AUTHENTICATION, properties))
             return
         failures.succeeded(remote, ongoing.user)
         if machine.state is State.OPEN:
             machine.send_auth(Auth(ReasonCode.SUCCESS, properties))
         else:
-            principal = self._ingress.access.proved(ongoing.user)
+            principal = self._ingress.access.principal_named(ongoing.user)
             self._admit(ongoing.connect, principal, PROOF_REFUSED[Denial.WRONG.value], properties)
 
     def _show(self, ongoing: TokenShown, packet: Connect | Auth) -> None:
@@ -250,20 +250,20 @@ class AdmittedGuest(MqttGuest):
             backend=Tokens.kind,
             method=ongoing.method,
         )
-        principal = self._ingress.access.known(credentials)
+        principal = self._ingress.access.verify_nowait(credentials)
         if principal is not None:
-            self._shown(ongoing, principal)
+            self._handle_token_result(ongoing, principal)
             return
 
-        def looked_at(found: Principal | Denial) -> None:
+        def on_verified(found: Principal | Denial) -> None:
             connecting = self.machine.state is not State.OPEN
-            self._shown(ongoing, found)
+            self._handle_token_result(ongoing, found)
             if connecting and not self.is_closed:
                 self.receive(b"", self._ingress.now())
 
-        self._ingress.logins.verify(self.stream, credentials, looked_at, behind=self.machine.held)
+        self._ingress.logins.verify(self.stream, credentials, on_verified, behind=self.machine.has_undecoded)
 
-    def _shown(self, ongoing: TokenShown, found: Principal | Denial) -> None:
+    def _handle_token_result(self, ongoing: TokenShown, found: Principal | Denial) -> None:
         """Handle the result of a token's verification: admit the client, renew its rights or refuse it.
 
         A connected client that presents another user's token is disconnected.
@@ -284,7 +284,7 @@ class AdmittedGuest(MqttGuest):
             )
         else:
             self.principal = found
-            self._ingress.renewed(self, found)
+            self._ingress.register_renewal(self, found)
             self._ingress.namespace.keep_will(self.sender.client, self.will, self.sender, found)
             machine.send_auth(Auth(ReasonCode.SUCCESS, ongoing.properties))
             self.renew_rights()
@@ -297,9 +297,9 @@ class AdmittedGuest(MqttGuest):
         error: str,
     ) -> None:
         """Refuse an enhanced authentication: by CONNACK, or by DISCONNECT if the client is connected."""
-        self._ingress.logins.denied(self.stream, user, why, self.sender.client)
+        self._ingress.logins.log_denied(self.stream, user, why, self.sender.client)
         if self.machine.state is not State.OPEN:
-            self._turn_away(PROOF_REFUSED[why.value], "")
+            self._refuse_connect(PROOF_REFUSED[why.value], "")
             return
         reason = REAUTHENTICATION_REFUSED[why.value]
         self._ingress.stats.refused.add(reason.name.lower())
@@ -340,7 +340,7 @@ class AdmittedGuest(MqttGuest):
             expiry_secs(packet, self._ingress.expiry_secs_max(rights)),
             place_of(self.stream.remote),
         )
-        coming = Newcomer(
+        coming = ConnectingClient(
             client_id,
             packet.clean_start,
             expires,
@@ -356,16 +356,16 @@ class AdmittedGuest(MqttGuest):
             if refusal is not None:
                 self._refuse(*refusal)
                 return
-            namespace.arriving(self, coming)
+            namespace.prepare_client(self, coming)
             if not (packet.clean_start or rights.unlimited):
                 forbidden = self._forbidden(namespace.resumable(client_id), rights)
         except Pending as pending:
             again = partial(self._admit_later, packet, principal, otherwise, proof, client_id)
             self._ingress.suspend(self.stream, pending.awaited, again)
             return
-        before = namespace.recorded
+        before = namespace.change_count
         self._ingress.take_over(client_id)  # ends a session that ends with its connection
-        present = namespace.finds(client_id) and not packet.clean_start
+        present = namespace.has_session(client_id) and not packet.clean_start
         expiry_max, offer = self._ingress.expiry_secs_max(rights), self._ingress.offer_to(rights)
         properties = connack_properties(
             packet, client_id, self._ingress.limits, self._ingress.options, offer, expiry_max
@@ -374,7 +374,7 @@ class AdmittedGuest(MqttGuest):
         if machine.state is not State.OPEN:  # the CONNACK exceeds its Maximum Packet Size
             self.stream.end("the client's Maximum Packet Size is too small")
             return
-        self._ingress.stats.spoke(machine, packet.version.name.lower())
+        self._ingress.stats.set_version(machine, packet.version.name.lower())
         self.principal, self.sender = principal, sender
         self.current_rights()
         self._ingress.admit(self, principal, rights, client_id)
@@ -470,17 +470,17 @@ class AdmittedGuest(MqttGuest):
         """
         decision = rights.enters_mqtt()
         if not decision.allowed:
-            self._ingress.denied(sender, "connect", MQTT.title, decision.rule)
+            self._ingress.record_denial(sender, "connect", MQTT.title, decision.rule)
             return CONNECT_REFUSED[Reason.NOT_AUTHORIZED], "no rule allows anything here"
         if not packet.client_id:
             return None
         decision = rights.has_client_id(packet.client_id)
         if not decision.allowed:
-            self._ingress.denied(sender, "client_id", packet.client_id, decision.rule)
+            self._ingress.record_denial(sender, "client_id", packet.client_id, decision.rule)
             return CLIENT_ID_REFUSED, "the client identifier is not the user's"
         user = self._ingress.namespace.user_of(packet.client_id)
         if user is not None and user != sender.user:
-            self._ingress.denied(sender, "session", packet.client_id, "the session is another user's")
+            self._ingress.record_denial(sender, "session", packet.client_id, "the session is another user's")
             return CONNECT_REFUSED[Reason.NOT_AUTHORIZED], "the session is another user's"
         return None
 
@@ -508,29 +508,29 @@ class AdmittedGuest(MqttGuest):
 
     def _deny(self, packet: Connect, why: Denial) -> None:
         """Refuse a client whose login failed or could not be verified."""
-        self._ingress.logins.denied(self.stream, packet.user_name or "", why, packet.client_id)
-        self._turn_away(LOGIN_REFUSED[why.value], WHY_DENIED[why])
+        self._ingress.logins.log_denied(self.stream, packet.user_name or "", why, packet.client_id)
+        self._refuse_connect(LOGIN_REFUSED[why.value], WHY_DENIED[why])
 
     def _refuse(self, reason: ReasonCode, text: str) -> None:
         """Refuse the client's CONNECT with this reason; log it in the log and the audit log."""
         assert self.machine.connect is not None
         packet = self.machine.connect
-        self._ingress.tell_turned_away(packet, self.stream.remote, reason, text)
-        self._ingress.logins.turned_away(
+        self._ingress.log_refused_connect(packet, self.stream.remote, reason, text)
+        self._ingress.logins.audit_refusal(
             self.stream,
             packet.user_name or "",
             reason.name.lower(),
             packet.client_id,
             proved=packet.user_name == self.sender.user,
         )
-        self._turn_away(reason, text)
+        self._refuse_connect(reason, text)
 
     def not_served(self, why: str) -> None:
         """Refuse the CONNECT, as the server is unavailable, unless the connection is closed."""
         if not self.is_closed:
             self._refuse(CONNECT_REFUSED[Reason.TARGET_DOWN], why)
 
-    def _turn_away(self, reason: ReasonCode, text: str) -> None:
+    def _refuse_connect(self, reason: ReasonCode, text: str) -> None:
         """Send a CONNACK with this reason code and text, and close the connection."""
         self._ingress.stats.refused.add(reason.name.lower())
         machine = self.machine

@@ -33,12 +33,12 @@ class Authentication:
         self._exchange: ScramExchange | None = access.exchange()
 
     @property
-    def done(self) -> bool:
+    def is_complete(self) -> bool:
         """True if no exchange is running and the last one succeeded."""
         return self._exchange is None
 
     @property
-    def claimed(self) -> str:
+    def claimed_user(self) -> str:
         """User that the client claims to be; "" if it has not sent a name yet."""
         return self.user if self._exchange is None else self._exchange.user
 

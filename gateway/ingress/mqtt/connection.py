@@ -25,12 +25,12 @@ from gateway.access.rights import Rights
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.mqtt.session import OutgoingPublish, Session, SubscriptionOptions
 from gateway.broker.mqtt.shared_subscriptions import shared_pattern
-from gateway.broker.poison import poisoned
+from gateway.broker.poison import outcome_of_error
 from gateway.broker.publish_permission import PublishRefused
 from gateway.broker.routing import NOWHERE, RoutingEntry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.client import CloseReason, InFlight
-from gateway.ingress.mqtt.acknowledgements import Answers, acknowledged
+from gateway.ingress.mqtt.acknowledgements import DelayedAcknowledgements, acknowledged
 from gateway.ingress.mqtt.admission import AdmittedGuest
 from gateway.ingress.mqtt.bursts import BURST_MIN, Burst, burst_in
 from gateway.ingress.mqtt.guest import Receipt
@@ -42,7 +42,7 @@ from gateway.ingress.mqtt.publish_checks import (
     WHOLE_OFFER,
     Offer,
     check_publish,
-    is_what_it_says,
+    has_valid_format,
 )
 from gateway.ingress.mqtt.retries import Retries
 from gateway.ingress.mqtt.routing_table import DeniedEntry
@@ -52,7 +52,7 @@ from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Reason, Verdict
 from gateway.model.pending import Awaited, Pending, Superseded
 from gateway.model.properties import NO_PROPERTIES, PropertySet
-from gateway.model.spooled_bodies import Piece, Withheld
+from gateway.model.spooled_bodies import Piece, WithheldBody
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.data_types import decode_topic, is_filter
 from gateway.protocols.mqtt.dialect import topic_address
@@ -99,7 +99,7 @@ class BegunPacket:
     __slots__ = ("reasons", "recorded")
 
     def __init__(self, recorded: int) -> None:
-        self.recorded = recorded  # `namespace.recorded` before it
+        self.recorded = recorded  # `namespace.change_count` before it
         self.reasons: list[int] = []  # reason codes of the filters processed so far
 
 
@@ -160,7 +160,7 @@ class MqttConnection(AdmittedGuest):
         self._elsewhere = False  # the client has moved to another replica
         self._yields = True  # pass on shared-subscription messages when the connection is lost
         self._deadline = now + limits.connect_timeout_secs
-        self._answers: Answers | None = None  # None: no acknowledgement waits for the disk
+        self._answers: DelayedAcknowledgements | None = None  # None: no acknowledgement waits for the disk
         self._begun: BegunPacket | None = None  # packet that is processed in more than one turn
 
     # Permissions.
@@ -193,9 +193,9 @@ class MqttConnection(AdmittedGuest):
         if decision.allowed:
             decision = rights.has_client_id(self.sender.client)
         if not decision.allowed:
-            self._ingress.denied(self.sender, "connect", self.sender.client, decision.rule)
+            self._ingress.record_denial(self.sender, "connect", self.sender.client, decision.rule)
         if self._ingress.drop_forbidden(self.session, rights, self.sender) or not decision.allowed:
-            self._ingress.let_go(self, ReasonCode.NOT_AUTHORIZED)
+            self._ingress.disconnect_client(self, ReasonCode.NOT_AUTHORIZED)
 
     # Interface to the stream.
 
@@ -226,8 +226,8 @@ class MqttConnection(AdmittedGuest):
                     break
                 events = machine.receive_data(b"", now)
             if machine.unread:
-                self.stream.again()
-            self.stream.expect(machine.due)
+                self.stream.request_turn()
+            self.stream.expect(machine.needed_bytes)
         except RemoteProtocolError as error:
             self._fail(error)
 
@@ -275,12 +275,12 @@ class MqttConnection(AdmittedGuest):
             self._pubrecs = None
         return machine.to_send()
 
-    def drained(self) -> None:
+    def resume_writing(self) -> None:
         """Resume deliveries: the client's send buffer has drained."""
         if self.session is not None and self.session.outlet is self:
             self.session.pump()
 
-    def lost(self, reason: str) -> None:
+    def connection_lost(self, reason: str) -> None:
         """Handle the end of the connection: detach or discard its session, and publish its will."""
         ingress = self._ingress
         ingress.dispatcher.memory.forget(self)
@@ -291,7 +291,7 @@ class MqttConnection(AdmittedGuest):
         if session is None:
             return
         if self._retries is not None:
-            for receipt in self._retries.give_up():
+            for receipt in self._retries.take_all():
                 self._forget_incoming(receipt, refusal_sent=False)
         if session.outlet is not self:
             return
@@ -300,8 +300,8 @@ class MqttConnection(AdmittedGuest):
         ingress.leave_will(session, will, self.sender, self.principal)
         if session.persistent:
             if self._yields:
-                ingress.namespace.hand_over(session)
-            ingress.namespace.left(session, ingress.now())
+                ingress.namespace.requeue_shared(session)
+            ingress.namespace.detach_session(session, ingress.now())
         else:
             ingress.namespace.discard(session)
 
@@ -358,15 +358,15 @@ class MqttConnection(AdmittedGuest):
         if not self.stream.listening:
             self.machine.last_received = now  # the gateway does not read, so silence is no fault
         timed_out = self.machine.timed_out(now)
-        if timed_out or self.session.stalled(now):
-            self._ingress.let_go(
+        if timed_out or self.session.has_stalled(now):
+            self._ingress.disconnect_client(
                 self, ReasonCode.KEEP_ALIVE_TIMEOUT if timed_out else ReasonCode.QUOTA_EXCEEDED
             )
             return
         if self._retries is not None:
-            for receipt in self._retries.due(now):
+            for receipt in self._retries.take_due(now):
                 if receipt[2] == 2:
-                    self._note_taken(receipt[1], receipt[4])
+                    self._note_local_delivery(receipt[1], receipt[4])
                 self._publish_again(receipt)
         if self._answers is not None:
             self._answers.tick()
@@ -450,12 +450,12 @@ class MqttConnection(AdmittedGuest):
         """
         if len(rows) > 1:
             return [unsaid for row in rows for unsaid in self.send([row])]
-        self._ingress.undeliverable(rows[0].message, poisoned(error, client=self.sender.client))
+        self._ingress.undeliverable(rows[0].message, outcome_of_error(error, client=self.sender.client))
         return rows
 
-    def failed(self, error: Exception) -> None:
+    def handle_error(self, error: Exception) -> None:
         """Close the connection at the end of the wake-up, because of this error."""
-        self.stream.doom(error)
+        self.stream.fail_later(error)
 
     def send_release(self, packet_id: int) -> None:
         """Send PUBREL to a client that has resumed its session.
@@ -464,7 +464,7 @@ class MqttConnection(AdmittedGuest):
         wait, so the PUBREL waits individually.
         """
         if self._answers is not None and self._ingress.namespace.failing:
-            self._answers.say_when_safe(PacketType.PUBREL, [packet_id])
+            self._answers.send_when_stored(PacketType.PUBREL, [packet_id])
             return
         self.machine.send_ack(PacketType.PUBREL, packet_id, ReasonCode.SUCCESS)
         self.stream.mark()
@@ -479,7 +479,7 @@ class MqttConnection(AdmittedGuest):
 
     # Outcomes of published messages, reported by the source.
 
-    def accepted(self, packet_id: int, qos: int, *, has_target: bool = True) -> None:
+    def acknowledge(self, packet_id: int, qos: int, *, has_target: bool = True) -> None:
         """Acknowledge a message that every target has accepted.
 
         `has_target` False: no target exists, which MQTT 5 reports with 0x10 (5: 3.4.2.1).
@@ -488,7 +488,7 @@ class MqttConnection(AdmittedGuest):
         if self._retries is not None:
             self._retries.attempts.pop(packet_id, None)
         if not has_target and self.machine.version is Version.V5 and self.machine.state is OPEN:
-            self._accepted_for_nobody(packet_id, qos)
+            self._acknowledge_unrouted(packet_id, qos)
         elif qos == 1:
             if self._pubacks is None:
                 self._pubacks = [packet_id]
@@ -500,7 +500,7 @@ class MqttConnection(AdmittedGuest):
         if self._let_publish is not None:
             self._publish_on()
 
-    def _accepted_for_nobody(self, packet_id: int, qos: int) -> None:
+    def _acknowledge_unrouted(self, packet_id: int, qos: int) -> None:
         """Acknowledge a message without subscribers with reason code 0x10."""
         if qos == 1:
             self.machine.send_ack(PacketType.PUBACK, packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS)
@@ -535,7 +535,7 @@ class MqttConnection(AdmittedGuest):
         else:
             session.outlet.send_received(packet_id)
 
-    def refused(self, receipt: Receipt, outcome: Outcome) -> None:
+    def handle_refusal(self, receipt: Receipt, outcome: Outcome) -> None:
         """Handle a message that a target has refused.
 
         MQTT 5 clients get a reason code. For older versions the message is retried, or becomes a dead letter
@@ -543,12 +543,12 @@ class MqttConnection(AdmittedGuest):
         """
         _, packet_id, qos, _, _ = receipt
         if self.is_closed or self.machine.state is not State.OPEN:
-            heir = self._heir(packet_id) if qos == 2 else None
+            heir = self._successor(packet_id) if qos == 2 else None
             if heir is None:
                 self._forget_incoming(receipt, refusal_sent=False)
             else:
                 heir.unsettled += 1
-                heir.refused((heir, *receipt[1:]), outcome)
+                heir.handle_refusal((heir, *receipt[1:]), outcome)
         elif self.machine.version == Version.V5:
             self._ingress.tell_refused(receipt[3], outcome)
             self._forget_incoming(receipt, refusal_sent=True)
@@ -558,22 +558,22 @@ class MqttConnection(AdmittedGuest):
             self.unsettled -= 1
             if self._let_publish is not None:
                 self._publish_on()
-        elif outcome.reason in FINAL or self._given_up(receipt, outcome):  # and no route has stored it
+        elif outcome.reason in FINAL or self._is_final(receipt, outcome):  # and no route has stored it
             self._ingress.tell_refused(receipt[3], outcome)
-            then = partial(self.accepted, packet_id, qos)
-            self._ingress.bury(receipt[3], outcome, then, partial(self._try_again, receipt))
+            then = partial(self.acknowledge, packet_id, qos)
+            self._ingress.store_dead_letter(receipt[3], outcome, then, partial(self._try_again, receipt))
         else:
             self._try_again(receipt, outcome)
 
-    def _heir(self, packet_id: int) -> MqttConnection | None:
-        """Return the connection on which the client of this one, which is gone, has repeated a message."""
+    def _successor(self, packet_id: int) -> MqttConnection | None:
+        """Return the connection on which the client has resent a message after this one ended, or None."""
         outlet: object = None if self.session is None else self.session.outlet
         if isinstance(outlet, MqttConnection) and packet_id in (outlet._repeated or ()):
             return outlet
         return None
 
     @staticmethod
-    def _given_up(receipt: Receipt, outcome: Outcome) -> bool:
+    def _is_final(receipt: Receipt, outcome: Outcome) -> bool:
         """Return True if no route of the message is configured for another attempt."""
         entry = receipt[4]
         return outcome.verdict is Verdict.REJECTED and not any(
@@ -584,7 +584,7 @@ class MqttConnection(AdmittedGuest):
         """Schedule another attempt for a message; its acknowledgement waits."""
         _, packet_id, qos, _, _ = receipt
         if qos == 2 and self.session is not None:
-            self.session.received_ids.doubt(packet_id)
+            self.session.received_ids.mark_refused(packet_id)
         self._needed_retries().add(receipt, outcome, self._ingress.now())
 
     def _needed_retries(self) -> Retries:
@@ -598,11 +598,11 @@ class MqttConnection(AdmittedGuest):
         if not self.is_closed and self.machine.state is State.OPEN and self.machine.version < Version.V5:
             self._needed_retries().note_undone(packet_id, routes)
 
-    def left_of(self, packet_id: int, entry: RoutingEntry) -> RoutingEntry:
+    def remaining_entry(self, packet_id: int, entry: RoutingEntry) -> RoutingEntry:
         """Return the part of an entry that a retried message still has to reach."""
-        return entry if self._retries is None else self._retries.left_of(packet_id, entry)
+        return entry if self._retries is None else self._retries.remaining_entry(packet_id, entry)
 
-    def is_untold(self, retries: bool, outcome: Outcome) -> bool:
+    def cannot_notify(self, retries: bool, outcome: Outcome) -> bool:
         """Return True if a route has to store a rejected message, because the client cannot be notified.
 
         `retries` is True if the route is configured for another attempt, in case that can change the outcome.
@@ -650,7 +650,7 @@ class MqttConnection(AdmittedGuest):
         elif isinstance(event, Subscribe | Unsubscribe):
             return self._filters(event)
         elif isinstance(event, Disconnect):
-            before = self._ingress.namespace.recorded
+            before = self._ingress.namespace.change_count
             self._disconnect(event)
             self.wait_for_commit(before)
         else:
@@ -667,7 +667,7 @@ class MqttConnection(AdmittedGuest):
         session, begun = self.session, self._begun
         assert session is not None
         if begun is None:
-            begun = self._begun = BegunPacket(self._ingress.namespace.recorded)
+            begun = self._begun = BegunPacket(self._ingress.namespace.change_count)
         if isinstance(event, Subscribe):
             if not self._subscribe(session, event, begun.reasons):
                 return False
@@ -706,7 +706,7 @@ class MqttConnection(AdmittedGuest):
         """
         ingress = self._ingress
         dispatcher = ingress.dispatcher
-        if dispatcher.memory.short and not dispatcher.memory.admits(self, len(rows)):
+        if dispatcher.memory.short and not dispatcher.memory.admit(self, len(rows)):
             self._refuse_publishes(rows)
             return []
         if self._generation != dispatcher.generation:
@@ -722,9 +722,9 @@ class MqttConnection(AdmittedGuest):
         Return None if the rows differ, or must be published one by one for another reason.
         """
         ingress, entries, topic = self._ingress, self._entries, rows[0][1]
-        if self._retries is not None and self._retries.waiting is not None:
+        if self._retries is not None and self._retries.active_holds is not None:
             return None
-        if self.machine.version < Version.V5 and ingress.dispatcher.echoes.awaited:
+        if self.machine.version < Version.V5 and ingress.dispatcher.echoes.has_sent:
             return None
         try:
             shared = entries.get(topic) or self._first_seen(topic, entries)
@@ -746,9 +746,9 @@ class MqttConnection(AdmittedGuest):
         batch = ingress.begun_batch()
         sender = self.sender
         body_max = ingress.body_max
-        held_receipts = None if self._retries is None else self._retries.waiting
+        held_receipts = None if self._retries is None else self._retries.active_holds
         echoes = None
-        if self.machine.version < Version.V5 and dispatcher.echoes.awaited:
+        if self.machine.version < Version.V5 and dispatcher.echoes.has_sent:
             echoes = dispatcher.echoes
         one_by_one = iter(rows)
         postponed: list[PublishRow] = []
@@ -757,7 +757,7 @@ class MqttConnection(AdmittedGuest):
         for flags, topic, packet_id, raw, body in one_by_one:
             entry = entries.get(topic)
             if entry is None:
-                if self.stream.spent():
+                if self.stream.is_turn_spent():
                     postponed = [(flags, topic, packet_id, raw, body), *one_by_one]
                     break
                 try:
@@ -788,12 +788,12 @@ class MqttConnection(AdmittedGuest):
                 receipt = None
             if len(body) > body_max:
                 self._decline(entry, message, receipt, TOO_LARGE)
-            elif raw and parsed.read_texts is None and UTF8 in raw and not is_what_it_says(message):
+            elif raw and parsed.read_texts is None and UTF8 in raw and not has_valid_format(message):
                 self._decline(entry, message, receipt, NOT_TEXT)
             elif held_receipts is not None and receipt is not None:
-                held_receipts.behind(receipt)  # keeps its place behind messages held for the disk
+                held_receipts.append(receipt)  # keeps its place behind messages held for the disk
             elif not dispatcher.publish(batch, entry, message, receipt):
-                ingress.unclaimed(entry, message, receipt)
+                ingress.handle_unrouted(entry, message, receipt)
         return postponed
 
     def _waits_for_ids(self, rows: list[PublishRow]) -> list[PublishRow] | None:
@@ -807,13 +807,13 @@ class MqttConnection(AdmittedGuest):
         if not packet_ids or session is None:
             return None
         try:
-            self._ingress.namespace.taking(session, packet_ids)
+            self._ingress.namespace.reserve_packet_ids(session, packet_ids)
         except Superseded:
-            self._give_way()
+            self._disconnect_taken_over()
             return self._publishes(_not_repeated(rows))
         except Pending as pending:
             if self._elsewhere:  # the identifiers are not known there
-                self._give_way()
+                self._disconnect_taken_over()
                 return self._publishes(_not_repeated(rows))
             if self.is_closed:  # the client repeats what had no acknowledgement
                 return self._publishes(_not_repeated(rows))
@@ -860,13 +860,13 @@ class MqttConnection(AdmittedGuest):
         if not self._ingress.dispatcher.publish_burst(batch, entry, messages, receipts):
             for message, receipt in zip(messages, receipts, strict=True):
                 if not publish(batch, entry, message, receipt):
-                    self._ingress.unclaimed(entry, message, receipt)
+                    self._ingress.handle_unrouted(entry, message, receipt)
 
     def _first_seen(self, topic: bytes, entries: dict[bytes, RoutingEntry]) -> RoutingEntry:
         """Return the entry of a topic that is not in `entries`, and cache it there. Raises Pending.
 
         The topic is checked against the client's permissions and the routing. A topic that may not be
-        published to gets an entry without targets; `MqttIngress.unclaimed` reports the reason.
+        published to gets an entry without targets; `MqttIngress.handle_unrouted` reports the reason.
         """
         address = topic_address(decode_topic(topic), topic)
         entry: RoutingEntry
@@ -874,7 +874,7 @@ class MqttConnection(AdmittedGuest):
             entry = self._ingress.permitted_entry(self.current_rights(), address)
         except PublishRefused as refused:
             entry = DeniedEntry(address, str(refused))
-        self._ingress.entries.keep(entry, entries)
+        self._ingress.entries.cache_entry(entry, entries)
         return entry
 
     def _refuse_publishes(self, rows: list[PublishRow]) -> None:
@@ -889,10 +889,10 @@ class MqttConnection(AdmittedGuest):
             if not qos:
                 continue
             if self.machine.version is not Version.V5:
-                self._ingress.let_go(self, ReasonCode.QUOTA_EXCEEDED)
+                self._ingress.disconnect_client(self, ReasonCode.QUOTA_EXCEEDED)
                 return
             if qos == 2 and packet_id in self.session.received_ids:  # it was accepted earlier
-                if self.session.received_ids.accepted(packet_id):
+                if self.session.received_ids.is_accepted(packet_id):
                     self.send_received(packet_id)
                 continue
             kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
@@ -906,7 +906,7 @@ class MqttConnection(AdmittedGuest):
 
     def let_go_for_memory(self) -> None:
         """Disconnect the client, because no memory is left for its incomplete packet."""
-        self._ingress.let_go(self, ReasonCode.QUOTA_EXCEEDED)
+        self._ingress.disconnect_client(self, ReasonCode.QUOTA_EXCEEDED)
 
     @property
     def _unacknowledged(self) -> int:
@@ -938,7 +938,7 @@ class MqttConnection(AdmittedGuest):
     def _tell_declined(self, message: Message, receipt: Receipt | None, outcome: Outcome) -> None:
         """Report the refusal to the client, or log it if the message has no receipt."""
         if receipt is not None:
-            self.refused(receipt, outcome)
+            self.handle_refusal(receipt, outcome)
         else:
             self._ingress.tell_refused(message, outcome)
 
@@ -956,7 +956,9 @@ class MqttConnection(AdmittedGuest):
             self.unsettled += 1
             receipt = (self, publish.packet_id, publish.qos, message, nowhere)
         outcome = TOO_LARGE._replace(text=f"{TOO_LARGE.text}: {packet.byte_count} bytes, which were not kept")
-        came = Message(address, Withheld(packet.byte_count), NO_PROPERTIES, publish.qos, sender=self.sender)
+        came = Message(
+            address, WithheldBody(packet.byte_count), NO_PROPERTIES, publish.qos, sender=self.sender
+        )
         ingress.refuse(nowhere, came, outcome)
         self._tell_declined(message, receipt, outcome)
 
@@ -964,25 +966,25 @@ class MqttConnection(AdmittedGuest):
         """Record a QoS 2 packet identifier. Return False if it was in use and not released (4.3.3)."""
         session = self.session
         assert session is not None
-        if session.received_ids.take(packet_id):
+        if session.received_ids.add(packet_id):
             if self._repeated:
                 self._repeated.discard(packet_id)
-            held_receipts = None if self._retries is None else self._retries.waiting
+            held_receipts = None if self._retries is None else self._retries.active_holds
             if held_receipts is None:
-                self._note_taken(packet_id, entry)
+                self._note_local_delivery(packet_id, entry)
             return True
         self._ingress.stats.duplicates += 1
-        if session.received_ids.accepted(packet_id):
+        if session.received_ids.is_accepted(packet_id):
             self.send_received(packet_id)
         else:
             self._repeated = self._repeated or set()
             self._repeated.add(packet_id)
         return False
 
-    def _note_taken(self, packet_id: int, entry: RoutingEntry) -> None:
+    def _note_local_delivery(self, packet_id: int, entry: RoutingEntry) -> None:
         """Have the session notified when the targets of a QoS 2 message have it, if all are local."""
         session = self.session
-        if session is not None and session.is_durable and self._ingress.ends_here(entry):
+        if session is not None and session.is_durable and self._ingress.delivers_locally(entry):
             slot = len(self._ingress.batch)  # the message's, which is published now
             self._ingress.local_ids.append((session.received_ids, packet_id, slot))
 
@@ -998,11 +1000,11 @@ class MqttConnection(AdmittedGuest):
         machine, rights = self.machine, self.current_rights()
         assert machine.connect is not None
         if len(self._ingress.batch):
-            self._ingress.turn_done()  # messages retained by earlier publishes must be found
+            self._ingress.end_turn()  # messages retained by earlier publishes must be found
         bridge = machine.connect.bridge  # of Mosquitto's kind: levels 0x83 and 0x84
         identifier = packet.properties.get(Property.SUBSCRIPTION_IDENTIFIER, (0,))[0]
         for subscription in islice(packet.subscriptions, len(reasons), None):
-            if self.stream.spent():
+            if self.stream.is_turn_spent():
                 return False
             why = self._filter_refusal(session, rights, subscription)
             if why is not None:
@@ -1028,7 +1030,7 @@ class MqttConnection(AdmittedGuest):
             reasons.append(qos)
         if machine.state is State.OPEN:
             machine.send_suback(packet.packet_id, reasons)
-        self._ingress.owe_retained(session)
+        self._ingress.send_due_retained(session)
         return True
 
     def _filter_refusal(
@@ -1049,7 +1051,7 @@ class MqttConnection(AdmittedGuest):
         if subscription.filter.count("/") >= limits.topic_levels_max or not is_filter(subscription.filter):
             return Reason.NAME_INVALID
         if not decision.allowed:
-            self._ingress.denied(self.sender, "subscribe", subscription.filter, decision.rule)
+            self._ingress.record_denial(self.sender, "subscribe", subscription.filter, decision.rule)
             return Reason.NOT_AUTHORIZED
         if session.persistent and self._ingress.namespace.failing:
             return Reason.STORE  # it could not be recorded
@@ -1069,7 +1071,7 @@ class MqttConnection(AdmittedGuest):
         """
         namespace = self._ingress.namespace
         for topic_filter in islice(packet.filters, len(reasons), None):
-            if self.stream.spent():
+            if self.stream.is_turn_spent():
                 return False
             was_subscribed = namespace.unsubscribe(session, topic_filter)
             reasons.append(ReasonCode.SUCCESS if was_subscribed else ReasonCode.NO_SUBSCRIPTION_EXISTED)
@@ -1109,17 +1111,17 @@ class MqttConnection(AdmittedGuest):
     def open(self, session: Session, receive_max: int) -> None:
         """Attach the session of the admitted client and start its deliveries."""
         self.session = session
-        after = self._ingress.namespace.answers_after(session)
+        after = self._ingress.namespace.commit_notifier(session)
         if after is not None:
-            self._answers = Answers(after, self.machine, self.stream)
+            self._answers = DelayedAcknowledgements(after, self.machine, self.stream)
         session.attach(self, receive_max)
-        self.owe_retained()
+        self.send_due_retained()
         self.stream.mark()
 
     def wait_for_commit(self, before: int) -> None:
-        """Hold the output until all changes since `before`, a value of `namespace.recorded`, are safe."""
+        """Delay output until all changes since `before`, a value of `namespace.change_count`, are safe."""
         namespace = self._ingress.namespace
-        if namespace.unsaid(before):
+        if namespace.has_unstored_changes(before):
             self.stream.hold_output()
             namespace.after_recorded(self.session, self._committed)
 
@@ -1129,31 +1131,33 @@ class MqttConnection(AdmittedGuest):
             self.stream.abort(outcome.text)
             return
         self.stream.release_output()
-        self.owe_retained()
+        self.send_due_retained()
 
-    def owe_retained(self) -> None:
+    def send_due_retained(self) -> None:
         """Continue to send the retained messages that the session is due."""
         if self.session is not None and self.session.walks and not self.is_closed:
-            self._ingress.owe_retained(self.session)
+            self._ingress.send_due_retained(self.session)
 
-    def taken_over(self, *, patient: bool = False) -> None:
+    def handle_takeover(self, *, patient: bool = False) -> None:
         """Disconnect the client, because another connection uses its client identifier (3.1.4).
 
         What the client has sent before is processed first. `patient` True: a client that has moved to another
         replica gets GOODBYE_SECS for acknowledgements under way, so that these messages are not redelivered.
         """
-        self.stream.hear_out(self._ingress.now())
-        self._ingress.turn_done()
+        self.stream.read_remaining(self._ingress.now())
+        self._ingress.end_turn()
         if self.is_closed:
             return
         # Publishes that wait for the log are left to the new connection, to which they are new.
         if patient and self.session is not None and self.session.in_flight and self.stream.listening:
             self._elsewhere = True
-            self._ingress.tasks.start_soon(self._ingress.await_goodbye, self.stream, self._give_way)
+            self._ingress.tasks.start_soon(
+                self._ingress.await_goodbye, self.stream, self._disconnect_taken_over
+            )
         else:
-            self._give_way()
+            self._disconnect_taken_over()
 
-    def _give_way(self) -> None:
+    def _disconnect_taken_over(self) -> None:
         """Send DISCONNECT 0x8E (session taken over) and close, unless already closed."""
         if self.is_closed:
             return

@@ -35,18 +35,18 @@ class MqttGuest(IngressClient):
     # Outcomes of published messages, reported by the source.
 
     @abstractmethod
-    def accepted(self, packet_id: int, qos: int, *, has_target: bool = True) -> None:
+    def acknowledge(self, packet_id: int, qos: int, *, has_target: bool = True) -> None:
         """Acknowledge a message that every target has accepted.
 
         `has_target` False: no target exists, which MQTT 5 reports with 0x10 (5: 3.4.2.1).
         """
 
     @abstractmethod
-    def refused(self, receipt: Receipt, outcome: Outcome) -> None:
+    def handle_refusal(self, receipt: Receipt, outcome: Outcome) -> None:
         """Handle a message that a target has refused."""
 
     @abstractmethod
-    def is_untold(self, retries: bool, outcome: Outcome) -> bool:
+    def cannot_notify(self, retries: bool, outcome: Outcome) -> bool:
         """Return True if the route has to store a rejected message, because the client cannot be notified.
 
         `retries` is True if the route is configured for another attempt.
@@ -57,7 +57,7 @@ class MqttGuest(IngressClient):
         """Record the names of the only routes that have not accepted a message, for its next attempt."""
 
     @abstractmethod
-    def left_of(self, packet_id: int, entry: RoutingEntry) -> RoutingEntry:
+    def remaining_entry(self, packet_id: int, entry: RoutingEntry) -> RoutingEntry:
         """Return the part of an entry that a retried message still has to reach."""
 
     @abstractmethod
@@ -65,7 +65,7 @@ class MqttGuest(IngressClient):
         """Refuse a CONNECT that has no response yet, as the server is unavailable (0x88; 3.1.1: code 3)."""
 
     @abstractmethod
-    def taken_over(self, *, patient: bool = False) -> None:
+    def handle_takeover(self, *, patient: bool = False) -> None:
         """Disconnect the client, because another connection uses its client identifier (3.1.4).
 
         `patient` True: a DISCONNECT that is on its way may arrive first.

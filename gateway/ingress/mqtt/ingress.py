@@ -100,22 +100,22 @@ class MqttIngress(ListenerSource):
 
     # Interface to the listener.
 
-    def turn_done(self) -> None:
+    def end_turn(self) -> None:
         """Send the batch, then have the identifiers of its QoS 2 messages stored."""
         local_ids, self.local_ids = self.local_ids, []
         batch = self.batch
         before, self._handing_on = self._handing_on, True
-        put_off = self.dispatcher.put_off_count()
+        put_off = self.dispatcher.postponed_count()
         try:
-            super().turn_done()
+            super().end_turn()
         finally:
             self._handing_on = before
-        if self.dispatcher.put_off_count() != put_off:
+        if self.dispatcher.postponed_count() != put_off:
             return  # then an identifier is stored when all targets have accepted its message
         refused = set(batch.doubted) if local_ids else set()
         for ids, packet_id, slot in local_ids:
             if slot not in refused:
-                ids.handed_on(packet_id)
+                ids.record_local_delivery(packet_id)
 
     def tick(self, now: float) -> None:
         """Expire sessions, publish delayed wills that are due, and update the $SYS topics."""
@@ -140,7 +140,7 @@ class MqttIngress(ListenerSource):
 
         `endpoint` is a listener's name, or None for listeners that no longer exist.
         """
-        for will, sender, principal, left_secs, key in self.namespace.left_wills(endpoint):
+        for will, sender, principal, left_secs, key in self.namespace.pop_unpublished_wills(endpoint):
             at = self.now() + left_secs if left_secs > 0 else OVERDUE
             publish = partial(self.publish_will, will, sender, principal)
             self.namespace.delay_will(key or sender.client, at, publish)
@@ -162,12 +162,12 @@ class MqttIngress(ListenerSource):
             if receipt is None:
                 continue
             if isinstance(receipt, SentWill):
-                receipt.settled(None if refused is None else refused.get(at))
+                receipt.process_outcome(None if refused is None else refused.get(at))
             elif refused is not None and at in refused:
-                receipt[0].refused(receipt, refused[at])
+                receipt[0].handle_refusal(receipt, refused[at])
             else:
-                receipt[0].accepted(receipt[1], receipt[2])
-        self.stats.answered(len(receipts), refused, self.now() - received)
+                receipt[0].acknowledge(receipt[1], receipt[2])
+        self.stats.count_settled(len(receipts), refused, self.now() - received)
 
     # Interface to connections.
 
@@ -185,7 +185,7 @@ class MqttIngress(ListenerSource):
         """Return an identifier for a client that sent none."""
         return f"auto-{secrets.token_hex(8)}"
 
-    def unclaimed(self, entry: RoutingEntry, message: Message, receipt: Receipt | None) -> None:
+    def handle_unrouted(self, entry: RoutingEntry, message: Message, receipt: Receipt | None) -> None:
         """Handle a message that no subscription and no route matches: acknowledge, refuse or drop it.
 
         Without a match the acknowledgement of MQTT 5 has reason code 0x10 (5: 3.4.2.1). A message to a
@@ -206,25 +206,25 @@ class MqttIngress(ListenerSource):
         if refusal is not None:
             self.refuse(entry, message, refusal)
             if receipt is not None and (receipt[0].machine.version is Version.V5 or refusal.reason in FINAL):
-                receipt[0].refused(receipt, refusal)
+                receipt[0].handle_refusal(receipt, refusal)
                 return
             self.tell_refused(message, refusal)
         else:
             if not entry.plan.branches:
                 self.dead_letters.add([message], "", UNROUTED)
-            self.nobody_wanted(entry, message)
+            self.record_unreceived(entry, message)
         if receipt is not None:
-            receipt[0].accepted(receipt[1], receipt[2], has_target=refusal is not None)
+            receipt[0].acknowledge(receipt[1], receipt[2], has_target=refusal is not None)
 
     def _not_allowed(self, entry: DeniedEntry, message: Message, receipt: Receipt | None) -> None:
         """Refuse a message that its client may not publish: MQTT 5 acknowledges QoS 1 and 2 with 0x87.
 
         Otherwise raises RemoteProtocolError to end the connection, as RabbitMQ does (3: [MQTT-3.3.5-2]).
         """
-        self.denied(message.sender, "publish", message.address.name, entry.rule)
+        self.record_denial(message.sender, "publish", message.address.name, entry.rule)
         self.refuse(entry, message, NOT_ALLOWED)
         if receipt is not None and receipt[0].machine.version is Version.V5:
-            receipt[0].refused(receipt, NOT_ALLOWED)
+            receipt[0].handle_refusal(receipt, NOT_ALLOWED)
             return
         text = f"not allowed to publish to {message.address.name!r}"
         raise RemoteProtocolError(text, reason=ReasonCode.NOT_AUTHORIZED)
@@ -270,18 +270,18 @@ class MqttIngress(ListenerSource):
         try:
             entry = self.permitted_entry(rights, entry.address)
         except PublishRefused as refused:
-            self.denied(message.sender, "publish", message.address.name, str(refused))
+            self.record_denial(message.sender, "publish", message.address.name, str(refused))
             self.refuse(entry, message, NOT_ALLOWED)
-            then = partial(connection.accepted, packet_id, qos)
-            self.bury(message, NOT_ALLOWED, then, partial(connection.refused, receipt))
+            then = partial(connection.acknowledge, packet_id, qos)
+            self.store_dead_letter(message, NOT_ALLOWED, then, partial(connection.handle_refusal, receipt))
             return
-        entry = connection.left_of(packet_id, entry)
+        entry = connection.remaining_entry(packet_id, entry)
         for branch in entry.plan.branches:
             branch.route.retried += 1
         if not self.dispatcher.publish(self.begun_batch(), entry, message, receipt):
-            self.unclaimed(entry, message, receipt)
+            self.handle_unrouted(entry, message, receipt)
 
-    def owe_retained(self, session: Session) -> None:
+    def send_due_retained(self, session: Session) -> None:
         """Send a portion of the retained messages that a session is due.
 
         A task sends the rest as the client reads.
@@ -331,7 +331,7 @@ class MqttIngress(ListenerSource):
         outlet: object = None if session is None else session.outlet
         if isinstance(outlet, MqttGuest):
             try:
-                outlet.taken_over()
+                outlet.handle_takeover()
             except Exception as error:  # concerns the old connection, not the new one
                 outlet.stream.fail(error)
 
@@ -349,10 +349,12 @@ class MqttIngress(ListenerSource):
 
     def admit(self, connection: MqttGuest, principal: Principal, rights: Rights, client_id: str) -> None:
         """Register an authenticated client, and count its login as accepted."""
-        self.entered(connection, principal, rights, client_id, connection.machine.version.name.lower())
-        self.logins.accepted()
+        self.register_admission(
+            connection, principal, rights, client_id, connection.machine.version.name.lower()
+        )
+        self.logins.count_accepted()
 
-    def let_go(self, connection: MqttGuest, reason: ReasonCode) -> None:
+    def disconnect_client(self, connection: MqttGuest, reason: ReasonCode) -> None:
         """Disconnect a client for this reason, log and count it."""
         word = reason_name(reason)
         self.stats.protocol_errors.add(word)
@@ -386,7 +388,7 @@ class MqttIngress(ListenerSource):
             reason=reason_name(reason),
         )
 
-    def tell_turned_away(self, packet: Connect, remote: str, reason: ReasonCode, why: str) -> None:
+    def log_refused_connect(self, packet: Connect, remote: str, reason: ReasonCode, why: str) -> None:
         """Log that a client's CONNECT was refused."""
         log.warning(
             "client refused by MQTT listener",
@@ -401,7 +403,7 @@ class MqttIngress(ListenerSource):
     def new_batch(self) -> Batch:
         """Return an empty batch, whose routes store rejected messages if the client cannot be notified."""
         batch = super().new_batch()
-        batch.untold = self._is_untold
+        batch.untold = self._cannot_notify_source
         batch.undone = self._note_undone
         return batch
 
@@ -411,21 +413,23 @@ class MqttIngress(ListenerSource):
         if receipt is not None and not isinstance(receipt, SentWill):
             receipt[0].note_undone(receipt[1], routes)
 
-    def _is_untold(self, receipt: Receipt | SentWill | None, retries: bool, outcome: Outcome) -> bool:
-        """Return True if a route has to store what it rejects; see gateway.model.batch.Untold."""
+    def _cannot_notify_source(
+        self, receipt: Receipt | SentWill | None, retries: bool, outcome: Outcome
+    ) -> bool:
+        """Return True if a route must store a rejected message, as its client is not notified; see Untold."""
         if receipt is None:
             return False
         if isinstance(receipt, SentWill):
             untold = outcome.reason in FINAL or not retries
             message = receipt.message
         else:
-            untold = receipt[0].is_untold(retries, outcome)
+            untold = receipt[0].cannot_notify(retries, outcome)
             message = receipt[3]
         if untold:
             self.tell_refused(message, outcome)
         return untold
 
-    def bury(
+    def store_dead_letter(
         self,
         message: Message,
         outcome: Outcome,
@@ -454,7 +458,7 @@ class MqttIngress(ListenerSource):
     def end_subscriptions(self, session: Session, forbidden: Mapping[str, str], sender: Sender) -> None:
         """End the subscriptions to the `forbidden` topic filters, which have the rules that deny them."""
         for topic_filter, rule in forbidden.items():
-            self.denied(sender, "subscribe", topic_filter, rule)
+            self.record_denial(sender, "subscribe", topic_filter, rule)
             self.namespace.unsubscribe(session, topic_filter)
 
     def leave_will(
@@ -492,7 +496,7 @@ class MqttIngress(ListenerSource):
                 return self.permitted_entry(rights, topic_address(will.topic))
             except PublishRefused as refused:
                 text, rule = "not allowed to publish to the will's topic", str(refused)
-        self.denied(sender, "will", will.topic, rule)
+        self.record_denial(sender, "will", will.topic, rule)
         raise WillDenied(reason, text)
 
     def publish_will(self, will: Will, sender: Sender, principal: Principal) -> None:
@@ -504,7 +508,7 @@ class MqttIngress(ListenerSource):
         example), or if the check is pending, it gets a new record until it is settled.
         """
         if self.access.is_removed(principal):
-            self.denied(sender, "will", will.topic, "the user was removed")
+            self.record_denial(sender, "will", will.topic, "the user was removed")
             return
         try:
             entry = self.will_entry(will, self.rights_of(principal, sender.client), sender)
@@ -532,21 +536,21 @@ class MqttIngress(ListenerSource):
             sender,
         )
         sent = SentWill(self, will, message, principal)
-        if self.namespace.claims_wills or not self.ends_here(entry):
-            sent.keep()
+        if self.namespace.claims_wills or not self.delivers_locally(entry):
+            sent.persist()
         slot = len(self.batch)
         try:
             accepted = self.dispatcher.publish(self.begun_batch(), entry, message, sent)
         except RemoteProtocolError:  # it can never be published, not even after a restart
-            sent.settled(None)
+            sent.process_outcome(None)
             raise
         if not accepted:
-            self.unclaimed(entry, message, None)
-            sent.settled(None)
-        put_off, batch = self.dispatcher.put_off_count(), self.batch
-        self.turn_done()
-        if self.dispatcher.put_off_count() != put_off or slot in batch.doubted:
-            sent.keep()
+            self.handle_unrouted(entry, message, None)
+            sent.process_outcome(None)
+        put_off, batch = self.dispatcher.postponed_count(), self.batch
+        self.end_turn()
+        if self.dispatcher.postponed_count() != put_off or slot in batch.doubted:
+            sent.persist()
 
     async def _publish_will_later(
         self, pending: Pending, will: Will, sender: Sender, principal: Principal, key: str
@@ -592,7 +596,7 @@ class SentWill:
         self.key = ""  # of the record
         self._is_accepted = False
 
-    def keep(self) -> None:
+    def persist(self) -> None:
         """Store a record of the will, unless there is one already or the will was accepted.
 
         The will is published again if this process ends before it is settled.
@@ -603,7 +607,7 @@ class SentWill:
         self.key = namespace.new_will_key(sender.client)
         namespace.keep_will(self.key, self._will, sender, self._principal)
 
-    def settled(self, outcome: Outcome | None) -> None:
+    def process_outcome(self, outcome: Outcome | None) -> None:
         """Delete the record of an accepted will (`outcome` None), or process its refusal.
 
         A refused will is published again or becomes a dead letter.
@@ -614,13 +618,13 @@ class SentWill:
         ingress, message = self._ingress, self.message
         ingress.tell_refused(message, outcome)
         if outcome.verdict is Verdict.REJECTED:
-            ingress.bury(message, outcome, self._forget, self.settled)
+            ingress.store_dead_letter(message, outcome, self._forget, self.process_outcome)
             return
         shares = ingress.namespace.will_shares
         if shares.full_with(message.sender.user, message.byte_count):
             ingress.dead_letters.add([message], "", outcome, self._forget)
             return
-        self.keep()
+        self.persist()
         shares.add(message.sender.user, message.byte_count)
         ingress.namespace.delay_will(self.key, OVERDUE, self._publish_again)
 

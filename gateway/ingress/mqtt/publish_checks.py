@@ -47,7 +47,7 @@ def check_publish(rows: list[PublishRow], offer: Offer) -> None:
             raise RemoteProtocolError("nothing is retained here", reason=ReasonCode.RETAIN_NOT_SUPPORTED)
 
 
-def is_what_it_says(message: Message) -> bool:
+def has_valid_format(message: Message) -> bool:
     """Return False if the message is marked as UTF-8 and its body is not (5: 3.3.2.3.2)."""
     return not message.property_set.properties.utf8 or is_utf8(message.body)
 

@@ -31,7 +31,7 @@ class Retries:
         self._undone: dict[int, frozenset[str]] = {}  # names of routes, by packet id
 
     @property
-    def waiting(self) -> HeldReceipts[Any] | None:
+    def active_holds(self) -> HeldReceipts[Any] | None:
         """Messages held until the disk recovers; None if there are none.
 
         Later messages must queue behind them.
@@ -44,7 +44,7 @@ class Retries:
         `now` is in loop-clock seconds.
         """
         if outcome.reason is Reason.STORE:
-            self.held_receipts.refused(receipt)
+            self.held_receipts.add_refused(receipt)
             return
         attempts = self.attempts[receipt[1]] = self.attempts.get(receipt[1], 0) + 1
         wait = min(RETRY_SECS_MIN * 2 ** min(attempts - 1, DOUBLINGS_MAX), RETRY_SECS_MAX)
@@ -54,7 +54,7 @@ class Retries:
         """Record the only routes that have not accepted a message, which is about to be added."""
         self._undone[packet_id] = routes
 
-    def left_of(self, packet_id: int, entry: RoutingEntry) -> RoutingEntry:
+    def remaining_entry(self, packet_id: int, entry: RoutingEntry) -> RoutingEntry:
         """Return the entry restricted to the routes that have not accepted the message.
 
         Return the whole entry if nothing is recorded, or if a reload has renamed or removed all of these
@@ -66,13 +66,13 @@ class Retries:
         remaining = entry.by_routes(routes)
         return remaining if remaining.plan.branches else entry
 
-    def due(self, now: float) -> list[Any]:
+    def take_due(self, now: float) -> list[Any]:
         """Remove and return the receipts that are due."""
         due_receipts = [receipt for at, receipt in self._waiting if at <= now]
         if due_receipts:
             self._waiting = [retry for retry in self._waiting if retry[0] > now]
-        return self.held_receipts.due() + due_receipts
+        return self.held_receipts.take_due() + due_receipts
 
-    def give_up(self) -> list[Any]:
+    def take_all(self) -> list[Any]:
         """Remove and return all receipts, because the connection is closed."""
-        return self.due(float("inf")) + self.held_receipts.give_up()
+        return self.take_due(float("inf")) + self.held_receipts.take_all()

@@ -95,7 +95,7 @@ class RoutingTable:
     def resolve(self, address: Address, entries: dict[bytes, RoutingEntry]) -> RoutingEntry:
         """Look up the entry of a topic and cache it in `entries`."""
         entry = self.dispatcher.entry(self._endpoint, self._namespace, address)
-        self.keep(entry, entries)
+        self.cache_entry(entry, entries)
         plan = entry.plan
         if plan is not self._last:
             self._last, self._leads_back = plan, self._returns(plan)
@@ -118,7 +118,7 @@ class RoutingTable:
         shared = self.of(EVERYBODY)
         return shared.get(address.wire) or self.resolve(address, shared)
 
-    def keep(self, entry: RoutingEntry, entries: dict[bytes, RoutingEntry]) -> None:
+    def cache_entry(self, entry: RoutingEntry, entries: dict[bytes, RoutingEntry]) -> None:
         """Cache an entry, unless its topic is too long."""
         if len(entry.address.wire) > TOPIC_BYTES_MAX:
             return

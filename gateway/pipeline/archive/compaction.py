@@ -35,12 +35,14 @@ def merges_of(manifest: Manifest, file_bytes: int) -> list[Merge]:
     """Return the merges that are due. Files of at least half of `file_bytes` bytes are not merged."""
     newest = max((file.date for file in manifest.files), default="")
 
-    def alike(file: Filed) -> tuple[str, str, int]:
+    def group_key(file: Filed) -> tuple[str, str, int]:
         return file.date, file.route, _size_class(file) if file.date == newest else 0
 
     small = [file for file in manifest.files if file.byte_count < file_bytes // 2]
     found: list[Merge] = []
-    for (date, _, _), group in groupby(sorted(small, key=lambda file: (*alike(file), file.path)), key=alike):
+    for (date, _, _), group in groupby(
+        sorted(small, key=lambda file: (*group_key(file), file.path)), key=group_key
+    ):
         for files in _filled(group, file_bytes):
             tiny = sum(file.byte_count < file_bytes // TINY_PER_USEFUL for file in files)
             useful = len(files) > 1 and sum(file.byte_count for file in files) >= file_bytes

@@ -30,9 +30,9 @@ from pyarrow import fs
 
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import Arrow
-from gateway.pipeline.exclusive import CLAIMS, DRAFTS, create, since, store_time
+from gateway.pipeline.exclusive import CLAIMS, DRAFTS, create, store_time, written_at
 from gateway.pipeline.journal.options import Offsets
-from gateway.pipeline.stores import StoreFolder, not_there
+from gateway.pipeline.stores import StoreFolder, folder_mismatch
 
 FOLDER: Final = "_archive"
 STAGING: Final = f"{FOLDER}/{DRAFTS}"
@@ -83,7 +83,7 @@ class Manifest:
     files: tuple[Filed, ...] = ()
     left: tuple[RemovedFile, ...] = ()
 
-    def changed(
+    def next_version(
         self,
         *,
         offsets: Offsets | None = None,
@@ -105,7 +105,7 @@ class Manifest:
             left=(*self.left, *(RemovedFile(file.path, now) for file in lost)),
         )
 
-    def without(self, deleted: Collection[RemovedFile]) -> Manifest:
+    def without_files(self, deleted: Collection[RemovedFile]) -> Manifest:
         """Return the next manifest after the removed files `deleted` were deleted."""
         remaining = tuple(one for one in self.left if one not in deleted)
         return replace(self, number=self.number + 1, left=remaining)
@@ -155,7 +155,7 @@ class Archive:
         )
         return Manifest(document["number"], document["offsets"], files, left)
 
-    def found(self, files: Sequence[Filed]) -> Sequence[Filed]:
+    def checked_files(self, files: Sequence[Filed]) -> Sequence[Filed]:
         """Return `files` after checking that all exist with the reported size.
 
         Raises PipelineError if not: the tasks then use another folder than the driver.
@@ -163,7 +163,7 @@ class Archive:
         infos = self.system.get_file_info([self.path(file.path) for file in files]) if files else []
         for file, info in zip(files, infos, strict=True):
             if info.size != file.byte_count:
-                raise not_there(self.place, f"a task has written {file.path}, which is missing here")
+                raise folder_mismatch(self.place, f"a task has written {file.path}, which is missing here")
         return files
 
     def save(self, manifest: Manifest) -> Manifest:
@@ -222,7 +222,7 @@ class Archive:
             raise PipelineError(f"{self.uri} is a file and no folder; give another name")
         selector = fs.FileSelector(self.root, recursive=True, allow_not_found=True)
         times = {
-            info.path.removeprefix(f"{self.root}/"): since(info)
+            info.path.removeprefix(f"{self.root}/"): written_at(info)
             for info in self.system.get_file_info(selector)
         }
         found = times.keys()
@@ -238,7 +238,7 @@ class Archive:
         oldest = self.now() - grace_secs if usable else 0.0
         recent = {path for path in usable if times[path] > oldest}
         if len(recent) < len(usable):
-            manifest = self.save(manifest.changed())
+            manifest = self.save(manifest.next_version())
         orphans = [path for path in numbers if path not in recent]
         for path in orphans:
             self._delete(path)

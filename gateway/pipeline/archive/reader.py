@@ -71,7 +71,7 @@ class FiledRows:
                 for batch in file.iter_batches(
                     BATCH_ROWS, row_groups=[group], columns=there, use_threads=False
                 ):
-                    yield self._whole(self._within(batch), piece.file.route)
+                    yield self._with_all_columns(self._filter_times(batch), piece.file.route)
 
     def _may_have(self, file: Filed) -> bool:
         """Return True if the file's day may have rows of the wanted times."""
@@ -79,7 +79,7 @@ class FiledRows:
             return False
         return self._until_us is None or file.date <= _day(self._until_us)
 
-    def _within(self, batch: Arrow) -> Arrow:
+    def _filter_times(self, batch: Arrow) -> Arrow:
         times = batch[TIME].cast(pa.int64())
         if self._begin_us is not None:
             batch = batch.filter(pc.greater_equal(times, self._begin_us))
@@ -87,7 +87,7 @@ class FiledRows:
             batch = batch.filter(pc.less(batch[TIME].cast(pa.int64()), self._until_us))
         return batch
 
-    def _whole(self, batch: Arrow, route: str) -> Arrow:
+    def _with_all_columns(self, batch: Arrow, route: str) -> Arrow:
         """Return the batch with all wanted columns.
 
         The route is that of the file's folder. Columns that an older archive lacks are null.

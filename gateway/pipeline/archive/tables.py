@@ -96,7 +96,7 @@ class TableFormat(Protocol):
     def table(self, spark: SparkSession, place: StoreFolder) -> str:
         """Return the SQL name of the table in a folder."""
 
-    def kept(self, kind: str) -> str:
+    def column_type(self, kind: str) -> str:
         """Return the table's type for a column of this Spark type."""
 
     def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets, begun: int) -> int:
@@ -143,7 +143,7 @@ class Delta:
         """Return the SQL name of the table in a folder, which contains the folder's path."""
         return f"delta.`{spark_reaches(spark, place)}`"
 
-    def kept(self, kind: str) -> str:
+    def column_type(self, kind: str) -> str:
         """Return the Spark type unchanged, because Delta Lake has all types of Spark."""
         return kind
 
@@ -165,14 +165,14 @@ class Delta:
             if "ConcurrentTransactionException" in str(error) or "CONCURRENT_TRANSACTION" in str(error):
                 raise another_run(table) from error
             raise
-        found = self._found(spark, table, name)
+        found = self._newest_commit(spark, table, name)
         if found is None:
             raise another_run(table)
         return int(found["operationMetrics"]["numOutputRows"])
 
     def position(self, spark: SparkSession, table: str) -> JournalPosition | None:
         """Return the newest position in the metadata of the table's commits, or None."""
-        row = self._found(spark, table, POSITION)
+        row = self._newest_commit(spark, table, POSITION)
         if row is None:
             return None
         offsets = _offsets(json.loads(row["userMetadata"])[POSITION])
@@ -184,7 +184,7 @@ class Delta:
         return int(row["version"])
 
     @staticmethod
-    def _found(spark: SparkSession, table: str, word: str) -> Row | None:
+    def _newest_commit(spark: SparkSession, table: str, word: str) -> Row | None:
         """Return the newest commit whose metadata contains `word`, or None.
 
         Recent commits are searched first, since each is a file.
@@ -249,7 +249,7 @@ class Iceberg:
         spark.conf.set(f"spark.sql.catalog.{catalog}.warehouse", parent)
         return f"{catalog}.`{name}`"
 
-    def kept(self, kind: str) -> str:
+    def column_type(self, kind: str) -> str:
         """Return the table's type for a column of this Spark type; Iceberg has no integers below 32 bits."""
         return "int" if kind in ("tinyint", "smallint") else kind
 
@@ -348,7 +348,7 @@ def format_at(place: StoreFolder) -> TableFormat | None:
 
     Raises PipelineError if the store is unreachable.
     """
-    system, path = place.reached().arrow()
+    system, path = place.check_reachable().arrow()
     for found in FORMATS.values():
         if system.get_file_info(f"{path}/{found.mark}").type == fs.FileType.Directory:
             return found
@@ -397,13 +397,13 @@ def run(
     """
     form = FORMATS[format_]
     with progress(spark, "archive", tell):
-        table = _made(spark, form, to)
+        table = _archive_table(spark, form, to)
         newest, position = form.newest(spark, table), form.position(spark, table)
         before = position.offsets if position is not None else _ends(spark, table)
-        starts, ends = since(spark, journal, before, fail=fail)
+        starts, ends = rows_since(spark, journal, before, fail=fail)
         rows = missing = 0
         if any(ends[shard] > starts[shard] for shard in ends):
-            options = between(starts, ends) | {"failOnDataLoss": str(fail).lower()}
+            options = range_options(starts, ends) | {"failOnDataLoss": str(fail).lower()}
             found = read_journal(spark, journal, options)
             dated = found.withColumn("date", utc_date())
             begun = newest if position is None else position.version
@@ -466,7 +466,7 @@ def made_for(spark: SparkSession, to: str, format_: str, rows: DataFrame) -> str
 
     Raises PipelineError if a column has another type, or if the session does not have the format.
     """
-    return made(
+    return create_or_extend(
         spark, FORMATS[format_], to, {one.name: one.dataType.simpleString() for one in rows.schema.fields}
     )
 
@@ -486,13 +486,15 @@ def utc_date() -> Column:
     return F.date_from_unix_date(F.floor(F.unix_micros("received") / DAY_US).cast("int"))
 
 
-def _made(spark: SparkSession, form: TableFormat, to: str) -> str:
+def _archive_table(spark: SparkSession, form: TableFormat, to: str) -> str:
     """Return the SQL name of an archive table, created if necessary with all columns of the journal."""
     schema = spark_schema().add("date", "date")
-    return made(spark, form, to, {one.name: one.dataType.simpleString() for one in schema.fields}, PARTS)
+    return create_or_extend(
+        spark, form, to, {one.name: one.dataType.simpleString() for one in schema.fields}, PARTS
+    )
 
 
-def made(
+def create_or_extend(
     spark: SparkSession, form: TableFormat, to: str, columns: Mapping[str, str], parts: tuple[str, ...] = ()
 ) -> str:
     """Return the SQL name of the table `to`, created or extended if necessary to have these columns.
@@ -502,7 +504,7 @@ def made(
     if not is_table_name(to):
         spark_writes(spark, place_of(to, hadoop_of(spark)))
     table = _name_of(spark, to, form.name)
-    columns = {name: form.kept(kind) for name, kind in columns.items()}
+    columns = {name: form.column_type(kind) for name, kind in columns.items()}
     stated = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
     parted = f" PARTITIONED BY ({', '.join(parts)})" if parts else ""
     own = ", ".join(f"'{name}' = '{value}'" for name, value in form.properties.items())
@@ -574,7 +576,7 @@ def _ends(spark: SparkSession, table: str) -> Offsets:
     return {row[0]: row[1] for row in rows}
 
 
-def between(starts: Offsets, ends: Offsets) -> dict[str, str]:
+def range_options(starts: Offsets, ends: Offsets) -> dict[str, str]:
     """Return the journal options for the rows between two positions.
 
     Shards that appear later are excluded.
@@ -586,7 +588,7 @@ def between(starts: Offsets, ends: Offsets) -> dict[str, str]:
     }
 
 
-def since(
+def rows_since(
     spark: SparkSession, journal: str, before: Offsets, *, fail: bool = True
 ) -> tuple[Offsets, Offsets]:
     """Return the range of journal rows behind the position `before`: first row, and end, by shard.
@@ -596,7 +598,7 @@ def since(
     load_options = {"path": journal, "failOnDataLoss": str(fail).lower()}
     options = options_of(load_options, stream=False, hadoop=hadoop_of(spark))
     reader = reader_of(options)
-    with reader.at_a_glance():
+    with reader.cached_listing():
         shards = reader.shards()
         starts = bounded(reader, options.start, shards)
         starts |= {shard: number for shard, number in before.items() if shard in starts}

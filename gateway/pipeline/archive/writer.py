@@ -72,7 +72,7 @@ class ArchiveWriter:
         if not self._batches:
             return
         if self._open is None:
-            self._open = _Open.at(self._archive)
+            self._open = _Open.create(self._archive)
         table = pa.Table.from_batches(self._batches).unify_dictionaries()
         self._open.writer.write_table(table, row_group_size=GROUP_ROWS)
         self._open.rows += self._buffered_rows
@@ -109,7 +109,7 @@ class _Open:
     rows: int = 0
 
     @classmethod
-    def at(cls, archive: Archive) -> _Open:
+    def create(cls, archive: Archive) -> _Open:
         archive.system.create_dir(archive.path(STAGING), recursive=True)
         path = archive.path(f"{STAGING}/{archive.next}-{uuid4().hex}.parquet")
         sink = archive.system.open_output_stream(path)
@@ -128,7 +128,7 @@ def write(archive: Archive, name: str, batches: Iterable[Arrow], file_bytes: int
     """Write batches of all columns into files whose names begin with `name`. Return the files."""
     writers: dict[tuple[str, str], ArchiveWriter] = {}
     for batch in batches:
-        for date, route, rows in _parted(batch):
+        for date, route, rows in _split_by_day_and_route(batch):
             writer = writers.get((date, route))
             if writer is None:
                 writer = writers[date, route] = ArchiveWriter(archive, name, date, route, file_bytes)
@@ -139,7 +139,7 @@ def write(archive: Archive, name: str, batches: Iterable[Arrow], file_bytes: int
     return [file for writer in writers.values() for file in writer.close()]
 
 
-def _parted(batch: Arrow) -> Iterator[tuple[str, str, Arrow]]:
+def _split_by_day_and_route(batch: Arrow) -> Iterator[tuple[str, str, Arrow]]:
     """Yield the rows of each day and route. Most batches have one day and few routes."""
     days = pc.divide(batch["received"].cast(pa.int64()), DAY_US)
     for day in pc.unique(days).to_pylist():
@@ -149,11 +149,15 @@ def _parted(batch: Arrow) -> Iterator[tuple[str, str, Arrow]]:
         filed = of_day.select(list(FILED))
         places = pc.unique(routes.indices)
         for place in places:
-            rows = filed if len(places) == 1 else _fitting(filed.filter(pc.equal(routes.indices, place)))
+            rows = (
+                filed
+                if len(places) == 1
+                else _compact_dictionaries(filed.filter(pc.equal(routes.indices, place)))
+            )
             yield date, routes.dictionary[place.as_py()].as_py(), rows
 
 
-def _fitting(rows: Arrow) -> Arrow:
+def _compact_dictionaries(rows: Arrow) -> Arrow:
     """Return the rows with smaller dictionaries, which come from a whole block."""
     return pa.RecordBatch.from_arrays(
         [

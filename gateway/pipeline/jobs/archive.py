@@ -23,7 +23,14 @@ from pyspark.sql.types import DateType, StructField, StructType
 from gateway.errors import PipelineError
 from gateway.pipeline.archive.compaction import merge, merges_of
 from gateway.pipeline.archive.manifest import Archive, Filed, Manifest, OvertakenError
-from gateway.pipeline.archive.tables import between, is_table_name, since, snapshot, table_at, utc_date
+from gateway.pipeline.archive.tables import (
+    is_table_name,
+    range_options,
+    rows_since,
+    snapshot,
+    table_at,
+    utc_date,
+)
 from gateway.pipeline.archive.writer import NAMES, write
 from gateway.pipeline.columns import spark_schema
 from gateway.pipeline.exclusive import FolderLease
@@ -87,7 +94,7 @@ def run(
     the store's clock. Raises OvertakenError if another run was faster, PipelineError, and errors of the
     journal's reader.
     """
-    archive = Archive(place_of(to, hadoop_of(spark)).reached())
+    archive = Archive(place_of(to, hadoop_of(spark)).check_reachable())
     before = archive.manifest()
     before, swept = archive.sweep(before, grace_secs) if sweep else (before, 0)
     if swept:
@@ -123,7 +130,7 @@ def following(run: Callable[[int], Done], every_secs: float) -> Iterator[Done]:
 
 def rows_behind(spark: SparkSession, journal: str, path: str) -> int:
     """Return how many rows of the journal are not in the archive. Raises PipelineError."""
-    starts, ends = since(spark, journal, offsets_of(spark, path), fail=False)
+    starts, ends = rows_since(spark, journal, offsets_of(spark, path), fail=False)
     return sum(ends.values()) - sum(starts.values())
 
 
@@ -148,21 +155,21 @@ def _appended(
     if not parts:
         return manifest, 0
 
-    def written(some: Sequence[JournalPartition]) -> list[Filed]:
+    def write_files(some: Sequence[JournalPartition]) -> list[Filed]:
         name = f"{some[0].shard.replace('/', '~')}-{some[0].first:020}"
         return write(archive, name, chain.from_iterable(map(table.read_coded, some)), file_bytes)
 
-    tasks = [*_shared_out(parts, TASKS_PER_CORE * spark.sparkContext.defaultParallelism)]
+    tasks = [*_split_parts(parts, TASKS_PER_CORE * spark.sparkContext.defaultParallelism)]
     with archive.unless_overtaken():
-        found = spark.sparkContext.parallelize(tasks, len(tasks)).map(written).collect()
-        files = archive.found([file for some in found for file in some])
+        found = spark.sparkContext.parallelize(tasks, len(tasks)).map(write_files).collect()
+        files = archive.checked_files([file for some in found for file in some])
     ends: Offsets = {}
     for part in parts:
         ends[part.shard] = max(part.next, ends.get(part.shard, 0))
     begins = {shard: min(part.first for part in parts if part.shard == shard) for shard in ends}
     row_count = sum(end - manifest.offsets.get(shard, begins[shard]) for shard, end in ends.items())
     missing = row_count - sum(file.rows for file in files)
-    return _saved(archive, manifest.changed(offsets=ends, gained=files), files), missing
+    return _saved(archive, manifest.next_version(offsets=ends, gained=files), files), missing
 
 
 def _saved(archive: Archive, manifest: Manifest, gained: Sequence[Filed]) -> Manifest:
@@ -174,7 +181,7 @@ def _saved(archive: Archive, manifest: Manifest, gained: Sequence[Filed]) -> Man
         raise
 
 
-def _shared_out(parts: Sequence[JournalPartition], tasks: int) -> Iterator[Sequence[JournalPartition]]:
+def _split_parts(parts: Sequence[JournalPartition], tasks: int) -> Iterator[Sequence[JournalPartition]]:
     """Yield the parts of each task: `tasks` groups, or more, so that no group exceeds PARTS_MAX."""
     each = min(PARTS_MAX, -(-len(parts) // tasks))
     for first in range(0, len(parts), each):
@@ -189,7 +196,7 @@ def _options(spark: SparkSession, offsets: Offsets, journal: str, *, fail: bool)
         "failOnDataLoss": str(fail).lower(),
     }
     reader = reader_of(options_of(load_options, stream=False, hadoop=hadoop))
-    with reader.at_a_glance():
+    with reader.cached_listing():
         shards = reader.shards()
         shard_offsets = {shard: number for shard, number in offsets.items() if shard in shards}
         ends = {shard: next_of(reader, shard) for shard in shard_offsets}
@@ -215,7 +222,7 @@ def _retained(
     oldest = (today or datetime.fromtimestamp(now, UTC).date()) - timedelta(days=keep_days)
     old = [file for file in manifest.files if file.date < oldest.isoformat()]
     if old:
-        manifest = archive.save(manifest.changed(lost=old, now=now))
+        manifest = archive.save(manifest.next_version(lost=old, now=now))
     return manifest, len(old)
 
 
@@ -232,9 +239,11 @@ def _compacted(
             .map(lambda one: merge(archive, one, file_bytes))
             .collect()
         )
-        gained = archive.found([file for some in made for file in some])
+        gained = archive.checked_files([file for some in made for file in some])
     old = [file for one in merges for file in one.files]
-    return _saved(archive, manifest.changed(gained=gained, lost=old, now=archive.now()), gained), len(old)
+    return _saved(archive, manifest.next_version(gained=gained, lost=old, now=archive.now()), gained), len(
+        old
+    )
 
 
 def _deleted(archive: Archive, manifest: Manifest, grace_secs: float) -> None:
@@ -243,7 +252,7 @@ def _deleted(archive: Archive, manifest: Manifest, grace_secs: float) -> None:
     over = [one for one in manifest.left if one.since <= oldest]
     if over:
         archive.delete(over)
-        archive.save(manifest.without(over))
+        archive.save(manifest.without_files(over))
 
 
 def read_archive(
@@ -271,7 +280,7 @@ def read_archive(
     if journal is None:
         return rows
     read = ",".join(dict.fromkeys("received" if name == "date" else name for name in chosen))
-    options = {"columns": read, **between(*since(spark, journal, offsets))}
+    options = {"columns": read, **range_options(*rows_since(spark, journal, offsets))}
     rest = read_journal(spark, journal, options)
     return rows.union(rest.select(*(utc_date().alias(one) if one == "date" else one for one in chosen)))
 

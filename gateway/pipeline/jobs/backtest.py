@@ -117,7 +117,7 @@ def backtest(
     `samples` is the number of messages to name for each set of routes, for mapping tests.
     """
     candidates = [candidate] if against is None else [candidate, against]
-    first = recording.through(columns_for(candidates), FirstPass(candidate, against), FIRST_SQL)
+    first = recording.map_batches(columns_for(candidates), FirstPass(candidate, against), FIRST_SQL)
     counted = first.repartition("key").mapInArrow(second_pass, SECOND_SQL)
     texts: dict[int, str] = {}
     groups = []

@@ -12,7 +12,7 @@ from gateway.errors import PipelineError
 from gateway.pipeline.stores import StoreFolder
 
 
-def belong(to: StoreFolder, checkpoint: StoreFolder) -> None:
+def check_checkpoint(to: StoreFolder, checkpoint: StoreFolder) -> None:
     """Raise PipelineError if the micro-batches in the folder `to` are of another checkpoint.
 
     They are if `to` has micro-batches, but `checkpoint`, the folder of the checkpoint, has no offsets.

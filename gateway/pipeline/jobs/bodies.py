@@ -104,12 +104,14 @@ def schema_of(file: Path) -> BodySchema:
 def validator(text: str) -> Any:
     """Return a validator for a schema. Raises PipelineError if the schema is invalid."""
     try:
-        return jsonschema_rs.validator_for(json.loads(text), validate_formats=True, retriever=_nowhere)
+        return jsonschema_rs.validator_for(
+            json.loads(text), validate_formats=True, retriever=_refuse_reference
+        )
     except jsonschema_rs.ValidationError as error:
         raise PipelineError(f"the JSON Schema is invalid: {_first_line(error.message)}") from error
 
 
-def _nowhere(address: str) -> Any:
+def _refuse_reference(address: str) -> Any:
     """Refuse references to other files, which could change between two tasks."""
     raise ValueError(f"{address} is another file")
 
@@ -141,7 +143,7 @@ class Placing:
         self.rescued: dict[str, Any] = {}
         self._exact = exact
 
-    def placed(self, value: Any, kind: DataType, path: BodyPath = ()) -> Any:
+    def convert(self, value: Any, kind: DataType, path: BodyPath = ()) -> Any:
         """Return the value in a form that Spark's parser accepts for this type.
 
         The result is the same object if it already has that form. Raises NoPlaceError if no such column can
@@ -159,7 +161,7 @@ class Placing:
             return self._time(value, path) if isinstance(value, str) else value
         if isinstance(value, int | float | Decimal):
             if isinstance(kind, LongType):
-                return _whole(value, path)
+                return _to_integer(value, path)
             if isinstance(kind, DoubleType):
                 return self._double(value, path)
             if isinstance(kind, DecimalType):
@@ -174,12 +176,12 @@ class Placing:
             if len(kinds) < len(value):
                 rest = {"/".join((*path, name)): one for name, one in value.items() if name not in kinds}
                 self.rescued |= rest
-        made = {name: self.placed(value[name], one, (*path, name)) for name, one in kinds.items()}
+        made = {name: self.convert(value[name], one, (*path, name)) for name, one in kinds.items()}
         changed = {name: one for name, one in made.items() if one is not value[name]}
         return value | changed if changed else value
 
     def _list(self, value: list[Any], kind: DataType, path: BodyPath) -> list[Any]:
-        items = [self.placed(one, kind, (*path, str(at))) for at, one in enumerate(value)]
+        items = [self.convert(one, kind, (*path, str(at))) for at, one in enumerate(value)]
         return value if all(one is old for one, old in zip(items, value, strict=True)) else items
 
     def _double(self, value: int | float | Decimal, path: BodyPath) -> int | float:
@@ -214,7 +216,7 @@ def _text(value: Any) -> Any:
     return str(value) if isinstance(value, int | Decimal) else _dumped(value).decode()
 
 
-def _whole(value: int | float | Decimal, path: BodyPath) -> int:
+def _to_integer(value: int | float | Decimal, path: BodyPath) -> int:
     if isinstance(value, float) and (not value.is_integer() or abs(value) > EXACT_MAX):
         raise NoPlaceError(f"{value} has no place in its column of whole numbers", path)
     if isinstance(value, Decimal) and (value.adjusted() > DIGITS_MAX or value != value.to_integral_value()):
@@ -316,7 +318,8 @@ class Fitted:
                     )
                 captured.append(cache[address])
             verdicts = [
-                told_of(body, body_validator, self._kind, decode) for body in batch.column("body").to_pylist()
+                validate_body(body, body_validator, self._kind, decode)
+                for body in batch.column("body").to_pylist()
             ]
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             columns["body"] = pa.array([one.body for one in verdicts], pa.binary())
@@ -349,7 +352,7 @@ class BodyVerdict(NamedTuple):
     rescued: str | None = None
 
 
-def told_of(
+def validate_body(
     body: bytes | None,
     body_validator: Any,
     kind: DataType,
@@ -378,7 +381,7 @@ def told_of(
         placing = Placing(exact=exact)
         try:
             found = exactly(body) if exact else found
-            placed = placing.placed(found, kind)
+            placed = placing.convert(found, kind)
         except NoPlaceError as error:
             return BodyVerdict(body, number, _first_line(str(error)), "/".join(error.path))
         rescued = _dumped(placing.rescued).decode() if placing.rescued else None
@@ -394,7 +397,7 @@ def parsed(kind: StructType) -> Column:
     return F.from_json(F.col("body").cast("string"), whole.json(), options)
 
 
-def merged(old: DataType, new: DataType, place: str) -> DataType:
+def merge_types(old: DataType, new: DataType, place: str) -> DataType:
     """Return a type that can store values of both types: the fields of both, in the order of the old one.
 
     Raises PipelineError if a field has another type than in the existing table.
@@ -402,9 +405,9 @@ def merged(old: DataType, new: DataType, place: str) -> DataType:
     if isinstance(old, StructType) and isinstance(new, StructType):
         return _merged_fields(old, new, place)
     if isinstance(old, ArrayType) and isinstance(new, ArrayType):
-        return ArrayType(merged(old.elementType, new.elementType, f"{place}.element"))
+        return ArrayType(merge_types(old.elementType, new.elementType, f"{place}.element"))
     if isinstance(old, MapType) and isinstance(new, MapType):
-        return MapType(StringType(), merged(old.valueType, new.valueType, f"{place}.value"))
+        return MapType(StringType(), merge_types(old.valueType, new.valueType, f"{place}.value"))
     if old == new or (isinstance(old, DoubleType) and isinstance(new, LongType)):
         return old
     raise PipelineError(
@@ -417,7 +420,7 @@ def _merged_fields(old: StructType, new: StructType, place: str) -> StructType:
     after = {one.name: one.dataType for one in new.fields}
     before = {one.name: one.dataType for one in old.fields}
     present_fields = [
-        StructField(name, merged(kind, after.get(name, kind), f"{place}.{name}"))
+        StructField(name, merge_types(kind, after.get(name, kind), f"{place}.{name}"))
         for name, kind in before.items()
     ]
     fresh = [StructField(name, kind) for name, kind in after.items() if name not in before]

@@ -28,7 +28,7 @@ from gateway.pipeline.archive.tables import FORMATS, is_table_name, made_for, re
 from gateway.pipeline.exclusive import LEASES, FolderLease
 from gateway.pipeline.failures import plain
 from gateway.pipeline.jobs.archive import PARQUET, read_archive
-from gateway.pipeline.jobs.batches import belong
+from gateway.pipeline.jobs.batches import check_checkpoint
 from gateway.pipeline.journal.filters import Range, SelectedRows, options_for
 from gateway.pipeline.journal.options import Offsets, options_of
 from gateway.pipeline.journal.planner import reader_of
@@ -42,7 +42,7 @@ from gateway.pipeline.traffic.windows import Touched, Windows, duration_us, runs
 from gateway.protocols import DIALECTS
 from gateway.store.journal.columns import LEFT_OUTBOX
 from gateway.store.journal.reader import JournalReader
-from gateway.store.journal.segments import At
+from gateway.store.journal.segments import BlockLocation
 
 NEEDED: Final = (
     "received",
@@ -180,12 +180,15 @@ def run(
         rows = rows.where(received < F.lit(moment(end)))
     is_folder = to is not None and not is_database(to) and format_ not in FORMATS
     try:
-        with _fresh(spark, str(to)) if is_folder else nullcontext() as new, progress(spark, "rates", tell):
+        with (
+            _leased_folder(spark, str(to)) if is_folder else nullcontext() as new,
+            progress(spark, "rates", tell),
+        ):
             found = rates(rows, window, clients=clients).orderBy("begin", "route").persist()
             counted = found.agg(F.count("*"), F.sum("messages")).first()
             assert counted is not None
             if to is not None:
-                _put(found, to, format_, str(new), mode="append")  # A lease is in the folder.
+                _write_rates(found, to, format_, str(new), mode="append")  # A lease is in the folder.
             if report is not None:
                 _report(found, source, report)
             found.unpersist()
@@ -214,8 +217,8 @@ def follow(
 
     A window is written when the journal is complete up to its end, or when rows received `lateness` after its
     end have been read, to `to`/batch=N/*.parquet; the page is rewritten each time. A window with later rows
-    is written again in a higher batch, and `told` returns the newest. With `available_now` the query ends at
-    the present end of the journal. The position is stored in `to`/_checkpoint, pending windows in
+    is written again in a higher batch, and `newest_rates` returns the newest. With `available_now` the query
+    ends at the present end of the journal. The position is stored in `to`/_checkpoint, pending windows in
     `to`/_windows. A table of another format has each window once, the newest; a named table needs a
     `checkpoint` for the position.
     """
@@ -243,10 +246,10 @@ def follow(
         touched = _touched(batch, window)
         windows = _windows(spark, checkpoint_folder, number - 1).read(number, touched)
         marks = _marks(reader, windows.ends, silent, tell)
-        due_windows = windows.due(touched, marks, late_us)
+        due_windows = windows.take_due(touched, marks, late_us)
         chosen = due_windows.windows
         if due_windows.late_rows:
-            pruned = _gone(reader, due_windows.again)
+            pruned = _deleted_windows(reader, due_windows.again)
             chosen = [one for one in due_windows.windows if one not in pruned]
             tell(
                 f"rates: {due_windows.late_rows} rows came later than their window was told;"
@@ -263,7 +266,7 @@ def follow(
                 ranges = [(ranges[0][0], ranges[-1][1])]
             # The source skips files by one range only, so each range is read separately.
             options = {"endingOffsets": json.dumps(windows.ends), "failOnDataLoss": "false"}
-            parts = [_journal(spark, journal, **options, **_between(*times)) for times in ranges]
+            parts = [_journal(spark, journal, **options, **_time_options(*times)) for times in ranges]
             rows = reduce(DataFrame.unionAll, parts)
             begins = spark.createDataFrame([(begin,) for begin, _ in chosen], "begin_us long")
             found = rates(rows, window, clients=clients).join(
@@ -271,9 +274,9 @@ def follow(
             )
             found = found.drop("begin_us")
             # A batch that Spark repeats, for instance after a kill, overwrites the first attempt.
-            _put(found, to, format_, f"{to}/batch={number}", mode="overwrite")
+            _write_rates(found, to, format_, f"{to}/batch={number}", mode="overwrite")
             if report is not None:
-                newest = read_table(spark, to, format_) if format_ in FORMATS else told(spark, to)
+                newest = read_table(spark, to, format_) if format_ in FORMATS else newest_rates(spark, to)
                 _report(newest, journal, report)
             tell(f"rates: {len(chosen)} windows more" + ("" if database else f" in {to}"))
         spark.createDataFrame([(windows.encode(),)], "value string").coalesce(1).write.mode("overwrite").text(
@@ -287,10 +290,10 @@ def follow(
     ready = writer.trigger(**trigger).option("checkpointLocation", f"{checkpoint_folder}/_checkpoint")
     folders = [checkpoint_folder] if database or format_ in FORMATS else [checkpoint_folder, to]
     lease = FolderLease(place_of(folder, hadoop_of(spark)) for folder in folders)
-    return lease.started(ready.start)
+    return lease.start_stream(ready.start)
 
 
-def _put(found: DataFrame, to: str, format_: str, folder: str, *, mode: str) -> None:
+def _write_rates(found: DataFrame, to: str, format_: str, folder: str, *, mode: str) -> None:
     """Write rates to the database or table `to`, or to a folder for Parquet in this mode of Spark's."""
     if is_database(to):
         put(to, found.toLocalIterator())
@@ -313,17 +316,17 @@ def _written(spark: SparkSession, to: str, checkpoint_folder: str | None = None)
     """
     hadoop = hadoop_of(spark)
     if checkpoint_folder is not None:
-        belong(place_of(to, hadoop), place_of(checkpoint_folder, hadoop))
+        check_checkpoint(place_of(to, hadoop), place_of(checkpoint_folder, hadoop))
     return spark_writes(spark, place_of(to, hadoop))
 
 
 @contextmanager
-def _fresh(spark: SparkSession, to: str) -> Iterator[str]:
+def _leased_folder(spark: SparkSession, to: str) -> Iterator[str]:
     """Lease a new folder, and yield its name for Spark's writers.
 
     Raises PipelineError if it exists, or another run has begun to write to it.
     """
-    place = place_of(to, hadoop_of(spark)).reached()
+    place = place_of(to, hadoop_of(spark)).check_reachable()
     _check_new(place)
     name = spark_writes(spark, place)
     with FolderLease([place]):
@@ -342,7 +345,7 @@ def _check_new(place: StoreFolder) -> None:
         raise PipelineError(f"{place.uri} exists: give a new folder, or a table")
 
 
-def told(spark: SparkSession, to: str) -> DataFrame:
+def newest_rates(spark: SparkSession, to: str) -> DataFrame:
     """Return the newest rates of each window that `follow` has written to `to`."""
     rows = spark.read.parquet(to)
     newest = rows.groupBy("begin").agg(F.max("batch").alias("batch"))
@@ -410,17 +413,17 @@ def silent_of(reader: JournalReader, shards: Iterable[str], now: float | None = 
     return silent if alive else set()
 
 
-def _gone(reader: JournalReader, windows: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+def _deleted_windows(reader: JournalReader, windows: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
     """Return the windows that begin before the oldest row of a shard: retention has deleted rows of them."""
     oldest = 0
     for shard in reader.shards():
-        first = next((item for item in reader.index(shard) if isinstance(item, At)), None)
+        first = next((item for item in reader.index(shard) if isinstance(item, BlockLocation)), None)
         if first is not None and first.header.base:
             oldest = max(oldest, first.header.first_us)
     return {window for window in windows if window[0] < oldest}
 
 
-def _between(begin: int, end: int) -> dict[str, str]:
+def _time_options(begin: int, end: int) -> dict[str, str]:
     """Return the load options for rows received from `begin` to before `end`, in microseconds UTC."""
     return options_for(SelectedRows(Range(begin, end)))
 

@@ -76,13 +76,13 @@ class Account:
         return sum(self.totals.get(what, 0) for what in FAULTS)
 
     @property
-    def accepted(self) -> int:
+    def accepted_count(self) -> int:
         """Number of accepted messages."""
         return sum(rows for (_, phase), rows in self.phases.items() if phase in (CONFIRMED, WAS_STORED))
 
-    def within(self, tolerance: Tolerance) -> bool:
+    def is_within(self, tolerance: Tolerance) -> bool:
         """Return True if the faults are within a tolerance, relative to the accepted messages."""
-        return tolerance.allows(self.faults, self.accepted)
+        return tolerance.allows(self.faults, self.accepted_count)
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""

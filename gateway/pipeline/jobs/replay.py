@@ -51,7 +51,7 @@ class ReplaySpeed(NamedTuple):
     speed: float | None = None
     rate: float | None = None
 
-    def due(self, number: int, since_first: float) -> float:
+    def due_at(self, number: int, since_first: float) -> float:
         """Return when message `number` is due, in seconds after the start.
 
         The message was recorded `since_first` seconds after the first one.
@@ -71,7 +71,7 @@ class Replayed:
     """Rows whose body or properties are not in the journal; they are not sent."""
 
 
-def selected(
+def select_rows(
     traffic: DataFrame, *, where: str | None = None, after: ReplayPosition | None = None
 ) -> DataFrame:
     """Return the rows to send, sorted, one for each target of a message.
@@ -196,7 +196,7 @@ class Replay:
         for number, row in enumerate(self._messages(rows)):
             first = row["received_us"] if first is None else first
             whole = whole if _position(row) == last else last
-            due_at = begun + self._pace.due(number, (row["received_us"] - first) / SECOND)
+            due_at = begun + self._pace.due_at(number, (row["received_us"] - first) / SECOND)
             if due_at > self._clock() or len(run) >= RUN_MAX:
                 self._flush(run, whole)
                 run = []
@@ -213,7 +213,7 @@ class Replay:
     def _idle(self, due_at: float) -> None:
         """Wait until a message is due, and keep the connection alive."""
         while (remaining_secs := due_at - self._clock()) > 0:
-            self._client.rest(0.0)
+            self._client.pause_reading(0.0)
             self._sleep(min(remaining_secs, 1.0))
 
     def _messages(self, rows: Iterable[Any]) -> Iterator[Any]:

@@ -139,7 +139,7 @@ def _parsed(body: DataType) -> Column:
     return F.expr(f"try_cast(cast({BODY} as string) as {body.simpleString()})")
 
 
-def inferred(data: DataFrame) -> DataType | None:
+def infer_type(data: DataFrame) -> DataType | None:
     """Return the type of JSON bodies, inferred from a sample of the column `body`.
 
     Return None if the bodies are no JSON objects.

@@ -22,15 +22,15 @@ from gateway.errors import PipelineError
 from gateway.pipeline.archive.tables import (
     FORMATS,
     add_columns,
+    create_or_extend,
     insert_new,
     is_table_name,
-    made,
     read_table,
     utc_date,
 )
 from gateway.pipeline.exclusive import FolderLease
 from gateway.pipeline.jobs.archive import PARQUET
-from gateway.pipeline.jobs.batches import belong
+from gateway.pipeline.jobs.batches import check_checkpoint
 from gateway.pipeline.jobs.bodies import (
     ADDED,
     CORRUPT,
@@ -39,7 +39,7 @@ from gateway.pipeline.jobs.bodies import (
     Fitted,
     additions,
     captured_as,
-    merged,
+    merge_types,
     parsed,
 )
 from gateway.pipeline.jobs.registry import Registry
@@ -65,7 +65,7 @@ NO_TIME: Final = "no valid time at this place"
 NO_PLACE: Final = "a value does not fit its column"
 
 
-class Counted(NamedTuple):
+class BatchCounts(NamedTuple):
     """Numbers of messages of a micro-batch, by their result.
 
     `fitting` are in the table, `rejected` in the table of misfits, and `rescued` are those in the table with
@@ -92,7 +92,7 @@ def follow(
     registry: Registry | None = None,
     available_now: bool = True,
     every: str = "10 seconds",
-    count: Callable[[Counted], None] = lambda _: None,
+    count: Callable[[BatchCounts], None] = lambda _: None,
     tell: Tell = lambda _: None,
 ) -> StreamingQuery:
     """Start a stream that writes the messages of route `name` to the tables `to` and `rejected`.
@@ -105,17 +105,17 @@ def follow(
         raise PipelineError(f"{to} is the name of a table: give --checkpoint, a folder for the position")
     if format_ not in (PARQUET, *FORMATS):
         raise PipelineError(f"a route's table is parquet or {' or '.join(FORMATS)}, not {format_}")
-    targets = [one if is_table_name(one) else _reached(spark, one) for one in (to, rejected)]
+    targets = [one if is_table_name(one) else _writable_folder(spark, one) for one in (to, rejected)]
     good, bad = _Target(spark, targets[0], format_), _Target(spark, targets[1], format_)
-    checkpoint_folder = targets[0] if checkpoint is None else _reached(spark, checkpoint)
+    checkpoint_folder = targets[0] if checkpoint is None else _writable_folder(spark, checkpoint)
     if format_ == PARQUET:
         for one in targets:
-            belong(place_of(one, hadoop_of(spark)), place_of(checkpoint_folder, hadoop_of(spark)))
+            check_checkpoint(place_of(one, hadoop_of(spark)), place_of(checkpoint_folder, hadoop_of(spark)))
     captures = route_of(candidate, name).pattern.names
     kind = schema.kind
-    there = good.there()
+    there = good.existing_schema()
     if there is not None and BODY in there.fieldNames():
-        kind = _struct(merged(there[BODY].dataType, kind, BODY))
+        kind = _struct(merge_types(there[BODY].dataType, kind, BODY))
     rows = spark.readStream.format("gateway_journal").options(
         columns=",".join(NEEDED),
         routes=name,
@@ -123,9 +123,9 @@ def follow(
         maxOffsetsPerTrigger=str(BATCH_ROWS),
     )
     shaped = _Shaped(candidate, name, tuple(captures), schema, kind, event_time, registry)
-    sample = spark.createDataFrame([], _fed(spark, journal))
-    shaped.kind = good.ready(shaped.fitting(shaped(sample)), kind)
-    bad.ready(shaped.faulty(shaped(sample)), kind)
+    sample = spark.createDataFrame([], _source_schema(spark, journal))
+    shaped.kind = good.prepare_table(shaped.table_rows(shaped(sample)), kind)
+    bad.prepare_table(shaped.faulty(shaped(sample)), kind)
 
     def write(batch: DataFrame, number: int) -> None:
         lease.check()
@@ -134,9 +134,9 @@ def follow(
             rescued = F.count(F.when(F.col("fault").isNull(), F.col("rescued")))
             found = whole.agg(F.count("*"), F.count("fault"), rescued).first()
             assert found is not None
-            done = Counted(found[0] - found[1], found[1], found[2])
+            done = BatchCounts(found[0] - found[1], found[1], found[2])
             if done.fitting:
-                good.write(shaped.fitting(whole), number)
+                good.write(shaped.table_rows(whole), number)
             if done.rejected:
                 bad.write(shaped.faulty(whole), number)
         finally:
@@ -153,15 +153,15 @@ def follow(
     ready = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=every)
     folders = [checkpoint_folder, *targets] if format_ == PARQUET else [checkpoint_folder]
     lease = FolderLease(place_of(folder, hadoop_of(spark)) for folder in folders)
-    return lease.started(ready.start)
+    return lease.start_stream(ready.start)
 
 
-def _reached(spark: SparkSession, to: str) -> str:
+def _writable_folder(spark: SparkSession, to: str) -> str:
     """Return the name of a folder for Spark's writers. Raises PipelineError if the store is unreachable."""
     return spark_writes(spark, place_of(to, hadoop_of(spark)))
 
 
-def _fed(spark: SparkSession, journal: str) -> StructType:
+def _source_schema(spark: SparkSession, journal: str) -> StructType:
     return spark.read.format("gateway_journal").option("columns", ",".join(NEEDED)).load(journal).schema
 
 
@@ -226,7 +226,7 @@ class _Shaped:
             }
         )
 
-    def fitting(self, found: DataFrame) -> DataFrame:
+    def table_rows(self, found: DataFrame) -> DataFrame:
         """Return the rows of the table."""
         times = [] if self._event_time is None else ["event_time"]
         body: Column = F.col("parsed").dropFields(CORRUPT).alias(BODY)
@@ -263,7 +263,7 @@ class _Target:
         self._to = to
         self._format = format_
 
-    def there(self) -> StructType | None:
+    def existing_schema(self) -> StructType | None:
         """Return the columns of the table, or None if it does not exist."""
         try:
             if self._format in FORMATS:
@@ -272,13 +272,13 @@ class _Target:
         except AnalysisException:
             return None
 
-    def ready(self, rows: DataFrame, kind: StructType) -> StructType:
+    def prepare_table(self, rows: DataFrame, kind: StructType) -> StructType:
         """Create the table, or add missing columns. Return the type of bodies for its rows.
 
         `kind` is the type of the bodies in `rows`. Raises PipelineError if a column of the table has another
         type.
         """
-        there = self.there()
+        there = self.existing_schema()
         fields = {one.name: one.dataType.simpleString() for one in rows.schema.fields}
         if self._format not in FORMATS:
             if there is not None:
@@ -288,7 +288,7 @@ class _Target:
             before = there[BODY].dataType
             if isinstance(before, StructType):
                 add_columns(self._spark, self._to, self._format, dict(additions(before, kind, BODY)))
-        made(self._spark, FORMATS[self._format], self._to, fields, ("date",))
+        create_or_extend(self._spark, FORMATS[self._format], self._to, fields, ("date",))
         found = read_table(self._spark, self._to, self._format).schema[BODY].dataType
         return found if isinstance(found, StructType) else kind
 

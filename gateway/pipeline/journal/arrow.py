@@ -72,7 +72,7 @@ def coded_batch_of(block: Block, names: Sequence[str]) -> Arrow:
         return _batch(block, names, coded_schema(names))
     made: dict[tuple[object, ...], Arrow] = {}
     return pa.RecordBatch.from_arrays(
-        [_coded(block, name, made) for name in names], schema=coded_schema(names)
+        [_encoded_column(block, name, made) for name in names], schema=coded_schema(names)
     )
 
 
@@ -104,7 +104,7 @@ def coded_schema(names: Sequence[str]) -> Arrow:
     )
 
 
-def _coded(block: Block, name: str, made: dict[tuple[object, ...], Arrow]) -> Arrow:
+def _encoded_column(block: Block, name: str, made: dict[tuple[object, ...], Arrow]) -> Arrow:
     if name not in DICTIONARIES:
         return _array(block, name, made)
     rows = block.header.rows
@@ -247,7 +247,7 @@ def matching(block: Block, name: str, texts: frozenset[str]) -> Arrow | None:
     return found.take(pa.Array.from_buffers(pa.uint32(), block.header.rows, [None, pa.py_buffer(indices)]))
 
 
-def joined(batches: Sequence[Arrow]) -> Arrow:
+def join_batches(batches: Sequence[Arrow]) -> Arrow:
     """Return batches of one schema as one batch, with unified dictionaries."""
     if len(batches) == 1:
         return batches[0]

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gateway.pipeline.columns import COLUMNS, Arrow, arrow_schema
-from gateway.pipeline.journal.arrow import batch_of, expand_runs, joined, matching
+from gateway.pipeline.journal.arrow import batch_of, expand_runs, join_batches, matching
 from gateway.store.journal.reader import Block, Gap, JournalReader
 
 GROUP_ROWS: Final = 131_072  # Rows in each row group or record batch.
@@ -24,7 +24,7 @@ ROUTE: Final = "route"
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ExportSelection:
     """Selection of rows by shard and route (None: all) and by time of receipt.
 
     Rows were received from `from_us` to before `to_us` (microseconds UTC).
@@ -37,7 +37,12 @@ class Chosen:
 
 
 def export(
-    reader: JournalReader, to: Path, form: Form, *, columns: Sequence[str] | None = None, chosen: Chosen
+    reader: JournalReader,
+    to: Path,
+    form: Form,
+    *,
+    columns: Sequence[str] | None = None,
+    chosen: ExportSelection,
 ) -> tuple[int, int]:
     """Write the selected rows in the journal's order. The file appears when it is complete.
 
@@ -72,14 +77,14 @@ def _grouped(batches: Iterator[Arrow]) -> Iterator[Arrow]:
     for batch in batches:
         gathered.append(batch)
         if sum(one.num_rows for one in gathered) >= GROUP_ROWS:
-            yield joined(gathered)
+            yield join_batches(gathered)
             gathered = []
     if gathered:
-        yield joined(gathered)
+        yield join_batches(gathered)
 
 
 def _batches(
-    reader: JournalReader, names: Sequence[str], chosen: Chosen, missing: list[int]
+    reader: JournalReader, names: Sequence[str], chosen: ExportSelection, missing: list[int]
 ) -> Iterator[Arrow]:
     only = None if chosen.routes is None else {ROUTE: chosen.routes}
     for shard in reader.shards() if chosen.shards is None else chosen.shards:
@@ -89,7 +94,7 @@ def _batches(
                 missing.append(block.rows)
                 continue
             first, count = block.begin - block.header.base, block.end - block.begin
-            mask = _wanted(block, chosen)
+            mask = _selected_rows(block, chosen)
             batch = batch_of(block, names).slice(first, count)
             if mask is not None:
                 batch = batch.filter(mask.slice(first, count))
@@ -97,7 +102,7 @@ def _batches(
                 yield batch
 
 
-def _wanted(block: Block, chosen: Chosen) -> Arrow | None:
+def _selected_rows(block: Block, chosen: ExportSelection) -> Arrow | None:
     """Return the selected rows of a block as booleans; None if all are selected."""
     found = None if chosen.routes is None else matching(block, ROUTE, chosen.routes)
     if chosen.from_us is None and chosen.to_us is None:

@@ -54,7 +54,7 @@ class Range:
         """Return True if the range contains no number from `least` to `most`."""
         return (self.first is not None and most < self.first) or (self.end is not None and least >= self.end)
 
-    def within(self, filter_: Filter, value: int) -> Range:
+    def narrowed(self, filter_: Filter, value: int) -> Range:
         """Return this range narrowed by a comparison with `value`."""
         first, end = self.first, self.end
         if isinstance(filter_, GreaterThan | GreaterThanOrEqual | EqualTo | EqualNullSafe):
@@ -99,7 +99,7 @@ class SelectedRows:
         return found
 
 
-def wanted_of(options: LoadOptions) -> SelectedRows:
+def selection_of(options: LoadOptions) -> SelectedRows:
     """Return the selection that the options of the source describe."""
     only = dict(options.only)
     for name, texts in (("route", options.routes), ("source_protocol", options.protocols)):
@@ -130,9 +130,9 @@ def narrowed(selection: SelectedRows, filters: Iterable[Filter]) -> SelectedRows
         name = ".".join(getattr(one, "attribute", ()))
         value = getattr(one, "value", None)
         if name == "received" and isinstance(value, datetime):
-            selection = replace(selection, received=selection.received.within(one, _microseconds(value)))
+            selection = replace(selection, received=selection.received.narrowed(one, _microseconds(value)))
         elif name == "sequence" and isinstance(value, int):
-            selection = replace(selection, sequence=selection.sequence.within(one, value))
+            selection = replace(selection, sequence=selection.sequence.narrowed(one, value))
         elif (texts := _texts(one, value)) is None:
             continue
         elif name == "shard":

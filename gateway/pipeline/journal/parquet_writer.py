@@ -86,7 +86,7 @@ class _ParquetFile:
         table = pa.Table.from_batches(group.batches).unify_dictionaries()
         self._writer.write_table(table, row_group_size=table.num_rows)
         summary = self._summary
-        received, settled = (_least_and_most(table[name]) for name in ("received", "settled"))
+        received, settled = (_min_and_max(table[name]) for name in ("received", "settled"))
         number = len(summary.spans)
         summary.spans.append(SummarySpan(number, group.first, group.next, 0, *received))
         summary.received, summary.settled = (
@@ -102,7 +102,7 @@ class _ParquetFile:
                 summary.routes = None
         self._marks.append(group.low_us)
 
-    def lose(self, gap: Gap) -> None:
+    def record_gap(self, gap: Gap) -> None:
         """Record rows that the gateway did not write."""
         self._lost.append((gap.first, gap.rows, gap.reason, gap.text))
         self._summary.missing += gap.rows
@@ -141,7 +141,7 @@ def close_segments(
             for item in reader.blocks(name, first, end=next_):
                 if isinstance(item, Gap):
                     file.add(group)
-                    file.lose(item)
+                    file.record_gap(item)
                     group = _RowGroup(item.first + item.rows)
                     continue
                 group.add(item)
@@ -157,7 +157,7 @@ def close_segments(
         os.utime(sink.fileno(), (newest, newest))  # Retention goes by it.
 
 
-def _least_and_most(times: Arrow) -> tuple[int, int]:
+def _min_and_max(times: Arrow) -> tuple[int, int]:
     found = pc.min_max(times.cast(pa.int64())).as_py()
     return found["min"], found["max"]
 

@@ -10,7 +10,7 @@ from pyspark.sql.datasource import InputPartition
 
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import Arrow
-from gateway.pipeline.journal.arrow import batch_of, coded_batch_of, joined
+from gateway.pipeline.journal.arrow import batch_of, coded_batch_of, join_batches
 from gateway.pipeline.journal.filters import SelectedRows
 from gateway.pipeline.journal.options import LoadOptions
 from gateway.pipeline.journal.planner import JournalPartition, reader_of
@@ -76,10 +76,10 @@ def _joined(batches: Iterable[Arrow], most: int) -> Iterator[Arrow]:
         gathered.append(batch)
         rows, byte_count = rows + batch.num_rows, byte_count + batch.nbytes
         if rows >= most or byte_count >= BATCH_BYTES:
-            yield joined(gathered)
+            yield join_batches(gathered)
             gathered, rows, byte_count = [], 0, 0
     if rows:
-        yield joined(gathered)
+        yield join_batches(gathered)
 
 
 def _mapped(

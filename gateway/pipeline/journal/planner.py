@@ -80,7 +80,7 @@ class Shard:
         self._end: BlockPlace | None = None
         self._spans: list[BlockSpan] = []
 
-    def look(self) -> int:
+    def read_new_blocks(self) -> int:
         """Add the blocks written since the last call. Return the number behind the newest row."""
         for item in self._reader.stretches(self.name, self.next, near=self._end):
             if isinstance(item, Gap):
@@ -129,7 +129,7 @@ def reader_of(options: LoadOptions) -> JournalReader:
     return JournalReader(options.folder.path(), skip=not options.fail, expand=expand_runs)
 
 
-def know(reader: JournalReader, begins: Mapping[str, int]) -> None:
+def load_summaries(reader: JournalReader, begins: Mapping[str, int]) -> None:
     """Load the summaries of files with rows of these shards from these numbers on.
 
     For a store they are loaded concurrently, since a request takes longer than the transfer.
@@ -172,14 +172,14 @@ def bounded(reader: JournalReader, bound: Bound, shards: Iterable[str]) -> Offse
 
 def _number(reader: JournalReader, bound: Bound, shard: str) -> int:
     if bound.at_us is not None:
-        return _at(reader, shard, bound.at_us)
+        return _first_row_at(reader, shard, bound.at_us)
     number = bound.offsets.get(shard, bound.otherwise)
     if number == EARLIEST:
         return first_of(reader, shard)
     return next_of(reader, shard) if number == LATEST else number
 
 
-def _at(reader: JournalReader, shard: str, at_us: int) -> int:
+def _first_row_at(reader: JournalReader, shard: str, at_us: int) -> int:
     """Return the number of the first row received at a time or later."""
     for block in reader.blocks(shard, from_us=at_us):
         if isinstance(block, Block):
@@ -190,7 +190,7 @@ def _at(reader: JournalReader, shard: str, at_us: int) -> int:
     return next_of(reader, shard)
 
 
-def settled_later(
+def count_late_rows(
     reader: JournalReader, shard: str, place: int, at_us: int, chosen: Callable[[Block], Arrow | None]
 ) -> int:
     """Return how many rows from number `place` on were received before `at_us`.
@@ -214,7 +214,7 @@ def settled_later(
     return found
 
 
-def shared_out(waiting: dict[str, int], most: int) -> dict[str, int]:
+def divide_rows(waiting: dict[str, int], most: int) -> dict[str, int]:
     """Divide `most` rows among the shards in proportion to their unread rows.
 
     The result has at least one row in all, if any wait.

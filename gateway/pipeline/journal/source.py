@@ -23,10 +23,17 @@ from pyspark.sql.types import StructType
 
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import BY_NAME, Arrow, spark_schema
-from gateway.pipeline.journal.filters import narrowed, wanted_of
+from gateway.pipeline.journal.filters import narrowed, selection_of
 from gateway.pipeline.journal.options import LoadOptions, Offsets, columns_of, options_of
 from gateway.pipeline.journal.partition_reader import coded, read_part
-from gateway.pipeline.journal.planner import Shard, bounded, know, parts_of, reader_of, settled_later
+from gateway.pipeline.journal.planner import (
+    Shard,
+    bounded,
+    count_late_rows,
+    load_summaries,
+    parts_of,
+    reader_of,
+)
 from gateway.pipeline.stores import Hadoop
 from gateway.pipeline.workers import spare_imports
 from gateway.store.journal.reader import JournalReader
@@ -85,19 +92,19 @@ class JournalTable(DataSourceReader):
     def __init__(self, options: LoadOptions, names: tuple[str, ...]) -> None:
         self._options = options
         self._names = names
-        self._selection = wanted_of(options)
+        self._selection = selection_of(options)
 
     def partitions(self) -> list[InputPartition]:
         """Return the partitions of all shards. Raises GoneError, DamageError, PipelineError."""
         reader = reader_of(self._options)
-        with reader.at_a_glance():
+        with reader.cached_listing():
             return self._planned(reader)
 
     def _planned(self, reader: JournalReader) -> list[InputPartition]:
         options, selection = self._options, self._selection
         shards = reader.shards()
         start = bounded(reader, options.start, shards)
-        know(reader, start)
+        load_summaries(reader, start)
         end = bounded(reader, options.end, shards)
         self._tell_of_late_rows(reader, end)
         found: dict[str, Shard] = {}
@@ -109,7 +116,7 @@ class JournalTable(DataSourceReader):
             bound = end[name] if selection.sequence.end is None else min(end[name], selection.sequence.end)
             if first < bound:
                 found[name] = Shard(reader, name, first, selection.received, selection.only.get("route"))
-                ranges[name] = (first, min(bound, found[name].look()))
+                ranges[name] = (first, min(bound, found[name].read_new_blocks()))
         return [*parts_of(found, ranges, options)]
 
     def _tell_of_late_rows(self, reader: JournalReader, end: Offsets) -> None:
@@ -117,11 +124,11 @@ class JournalTable(DataSourceReader):
 
         They were received before `endingTimestamp` and settled behind it.
         """
-        at_us, selection = self._options.end.at_us, wanted_of(self._options)
+        at_us, selection = self._options.end.at_us, selection_of(self._options)
         if at_us is None:
             return
         late_counts = {
-            shard: settled_later(reader, shard, place, at_us, selection.rows)
+            shard: count_late_rows(reader, shard, place, at_us, selection.rows)
             for shard, place in end.items()
             if selection.shards is None or shard in selection.shards
         }

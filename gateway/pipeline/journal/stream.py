@@ -8,18 +8,18 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import Arrow
-from gateway.pipeline.journal.filters import wanted_of
+from gateway.pipeline.journal.filters import selection_of
 from gateway.pipeline.journal.options import LoadOptions, Offsets
 from gateway.pipeline.journal.partition_reader import read_part
 from gateway.pipeline.journal.planner import (
     Shard,
     bounded,
+    divide_rows,
     first_of,
-    know,
+    load_summaries,
     next_of,
     parts_of,
     reader_of,
-    shared_out,
 )
 from gateway.pipeline.limits import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
@@ -33,15 +33,15 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: LoadOptions, names: tuple[str, ...]) -> None:
         self._options = options
         self._names = names
-        self._selection = wanted_of(options)
+        self._selection = selection_of(options)
         self._reader = reader_of(options)
         self._shards: dict[str, Shard] = {}
         self._target: Offsets | None = None
 
     def initialOffset(self) -> Offsets:
         """Return the offsets at which a new query begins."""
-        with self._reader.at_a_glance():
-            return bounded(self._reader, self._options.start, self._there())
+        with self._reader.cached_listing():
+            return bounded(self._reader, self._options.start, self._existing_shards())
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit of a micro-batch by `maxOffsetsPerTrigger`."""
@@ -50,40 +50,42 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Make the query end at the present end of the journal."""
-        with self._reader.at_a_glance():
-            self._target = {name: next_of(self._reader, name) for name in self._there()}
+        with self._reader.cached_listing():
+            self._target = {name: next_of(self._reader, name) for name in self._existing_shards()}
 
-    def _there(self) -> list[str]:
+    def _existing_shards(self) -> list[str]:
         """Return the selected shards that exist."""
         only = self._selection.shards
         return [name for name in self._reader.shards() if only is None or name in only]
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         """Return the end of the next micro-batch. A shard without files ends where it was read to."""
-        with self._reader.at_a_glance():
+        with self._reader.cached_listing():
             return self._ends(start, limit)
 
     def _ends(self, start: Offsets, limit: ReadLimit) -> Offsets:
         ends = dict(start)
-        begins = {name: self._begin(start, name) for name in self._there()}
-        know(self._reader, {name: max(self._known_to(name), first) for name, first in begins.items()})
+        begins = {name: self._begin(start, name) for name in self._existing_shards()}
+        load_summaries(
+            self._reader, {name: max(self._next_row(name), first) for name, first in begins.items()}
+        )
         for name in self._shards.keys() - begins.keys():
             next_row = self._shards.pop(name).next
             if next_row > start.get(name, 0) and self._options.fail:
-                raise self._lost(name, start.get(name, 0), next_row)
+                raise self._lost_rows_error(name, start.get(name, 0), next_row)
         for name, first in begins.items():
             if self._target is not None and name not in self._target:
                 continue
             shard = self._shard(name, first)
             shard.forget(first)
-            bound = shard.look()
+            bound = shard.read_new_blocks()
             if self._target is not None:
                 bound = min(bound, self._target[name])
             if bound > first:
                 ends[name] = bound
         if isinstance(limit, ReadMaxRows):
             waiting = {name: bound - self._begin(start, name) for name, bound in ends.items()}
-            shares = shared_out(waiting, limit.max_rows)
+            shares = divide_rows(waiting, limit.max_rows)
             ends = {name: self._begin(start, name) + rows for name, rows in shares.items()}
         return ends
 
@@ -94,14 +96,14 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         """Return the partitions of a micro-batch; the first one may have been planned by a killed query."""
         ranges: dict[str, tuple[int, int]] = {}
-        with self._reader.at_a_glance():
+        with self._reader.cached_listing():
             for name, bound in end.items():
                 first = self._begin(start, name)
                 if first >= bound:  # Nothing to read; the shard may be deleted.
                     continue
                 shard = self._shard(name, first)
-                if shard.next < bound and shard.look() < bound and self._options.fail:
-                    raise self._lost(name, shard.next, bound)
+                if shard.next < bound and shard.read_new_blocks() < bound and self._options.fail:
+                    raise self._lost_rows_error(name, shard.next, bound)
                 ranges[name] = first, bound
         return [*parts_of(self._shards, ranges, self._options)]
 
@@ -113,10 +115,10 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = start.get(name)
         return first_of(self._reader, name) if found is None else found
 
-    def _known_to(self, name: str) -> int:
+    def _next_row(self, name: str) -> int:
         return self._shards[name].next if name in self._shards else 0
 
-    def _lost(self, name: str, end: int, expected: int) -> PipelineError:
+    def _lost_rows_error(self, name: str, end: int, expected: int) -> PipelineError:
         return PipelineError(
             f"shard {name} of the journal in {self._options.folder.uri} ends before row {end}, and row"
             f" {expected} is wanted next: its end is lost, or it is another journal; with a new checkpoint,"
@@ -133,7 +135,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if shard is None:
             end = next_of(self._reader, name)
             if end < first and self._options.fail:
-                raise self._lost(name, end, first)
+                raise self._lost_rows_error(name, end, first)
             shard = self._shards[name] = Shard(
                 self._reader, name, first, routes=self._selection.only.get("route")
             )

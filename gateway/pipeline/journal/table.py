@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pyspark.sql import functions as F
 
 from gateway.pipeline.columns import spark_schema
-from gateway.pipeline.journal.filters import SelectedRows, wanted_of
+from gateway.pipeline.journal.filters import SelectedRows, selection_of
 from gateway.pipeline.journal.options import LATEST, Bound, LoadOptions, Offsets, columns_of, options_of
 from gateway.pipeline.journal.planner import bounded, reader_of
 from gateway.pipeline.stores import hadoop_of, spark_reaches
@@ -74,7 +74,7 @@ def _closed(reader: JournalReader, options: LoadOptions) -> tuple[list[_Closed],
     """Return the segments in Parquet to read, and for each shard the number from which the source reads."""
     found: list[_Closed] = []
     only = options.shards
-    with reader.at_a_glance():
+    with reader.cached_listing():
         shards = reader.shards()
         starts = bounded(reader, options.start, shards)
         is_open = options.end == Bound(LATEST, {})
@@ -113,7 +113,7 @@ def _table(
     spark: SparkSession, root: str, closed: _Closed, names: tuple[str, ...], options: LoadOptions
 ) -> DataFrame:
     """Return the rows of segments in Parquet. The shard's name is that below the folder that is read."""
-    selection = wanted_of(options)
+    selection = selection_of(options)
     used = dict.fromkeys((*names, "sequence", "received", *selection.only))
     schema = spark_schema([name for name in used if name != "shard"])
     reader = spark.read.schema(schema)

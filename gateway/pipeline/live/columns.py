@@ -12,7 +12,7 @@ from gateway.model.message import Message
 from gateway.pipeline.columns import arrow_schema, spark_schema
 from gateway.store.journal.encoder import LATEST
 from gateway.store.journal.wall import SECOND
-from gateway.store.journal.wires import recorded, words_of
+from gateway.store.journal.wires import recorded_texts, words_of
 
 NAMES: Final = (
     *("received", "source_protocol", "source_address", "source_scope", "source_name"),
@@ -44,7 +44,7 @@ def batch_of(rows: Sequence[Received]) -> Any:
     """Return the rows as an Arrow record batch."""
     messages = [row.message for row in rows]
     addresses = [words_of(message.address) for message in messages]
-    sets = [recorded(message.property_set) for message in messages]
+    sets = [recorded_texts(message.property_set) for message in messages]
     columns = [
         [row.utc_us for row in rows],
         [message.address.protocol for message in messages],

@@ -53,7 +53,7 @@ class QueryOptions:
         """Return the text of an option, or the default."""
         return self._options.get(name.lower(), default)
 
-    def needed(self, name: str, example: str) -> str:
+    def required_text(self, name: str, example: str) -> str:
         """Return the text of a required option. Raises PipelineError if it is missing."""
         found = self.text(name)
         if not found:
@@ -77,7 +77,7 @@ class QueryOptions:
             raise PipelineError(f"option {name}: a list of texts, not {stated}")
         return list(found)
 
-    def whole(self, name: str, default: int, *, least: int = 1, most: int = 1 << 31) -> int:
+    def integer(self, name: str, default: int, *, least: int = 1, most: int = 1 << 31) -> int:
         """Return the value of an option as an integer from `least` to `most`. Raises PipelineError."""
         return int(self.number(name, default, least=least, most=most, description="a whole number", kind=int))
 
@@ -103,7 +103,7 @@ class QueryOptions:
             raise PipelineError(f"option {name} is {description} from {least} to {most}, not {stated}")
         return found
 
-    def one_of(self, name: str, default: str, choices: tuple[str, ...]) -> str:
+    def choice(self, name: str, default: str, choices: tuple[str, ...]) -> str:
         """Return the value of an option, which is one of `choices`. Raises PipelineError."""
         found = self.text(name, default) or default
         if found not in choices:
@@ -115,7 +115,7 @@ class QueryOptions:
 
         Raises PipelineError, also if the URL is not of `protocol`.
         """
-        url = self.needed("url", f"{_scheme(protocol)}://broker.internal")
+        url = self.required_text("url", f"{_scheme(protocol)}://broker.internal")
         try:
             target = parse_url(url)
         except ValueError as error:

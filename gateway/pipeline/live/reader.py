@@ -27,7 +27,7 @@ MEBIBYTE: Final = 1_048_576
 Offset = dict[str, Any]
 
 
-class Carried(InputPartition):
+class MessagePartition(InputPartition):
     """Partition with its messages, in Arrow's stream format."""
 
     def __init__(self, data: bytes) -> None:
@@ -66,7 +66,7 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options = self._chosen
             limits = BufferLimits(
                 self._window,
-                options.whole("bufferBytes", 64 * MEBIBYTE),
+                options.integer("bufferBytes", 64 * MEBIBYTE),
                 options.number("awaySecs", 60.0),
             )
             self._receiver = Receiver(self._connect, limits)
@@ -78,7 +78,7 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit of a micro-batch by `maxMessagesPerTrigger`."""
-        most = self._chosen.whole("maxMessagesPerTrigger", 0, least=0)
+        most = self._chosen.integer("maxMessagesPerTrigger", 0, least=0)
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -109,13 +109,13 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first = start["next"] if start["run"] == self._run else 0
         rows = self.receiver.rows(first, end["next"])
         return [
-            Carried(_data(batch_of(rows[at : at + PARTITION_ROWS])))
+            MessagePartition(_data(batch_of(rows[at : at + PARTITION_ROWS])))
             for at in range(0, len(rows), PARTITION_ROWS)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the messages of a partition."""
-        assert isinstance(partition, Carried)
+        assert isinstance(partition, MessagePartition)
         with pa.ipc.open_stream(partition.data) as stream:
             yield from stream
 

@@ -147,14 +147,14 @@ class Receiver:
             except LinkError as error:
                 self._begin_life()
                 if client is not None:
-                    client.cut()
+                    client.close_abruptly()
                     good = time.monotonic()
                 if time.monotonic() - good >= self._limits.away_secs_max:
                     self._fail(error)
                     return
             except (GatewayError, OSError) as error:
                 if client is not None:
-                    client.cut()
+                    client.close_abruptly()
                 self._fail(error)
                 return
             time.sleep(wait)
@@ -182,7 +182,7 @@ class Receiver:
                 )
             client.acknowledge(answers)
             if full:
-                client.rest(TURN_SECS)
+                client.pause_reading(TURN_SECS)
                 continue
             arrivals = client.arrivals(TURN_SECS)
             if arrivals:

@@ -88,13 +88,13 @@ class SinkSettings:
         """
         protocol = options.access().target.protocol
         fixed = {word: text for word in WORDS[protocol] if (text := options.text(word)) is not None}
-        fixed["assurance"] = str(options.whole("qos", 1, least=0, most=2))
+        fixed["assurance"] = str(options.integer("qos", 1, least=0, most=2))
         self._options = options
         self._run = run
         self._shape = RowConversion(protocol, schema, fixed, options.text("idPrefix") or "")
-        self._in_flight = options.whole("inFlight", IN_FLIGHT, most=65_000)
-        self._attempts = options.whole("attempts", 5)
-        self._skips = options.one_of("onReject", "fail", ("fail", "skip")) == "skip"
+        self._in_flight = options.integer("inFlight", IN_FLIGHT, most=65_000)
+        self._attempts = options.integer("attempts", 5)
+        self._skips = options.choice("onReject", "fail", ("fail", "skip")) == "skip"
 
     def connect(self) -> None:
         """Connect and disconnect, to check the options. Raises LinkError."""
@@ -122,7 +122,7 @@ class SinkSettings:
                     rows += len(some)
         except BaseException:
             if client is not None:
-                client.cut()
+                client.close_abruptly()
             raise
         if client is not None:
             client.close()

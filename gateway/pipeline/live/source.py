@@ -60,7 +60,7 @@ class LiveSource(DataSource):
     @property
     def window(self) -> int:
         """Maximum of unacknowledged messages."""
-        return self.chosen.whole("bufferMessages", 10_000, most=10_000_000)
+        return self.chosen.integer("bufferMessages", 10_000, most=10_000_000)
 
 
 class MqttSource(LiveSource):
@@ -81,20 +81,20 @@ class MqttSource(LiveSource):
         """Raise PipelineError without topics, for sessionSecs without clientId, and for an invalid option."""
         self.chosen.access(self.protocol)
         if not self.chosen.listed("topics"):
-            self.chosen.needed("topics", "plant/+/telemetry,site/#")
+            self.chosen.required_text("topics", "plant/+/telemetry,site/#")
         if self.chosen.text("sessionSecs") is not None and not self.chosen.text("clientId"):
             raise PipelineError("option sessionSecs needs clientId, by which the broker knows the session")
-        self.chosen.whole("qos", 1, least=0, most=1)
+        self.chosen.integer("qos", 1, least=0, most=1)
 
     def connect(self) -> Client:
         """Connect and subscribe to all topics."""
         options = self.chosen
         client_id = options.text("clientId") or ""
-        session = options.whole("sessionSecs", 7 * 86_400 if client_id else 0, least=0)
+        session = options.integer("sessionSecs", 7 * 86_400 if client_id else 0, least=0)
         client = MqttClient(
             options.access(self.protocol), client_id=client_id, session_secs=session, receive_max=self.window
         )
-        client.subscribe(options.listed("topics"), options.whole("qos", 1, least=0, most=1))
+        client.subscribe(options.listed("topics"), options.integer("qos", 1, least=0, most=1))
         return client
 
 
@@ -117,7 +117,7 @@ class LiveAmqpSource(LiveSource):
         self.chosen.access(self.protocol)
         queues = self.chosen.listed("queues")
         if not queues:
-            self.chosen.needed("queues", "telemetry,orders")
+            self.chosen.required_text("queues", "telemetry,orders")
         if self.chosen.text("exchange") is not None and len(queues) != 1:
             raise PipelineError("option exchange binds one queue, and option queues names several")
 
@@ -153,7 +153,7 @@ class LiveFastSource(LiveSource):
         """Raise PipelineError without destinations, and for unknown services."""
         self.chosen.access(self.protocol)
         if not self.chosen.listed("destinations"):
-            self.chosen.needed("destinations", "queue:orders,topic:plant.")
+            self.chosen.required_text("destinations", "queue:orders,topic:plant.")
         for one in self.chosen.listed("destinations"):
             if AMQPFAST.split(one)[0] is None:
                 raise PipelineError(

@@ -36,14 +36,14 @@ def chart(series: Mapping[str, Points], step: float, unit: str) -> str:
     y = _Scale(0.0, max(top, ticks[-1]), HEIGHT - BOTTOM, TOP)
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">']
     for tick in ticks:
-        at = y.at(tick)
+        at = y.position(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
         parts.append(f'<text class="y" x="{LEFT - 6}" y="{at + 4:.1f}">{number(tick)}</text>')
     for place in range(5):
         time = begin + (end - begin) * place / 4
         anchor = ("start", "middle", "middle", "middle", "end")[place]
         parts.append(
-            f'<text x="{x.at(time):.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">'
+            f'<text x="{x.position(time):.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">'
             f"{_moment(time, end - begin)}</text>"
         )
     for place, (name, points) in enumerate(series.items()):
@@ -65,7 +65,7 @@ class _Scale:
         self._low, self._first = low, first
         self._factor = (last - first) / (high - low)
 
-    def at(self, value: float) -> float:
+    def position(self, value: float) -> float:
         return self._first + (value - self._low) * self._factor
 
 
@@ -78,13 +78,13 @@ def _line(name: str, points: Points, step: float, unit: str, x: _Scale, y: _Scal
     before = None
     for time, value in points:
         move = before is None or time - before > 1.5 * step
-        place = f"{x.at(time):.1f} {y.at(value):.1f}"
+        place = f"{x.position(time):.1f} {y.position(value):.1f}"
         path.append(f"M{place}h0" if move else f"L{place}")  # h0: a value without neighbours is a dot.
         before = time
     parts = [f'<path d="{"".join(path)}" stroke="{colour}"/>']
     if len(points) <= DOTS_MAX:
         parts += [
-            f'<circle cx="{x.at(time):.1f}" cy="{y.at(value):.1f}" r="4" fill="{colour}"><title>'
+            f'<circle cx="{x.position(time):.1f}" cy="{y.position(value):.1f}" r="4" fill="{colour}"><title>'
             f"{escape(name)}: {number(value)} {escape(unit)} at {_moment(time, 0)}</title></circle>"
             for time, value in points
         ]

@@ -58,7 +58,7 @@ def put(url: str, rows: Iterable[Any]) -> int:
         raise PipelineError("PostgreSQL needs psycopg: pip install 'gateway[postgresql]'") from error
     try:
         with psycopg.connect(url, connect_timeout=CONNECT_SECS) as connection, connection.cursor() as cursor:
-            cursor.execute(_made())
+            cursor.execute(_create_statement())
             count = 0
             for some in _pieces(rows):
                 cursor.executemany(_upsert(), some)
@@ -80,7 +80,7 @@ def _value(row: dict[str, Any], name: str) -> Any:
     return value.astimezone(UTC) if isinstance(value, datetime) else value
 
 
-def _made() -> str:
+def _create_statement() -> str:
     columns = [f'"{name}" {kind} NOT NULL' for name, kind in KEYS.items()]
     columns += [f'"{name}" {kind}' for name, kind in VALUES.items()]
     return f"CREATE TABLE IF NOT EXISTS {TABLE} ({', '.join(columns)}, PRIMARY KEY ({_list(KEYS)}))"

@@ -202,7 +202,7 @@ def _table(name: str, groups: Sequence[tuple[str, list[WindowRate]]], seconds: f
                 number(sum(one.frames for one in some)),
                 f"{sum(one.released for one in some):,}",
                 f"{sum(one.rejected for one in some):,}",
-                *(_worst(some, which) for which in ("p50_ms", "p95_ms", "p99_ms", "max_ms")),
+                *(_largest_text(some, which) for which in ("p50_ms", "p95_ms", "p99_ms", "max_ms")),
             )
         )
         + "</tr>"
@@ -212,7 +212,7 @@ def _table(name: str, groups: Sequence[tuple[str, list[WindowRate]]], seconds: f
     return f'<div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
 
 
-def _worst(rates: Iterable[WindowRate], which: str) -> str:
+def _largest_text(rates: Iterable[WindowRate], which: str) -> str:
     found = [value for rate in rates if (value := getattr(rate, which)) is not None]
     return _ms(max(found, default=None))
 

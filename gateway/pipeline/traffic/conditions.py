@@ -22,14 +22,14 @@ Java = Any
 """Java object of Spark."""
 
 
-class Both(NamedTuple):
+class AndCondition(NamedTuple):
     """Conjunction of two conditions."""
 
     one: Condition
     other: Condition
 
 
-class Either(NamedTuple):
+class OrCondition(NamedTuple):
     """Disjunction of two conditions."""
 
     one: Condition
@@ -42,10 +42,10 @@ class Opposite(NamedTuple):
     of: Condition
 
 
-Condition = Filter | Both | Either | Opposite
+Condition = Filter | AndCondition | OrCondition | Opposite
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-JOINED: Final[dict[str, type[Both] | type[Either]]] = {"And": Both, "Or": Either}
+JOINED: Final[dict[str, type[AndCondition] | type[OrCondition]]] = {"And": AndCondition, "Or": OrCondition}
 COMPARED: Final = {
     "EqualTo": pc.equal,
     "GreaterThan": pc.greater,
@@ -119,33 +119,33 @@ def _value(value: Java) -> Any:
 
 def leaves_of(condition: Condition) -> Iterator[Filter]:
     """Yield the filters that each wanted row must satisfy."""
-    if isinstance(condition, Both):
+    if isinstance(condition, AndCondition):
         yield from leaves_of(condition.one)
         yield from leaves_of(condition.other)
     elif isinstance(condition, Filter):
         yield condition
 
 
-def holds(condition: Condition, batch: Arrow) -> Arrow:
+def evaluate(condition: Condition, batch: Arrow) -> Arrow:
     """Evaluate a condition for each row of a batch. Return booleans; null is unknown."""
-    if isinstance(condition, Both):
-        return pc.and_kleene(holds(condition.one, batch), holds(condition.other, batch))
-    if isinstance(condition, Either):
-        return pc.or_kleene(holds(condition.one, batch), holds(condition.other, batch))
+    if isinstance(condition, AndCondition):
+        return pc.and_kleene(evaluate(condition.one, batch), evaluate(condition.other, batch))
+    if isinstance(condition, OrCondition):
+        return pc.or_kleene(evaluate(condition.one, batch), evaluate(condition.other, batch))
     if isinstance(condition, Opposite):
-        return pc.invert(holds(condition.of, batch))
+        return pc.invert(evaluate(condition.of, batch))
     leaf: Any = condition
     column = batch.column(leaf.attribute[0])
     if isinstance(condition, words.IsNull | words.IsNotNull):
         return column.is_null() if isinstance(condition, words.IsNull) else column.is_valid()
     if not pa.types.is_dictionary(column.type):
-        return _answers(condition, column)
-    found = _answers(condition, column.dictionary).take(column.indices)
+        return _evaluate_comparison(condition, column)
+    found = _evaluate_comparison(condition, column.dictionary).take(column.indices)
     # A null equals null, but is no text of the dictionary.
     return found.fill_null(condition.value is None) if isinstance(condition, words.EqualNullSafe) else found
 
 
-def _answers(condition: Any, column: Arrow) -> Arrow:
+def _evaluate_comparison(condition: Any, column: Arrow) -> Arrow:
     word = type(condition).__name__
     if word in SEARCHED:
         return SEARCHED[word](column, condition.value)

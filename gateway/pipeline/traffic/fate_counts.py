@@ -323,13 +323,13 @@ def second_pass(batches: Iterable[Any]) -> Iterator[Any]:
         lot_of = columns[0] % lots
         for lot in range(lots):
             chosen = lot_of == lot
-            yield from _counted(*(column[chosen] for column in columns))
+            yield from _count_fates(*(column[chosen] for column in columns))
     if new_texts:
         texts = "\n".join(dict.fromkeys("\n".join(new_texts).split("\n")))
         yield pa.RecordBatch.from_pylist([{"texts": texts}], schema=SECOND)
 
 
-def _counted(
+def _count_fates(
     keys: Numbers, fates: Numbers, recipients: Numbers, shards: Numbers, sequences: Numbers
 ) -> Iterator[Any]:
     order = np.lexsort((recipients, keys))

@@ -101,7 +101,7 @@ class CandidateMapping:
         which the journal does not record otherwise. A return address leads to its requester whatever the
         mapping is, so nothing is resolved.
         """
-        if dialect_of(address).returned(address) is not None:
+        if dialect_of(address).return_part(address) is not None:
             return ()
         return self.router.resolve(endpoint, address, self._queues.get((endpoint, route), ""))
 

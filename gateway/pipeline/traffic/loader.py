@@ -1,6 +1,6 @@
 """Loading of recorded traffic: journal or archive rows of a period that satisfy a condition.
 
-`traffic` returns a DataFrame for computation in Spark. `Recording.through` is faster for computation in
+`traffic` returns a DataFrame for computation in Spark. `Recording.map_batches` is faster for computation in
 Python: blocks of a journal are Arrow already, and converting them to Spark's rows and back is more expensive
 than reading and routing them. So the tasks read the journal themselves.
 """
@@ -17,7 +17,7 @@ from pyspark.sql.datasource import Filter, GreaterThanOrEqual, LessThan
 
 from gateway.pipeline.archive.manifest import Archive, Manifest
 from gateway.pipeline.archive.reader import FiledRows
-from gateway.pipeline.archive.tables import between, since, table_at
+from gateway.pipeline.archive.tables import range_options, rows_since, table_at
 from gateway.pipeline.columns import BY_NAME, Arrow
 from gateway.pipeline.jobs.archive import found_in, read_archive
 from gateway.pipeline.journal.filters import SelectedRows, narrowed, options_for
@@ -26,7 +26,7 @@ from gateway.pipeline.journal.source import JournalTable
 from gateway.pipeline.journal.table import read_journal
 from gateway.pipeline.stores import hadoop_of, place_of
 from gateway.pipeline.times import moment
-from gateway.pipeline.traffic.conditions import Condition, condition_of, holds, leaves_of
+from gateway.pipeline.traffic.conditions import Condition, condition_of, evaluate, leaves_of
 from gateway.pipeline.traffic.rows import ASIDE
 from gateway.store.journal.columns import NO_TRAFFIC
 
@@ -73,7 +73,7 @@ class Recording(NamedTuple):
     span: RowSelection = RowSelection()
     archive: str | None = None
 
-    def through(self, names: Sequence[str], function: Batches, schema: str) -> DataFrame:
+    def map_batches(self, names: Sequence[str], function: Batches, schema: str) -> DataFrame:
         """Return the result of `function` on batches with these columns.
 
         `schema` is the Spark schema of the result. Raises PipelineError, JournalError.
@@ -91,7 +91,7 @@ class Recording(NamedTuple):
         if self.archive is not None:
             manifest, pieces = self._filed(columns)
             if self.folder is not None:
-                load_options = between(*since(self.spark, self.folder, manifest.offsets))
+                load_options = range_options(*rows_since(self.spark, self.folder, manifest.offsets))
         if self.folder is not None:
             pieces += self._journal(columns, load_options, condition)
         numbers = self.spark.range(0, len(pieces), 1, max(1, len(pieces)))
@@ -137,10 +137,10 @@ class _Straight:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 read, part = self._pieces[number]
-                yield from map(staying, map(self._wanted, read(part)))
+                yield from map(traffic_rows, map(self._filter_rows, read(part)))
 
-    def _wanted(self, rows: Arrow) -> Arrow:
-        return rows if self._condition is None else rows.filter(holds(self._condition, rows))
+    def _filter_rows(self, rows: Arrow) -> Arrow:
+        return rows if self._condition is None else rows.filter(evaluate(self._condition, rows))
 
 
 def _bounds(span: RowSelection) -> Iterator[Filter]:
@@ -150,7 +150,7 @@ def _bounds(span: RowSelection) -> Iterator[Filter]:
         yield LessThan(("received",), moment(span.end))
 
 
-def staying(batch: Arrow) -> Arrow:
+def traffic_rows(batch: Arrow) -> Arrow:
     """Return the rows of a batch that NO_TRAFFIC does not match."""
     reasons = batch.column(REASON).dictionary_encode()
     aside = pc.match_substring_regex(reasons.dictionary, NO_TRAFFIC)
@@ -173,15 +173,15 @@ def traffic(
     """
     columns = list(dict.fromkeys((*ALWAYS, *names, *span.columns)))
     if archive is not None:
-        return within(read_archive(spark, archive, folder, columns=columns), span)
+        return rows_in_span(read_archive(spark, archive, folder, columns=columns), span)
     assert folder is not None
     condition = None if span.where is None else condition_of(spark, span.where)
     leaves = [*_bounds(span), *(() if condition is None else leaves_of(condition))]
     options = {"columns": ",".join(columns)} | options_for(narrowed(SelectedRows(), leaves))
-    return within(read_journal(spark, folder, options), span)
+    return rows_in_span(read_journal(spark, folder, options), span)
 
 
-def within(rows: DataFrame, span: RowSelection) -> DataFrame:
+def rows_in_span(rows: DataFrame, span: RowSelection) -> DataFrame:
     """Return the rows in a span. Raises PipelineError for an invalid time."""
     received = F.col("received")
     if span.begin is not None:

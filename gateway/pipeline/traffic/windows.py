@@ -89,7 +89,7 @@ class Windows:
         found.waiting = sorted(waiting)
         return found
 
-    def due(self, rows: Iterable[Touched], marks: Mapping[str, int | None], late_us: int) -> DueWindows:
+    def take_due(self, rows: Iterable[Touched], marks: Mapping[str, int | None], late_us: int) -> DueWindows:
         """Return the windows to report, and remove them from `waiting`.
 
         `marks` are the low-water marks of the shards, and `late_us` is the lateness in microseconds.

@@ -31,7 +31,7 @@ from gateway.protocols.amqp091.events import (
     Confirms,
     Deliveries,
     Event,
-    Got,
+    GetResponse,
     MethodReceived,
     Opened,
     Returned,
@@ -232,7 +232,7 @@ class ClientConnection(Connection):
         if isinstance(found, m.BasicReturn):
             events.append(Returned(number, found, properties, body))
         elif isinstance(found, m.BasicGetOk):
-            events.append(Got(number, found, properties, body))
+            events.append(GetResponse(number, found, properties, body))
 
     def _read_deliveries(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
         """Decode consecutive complete messages from position `at` on. Return the position behind the last.

@@ -25,9 +25,9 @@ from struct import Struct
 from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
-from gateway.model.beats import Beats
+from gateway.model.beats import HeartbeatSchedule
 from gateway.model.byte_buffer import ByteBuffer
-from gateway.model.spooled_bodies import Body, BodySink, Piece, is_large, joined
+from gateway.model.spooled_bodies import Body, BodySink, Piece, is_large, join_pieces
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
     CONTENT_HEADER_MIN,
@@ -142,7 +142,7 @@ class Connection:
         self._partial = 0  # bytes of incomplete contents over all channels
         self._now = 0.0
         self._last_received = 0.0
-        self._beats = Beats()
+        self._beats = HeartbeatSchedule()
         self._closing_since = 0.0
 
     # --- bytes
@@ -165,7 +165,7 @@ class Connection:
     def data_to_send(self) -> bytes:
         """Return and clear the queued bytes. Raises OSError if a body cannot be read from disk."""
         if self.large:
-            return joined(self.pieces_to_send())
+            return join_pieces(self.pieces_to_send())
         out = self.out
         if not out:
             return b""
@@ -203,7 +203,7 @@ class Connection:
             self._rest.add(data)
             if self._rest.byte_count < self._needed:
                 return events
-            data = self._rest.joined()
+            data = self._rest.take_all()
             self._rest = None
         if self.closed:
             return events
@@ -339,7 +339,7 @@ class Connection:
             text = "UNEXPECTED_FRAME - expected method frame, got non method frame instead"
             raise RemoteProtocolError(text, reason=ReplyCode.UNEXPECTED_FRAME)
         if channel.index and not begun:
-            raise channel.interrupted()
+            raise channel.unexpected_frame_error()
         return channel
 
     def _begin(self, channel: Channel, index: int, payload: bytes) -> None:
@@ -357,7 +357,7 @@ class Connection:
     def _take_header(self, channel: Channel, payload: bytes, events: list[Event]) -> None:
         """Process a content header. Raises RemoteProtocolError 406 if body or properties are too large."""
         if channel.properties is not None:
-            raise channel.interrupted()
+            raise channel.unexpected_frame_error()
         size, properties = decode_content_header(payload, channel.index)
         if size > self.message_bytes_max:
             most = self.message_bytes_max
@@ -387,7 +387,7 @@ class Connection:
     def _take_body(self, channel: Channel, payload: bytes, events: list[Event]) -> None:
         """Process a body frame, and report the content if it is complete."""
         if channel.properties is None:
-            raise channel.interrupted()
+            raise channel.unexpected_frame_error()
         size = len(payload)
         if size > channel.bytes_remaining:
             raise self._fault("a body longer than announced", ReplyCode.FRAME_ERROR, channel.index)
@@ -466,8 +466,8 @@ class Connection:
         if not channel.bytes_remaining and body is not None:
             self._partial -= (
                 body.byte_count
-            )  # `joined` moves them out, so that the channel no longer holds them
-            self._complete(channel, body.joined(), events)
+            )  # `take_all` moves them out, so that the channel no longer holds them
+            self._complete(channel, body.take_all(), events)
 
     def _complete(self, channel: Channel, body: bytes, events: list[Event]) -> None:
         index, method, properties = channel.index, channel.method, channel.properties
@@ -502,7 +502,7 @@ class Connection:
 
     def _drop_content(self, channel: Channel) -> None:
         self.body_bytes_remaining = 0
-        self._partial -= channel.held
+        self._partial -= channel.held_bytes
         channel.reset()
 
     def _unready(self, number: int) -> None:
@@ -588,7 +588,7 @@ class Connection:
                 self._send(number, m.ChannelCloseOk())
             return
         if channel.index:
-            raise channel.interrupted()
+            raise channel.unexpected_frame_error()
         if type(method) not in self._legal[channel.state]:
             raise self._invalid(method)
         if isinstance(method, m.ChannelClose):
@@ -763,7 +763,7 @@ class Connection:
         Any other output replaces a heartbeat (4.2.7). `now` is in monotonic seconds.
         """
         self._now = now
-        if self.heartbeat and self._state is not State.CLOSED and self._beats.due(now) and not self.out:
+        if self.heartbeat and self._state is not State.CLOSED and self._beats.is_due(now) and not self.out:
             self.out.append(HEARTBEAT_FRAME)
             self.sent["heartbeat"] += 1
 

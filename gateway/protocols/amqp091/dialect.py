@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway.errors import RemoteProtocolError
 from gateway.model.address import Address
-from gateway.model.dialect import Dialect, FrameCount, NameRefused, Scheme, Word, short
+from gateway.model.dialect import Dialect, FrameCount, NameRefused, Scheme, Word, quote_short
 from gateway.model.message import Message
 from gateway.model.properties import PropertySet
 from gateway.protocols.amqp091.spec import SHORT_STRING_MAX
@@ -77,7 +77,7 @@ class AmqpDialect(Dialect):
             text = scope if len(scope.encode()) > SHORT_STRING_MAX else name
             byte_count = len(text.encode())
             raise NameRefused(
-                f"{short(text)} has {byte_count} bytes, at most {SHORT_STRING_MAX} are allowed"
+                f"{quote_short(text)} has {byte_count} bytes, at most {SHORT_STRING_MAX} are allowed"
             ) from None
 
     def read_address(self, wire: bytes) -> Address:
@@ -100,12 +100,12 @@ class AmqpDialect(Dialect):
         """Return the names of the losses when a message of another protocol is translated to AMQP 0-9-1."""
         return losses(message)
 
-    def returned(self, address: Address) -> str | None:
+    def return_part(self, address: Address) -> str | None:
         """Return a return address without its prefix, or None if `address` is no return address.
 
         A return address is a routing key of the default exchange, because reply-to names such keys.
         """
-        return None if address.scope else super().returned(address)
+        return None if address.scope else super().return_part(address)
 
     def fault_of(self, address_words: Mapping[str, str]) -> str:
         """Return why these keys do not name a queue or an exchange, or "" if they do."""

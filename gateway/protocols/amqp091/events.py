@@ -145,7 +145,7 @@ class Returned:
 
 
 @dataclass
-class Got:
+class GetResponse:
     """Response to basic.get with a message."""
 
     channel: int
@@ -170,5 +170,5 @@ Event = (
     | Deliveries
     | Confirms
     | Returned
-    | Got
+    | GetResponse
 )

@@ -76,12 +76,12 @@ class Channel:
         self.sink: BodySink | None = None  # receives a large body instead of `body`
 
     @property
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         """Number of bytes received of the incomplete content."""
         body = 0 if self.body is None else self.body.byte_count
         return len(self.method) + len(self.properties or b"") + body
 
-    def interrupted(self) -> RemoteProtocolError:
+    def unexpected_frame_error(self) -> RemoteProtocolError:
         """Return the error (505) for a peer that sends another frame before a content is complete."""
         part = "header" if self.properties is None else "body"
         text = (

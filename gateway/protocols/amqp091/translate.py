@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.caches import Recurring
-from gateway.model.losses import Loss, losing
+from gateway.model.losses import Loss, reported_losses
 from gateway.model.message import NEVER, Message
 from gateway.model.properties import (
     Headers,
@@ -102,7 +102,7 @@ LOSSES: Final = (
     Loss("correlation_bytes", "correlation", "not UTF-8, or too long: base64, or a header", "encode"),
 )
 """Named losses of this translation. `losses` returns those of one message."""
-LOSING: Final = losing(LOSSES)
+LOSING: Final = reported_losses(LOSSES)
 OWN_HEADERS: Final = frozenset(
     {
         *(RETAIN_HEADER, UTF8_HEADER, HOPS_HEADER, ENGINE_HEADER, CORRELATION_HEADER, ENCODING_HEADER),
@@ -454,7 +454,7 @@ def encode_properties(message: Message, utc: float, *, ms_max: int | None = None
     if property_set.protocol == PROTOCOL:
         durable, limit, retained, crossed, special = essentials(property_set)
         if special:
-            property_set = _shown(property_set)
+            property_set = _without_blind_copies(property_set)
         if (expires != NEVER) == (limit is not None):
             if message.durable == durable and message.retain == retained:
                 if message.hops == crossed:
@@ -475,7 +475,7 @@ def outlasts(message: Message, utc: float) -> bool:
     return (message.expires - utc) * 1000 > EXPIRATION_MS_MAX
 
 
-def _shown(property_set: PropertySet) -> PropertySet:
+def _without_blind_copies(property_set: PropertySet) -> PropertySet:
     """Return the property set that consumers get: without the blind copies (BCC).
 
     Dead-lettering still needs those.
@@ -572,7 +572,7 @@ def _form(message: Message, expiry: int) -> Form:
     if last is not None and last[0] == key:
         form: Form = last
         return form
-    found: Form | None = property_set.made(key)
+    found: Form | None = property_set.stored_form(key)
     if found is None:
         found = _make_form(message, expiry, key)
         if last is not None:

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.byte_buffer import ByteBuffer
-from gateway.model.spooled_bodies import Body, Piece, joined
+from gateway.model.spooled_bodies import Body, Piece, join_pieces
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import (
     BODY_SIZE,
@@ -140,7 +140,7 @@ class Connection(Lifetime):
     def data_to_send(self) -> bytes:
         """Return and clear the queued bytes. Raises OSError if a body cannot be read from disk."""
         if self._large:
-            return joined(self.pieces_to_send())
+            return join_pieces(self.pieces_to_send())
         if self._leaving or self._state is State.LEFT:
             self._answer_closes()
         out = self.out
@@ -202,7 +202,7 @@ class Connection(Lifetime):
             self._rest.add(data)
             if self._rest.byte_count < self._needed:
                 return events
-            data = self._rest.joined()
+            data = self._rest.take_all()
             self._rest = None
         try:
             at = self._read(data, events)
@@ -256,7 +256,7 @@ class Connection(Lifetime):
                 continue
             flow = self._flow
             if flow is not None:
-                passed = self._pass_on(flow, data, at, end, events)
+                passed = self._report_fragment(flow, data, at, end, events)
                 if not passed and self._flow is flow:
                     break
                 at += passed
@@ -425,7 +425,7 @@ class Connection(Lifetime):
         self._check_head(handle, head)
         last = not command.partial
         if last or command.streaming:
-            self._owe(handle, getattr(command, "tag", 0))
+            self._note_due_reply(handle, getattr(command, "tag", 0))
         if first and last and head:
             self._took_whole(handle, command, head, body, events)
             return
@@ -487,7 +487,7 @@ class Connection(Lifetime):
         if text:
             raise ScopedFault(text, ReplyCode.MESSAGE_CONTENTS_INVALID, Scope.HANDLE, handle.number)
 
-    def _pass_on(self, flow: Flowing, data: bytes, at: int, end: int, events: list[Event]) -> int:
+    def _report_fragment(self, flow: Flowing, data: bytes, at: int, end: int, events: list[Event]) -> int:
         """Report the part of a fragment that has arrived. Return its size in bytes.
 
         Return 0 if it is too small to be reported on its own, or if the message is no longer accepted.
@@ -511,7 +511,7 @@ class Connection(Lifetime):
                 handle.channel.incoming = None
             if last or command.streaming:
                 tag = getattr(command, "tag", 0)
-                self._owe(handle, tag)
+                self._note_due_reply(handle, tag)
         events.append(
             Fragment(
                 handle.number,
@@ -530,7 +530,7 @@ class Connection(Lifetime):
         )
         return passed
 
-    def _owe(self, handle: Handle, tag: int) -> None:
+    def _note_due_reply(self, handle: Handle, tag: int) -> None:
         """Note that this end has to reply to a command with this tag, unless it has closed the handle."""
         if tag and handle.state is HandleState.OPEN:
             handle.channel.reply_keys.append(handle.number << 16 | tag)

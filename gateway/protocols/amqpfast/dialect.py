@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gateway.model.address import Address
-from gateway.model.dialect import CONTROLS, Dialect, FrameCount, NameRefused, Scheme, Word, short
+from gateway.model.dialect import CONTROLS, Dialect, FrameCount, NameRefused, Scheme, Word, quote_short
 from gateway.model.message import Message
 from gateway.model.properties import PropertySet
 from gateway.protocols.amqpfast.commands import FRAME_NAMES
@@ -68,13 +68,13 @@ class FastDialect(Dialect):
         than 255 bytes.
         """
         if scope not in SERVICES:
-            raise NameRefused(f"service is one of {', '.join(SERVICES)}, not {short(scope)}")
+            raise NameRefused(f"service is one of {', '.join(SERVICES)}, not {quote_short(scope)}")
         if len(name.encode()) > SHORT_STRING_MAX:
             raise NameRefused(
-                f"{short(name)} has {len(name.encode())} bytes, at most {SHORT_STRING_MAX} are allowed"
+                f"{quote_short(name)} has {len(name.encode())} bytes, at most {SHORT_STRING_MAX} are allowed"
             )
         if not name or "\0" in name:
-            raise NameRefused(f"{short(name)} is not a destination: empty, or a NUL in it")
+            raise NameRefused(f"{quote_short(name)} is not a destination: empty, or a NUL in it")
         return fast_address(scope, name)
 
     def read_address(self, wire: bytes) -> Address:
@@ -90,12 +90,12 @@ class FastDialect(Dialect):
         """Return the names of the losses when a message of another protocol is translated to AMQP/Fast."""
         return losses(message)
 
-    def returned(self, address: Address) -> str | None:
+    def return_part(self, address: Address) -> str | None:
         """Return a return address without its prefix, or None if `address` is no return address.
 
         A return address is a queue or a topic, since REPLY_TO does not state which, and never a peer service.
         """
-        return None if address.scope == "peer" else super().returned(address)
+        return None if address.scope == "peer" else super().return_part(address)
 
     def fault_of(self, address_words: Mapping[str, str]) -> str:
         """Return why these keys do not name a destination for a route, or "" if they do."""

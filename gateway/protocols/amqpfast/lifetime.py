@@ -12,7 +12,7 @@ from abc import abstractmethod
 from typing import ClassVar, Final
 
 from gateway.errors import RemoteProtocolError
-from gateway.model.beats import Beats
+from gateway.model.beats import HeartbeatSchedule
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import decode_command, decode_frame, encode_command
 from gateway.protocols.amqpfast.events import (
@@ -42,7 +42,7 @@ from gateway.protocols.amqpfast.states import (
     HandleState,
     ScopedFault,
     State,
-    handle_left,
+    handle_close_key,
 )
 
 PING: Final = encode_command(m.ConnectionPing(respond=False))
@@ -76,7 +76,7 @@ class Lifetime:
         self._now = 0.0
         self._last_received = 0.0
         self._ping_sent = False  # a PING for a response was sent since the last received byte
-        self._beats = Beats()
+        self._beats = HeartbeatSchedule()
         self._pings = True  # the peer accepts PING
         self._closing_since = 0.0
         self._said_at = 0.0
@@ -239,7 +239,7 @@ class Lifetime:
         handle.state = HandleState.LEFT
         self._ready.pop(handle.number, None)
         self._drop_incoming(handle)
-        self._leave(channel, handle_left(handle.number))
+        self._leave(channel, handle_close_key(handle.number))
         events.append(
             HandleClosed(handle.number, channel.number, command.reply_code, command.reply_text, by_peer=True)
         )
@@ -259,7 +259,7 @@ class Lifetime:
         for channel in list(self._leaving):
             if now is not None and now >= channel.answer_by:
                 self._answer_late(channel)
-            for key in channel.left():
+            for key in channel.pop_close_replies():
                 self._answer_close(channel, key)
             if not any(key < 0 for key in channel.reply_keys):
                 self._leaving.pop(channel, None)
@@ -292,7 +292,7 @@ class Lifetime:
     def _answer_early(self, handle: Handle) -> None:
         """Queue the response to HANDLE CLOSE early: the peer already uses the handle's number again."""
         handle.channel.forget_owed(handle.number)
-        self._answer_close(handle.channel, handle_left(handle.number))
+        self._answer_close(handle.channel, handle_close_key(handle.number))
 
     def _close_again(self, channel: Channel) -> None:
         if self._now >= channel.said_at + CLOSE_AGAIN_SECS:
@@ -399,7 +399,7 @@ class Lifetime:
             self._answer_closes(now=now)
         if not (self._tuned and self._pings):
             return
-        if self.peer_heartbeat and self._beats.due(now) and not self.out:
+        if self.peer_heartbeat and self._beats.is_due(now) and not self.out:
             self._ping(PING)
         if self.heartbeat and not self._ping_sent and now >= self._last_received + self._silence_max:
             self._ping_sent = True

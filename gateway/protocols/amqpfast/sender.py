@@ -176,9 +176,9 @@ class Notifier(MessageWriter):
         self._delivered = DELIVERED if delivered else 0
 
     @property
-    def owes(self) -> bool:
+    def has_due_reply(self) -> bool:
         """True if a reply is due on the channel, before which no message may be sent (3.2.11)."""
-        return self._channel.owes()
+        return self._channel.has_due_reply()
 
     def notify(self, number: int, redelivered: bool, name: bytes, head: bytes, body: Body) -> bool:
         """Queue one message, as `notify_many` does. Return False if it could not be queued."""
@@ -238,7 +238,7 @@ class Producer(MessageWriter):
         self._confirm = confirm
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Number of messages that may be sent before replies must arrive: that many tags are unused."""
         return ID_MAX - len(self._channel.awaited)
 
@@ -246,8 +246,8 @@ class Producer(MessageWriter):
         """Queue messages as rows of (name behind that of the handle, head, body).
 
         Return the tag of each message; 0 without `confirm`; -1 for a row that was not queued because its head
-        does not fit a fragment of the server or the handle was closed. Raises LocalProtocolError if `room` is
-        exceeded.
+        does not fit a fragment of the server or the handle was closed. Raises LocalProtocolError if
+        `capacity` is exceeded.
         """
         tags: list[int] = []
         channel = self._channel
@@ -290,7 +290,7 @@ class Transfer:
     The constructor raises LocalProtocolError if the handle is not open or another message is being sent on
     its channel. `number` and `bits` (DELIVERED, REDELIVERED) are for NOTIFY. `resumed` True means that the
     peer has the head and part of the body already (READY), and writing continues there. A `streaming` message
-    ends with its handle. If `out_of_band` is True, only `tell` may be used.
+    ends with its handle. If `out_of_band` is True, only `announce_bytes` may be used.
     """
 
     def __init__(
@@ -335,20 +335,20 @@ class Transfer:
         return self._handle.channel.sending is self._handle
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Maximum size in bytes of the next `write`."""
         return self._connection.frame_max - len(self._head)
 
     def write(self, data: Piece, *, last: bool = False, tag: int = 0) -> None:
-        """Queue the next bytes of the body, at most `room`.
+        """Queue the next bytes of the body, at most `capacity`.
 
         `tag` is a client's confirm-tag, from `new_tag`. Bytes on disk stay there until `pieces_to_send`
         returns them. Raises LocalProtocolError for too many bytes, and for the end of a stream.
         """
         if last and self._handle.channel.streaming:
             raise LocalProtocolError("a stream ends with its handle or channel")
-        if len(data) > self.room:
-            raise LocalProtocolError(f"a fragment has {self.room} bytes at most")
+        if len(data) > self.capacity:
+            raise LocalProtocolError(f"a fragment has {self.capacity} bytes at most")
         if self._fragment(len(self._head) + len(data), last, tag):
             if self._head:
                 self._connection.out.append(self._head)
@@ -356,7 +356,7 @@ class Transfer:
             self._connection.queue(data)
             self._finish(last)
 
-    def tell(self, size: int, *, last: bool = False, tag: int = 0) -> None:
+    def announce_bytes(self, size: int, *, last: bool = False, tag: int = 0) -> None:
         """Queue the command of a fragment of `size` bytes, head included, that is sent out of band.
 
         Raises LocalProtocolError if the transfer is not out of band.

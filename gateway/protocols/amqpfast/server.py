@@ -208,13 +208,13 @@ class ServerConnection(Connection):
                 count += 1
         self.sent[HANDLE_REPLY] += count
 
-    def owes(self, channel: int, key: int = -1) -> bool:
+    def has_due_reply(self, channel: int, key: int = -1) -> bool:
         """Return True if a reply is due on a channel: nothing else may be sent there before it (3.2.11).
 
         With `key`, which is `handle << 16 | tag` of a command, return True if a reply before that one is due.
         """
         found = self._channels.get(channel)
-        return found is not None and found.owes(key)
+        return found is not None and found.has_due_reply(key)
 
     def _reply_bytes(self, command: m.Command) -> bytes:
         replies: list[bytes] = []
@@ -352,7 +352,7 @@ class ServerConnection(Connection):
         if right is not None and right not in handle.granted:
             raise _no_right(handle, right)
         tag = getattr(command, "tag", 0)
-        self._owe(handle, tag)
+        self._note_due_reply(handle, tag)
         if isinstance(command, m.HandleQuery) and handle.state is OPEN:
             handle.channel.reply_keys.append(ANSWER | handle.number << 16)
         elif not tag and isinstance(command, m.HandleBrowse):  # for a failure, which always has a reply
@@ -392,7 +392,7 @@ class ServerConnection(Connection):
                 self._ready[number] = handle
             if command.temporary and not self._all_browse:
                 channel.reply_keys.append(ANSWER | number << 16)
-            self._owe(handle, command.tag)
+            self._note_due_reply(handle, command.tag)
             if command.temporary and self._all_browse:
                 channel.reply_keys.append(ANSWER | number << 16)
             events.append(CommandReceived(command))

@@ -192,14 +192,14 @@ ANSWER: Final = 1 << 33
 CHANNEL_LEFT: Final = -1
 
 
-def handle_left(number: int) -> int:
+def handle_close_key(number: int) -> int:
     """Return the key under which the response to the peer's HANDLE CLOSE is due."""
     return CHANNEL_LEFT - 1 - number
 
 
 def _is_of(handle: int, key: int) -> bool:
     """Return True if the reply with this key is due to a command of the handle."""
-    return (key & ~ANSWER) >> 16 == handle or key == handle_left(handle)
+    return (key & ~ANSWER) >> 16 == handle or key == handle_close_key(handle)
 
 
 class Channel:
@@ -280,14 +280,14 @@ class Channel:
                 self.out.append(data)
         done.clear()
 
-    def owes(self, key: int = -1) -> bool:
+    def has_due_reply(self, key: int = -1) -> bool:
         """Return True if a reply is due; with `key`, if a reply before the one with that key is due."""
         for one in self.reply_keys:
             if one >= 0 and not one & ANSWER:
                 return one != key
         return False
 
-    def left(self) -> Iterator[int]:
+    def pop_close_replies(self) -> Iterator[int]:
         """Remove and yield the keys of responses to CLOSE before which no reply is due."""
         while self.reply_keys and self.reply_keys[0] < 0:
             yield self.reply_keys.popleft()

@@ -4,10 +4,10 @@ A table has four types: S strings, I 32-bit integers, D decimals, T times. `deco
 handle only those. Names begin with a letter, `$` or `#` and continue with letters, digits, these characters
 and `_`. Any name is read, but only valid names are written.
 
-Headers of other protocols have more types, any name, and names that repeat. `say` writes these in the form of
-a table, and `understand` reads them back. An invalid name is written as `#_` with its invalid bytes as `_`
-and two hexadecimal digits. A value of another type is written as a number or a readable text, and
-GATEWAY_TYPES stores the type of each such name in JSON. A type that does not fit the value is ignored,
+Headers of other protocols have more types, any name, and names that repeat. `encode_headers` writes these in
+the form of a table, and `decode_headers` reads them back. An invalid name is written as `#_` with its invalid
+bytes as `_` and two hexadecimal digits. A value of another type is written as a number or a readable text,
+and GATEWAY_TYPES stores the type of each such name in JSON. A type that does not fit the value is ignored,
 because another sender wrote it; the value is then what the table contains.
 """
 
@@ -210,7 +210,7 @@ def _none() -> bytes:
     raise ValueError
 
 
-def say(headers: Headers, reserved: frozenset[str], lost: set[str]) -> list[tuple[str, Value]]:
+def encode_headers(headers: Headers, reserved: frozenset[str], lost: set[str]) -> list[tuple[str, Value]]:
     """Convert headers to entries that a table can hold. Names in `reserved` are escaped.
 
     The types that a table lacks are stored in the last entry, GATEWAY_TYPES. Adds the names of losses to
@@ -233,7 +233,7 @@ def say(headers: Headers, reserved: frozenset[str], lost: set[str]) -> list[tupl
         if len(written) > NAME_BYTES_MAX:
             lost.add("header_name_long")
             continue
-        value, kind = _say_value(values)
+        value, kind = _encode_value(values)
         if _write_value(value) is None:
             lost.add("header_value_long")
             continue
@@ -249,7 +249,7 @@ def say(headers: Headers, reserved: frozenset[str], lost: set[str]) -> list[tupl
     return pairs
 
 
-def _say_value(values: list[Value]) -> tuple[Value, str]:
+def _encode_value(values: list[Value]) -> tuple[Value, str]:
     """Return a value for a table that represents the values of one header, and their original type.
 
     The type is "" if the value is unchanged, and `repeated` if there are several values.
@@ -275,8 +275,8 @@ SMALL: Final = frozenset((ValueType.BOOL, ValueType.INT8, ValueType.UINT8, Value
 FLOATS: Final = frozenset((ValueType.FLOAT, ValueType.DOUBLE))
 
 
-def understand(pairs: Headers) -> Headers:
-    """Convert the entries of a table to headers: the inverse of `say`.
+def decode_headers(pairs: Headers) -> Headers:
+    """Convert the entries of a table to headers: the inverse of `encode_headers`.
 
     Entries of other senders are accepted, too.
     """

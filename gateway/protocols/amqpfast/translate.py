@@ -17,7 +17,7 @@ from math import ceil
 from typing import Any, Final, NamedTuple
 
 from gateway.model.caches import Recurring
-from gateway.model.losses import Loss, losing
+from gateway.model.losses import Loss, reported_losses
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import Reason
 from gateway.model.properties import (
@@ -43,7 +43,7 @@ from gateway.protocols.amqpfast.spec import (
     ReplyCode,
     Scope,
 )
-from gateway.protocols.amqpfast.tables import TYPES, encode_pair, say, understand
+from gateway.protocols.amqpfast.tables import TYPES, decode_headers, encode_headers, encode_pair
 
 PROTOCOL: Final = "amqpfast"
 SETS_MAX: Final = 4096  # cached property sets
@@ -105,7 +105,7 @@ LOSSES: Final = (
 )
 """Named losses of this translation. `losses` returns those of one message."""
 OF_ONE_MESSAGE: Final = frozenset({"expiration_fraction"})  # not of its set of properties
-LOSING: Final = losing(LOSSES) - OF_ONE_MESSAGE
+LOSING: Final = reported_losses(LOSSES) - OF_ONE_MESSAGE
 
 REFUSALS: Final = {
     Reason.NONE: (Scope.HANDLE, ReplyCode.INTERNAL_ERROR),
@@ -228,7 +228,7 @@ def decode_model(raw: bytes) -> Properties:
         utf8=bool(utf8) if isinstance(utf8, int) else None,
         timestamp=timestamp if isinstance(timestamp, int) and timestamp >= 0 else None,
         priority=head.priority or None,
-        headers=understand(tuple(others)),
+        headers=decode_headers(tuple(others)),
         **texts,
     )
 
@@ -307,7 +307,7 @@ def _make_form(message: Message, expires: float) -> Form:
         first.append((RETAIN, Value(ValueType.INT32, 1)))
     if message.hops:
         first.append((HOPS, Value(ValueType.INT32, message.hops)))
-    head.headers = _fitting((*first, *pairs), lost)
+    head.headers = _pairs_that_fit((*first, *pairs), lost)
     head.persistent = message.durable
     head.expiration = _expiration(expires, lost)
     return encode_head_properties(head, strict=False), tuple(sorted(lost))
@@ -323,7 +323,7 @@ def _expiration(expires: float, lost: set[str]) -> int:
     return max(seconds, 0)
 
 
-def _fitting(pairs: Headers, lost: set[str]) -> Headers:
+def _pairs_that_fit(pairs: Headers, lost: set[str]) -> Headers:
     """Return as many of the headers as a table holds. GATEWAY_TYPES, the last one, is moved to the front."""
     if pairs and pairs[-1][0] == TYPES:
         pairs = (pairs[-1], *pairs[:-1])
@@ -357,7 +357,7 @@ def _from_model(properties: Properties, lost: set[str]) -> tuple[Head, list[tupl
             lost.add("timestamp_range")
     if properties.priority is not None:
         head.priority = _priority(properties.priority, lost)
-    return head, pairs + say(properties.headers, OWN_HEADERS, lost)
+    return head, pairs + encode_headers(properties.headers, OWN_HEADERS, lost)
 
 
 def _texts(properties: Properties, head: Head, lost: set[str]) -> list[tuple[str, Value]]:

@@ -22,7 +22,7 @@ from gateway.protocols.mqtt.data_types import (
     decode_topic,
     is_little,
     malformed,
-    too_much,
+    quota_exceeded,
     violation,
 )
 from gateway.protocols.mqtt.packets import (
@@ -223,7 +223,7 @@ def _read_filter(reader: Reader, before: int) -> str:
     Raises RemoteProtocolError if the packet has too many filters (0x97) or the filter is empty (0x81).
     """
     if before == reader.bounds.filters_max:
-        raise too_much(f"more than {before} topic filters in one packet")
+        raise quota_exceeded(f"more than {before} topic filters in one packet")
     text = reader.text()
     if not text:
         raise malformed("an empty topic filter")

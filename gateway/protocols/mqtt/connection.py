@@ -33,7 +33,7 @@ from gateway.protocols.mqtt.data_types import (
     encode_varint,
     is_little,
     malformed,
-    too_much,
+    quota_exceeded,
     violation,
 )
 from gateway.protocols.mqtt.packets import Ack, Event, Oversized, Packet, Publish
@@ -196,7 +196,7 @@ class Connection:
     # -- bytes in
 
     @property
-    def held(self) -> bool:
+    def has_undecoded(self) -> bool:
         """True if received bytes are buffered because they are not decoded yet."""
         return self._buffer is not None
 
@@ -241,7 +241,7 @@ class Connection:
             elif isinstance(event, Acks):
                 self.received[event.kind] += len(event.rows)
         if at < len(data) and self.state is not State.CLOSED:
-            self._keep(ByteBuffer(data[at:]))
+            self._store_rest(ByteBuffer(data[at:]))
         return events
 
     def _decode_all(self, data: bytes, events: list[Event]) -> int:
@@ -284,9 +284,9 @@ class Connection:
         if buffer.byte_count < self._needed:
             return b""
         self._buffer = None
-        return buffer.joined()
+        return buffer.take_all()
 
-    def _keep(self, rest: ByteBuffer) -> None:
+    def _store_rest(self, rest: ByteBuffer) -> None:
         """Buffer the bytes behind the decoded packets, until more data arrives or for the next call."""
         self._buffer = rest
         if self.unread:
@@ -313,7 +313,7 @@ class Connection:
         return 0 if self._buffer is None else self._buffer.byte_count
 
     @property
-    def due(self) -> int:
+    def needed_bytes(self) -> int:
         """Number of bytes that an incomplete packet must have in all, as far as known; 0 if there is none."""
         return 0 if self._buffer is None else self._needed
 
@@ -477,7 +477,7 @@ class Connection:
         self._steps += size >> 8
         try:
             if size > self._bounds.properties_bytes_max:
-                raise too_much(f"{size} bytes of properties")
+                raise quota_exceeded(f"{size} bytes of properties")
             listed = publish_essentials(data[start:body_at], self._bounds.properties_max)
             alias, properties, identified = listed.alias, listed.bare, listed.identified
             self._steps += 1 + (listed.total >> 3)
@@ -508,7 +508,7 @@ class Connection:
         """
         self._alias_bytes += len(topic) - len(self._aliases.get(alias, b""))
         if self._alias_bytes > ALIAS_TOPICS_BYTES_MAX:
-            raise too_much(f"topic aliases for more than {ALIAS_TOPICS_BYTES_MAX} bytes of topics")
+            raise quota_exceeded(f"topic aliases for more than {ALIAS_TOPICS_BYTES_MAX} bytes of topics")
         self._aliases[alias] = topic
 
     def _may_answer_oversized(self, data: bytes, start: int) -> bool:
@@ -642,11 +642,11 @@ class Connection:
         data = encode(packet, self.version, self._byte_order)
         if len(data) > self.peer_packet_bytes_max:
             return False
-        self._say(data)
+        self._queue_output(data)
         self.sent[packet.kind] += 1
         return True
 
-    def _say(self, data: bytes) -> None:
+    def _queue_output(self, data: bytes) -> None:
         if self.out is None:
             self.out = [data]
         else:
@@ -749,7 +749,7 @@ class Connection:
         if self._little:
             ids = [swapped(packet_id) for packet_id in ids]
         base = FIRST_BYTE[kind] << 24 | 2 << 16
-        self._say(pack(f">{count}I", *[base | packet_id for packet_id in ids]))
+        self._queue_output(pack(f">{count}I", *[base | packet_id for packet_id in ids]))
         self.sent[kind] += count
 
     def puback(self, packet_id: int) -> bytes:

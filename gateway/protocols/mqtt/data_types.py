@@ -48,7 +48,7 @@ def violation(text: str) -> RemoteProtocolError:
     return RemoteProtocolError(text, reason=ReasonCode.PROTOCOL_ERROR)
 
 
-def too_much(text: str) -> RemoteProtocolError:
+def quota_exceeded(text: str) -> RemoteProtocolError:
     """Return the error of a packet that exceeds its receiver's quota (reason 0x97)."""
     return RemoteProtocolError(text, reason=ReasonCode.QUOTA_EXCEEDED)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.model.address import Address
-from gateway.model.dialect import Dialect, FrameCount, NameRefused, Scheme, Word, short
+from gateway.model.dialect import Dialect, FrameCount, NameRefused, Scheme, Word, quote_short
 from gateway.model.message import Message
 from gateway.model.properties import PropertySet
 from gateway.protocols.mqtt.server import connack_unavailable
@@ -71,7 +71,7 @@ class MqttDialect(Dialect):
         Raises NameRefused if the name is empty, contains a wildcard or NUL, or is longer than 65 535 bytes.
         """
         if not name or any(character in name for character in "+#\0"):
-            raise NameRefused(f"{short(name)} is not a topic name: empty, or a wildcard or NUL in it")
+            raise NameRefused(f"{quote_short(name)} is not a topic name: empty, or a wildcard or NUL in it")
         made = topic_address(name)
         if len(made.wire) > TOPIC_BYTES_MAX:
             raise NameRefused(f"a topic of {len(made.wire)} bytes; at most {TOPIC_BYTES_MAX} are allowed")
@@ -101,7 +101,7 @@ class MqttDialect(Dialect):
         """Return the names of the losses when a message of another protocol is translated to MQTT."""
         return losses(message)
 
-    def never(self, first: str) -> str:
+    def impossible_reason(self, first: str) -> str:
         """Return why no topic can begin with the level `first`, or "" if one can; `$share` is refused."""
         if first != "$share":
             return ""

@@ -18,7 +18,7 @@ from gateway.protocols.mqtt.data_types import (
     encode_text,
     encode_varint,
     malformed,
-    too_much,
+    quota_exceeded,
     violation,
 )
 from gateway.protocols.mqtt.spec import (
@@ -83,7 +83,7 @@ def spans(data: bytes, place: int, most: int = VARINT_MAX) -> Iterator[Span]:
     count = 0
     while (start := reader.at) < reader.end:
         if count == most:
-            raise too_much(f"more than {most} properties")
+            raise quota_exceeded(f"more than {most} properties")
         count += 1
         number = reader.byte()  # every existing identifier fits one byte of the varint
         found = _RULES.get(number)
@@ -136,7 +136,7 @@ def read_list(reader: Reader, place: int) -> PropertyMap:
     """
     size = reader.varint()
     if size > reader.bounds.properties_bytes_max:
-        raise too_much(f"{size} bytes of properties")
+        raise quota_exceeded(f"{size} bytes of properties")
     return decode_list(reader.take(size), place, reader.bounds.properties_max)
 
 

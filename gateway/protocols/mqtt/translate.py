@@ -18,10 +18,10 @@ from math import ceil
 from typing import Any, Final, NamedTuple
 
 from gateway.model.caches import Recurring
-from gateway.model.losses import Loss, losing
+from gateway.model.losses import Loss, reported_losses
 from gateway.model.message import Message
 from gateway.model.properties import Headers, Properties, PropertySet, fits
-from gateway.protocols.mqtt.data_types import too_much
+from gateway.protocols.mqtt.data_types import quota_exceeded
 from gateway.protocols.mqtt.properties import encode_property, spans
 from gateway.protocols.mqtt.property_scan import NUMBERS, TEXTS, USER_HEAD, Listed, scan, write_texts
 from gateway.protocols.mqtt.spec import (
@@ -70,7 +70,7 @@ LOSSES: Final = (
     Loss("reply_to", "reply-to", f"no topic name: user property {REPLY_TO}", "encode"),
 )
 """Content that MQTT 5 cannot carry. Earlier versions have no properties at all."""
-LOSING: Final = losing(LOSSES)
+LOSING: Final = reported_losses(LOSSES)
 
 _LISTS_MAX: Final = 4_096  # cached property lists; devices repeat a few
 _LIST_BYTES_MAX: Final = 1_024  # bytes; longer lists are rarely repeated
@@ -91,7 +91,7 @@ def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Listed:
         if len(raw) <= _LIST_BYTES_MAX:
             _lists.put(raw, cached)
     elif cached.total > most:  # cached for a connection with a higher limit
-        raise too_much(f"more than {most} properties")
+        raise quota_exceeded(f"more than {most} properties")
     return cached
 
 
@@ -277,7 +277,7 @@ def _form(property_set: PropertySet) -> Form:
     if last is not None and last[0] == FORM:
         form: Form = last
         return form
-    found: Form | None = property_set.made(FORM)
+    found: Form | None = property_set.stored_form(FORM)
     if found is None:
         found = _make_form(property_set)
     if last is not None:
@@ -323,9 +323,9 @@ def _encode(property_set: PropertySet, lost: set[str]) -> bytes:
     pairs: list[tuple[str, str]] = []
     if properties.utf8 is not None:
         found.append(encode_property(Property.PAYLOAD_FORMAT_INDICATOR, properties.utf8))
-    if properties.content_type is not None and _is_said(properties.content_type, lost):
+    if properties.content_type is not None and _can_encode(properties.content_type, lost):
         found.append(encode_property(Property.CONTENT_TYPE, properties.content_type))
-    if properties.reply_to is not None and _is_said(properties.reply_to, lost):
+    if properties.reply_to is not None and _can_encode(properties.reply_to, lost):
         if properties.reply_to and not {"+", "#"} & set(properties.reply_to):
             found.append(encode_property(Property.RESPONSE_TOPIC, properties.reply_to))
         else:
@@ -338,14 +338,14 @@ def _encode(property_set: PropertySet, lost: set[str]) -> bytes:
             lost.add("correlation_long")
     for field, name in FIELDS.items():
         value = getattr(properties, field)
-        if value is not None and _is_said(text := str(value), lost):
+        if value is not None and _can_encode(text := str(value), lost):
             pairs.append((name, text))
     pairs += _pairs(properties.headers, lost)
     found += (encode_property(Property.USER_PROPERTY, pair) for pair in pairs)
     return b"".join(found)
 
 
-def _is_said(text: str, lost: set[str]) -> bool:
+def _can_encode(text: str, lost: set[str]) -> bool:
     """Return True if MQTT can carry the text. If not, add the loss "text" to `lost`."""
     fits = is_text(text)
     if not fits:

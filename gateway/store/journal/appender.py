@@ -29,11 +29,11 @@ import structlog
 from gateway.clock import utc as wall_time
 from gateway.model.times import WallTime
 from gateway.store.journal.conversion import Conversion, ConversionError, remove_drafts
-from gateway.store.journal.format import Bytes, DamageError, JournalError, Laid, lay_out, seal
+from gateway.store.journal.format import BlockPieces, Bytes, DamageError, JournalError, lay_out, seal
 from gateway.store.journal.merge import merge_segments, remove_leftovers, statistics_of
 from gateway.store.journal.reader import block_from
 from gateway.store.journal.segments import (
-    At,
+    BlockLocation,
     Segment,
     content_of,
     segment_name,
@@ -43,7 +43,7 @@ from gateway.store.journal.segments import (
     without_repeats,
 )
 from gateway.store.journal.summary import Summary, index_draft, is_small, summary_of
-from gateway.store.recovery import set_aside
+from gateway.store.recovery import contain_failure
 from gateway.store.timeline import scale_ahead_secs, time_record
 
 log = structlog.get_logger()
@@ -128,7 +128,7 @@ class Appender:
             self._unlock()
             raise
 
-    def append(self, blocks: Sequence[Laid]) -> int:
+    def append(self, blocks: Sequence[BlockPieces]) -> int:
         """Write some of the consecutive `blocks`. Return how many, at least one.
 
         Raises OSError; then the journal is unchanged.
@@ -187,7 +187,7 @@ class Appender:
             if self._conversion is not None:
                 self._conversion.stop()
             if self._file is not None:
-                self._leave()
+                self._close_file()
                 self._retire()
         finally:
             self._unlock()
@@ -211,7 +211,7 @@ class Appender:
     def _continue_time(self) -> None:
         """Continue the time of the process before, so that no setting of the wall clock changes an age."""
         if self._time_file.exists():
-            with set_aside("time of the journal", self._time_file):
+            with contain_failure("time of the journal", self._time_file):
                 self._ahead_secs = scale_ahead_secs(self._time_file.read_text())
 
     def _age_scale(self) -> float:
@@ -233,14 +233,14 @@ class Appender:
             os.close(self._lock)
             self._lock = -1
 
-    def _own(self) -> list[Segment]:
+    def _own_segments(self) -> list[Segment]:
         return [one for one in segments_in(self.folder) if one.shard == str(self.shard)]
 
     def _recover(self) -> None:
         """Continue at the end of the newest segment, unless it is complete, and cut off what is behind it."""
         remove_leftovers(self.folder, self.shard)
         remove_drafts(self.folder, self.shard)
-        own = self._without_repeats(self._own())
+        own = self._without_repeats(self._own_segments())
         self.segments = len(own)
         if not own:
             return
@@ -256,9 +256,9 @@ class Appender:
                 self.next = complete.next
                 return
             for at in walk(file, newest.path):
-                if isinstance(at, At) and (raw := content_of(file, at)) is not None:
+                if isinstance(at, BlockLocation) and (raw := content_of(file, at)) is not None:
                     opened = opened if end else WallTime(at.header.first_us / 1e6)
-                    plain = at.header.rows and not at.header.gap
+                    plain = at.header.rows and not at.header.is_gap
                     statistics = statistics_of(block_from(newest.shard, at, raw)) if plain else None
                     summary.add(at.offset, at.header, statistics, small=is_small(at.header))
                     end = at.end
@@ -338,9 +338,9 @@ class Appender:
         self._synced = self._utc()
         os.fsync(self._file)
         self._unsynced = False
-        self._let_go(self._file)
+        self._drop_cached_pages(self._file)
 
-    def _let_go(self, file: int) -> None:
+    def _drop_cached_pages(self, file: int) -> None:
         """Drop written pages from the page cache, except the latest.
 
         There they would displace pages that are read more often, and a new page may cost more than everything
@@ -371,13 +371,13 @@ class Appender:
                 with suppress(OSError):  # otherwise it is overwritten, or cut off at the next start
                     os.ftruncate(file, self._byte_count)
                 raise
-        self._leave()
+        self._close_file()
         if summary.small >= MERGED_FROM:
-            self._merge([one for one in self._own() if one.first == summary.first])
+            self._merge([one for one in self._own_segments() if one.first == summary.first])
         self._to_merge = True
         self._retire()
 
-    def _leave(self) -> None:
+    def _close_file(self) -> None:
         file = self._file
         assert file is not None
         if self._unsynced and self._sync_secs:
@@ -400,7 +400,7 @@ class Appender:
 
     def _put_together(self, now: WallTime) -> None:
         """Merge the segments of one past period, if there are several and they are not too large."""
-        own = [one for one in self._own() if self._file is None or one.first != self._summary.first]
+        own = [one for one in self._own_segments() if self._file is None or one.first != self._summary.first]
         if self._converter and (conversion := self._to_convert(own, now)) is not None:
             self._conversion = conversion
             return
@@ -503,7 +503,7 @@ class Appender:
     def _retire(self) -> None:
         """Delete the oldest segments beyond the retention limits, never the newest."""
         self._looked, ages_now = self._utc(), self._age_scale()
-        own = self._own()
+        own = self._own_segments()
         byte_count = sum(segment.byte_count for segment in own)
         remaining = len(own)
         for segment in own[:-1]:

@@ -181,7 +181,7 @@ class ByteColumn:
         return b"".join([self.memory[:byte_count], *self._more])
 
 
-class Apart(NamedTuple):
+class UnsharedColumns(NamedTuple):
     """Columns whose values most likely differ from row to row, and get an entry for each row."""
 
     sets: bool = False
@@ -189,7 +189,7 @@ class Apart(NamedTuple):
     targets: bool = False
 
 
-TOGETHER: Final = Apart()
+TOGETHER: Final = UnsharedColumns()
 
 
 class OwnEntries:
@@ -234,7 +234,7 @@ class Gathering:
 
     __slots__ = ("bodies", "body_bytes_max", "byte_count", "parts", "rows", "sets", "sources", "targets")
 
-    def __init__(self, memories: Memories, *, body_bytes_max: int, apart: Apart = TOGETHER) -> None:
+    def __init__(self, memories: Memories, *, body_bytes_max: int, apart: UnsharedColumns = TOGETHER) -> None:
         self.bodies = ByteColumn(memories.take())
         """Bodies that are recorded."""
         self.sets = OwnEntries(memories.take()) if apart.sets else None
@@ -247,7 +247,7 @@ class Gathering:
         self.body_bytes_max = body_bytes_max
 
     @property
-    def _held(self) -> list[ByteColumn]:
+    def _byte_columns(self) -> list[ByteColumn]:
         own = (self.sets, self.sources, self.targets)
         return [self.bodies, *[entries.column for entries in own if entries is not None]]
 
@@ -256,12 +256,12 @@ class Gathering:
 
         The former may be freed when the block is written, the latter at once.
         """
-        return [held.memory for held in self._held if held.lent is lent]
+        return [held.memory for held in self._byte_columns if held.lent is lent]
 
     @property
     def nearly_full(self) -> bool:
         """True if there is soon no space for the entries of properties or of addresses."""
-        return any(held.used_bytes > NEARLY_FULL for held in self._held[1:])
+        return any(held.used_bytes > NEARLY_FULL for held in self._byte_columns[1:])
 
     def add(self, settled: Settled) -> None:
         """Add messages, at least one. Those that were received in bursts are not examined one by one."""
@@ -288,7 +288,7 @@ class Gathering:
                     went = _guarantees(firsts)
         protocol = came.objects[0].protocol
         came, targets = self._addresses(came, targets, len(bodies))
-        sizes, whole = self._take(bodies)
+        sizes, whole = self._copy_bodies(bodies)
         self.parts.append(
             SettledRows(
                 *(labels, outcome, received_us, settled_us, len(bodies), slots, protocol),
@@ -331,7 +331,7 @@ class Gathering:
             return NO_SETS
         return Runs(sets, lengths)
 
-    def _take(self, bodies: list[bytes]) -> tuple[Runs[int], list[bool] | None]:
+    def _copy_bodies(self, bodies: list[bytes]) -> tuple[Runs[int], list[bool] | None]:
         """Copy the bodies that are recorded. Return their sizes, and which ones are recorded."""
         most = self.body_bytes_max
         sizes = list(map(len, bodies))

@@ -23,13 +23,13 @@ from gateway.model.message import NEVER, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.properties import PropertySet
 from gateway.store.journal.column_buffers import (
-    Apart,
     Gathering,
     Guarantees,
     Heads,
     OwnEntries,
     RowLabels,
     SettledRows,
+    UnsharedColumns,
 )
 from gateway.store.journal.columns import COLUMNS, OUTCOME, RECIPIENT, SENDER
 from gateway.store.journal.entries import NUMBER, BlockDictionary, bitmap, bytes_of, even_offsets, offsets
@@ -42,7 +42,7 @@ from gateway.store.journal.format import (
     encode_columns,
     expanded,
 )
-from gateway.store.journal.runs import Runs, chained, lengths_of, repeated, runs_of, spread
+from gateway.store.journal.runs import Runs, chained, lengths_of, repeat_values, runs_of, spread
 from gateway.store.journal.wall import SECOND
 from gateway.store.journal.wires import (
     NOWHERE_ENTRY,
@@ -99,7 +99,7 @@ class Encoder:
         sets = self._encoded_sets(gathering)
         lengths = lengths_of([(head.guarantees.lengths, len(head.hops)) for head in heads])
         flags = _flags([head.guarantees for head in heads])
-        hops = repeated(b"".join([head.hops for head in heads]), 1, lengths)
+        hops = repeat_values(b"".join([head.hops for head in heads]), 1, lengths)
         buffers = [
             *by_part.rows,
             _slots(parts),
@@ -139,16 +139,16 @@ class Encoder:
             return _indices(Runs([numbers[id(sender)] for sender in senders], lengths))
 
     @property
-    def apart(self) -> Apart:
+    def unshared_columns(self) -> UnsharedColumns:
         """Columns whose next values should be gathered with an entry for each row."""
-        return Apart(self._sets.differ, self._sources.differ, self._targets.differ)
+        return UnsharedColumns(self._sets.differ, self._sources.differ, self._targets.differ)
 
     def _encoded_sets(self, gathering: Gathering) -> _Encoded:
         dictionary, numbers = self._sets, self._set_numbers
         parts, rows = gathering.parts, gathering.rows
         if gathering.sets is not None:
             dictionary.passed(rows)
-            return _own(gathering.sets)
+            return _encode_entries(gathering.sets)
         lengths = lengths_of([(part.sets.lengths, part.rows) for part in parts])
         sets = list(chain.from_iterable([part.sets.objects for part in parts]))
         if dictionary.begin(rows):
@@ -160,7 +160,7 @@ class Encoder:
             fresh = [one for one in dict.fromkeys(sets) if one not in numbers]
             numbers.update(zip(fresh, dictionary.add_all(*set_entries(fresh)), strict=True))
             indices = b"".join([numbers[one] for one in sets])
-        return _Encoded(repeated(indices, 4, lengths), dictionary.end(rows, len(fresh)))
+        return _Encoded(repeat_values(indices, 4, lengths), dictionary.end(rows, len(fresh)))
 
 
 class _Encoded(NamedTuple):
@@ -198,7 +198,7 @@ class _Addresses:
         dictionary, parts, rows = self._dictionary, gathering.parts, gathering.rows
         if own is not None:
             dictionary.passed(rows)
-            return _own(own)
+            return _encode_entries(own)
         if dictionary.begin(rows):
             self._numbers.clear()
             self._nowhere = b""
@@ -234,15 +234,15 @@ class _Addresses:
             return Runs([numbers[one.wire] for one in addresses], lengths)
 
 
-def _own(entries: OwnEntries) -> _Encoded:
+def _encode_entries(entries: OwnEntries) -> _Encoded:
     lengths = entries.lengths
     places = b"" if lengths is None else _places(None, len(lengths))
     buffers = held_buffers(entries.forms, entries.sizes, entries.column.data())
-    return _Encoded(repeated(places, 4, lengths), buffers)
+    return _Encoded(repeat_values(places, 4, lengths), buffers)
 
 
 def _indices(numbers: Runs[bytes]) -> Buffer:
-    return repeated(b"".join(numbers.objects), 4, numbers.lengths)
+    return repeat_values(b"".join(numbers.objects), 4, numbers.lengths)
 
 
 def _bodies(gathering: Gathering) -> tuple[Buffer, bytes, bytes, Bytes]:
@@ -252,7 +252,7 @@ def _bodies(gathering: Gathering) -> tuple[Buffer, bytes, bytes, Bytes]:
     even = runs.lengths is not None and runs.objects.count(runs.objects[0]) == len(runs.objects)
     if even:
         runs = Runs(runs.objects[:1], [rows])
-    sizes = repeated(struct.pack(f"<{len(runs.objects)}I", *runs.objects), 4, runs.lengths)
+    sizes = repeat_values(struct.pack(f"<{len(runs.objects)}I", *runs.objects), 4, runs.lengths)
     if not gathering.body_bytes_max:
         return sizes, b"", b"", b""
     data = gathering.bodies.data()
@@ -290,7 +290,7 @@ def _by_part(parts: Sequence[SettledRows]) -> _ByPart:
         result.append(code)
         counts.append(count)
     rows = [
-        repeated(b"".join(column), len(column[0]), counts)
+        repeat_values(b"".join(column), len(column[0]), counts)
         for column in (received, settled, recipient, result)
     ]
     return _ByPart(rows, [*_lane_entries(tuple(recipients)), *_outcome_entries(tuple(outcomes))])
@@ -325,7 +325,7 @@ def _flags(parts: Sequence[Guarantees]) -> list[Buffer]:
     """Return the columns of assurance, durable and retain."""
     lengths = lengths_of([(part.lengths, len(part.columns[0])) for part in parts])
     columns = zip(*[part.columns for part in parts], strict=True)
-    return [repeated(b"".join(column), 1, lengths) for column in columns]
+    return [repeat_values(b"".join(column), 1, lengths) for column in columns]
 
 
 def _delivered(parts: Sequence[SettledRows], flags: list[Buffer]) -> Sequence[Buffer]:
@@ -358,4 +358,4 @@ def _expiries(heads: Sequence[Heads], lengths: Sequence[int] | None) -> tuple[by
     present = bytes([moment != NEVER for moment in expires])
     if lengths is not None:
         present = expanded(present, 1, lengths)
-    return bitmap(present) if NEVER in expires else b"", repeated(values, 8, lengths)
+    return bitmap(present) if NEVER in expires else b"", repeat_values(values, 8, lengths)

@@ -181,7 +181,7 @@ class Header(NamedTuple):
     low_us: int = 0
 
     @property
-    def gap(self) -> bool:
+    def is_gap(self) -> bool:
         """True if the rows from `base` to `base` + `rows` were not written."""
         return bool(self.flags & GAP)
 
@@ -291,7 +291,7 @@ class BlockStatistics(NamedTuple):
     routes: frozenset[str]
 
 
-class Laid(NamedTuple):
+class BlockPieces(NamedTuple):
     """Block in pieces, to be written one after the other.
 
     Until `seal` the pieces lack the header's bytes, and the header its CRC.
@@ -365,7 +365,7 @@ class Draft(NamedTuple):
     statistics: BlockStatistics | None = None
 
 
-def lay_out(draft: Draft, level: int) -> Laid:
+def lay_out(draft: Draft, level: int) -> BlockPieces:
     """Lay out a block; `seal` completes it. `level` is that of zlib, and 0 does not compress."""
     header, columns, buffers, statistics = draft
     if not columns:
@@ -373,7 +373,7 @@ def lay_out(draft: Draft, level: int) -> Laid:
         assert isinstance(content_bytes, bytes)
         content = content_bytes.ljust(len(content_bytes) + len(padding(len(content_bytes))))
         low_water = LOW_WATER.pack(header.low_us)
-        return Laid(header._replace(byte_count=LOOK_BYTES + len(content)), [low_water + content])
+        return BlockPieces(header._replace(byte_count=LOOK_BYTES + len(content)), [low_water + content])
     directory = len(buffers) * _BUFFER.size + len(columns)
     pad = padding(LOOK_BYTES + directory)
     at = LOOK_BYTES + directory + len(pad)
@@ -398,7 +398,7 @@ def lay_out(draft: Draft, level: int) -> Laid:
         table += place
     head = LOW_WATER.pack(header.low_us) + struct.pack(f"<{len(table)}I", *table) + columns + pad
     done = header._replace(byte_count=at, buffers=len(buffers), directory_bytes=directory + len(pad))
-    return Laid(done, [head, *pieces], statistics)
+    return BlockPieces(done, [head, *pieces], statistics)
 
 
 def _stored(buffer: Buffer, level: int) -> tuple[Bytes, int]:
@@ -411,7 +411,7 @@ def _stored(buffer: Buffer, level: int) -> tuple[Bytes, int]:
     return buffer, 0
 
 
-def seal(laid: Laid, crc32: Callable[[Bytes, int], int] = zlib.crc32) -> Laid:
+def seal(laid: BlockPieces, crc32: Callable[[Bytes, int], int] = zlib.crc32) -> BlockPieces:
     """Return the block as it is written: its header first, and the rest in few pieces.
 
     Separate memory (a memoryview) is not copied. `crc32` is that of zlib or a faster equivalent; it releases
@@ -427,7 +427,7 @@ def seal(laid: Laid, crc32: Callable[[Bytes, int], int] = zlib.crc32) -> Laid:
     for piece in pieces:
         crc = crc32(piece, crc)
     header = laid.header._replace(crc=crc)
-    return Laid(header, [encode_header(header), *pieces], laid.statistics)
+    return BlockPieces(header, [encode_header(header), *pieces], laid.statistics)
 
 
 def _compressed(buffer: Bytes, level: int) -> Bytes:

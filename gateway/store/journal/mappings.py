@@ -24,7 +24,7 @@ class MappingVersion(NamedTuple):
     path: Path
 
 
-def keep(journal: Path, texts: Mapping[str, tuple[str, str]]) -> None:
+def store_mappings(journal: Path, texts: Mapping[str, tuple[str, str]]) -> None:
     """Write the mapping files that are not stored yet, and delete the oldest beyond VERSIONS_MAX.
 
     `texts` has file name and text by version. Raises OSError.

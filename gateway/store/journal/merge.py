@@ -99,7 +99,7 @@ def _slice(starts: memoryview, data: memoryview, at: int) -> bytes:
     return bytes(data[starts[at] : starts[at + 1]])
 
 
-def merged(blocks: Sequence[Block]) -> Draft:
+def merge_blocks(blocks: Sequence[Block]) -> Draft:
     """Return one block with the rows of consecutive blocks. All must have this gateway's columns."""
     rows = sum(block.header.rows for block in blocks)
     senders, recipients, outcomes = _Dictionary(SENDER), _Dictionary(RECIPIENT), _Dictionary(OUTCOME)
@@ -258,7 +258,7 @@ def _rewritten(
     for piece in _pieces(segments, summary):
         block = piece if isinstance(piece, Block) else None
         if waiting and (block is None or rows + block.header.rows > MERGED_ROWS or byte_count > MERGED_BYTES):
-            yield _laid(waiting, level)
+            yield _block_pieces(waiting, level)
             waiting, rows, byte_count = [], 0, 0
         if block is not None:
             waiting.append(block)
@@ -267,13 +267,13 @@ def _rewritten(
             header, raw, statistics = piece
             yield header, [raw], statistics
     if waiting:
-        yield _laid(waiting, level)
+        yield _block_pieces(waiting, level)
 
 
-def _laid(blocks: list[Block], level: int) -> tuple[Header, list[Bytes], BlockStatistics | None]:
+def _block_pieces(blocks: list[Block], level: int) -> tuple[Header, list[Bytes], BlockStatistics | None]:
     if len(blocks) == 1:
         return blocks[0].header, [blocks[0].data], statistics_of(blocks[0])
-    return seal(lay_out(merged(blocks), level))
+    return seal(lay_out(merge_blocks(blocks), level))
 
 
 def _pieces(segments: Iterable[Segment], summary: Summary) -> Iterator[Piece]:
@@ -297,18 +297,22 @@ def _pieces(segments: Iterable[Segment], summary: Summary) -> Iterator[Piece]:
                         f"{at.path}: the block at offset {at.offset} does not follow, or is damaged"
                     )
                 expected = header.next
-                if header.gap:
+                if header.is_gap:
                     yield header, data, None
                     continue
                 summary.replaced += not counted
                 block = block_from(segment.shard, at, data)
-                if header.rows * 2 > MERGED_ROWS or header.byte_count > MERGED_BYTES // 2 or not _ours(block):
+                if (
+                    header.rows * 2 > MERGED_ROWS
+                    or header.byte_count > MERGED_BYTES // 2
+                    or not _has_current_columns(block)
+                ):
                     yield header, data, statistics_of(block)
                 else:
                     yield block
 
 
-def _ours(block: Block) -> bool:
+def _has_current_columns(block: Block) -> bool:
     """Return True if the block has exactly the columns that this version writes.
 
     Blocks with other columns are not merged, because columns would be lost.

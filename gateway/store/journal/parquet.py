@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 
 from gateway.store.journal.columns import COLUMNS
 from gateway.store.journal.format import ColumnKind, DamageError, Header, JournalError
-from gateway.store.journal.segments import At, Segment
+from gateway.store.journal.segments import BlockLocation, Segment
 from gateway.store.journal.summary import Summary, decode_summary
 
 METADATA_KEY: Final = b"gateway.journal"
@@ -84,10 +84,10 @@ class ParquetSegment:
     def __exit__(self, *_: object) -> None:
         """Leave the file open, because blocks read their columns when these are used."""
 
-    def items(self, expected: int) -> Iterator[At | LostRows]:
+    def items(self, expected: int) -> Iterator[BlockLocation | LostRows]:
         """Yield the row groups with rows from number `expected` on, and the gaps among them, in order.
 
-        The offset of an `At` is the number of the row group.
+        The offset of an `BlockLocation` is the number of the row group.
         """
         lost = iter([one for one in self._lost if one.first + one.rows > expected])
         gap = next(lost, None)
@@ -98,7 +98,7 @@ class ParquetSegment:
             if span.next > expected:
                 rows, times = span.next - span.first, (span.first_us, span.last_us)
                 header = Header(0, 0, span.byte_count, span.first, rows, *times, 0, 0, 0, 0, low_us)
-                yield At(self._segment.path, span.offset, header)
+                yield BlockLocation(self._segment.path, span.offset, header)
         while gap is not None:
             yield gap
             gap = next(lost, None)

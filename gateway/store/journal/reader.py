@@ -50,7 +50,7 @@ from gateway.store.journal.format import (
 )
 from gateway.store.journal.parquet import Arrow, LostRows, ParquetSegment
 from gateway.store.journal.segments import (
-    At,
+    BlockLocation,
     Hole,
     Segment,
     block_at,
@@ -167,7 +167,7 @@ class _OpenBlock(NamedTuple):
     """Block in an open file, of which rows from `begin` on are wanted."""
 
     file: OpenSegment
-    at: At
+    at: BlockLocation
     begin: int
 
 
@@ -189,7 +189,7 @@ class Block:
     """
 
     shard: str
-    at: At
+    at: BlockLocation
     data: bytes
     columns: Mapping[str, Column]
     places: list[tuple[int, int, int]]
@@ -211,7 +211,7 @@ class Block:
         """
         numbers = self.columns[name].buffers
         if len(numbers) == BUFFERS[ColumnKind.WIRE]:
-            return self._told(numbers)
+            return self._address_dictionaries(numbers)
         return tuple(map(self._buffer, numbers))
 
     def entries(self, name: str) -> EncodedEntries:
@@ -219,7 +219,7 @@ class Block:
         indices, forms, offsets, byte_count, _ = self.columns[name].buffers
         return EncodedEntries(*map(self._buffer, (indices, forms, offsets, byte_count)))
 
-    def _told(self, numbers: tuple[int, ...]) -> tuple[memoryview, ...]:
+    def _address_dictionaries(self, numbers: tuple[int, ...]) -> tuple[memoryview, ...]:
         indices, forms, offsets, byte_count, text = numbers
         places = self._buffer(indices)
         if not places:  # each row has its own
@@ -335,13 +335,13 @@ class ParquetBlock(Block):
         return True
 
 
-def _row_group(shard: str, at: At, file: ParquetSegment, begin: int) -> ParquetBlock:
+def _row_group(shard: str, at: BlockLocation, file: ParquetSegment, begin: int) -> ParquetBlock:
     columns = {column.name: column for column in COLUMNS if column.name in file.names}
     return ParquetBlock(shard, at, b"", columns, [], begin, at.header.next, file=file)
 
 
 def block_from(
-    shard: str, at: At, data: bytes, begin: int | None = None, expand: Expand = decode_runs
+    shard: str, at: BlockLocation, data: bytes, begin: int | None = None, expand: Expand = decode_runs
 ) -> Block:
     """Return the block of these bytes, which must be sound."""
     header = at.header
@@ -405,7 +405,7 @@ class JournalReader:
         return found
 
     @contextmanager
-    def at_a_glance(self) -> Iterator[None]:
+    def cached_listing(self) -> Iterator[None]:
         """List the files once inside this context, and again only if one is missing. Raises NoFolderError."""
         self._listing = self._listed()
         try:
@@ -463,15 +463,15 @@ class JournalReader:
             unindexed=unindexed,
         )
 
-    def missing(self, shard: str, from_us: int | None = None, to_us: int | None = None) -> int:
+    def missing_count(self, shard: str, from_us: int | None = None, to_us: int | None = None) -> int:
         """Return how many rows are missing among those received from `from_us` to before `to_us`.
 
         Times are in microseconds UTC. The rows around a gap tell roughly when it was.
         """
         segments = self.segments(shard)
         total, behind, last_us = 0, segments[0].first if segments else 0, None
-        selection = _Wanted(from_us, to_us)
-        for first, next_, times in self._around(shard):
+        selection = _RowSelection(from_us, to_us)
+        for first, next_, times in self._existing_runs(shard):
             if first > behind:
                 around = sorted((times[0], times[0] if last_us is None else last_us))
                 total += 0 if selection.misses(around, None) else first - behind
@@ -481,7 +481,7 @@ class JournalReader:
             total += 0 if to_us is not None and last_us is not None and last_us >= to_us else end - behind
         return total
 
-    def _around(self, shard: str) -> Iterator[tuple[int, int, tuple[int, int]]]:
+    def _existing_runs(self, shard: str) -> Iterator[tuple[int, int, tuple[int, int]]]:
         """Yield runs of existing rows with their times of receipt: (first, next, (first time, last time))."""
         segments = self.segments(shard)
         for segment in segments:
@@ -521,7 +521,7 @@ class JournalReader:
             with suppress(FileNotFoundError), segment.path.open("rb", buffering=0) as file:
                 offset = 0 if summary is None or before is None else summary.place_of(before)
                 for item in walk(file, segment.path, offset):
-                    if isinstance(item, At) and (before is None or item.header.next <= before):
+                    if isinstance(item, BlockLocation) and (before is None or item.header.next <= before):
                         found = max(found, item.header.low_us)
         return found or None
 
@@ -556,14 +556,14 @@ class JournalReader:
         made = Summary(segment.first, segment.first)
         with suppress(FileNotFoundError), segment.path.open("rb", buffering=0) as file:
             for at in self._walk(file, segment, 0, last=last):
-                if isinstance(at, At):
+                if isinstance(at, BlockLocation):
                     made.missing += max(at.header.base - made.next, 0)
                     made.add(at.offset, at.header, None, small=is_small(at.header))
         return made, False
 
     def index(
         self, shard: str, start: int | None = None, *, near: BlockPlace | None = None
-    ) -> Iterator[At | Gap]:
+    ) -> Iterator[BlockLocation | Gap]:
         """Yield the blocks of a shard from the one with row `start` on (None: the first), as far as written.
 
         Only headers are read; contents are not checked. `near` is where that block, or the end of the one
@@ -593,7 +593,7 @@ class JournalReader:
         near: BlockPlace | None,
         *,
         whole: bool = False,
-        selection: _Wanted | None = None,
+        selection: _RowSelection | None = None,
     ) -> Iterator[Any]:
         """Yield the blocks (`_OpenBlock`) and gaps from row `start` on, each row once.
 
@@ -654,14 +654,14 @@ class JournalReader:
         last: bool,
     ) -> Generator[Any, None, bool]:
         """Yield what one file holds from the row that `scan` expects; see `_scan_files`."""
-        for item in self._within(file, segment, scan, last=last):
+        for item in self._scan_segment(file, segment, scan, last=last):
             first, behind = _range(item)
             if behind <= scan.expected:
                 continue
             if first > scan.expected:
-                if listed is not None and self._changed(scan.shard, listed):
+                if listed is not None and self._has_changed(scan.shard, listed):
                     return False
-                at = item if isinstance(item, At) else At(segment.path, 0, _NO_HEADER)
+                at = item if isinstance(item, BlockLocation) else BlockLocation(segment.path, 0, _NO_HEADER)
                 yield self._missing(scan.shard, scan.expected, first, at)
             begin, scan.expected = max(first, scan.expected), behind
             if isinstance(item, Stretch):
@@ -669,20 +669,20 @@ class JournalReader:
             elif isinstance(item, LostRows):
                 reason = cast("Reason", item.reason)
                 yield Gap(scan.shard, item.first, item.rows, reason, item.text, str(segment.path))
-            elif isinstance(item, At):
-                if item.header.gap and not isinstance(file, ParquetSegment):
-                    yield self._told(scan.shard, item, file)
+            elif isinstance(item, BlockLocation):
+                if item.header.is_gap and not isinstance(file, ParquetSegment):
+                    yield self._recorded_gap(scan.shard, item, file)
                 else:
                     yield _OpenBlock(file, item, begin)
         return True
 
-    def _changed(self, shard: str, listed: list[tuple[Path, int]]) -> bool:
+    def _has_changed(self, shard: str, listed: list[tuple[Path, int]]) -> bool:
         self._look_again()
         return [(one.path, one.inode) for one in self.segments(shard)] != listed
 
-    def _within(
+    def _scan_segment(
         self, file: OpenSegment, segment: Segment, scan: _Scan, *, last: bool
-    ) -> Iterator[At | Stretch | LostRows | range]:
+    ) -> Iterator[BlockLocation | Stretch | LostRows | range]:
         """Yield what one file holds from about the expected row on; a range for rows that are not wanted."""
         expected, near, selection = scan.expected, scan.near, scan.selection
         cached = self._summaries.get(segment.path)
@@ -695,7 +695,7 @@ class JournalReader:
             if near is not None and near.path == segment.path and _leads_to(file, near, expected):
                 offset = near.offset
             for at in self._walk(file, segment, offset, last=last):
-                if isinstance(at, At):
+                if isinstance(at, BlockLocation):
                     yield at
             return
         if selection is not None and selection.misses(summary.received, summary.routes):
@@ -724,11 +724,11 @@ class JournalReader:
             }
         if isinstance(file, ParquetSegment):
             for found in file.items(expected):
-                missed = isinstance(found, At) and found.offset in passed
+                missed = isinstance(found, BlockLocation) and found.offset in passed
                 yield range(*_range(found)) if missed else found
             return
         for item in self._walk(file, segment, summary.place_of(expected), last=last, passed=passed):
-            yield item if isinstance(item, At) else range(item.first, item.next)
+            yield item if isinstance(item, BlockLocation) else range(item.first, item.next)
 
     @staticmethod
     def _walk(
@@ -738,7 +738,7 @@ class JournalReader:
         *,
         last: bool,
         passed: Mapping[int, SummarySpan] | None = None,
-    ) -> Iterator[At | SummarySpan]:
+    ) -> Iterator[BlockLocation | SummarySpan]:
         """Yield the blocks with rows, and the gaps, of one file from `offset` on, without the spans `passed`.
 
         Damaged blocks show as missing sequence numbers. The very last block counts only if its content is
@@ -760,7 +760,7 @@ class JournalReader:
             if not item.header.flags & (INDEX | MARK):
                 yield item
 
-    def _missing(self, shard: str, first: int, base: int, at: At) -> Gap:
+    def _missing(self, shard: str, first: int, base: int, at: BlockLocation) -> Gap:
         """Return a Gap for rows `first` to `base` - 1, which are in no block; without `skip`, raise an error.
 
         Retention deleted them if nothing older is left (GoneError); otherwise they are damaged (DamageError).
@@ -774,7 +774,7 @@ class JournalReader:
             raise DamageError(f"{at.path}: rows {first} to {base - 1} are missing before offset {at.offset}")
         return Gap(shard, first, base - first, "damage", "these rows are in no sound block", str(at.path))
 
-    def _told(self, shard: str, at: At, file: BinaryIO) -> Gap:
+    def _recorded_gap(self, shard: str, at: BlockLocation, file: BinaryIO) -> Gap:
         """Return the Gap that the writer has recorded for rows that it did not write."""
         header = at.header
         where = f"{at.path}:{at.offset}"
@@ -784,7 +784,7 @@ class JournalReader:
         document = json.loads(data[LOOK_BYTES:])
         return Gap(shard, header.base, header.rows, document["reason"], document["text"], where)
 
-    def read(self, shard: str, at: At) -> Block:
+    def read(self, shard: str, at: BlockLocation) -> Block:
         """Return the block that `index` found, or its rows where they are now.
 
         Raises DamageError, and GoneError if they were deleted since.
@@ -794,7 +794,7 @@ class JournalReader:
             with at.path.open("rb", buffering=0) as file:
                 found = block_at(file, at.path, at.offset)
                 if found is not None and found.header == header:
-                    return block_from(shard, at, self._sound(file, at), expand=self.expand)
+                    return block_from(shard, at, self._read_block(file, at), expand=self.expand)
         except FileNotFoundError:
             pass
         remaining = self.segments(shard)
@@ -808,7 +808,7 @@ class JournalReader:
         raise DamageError(f"{at.path}: rows {header.base} to {header.next - 1} are not there any more")
 
     @staticmethod
-    def _sound(file: BinaryIO, at: At) -> bytes:
+    def _read_block(file: BinaryIO, at: BlockLocation) -> bytes:
         data = content_of(file, at)
         if data is None:
             raise DamageError(
@@ -835,7 +835,7 @@ class JournalReader:
         one without the texts is not decoded. For `near` see `index`.
         """
         routes = None if only is None else only.get("route")
-        for item in self._scan(shard, start, near, selection=_Wanted(from_us, to_us, routes)):
+        for item in self._scan(shard, start, near, selection=_RowSelection(from_us, to_us, routes)):
             if isinstance(item, Gap):
                 behind = item.first + item.rows
                 if end is None or item.first < end:
@@ -860,7 +860,7 @@ class JournalReader:
                 if self.skip:
                     file.table(at.offset)  # checked now, because later it could only be an error
                 return _row_group(shard, at, file, found.begin)
-            return block_from(shard, at, self._sound(file, at), found.begin, self.expand)
+            return block_from(shard, at, self._read_block(file, at), found.begin, self.expand)
         except DamageError as error:
             if not self.skip:
                 raise
@@ -885,7 +885,7 @@ class JournalReader:
                     (start is None or row["sequence"] >= start)
                     and (from_us is None or row["received"] >= from_us)
                     and (to_us is None or row["received"] < to_us)
-                    and fits(row, only)
+                    and row_matches(row, only)
                 ):
                     yield row
 
@@ -931,7 +931,7 @@ class JournalReader:
                 yield found
 
 
-class _Wanted(NamedTuple):
+class _RowSelection(NamedTuple):
     """Times of receipt (microseconds UTC) and routes of the requested rows."""
 
     from_us: int | None = None
@@ -956,7 +956,7 @@ class _Scan:
     expected: int
     near: BlockPlace | None
     whole: bool
-    selection: _Wanted | None
+    selection: _RowSelection | None
 
 
 _NO_HEADER: Final = Header(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -969,9 +969,9 @@ def _opened(segment: Segment) -> OpenSegment:
     return segment.path.open("rb", buffering=0)
 
 
-def _range(item: At | Stretch | LostRows | range) -> tuple[int, int]:
+def _range(item: BlockLocation | Stretch | LostRows | range) -> tuple[int, int]:
     """Return the number of the first row, and that behind the last."""
-    if isinstance(item, At):
+    if isinstance(item, BlockLocation):
         return item.header.base, item.header.next
     if isinstance(item, LostRows):
         return item.first, item.first + item.rows
@@ -996,7 +996,7 @@ def _holes(file: BinaryIO, segment: Segment, *, last: bool) -> Iterator[Hole]:
         yield Hole(segment.path, end, size_of(file))
 
 
-def fits(row: Row, only: Only | None) -> bool:
+def row_matches(row: Row, only: Only | None) -> bool:
     """Return True if a row has the texts that `only` requires."""
     return only is None or all(row.get(name) in texts for name, texts in only.items())
 

@@ -94,7 +94,7 @@ def spread(runs: Runs[Kind]) -> list[Kind]:
     return list(chain.from_iterable(map(repeat, runs.objects, runs.lengths)))
 
 
-def repeated(values: bytes, width: int, lengths: Sequence[int] | None) -> Buffer:
+def repeat_values(values: bytes, width: int, lengths: Sequence[int] | None) -> Buffer:
     """Return values of `width` bytes, each repeated as often as its run is long."""
     return values if lengths is None else Repeated(values, width, lengths)
 

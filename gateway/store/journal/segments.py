@@ -49,7 +49,7 @@ class Segment(NamedTuple):
     next: int | None = None
 
 
-class At(NamedTuple):
+class BlockLocation(NamedTuple):
     """Block: its file, its offset there, and its header."""
 
     path: Path
@@ -137,7 +137,7 @@ def size_of(file: BinaryIO) -> int:
     return file.seek(0, SEEK_END)
 
 
-def walk(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[At | Hole]:
+def walk(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[BlockLocation | Hole]:
     """Yield the blocks of a file from `offset` on, and a Hole for each damaged part between them.
 
     Only the headers are read. An incomplete block at the end of the file is not yielded. `file` must be
@@ -157,7 +157,7 @@ def walk(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[At | Hole]:
         offset = at.end
 
 
-def block_at(file: BinaryIO, path: Path, offset: int) -> At | None:
+def block_at(file: BinaryIO, path: Path, offset: int) -> BlockLocation | None:
     """Return the block at `offset`, or None if there is no complete one. The content is not checked."""
     file.seek(offset)
     try:
@@ -166,10 +166,10 @@ def block_at(file: BinaryIO, path: Path, offset: int) -> At | None:
         raise JournalError(f"{path}: {error}") from error
     if header is None or header.byte_count < LOOK_BYTES:
         return None
-    return At(path, offset, header) if offset + header.byte_count <= size_of(file) else None
+    return BlockLocation(path, offset, header) if offset + header.byte_count <= size_of(file) else None
 
 
-def content_of(file: BinaryIO, at: At) -> bytes | None:
+def content_of(file: BinaryIO, at: BlockLocation) -> bytes | None:
     """Return the whole block, or None if its content is damaged."""
     file.seek(at.offset)
     data = file.read(at.header.byte_count)
@@ -178,7 +178,7 @@ def content_of(file: BinaryIO, at: At) -> bytes | None:
     return data if crc32(memoryview(data)[HEADER_BYTES:]) == at.header.crc else None
 
 
-def _next_block(file: BinaryIO, path: Path, offset: int) -> At | None:
+def _next_block(file: BinaryIO, path: Path, offset: int) -> BlockLocation | None:
     """Return the next block with sound header and content, searching from `offset` behind damage."""
     while True:
         file.seek(offset)

@@ -73,7 +73,7 @@ class Summary:
         self.next = header.next
         if header.flags & (INDEX | MARK):
             return
-        if header.gap:
+        if header.is_gap:
             self.gaps += 1
             self.missing += header.rows
             return
@@ -117,7 +117,7 @@ def wider(span: tuple[int, int], first: int, last: int) -> tuple[int, int]:
 
 def is_small(header: Header) -> bool:
     """Return True if a block should be merged with its neighbours."""
-    return 0 < header.rows < SMALL_ROWS and header.byte_count < SMALL_BYTES and not header.gap
+    return 0 < header.rows < SMALL_ROWS and header.byte_count < SMALL_BYTES and not header.is_gap
 
 
 def index_draft(shard: int, offset: int, summary: Summary) -> Draft:

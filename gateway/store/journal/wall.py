@@ -38,7 +38,7 @@ class WallClock:
         now = self._clock()
         if self._looked is None or now - self._looked > LOOK_SECS:
             self._looked = now
-            self._look(now)
+            self._compare_clocks(now)
         self._last = now
         return now
 
@@ -48,7 +48,7 @@ class WallClock:
         offset = self._offsets[-1 if not changed or at > changed[-1] else bisect_left(changed, at)]
         return int((at + offset) * SECOND)
 
-    def _look(self, now: Monotonic) -> None:
+    def _compare_clocks(self, now: Monotonic) -> None:
         offset = float(self._utc()) - float(now)
         if not self._offsets:
             self._offsets.append(offset)

@@ -49,7 +49,7 @@ def words_of(address: Address) -> AddressTexts:
     return bytes_of(dialect.show(address)), scope, bytes_of(address.name)
 
 
-def recorded(found: PropertySet) -> SetTexts:
+def recorded_texts(found: PropertySet) -> SetTexts:
     """Return the journal's texts of a property set. A correlation that is not UTF-8 is only in the JSON.
 
     The result is cached in the set's `forms`, except for sets of texts, which are fast to encode and mostly
@@ -141,7 +141,7 @@ def set_entries(sets: list[PropertySet]) -> Entered:
         raw = one.raw
         form = FORM_OF.get(one.protocol, TEXTS) if raw and len(raw) <= PROPERTIES_BYTES_MAX else TEXTS
         forms.append(form)
-        data.append(raw if form else framed(recorded(one)))
+        data.append(raw if form else framed(recorded_texts(one)))
     return bytes(forms), data
 
 
@@ -287,7 +287,7 @@ def _read_set(form: int, data: bytes) -> SetTexts:
         found = _writer_of(form).unread_set(data)
     except RemoteProtocolError:
         return MALFORMED
-    return recorded(found)
+    return recorded_texts(found)
 
 
 def _read_id(form: int, data: bytes) -> bytes | None:

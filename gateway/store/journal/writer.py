@@ -37,7 +37,7 @@ from gateway.store.journal.appender import Appender, Pwritev
 from gateway.store.journal.bursts import Bursts
 from gateway.store.journal.column_buffers import Gathering, Memories, RowLabels, Settled
 from gateway.store.journal.encoder import Encoder
-from gateway.store.journal.format import Draft, Laid, gap_draft, lay_out, mark_draft, seal
+from gateway.store.journal.format import BlockPieces, Draft, gap_draft, lay_out, mark_draft, seal
 from gateway.store.journal.wall import SECOND, WallClock
 
 log = structlog.get_logger()
@@ -83,12 +83,12 @@ class _Block(NamedTuple):
     `memories` are in use until it is written.
     """
 
-    block: Draft | Laid
+    block: Draft | BlockPieces
     byte_count: int
     memories: Sequence[memoryview]
 
 
-def nothing_open() -> None:
+def no_open_receipt() -> None:
     """Return None: everything received is settled."""
 
 
@@ -109,7 +109,7 @@ class JournalWriter:
         options: JournalOptions | None = None,
         *,
         clock: Callable[[], Monotonic],
-        oldest: Callable[[], Monotonic | None] = nothing_open,
+        oldest: Callable[[], Monotonic | None] = no_open_receipt,
         utc: Callable[[], WallTime] = wall_time,
         pwritev: Pwritev = os.pwritev,
     ) -> None:
@@ -152,7 +152,7 @@ class JournalWriter:
         self._stands: tuple[int, Monotonic] | None = None  # number of the next row, and since when
         # The thread's.
         self._blocks: deque[_Block] = deque()  # The thread's.
-        self._laid: list[Laid] = []  # the first of `_blocks`, ready to be written
+        self._laid: list[BlockPieces] = []  # the first of `_blocks`, ready to be written
         self._written = 0  # total bytes of written blocks
         self._failed_since = False
         self._wake = threading.Event()
@@ -191,7 +191,7 @@ class JournalWriter:
         return self._appender.segments
 
     @property
-    def cut(self) -> int:
+    def cut_bytes(self) -> int:
         """Size in bytes of the incomplete block that was cut off at the start."""
         return self._appender.cut
 
@@ -215,8 +215,8 @@ class JournalWriter:
         ... `bursts` are the same messages, if all of them were received in bursts; then they are not examined
         one by one.
         """
-        whole, origins = _apart(sources)
-        self._keep(Settled(labels, messages, whole, outcome, 0, 0, slots, origins, bursts), received)
+        whole, origins = _split_sources(sources)
+        self._queue_rows(Settled(labels, messages, whole, outcome, 0, 0, slots, origins, bursts), received)
 
     def refuse(
         self,
@@ -227,9 +227,9 @@ class JournalWriter:
         slots: Sequence[int] | None = None,
     ) -> None:
         """Record `sources` that a route refused or that had no target, so that nothing was delivered."""
-        self._keep(Settled(labels, None, sources, outcome, 0, 0, slots), received)
+        self._queue_rows(Settled(labels, None, sources, outcome, 0, 0, slots), received)
 
-    def _keep(self, settled: Settled, received: Monotonic) -> None:
+    def _queue_rows(self, settled: Settled, received: Monotonic) -> None:
         count = len(settled.heads)
         if not count:
             return
@@ -297,7 +297,7 @@ class JournalWriter:
         return Gathering(
             self._memories,
             body_bytes_max=self.options.body_bytes_max,
-            apart=self._encoder.apart,
+            apart=self._encoder.unshared_columns,
         )
 
     def _flush(self) -> None:
@@ -398,7 +398,7 @@ class JournalWriter:
             self._written += byte_count
             self.blocks += 1
             self.byte_count += header.byte_count
-            if not header.gap:
+            if not header.is_gap:
                 self.rows += header.rows
         del self._laid[:written]
         if self.failure:
@@ -420,7 +420,7 @@ class JournalWriter:
         return True
 
 
-def _apart(sources: _Sources | None) -> tuple[list[Message] | None, list[Address] | None]:
+def _split_sources(sources: _Sources | None) -> tuple[list[Message] | None, list[Address] | None]:
     """Return the sources as messages, or as addresses only."""
     if sources is None:
         return None, None

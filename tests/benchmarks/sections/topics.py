@@ -52,7 +52,7 @@ def _trie(count: int) -> Trie[int]:
 def _retained(count: int) -> RetainedTopics:
     retained = RetainedTopics(messages_max=count)
     for number in range(count):
-        retained.keep(Message(topic_address(f"plant/line{number // 10}/machine{number % 10}"), b"x"))
+        retained.set_retained(Message(topic_address(f"plant/line{number // 10}/machine{number % 10}"), b"x"))
     return retained
 
 

@@ -243,7 +243,7 @@ def test_an_expiry_of_another_protocol_goes_on(
     properties = property_set(Properties(headers=(("x-delay", string("10000")),)))
     message = Message(
         topic_address("a"), b"x", properties, expires=time.utc + expires_secs, sender=SENDER
-    ).crossed(amqp_address("d", "k"))
+    ).with_crossing(amqp_address("d", "k"))
     assert sent(host, message) == [ACCEPTED]
     time.advance(10, host)
     row = host.queues["q"].take()

@@ -344,7 +344,7 @@ def test_a_queue_whose_dead_letters_wait_for_the_disk_checks_it_now_and_then(sce
     scene.store(dying, b"1")
     fail(scene, is_known=True)
     scene.time.advance(2, scene.host)
-    assert scene.host.alarms.due == scene.time.utc + RETRY_SECS
+    assert scene.host.alarms.next_due == scene.time.utc + RETRY_SECS
     assert (len(dying), dying.take()) == (1, None)
     repair(scene)
 

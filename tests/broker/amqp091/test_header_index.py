@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.broker.amqp091.header_index import HeaderConditions, HeaderIndex, wanted
+from gateway.broker.amqp091.header_index import HeaderConditions, HeaderIndex, parse_conditions
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import AmqpRefused
 from gateway.model.properties import Headers, Value, ValueType, string
@@ -49,14 +49,14 @@ def test_finds_what_a_comparison_with_each_binding_finds(
     index: HeaderIndex[int] = HeaderIndex()
     steps = 0
     for number, arguments in enumerate(bindings):
-        steps += index.add(wanted(arguments), number, f"user {number % 2}")
+        steps += index.add(parse_conditions(arguments), number, f"user {number % 2}")
     for number, arguments in enumerate(bindings):
         if gone >> number & 1:
-            steps -= index.remove(wanted(arguments), number, f"user {number % 2}")
+            steps -= index.remove(parse_conditions(arguments), number, f"user {number % 2}")
     left = [number for number in range(len(bindings)) if not gone >> number & 1]
     assert sorted(index.match(headers)) == [number for number in left if fits(bindings[number], headers)]
     for number in left:
-        steps -= index.remove(wanted(bindings[number]), number, f"user {number % 2}")
+        steps -= index.remove(parse_conditions(bindings[number]), number, f"user {number % 2}")
     assert steps == 0
     assert not index.match(headers)
     empty: HeaderIndex[int] = HeaderIndex()
@@ -84,7 +84,7 @@ class Compared(str):
 def test_bindings_that_differ_in_one_argument_cost_no_comparison_of_the_others() -> None:
     shared = [(f"h{at}", string("same")) for at in range(62)]
     index: HeaderIndex[int] = HeaderIndex()
-    steps = [index.add(wanted((*shared, ("id", string(f"{at}")))), at, "u") for at in range(3_000)]
+    steps = [index.add(parse_conditions((*shared, ("id", string(f"{at}")))), at, "u") for at in range(3_000)]
     assert sum(steps) < 5_000  # without an index: 3 000 x 63
     headers: dict[str, Any] = {name: Compared(value.value) for name, value in shared}
     headers["id"] = Compared("2999")
@@ -100,7 +100,7 @@ def test_the_worst_message_is_counted_before_it_comes(mode: str, least: int) -> 
     total = 0
     for at in range(1_024):
         pairs = [(f"bit {bit}", string("01"[at >> bit & 1])) for bit in range(10)]
-        total += index.add(wanted((("x-match", string(mode)), *pairs)), at, "u")
+        total += index.add(parse_conditions((("x-match", string(mode)), *pairs)), at, "u")
     assert total >= least
 
 

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from gateway.broker.amqp091.arguments import queue_arguments
-from gateway.broker.amqp091.policies import governed, read_policies
+from gateway.broker.amqp091.policies import read_policies, with_policy
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.errors import ConfigurationError
 from gateway.model.properties import Headers, Value, ValueType, string
@@ -58,7 +58,7 @@ def number(value: int) -> Value:
 )
 def test_which_policy_holds(tmp_path: Path, name: str, own: Headers, wanted: dict[str, Any]) -> None:
     policies = read_policies(written(tmp_path, *POLICIES))["/"]
-    found = queue_arguments(governed(policies, name, own), "queue")
+    found = queue_arguments(with_policy(policies, name, own), "queue")
     assert {key: getattr(found, key) for key in wanted} == wanted
 
 

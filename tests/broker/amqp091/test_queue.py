@@ -144,7 +144,7 @@ def test_very_many_deaths_are_buried_in_turns(count: int) -> None:
     while len(there) < count:
         assert len(there) <= turns * BURIED_MAX
         assert host.dead_lettering.late
-        assert host.alarms.due <= time.time()
+        assert host.alarms.next_due <= time.time()
         host.alarms.ring(time.time())
         turns += 1
     assert turns == 1 + count * 2 // BURIED_MAX
@@ -184,7 +184,7 @@ def test_very_many_that_expire_at_once_go_in_turns() -> None:
     one.add(taker)
     assert len(one) == count + 1 - EXPIRED_MAX
     assert one.take() is None
-    while host.alarms.due <= time.time():
+    while host.alarms.next_due <= time.time():
         before = len(one)
         host.alarms.ring(time.time())
         assert before - len(one) <= 2 * EXPIRED_MAX + 3
@@ -201,7 +201,7 @@ def test_no_letter_of_a_long_queue_is_given_up() -> None:
     past = time.time() - 1
     one.put([native(b"%d" % at, life=past) for at in range(count)])
     one.dispatch()
-    while host.alarms.due <= time.time():
+    while host.alarms.next_due <= time.time():
         assert len(host.dead_lettering.noted) <= EXPIRED_MAX
         host.alarms.ring(time.time())
     assert drained(there) == [b"%d" % at for at in range(count)]
@@ -244,7 +244,7 @@ def test_no_letter_of_a_long_queue_with_priorities_is_given_up() -> None:
     count = 4 * EXPIRED_MAX
     past = time.time() - 1
     publish(one, [native(b"%d" % at, life=past, priority=at % 2) for at in range(count)])
-    while host.alarms.due <= time.time():
+    while host.alarms.next_due <= time.time():
         assert len(host.dead_lettering.noted) <= EXPIRED_MAX
         host.alarms.ring(time.time())
     assert sorted(int(body) for body in drained(there)) == list(range(count))
@@ -436,7 +436,7 @@ def test_very_many_of_a_priority_that_expire_go_in_turns(credit: int) -> None:
         assert len(one) == count + 3
         assert one.take() is not None
     for _ in range(count):
-        if host.alarms.due > time.time():
+        if host.alarms.next_due > time.time():
             break
         before = len(one)
         host.alarms.ring(time.time())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.broker.amqp091 import virtual_host
-from gateway.broker.amqp091.header_index import HeaderIndex, comparable, wanted
+from gateway.broker.amqp091.header_index import HeaderIndex, comparable, parse_conditions
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import AmqpRefused
 from gateway.errors import RemoteProtocolError
@@ -81,7 +81,7 @@ HEADERS = [
 @pytest.mark.parametrize("arguments, headers, matches", HEADERS)
 def test_headers_bindings(arguments: Headers, headers: dict[str, object], matches: bool) -> None:
     index: HeaderIndex[str] = HeaderIndex()
-    index.add(wanted(arguments), "it", None)
+    index.add(parse_conditions(arguments), "it", None)
     found = index.match({name: comparable(typed(value)) for name, value in headers.items()})
     assert (list(found) == ["it"]) is matches
 
@@ -178,26 +178,26 @@ def test_an_exclusive_queue_is_locked_to_its_connection_and_goes_with_it(host: H
         with pytest.raises(AmqpRefused, match="exclusive access") as refused:
             action(host)
         assert refused.value.code == 405
-    host.owner_gone(OTHER)
+    host.delete_exclusive_queues(OTHER)
     assert host.reached("amq.topic", "a") == {"mine"}
-    host.owner_gone(ME)
+    host.delete_exclusive_queues(ME)
     assert host.reached("amq.topic", "a") == set()
     assert "mine" not in host.queues
 
 
 def test_an_auto_delete_queue_goes_with_its_last_consumer(host: Host) -> None:
     queue = host.make("brief", auto_delete=True)
-    host.consumer_left(queue)
+    host.delete_if_unused(queue)
     assert "brief" not in host.queues, "nobody consumes"
     queue = host.make("brief", auto_delete=True)
     first, second = Taker(), Taker()
     queue.add(first)
     queue.add(second)
     queue.remove(first)
-    host.consumer_left(queue)
+    host.delete_if_unused(queue)
     assert "brief" in host.queues
     queue.remove(second)
-    host.consumer_left(queue)
+    host.delete_if_unused(queue)
     assert "brief" not in host.queues
 
 
@@ -220,7 +220,7 @@ def test_deleting_an_exchange_forgets_its_bindings_on_both_sides(host: Host) -> 
     host.delete_exchange("middle", if_unused=False)
     assert host.reached("amq.topic", "a") == set()
     assert host.queues["one"].bound == {}
-    assert host.exchanges["amq.topic"].bound_to_nothing
+    assert host.exchanges["amq.topic"].has_no_bindings
 
 
 @pytest.mark.parametrize("if_unused, if_empty, text", [(True, False, "in use"), (False, True, "not empty")])
@@ -390,7 +390,7 @@ def test_the_order_of_arguments_does_not_tell_bindings_apart(exchange: str, to: 
     host.bind(exchange, end, "k", (("b", turned), ("a", integer(1)), ("x-match", string("all"))))
     assert host.bindings == 1
     host.unbind(exchange, end, "k", (("b", turned), ("x-match", string("all")), ("a", integer(1))))
-    assert (host.bindings, host.exchange(exchange).bound_to_nothing) == (0, True)
+    assert (host.bindings, host.exchange(exchange).has_no_bindings) == (0, True)
 
 
 @pytest.mark.parametrize("match", ["all", "any"])

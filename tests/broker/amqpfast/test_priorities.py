@@ -34,7 +34,7 @@ class Taker:
         self.taken: list[tuple[int, Message]] = []
         self.runs = 0
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         return self.credit
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
@@ -44,7 +44,7 @@ class Taker:
             self.got.append((at, one.body, redelivered))
             self.taken.append((at, one))
 
-    def failed(self, error: Exception) -> None:
+    def handle_error(self, error: Exception) -> None:
         raise error
 
     def cancelled(self, queue: Queue) -> None:
@@ -114,17 +114,17 @@ def test_what_was_given_back_goes_to_somebody_else_if_there_is_one() -> None:
     one.add(first)
     one.add(second)
     fill(one, 0)
-    one.give_back(*first.taken[0], first)
+    one.return_unfit(*first.taken[0], first)
     first.credit = 5
     one.dispatch()
     assert first.bodies == [b"0"]  # it waits for the other
     second.credit = 1
     one.dispatch()
     assert second.got == [(0, b"0", True)]
-    one.give_back(*second.taken[0], second)
+    one.return_unfit(*second.taken[0], second)
     one.dispatch()
     assert first.got[-1] == (0, b"0", True)
-    one.give_back(*first.taken[-1], first)
+    one.return_unfit(*first.taken[-1], first)
     one.remove(second)
     assert len(first.got) == 3
 
@@ -133,11 +133,11 @@ def test_purge_withdraw_take_and_browse() -> None:
     one = queue()
     fill(one, 0, 5, 0)
     assert [body for _, body in [(at, found.body) for at, found in one.browse()]] == [b"1", b"0", b"2"]
-    found = one.look_at(2)
+    found = one.peek(2)
     assert found is not None
     assert found.body == b"2"
     one.withdraw(2, 1)
-    assert one.look_at(2) is None
+    assert one.peek(2) is None
     assert (len(one), one.byte_count) == (2, weight_of(found for _, found in one.browse()))
     taken = one.take()
     assert taken is not None
@@ -203,7 +203,7 @@ def test_any_order_of_operations_loses_and_doubles_nothing(seed: int) -> None:
         elif step == 3 and taker.taken:
             position, found = taker.taken.pop(chance.randrange(len(taker.taken)))
             if chance.random() < 0.3:
-                one.give_back(position, found, taker)
+                one.return_unfit(position, found, taker)
             else:
                 one.acknowledged([position])
                 done.append(found.body)
@@ -225,4 +225,4 @@ def test_what_is_set_aside_is_browsed_and_looked_at(is_sorted: bool) -> None:
     one.add(taker, (lambda found: True) if is_sorted else None)
     one.set_aside(taker, *taker.taken[0], False)
     ((position, browsed),) = one.browse()
-    assert one.look_at(position) is browsed
+    assert one.peek(position) is browsed

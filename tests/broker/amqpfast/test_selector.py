@@ -170,7 +170,7 @@ def test_like_gives_up_before_it_takes_long(pattern: str, monkeypatch: pytest.Mo
     spent: list[int] = []
 
     class Counted(selector.SelectorEvaluation):
-        def __init__(self, known: selector.Known) -> None:
+        def __init__(self, known: selector.PropertyLookup) -> None:
             super().__init__(known)
             spent.append(0)
 

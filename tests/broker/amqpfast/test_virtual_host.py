@@ -167,7 +167,7 @@ def test_temporaries() -> None:
         with pytest.raises(FastRefused) as refused:
             host.create_temporary("queue", name, "you", channel)
         assert refused.value.code == 403
-    host.channel_gone(channel)
+    host.delete_temporary_destinations(channel)
     assert set(host.queues) == {"q", "mine"}
 
 

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.broker.mqtt.away import SLACK, Away
+from gateway.broker.mqtt.away import SLACK, DisconnectedSessions
 from gateway.broker.mqtt.session import Session, SessionLimits, SessionTally
 
 WHO = st.tuples(st.sampled_from(["", "ann", "bob"]), st.sampled_from(["loopback", "192.0.2.7"]))
@@ -26,7 +26,7 @@ class AwayModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.away = Away()
+        self.away = DisconnectedSessions()
         self.there: list[Session] = []
 
     @rule(who=WHO, at=st.integers(1, 1_000_000))
@@ -54,7 +54,7 @@ class AwayModel(RuleBasedStateMachine):
         assert len(self.away) == len(self.there)
         for user, place in ((None, None), ("ann", None), (None, "192.0.2.7"), ("bob", "loopback")):
             fitting = [one for one in self.there if user in (None, one.user) and place in (None, one.place)]
-            found = self.away.soonest(user, place)
+            found = self.away.session_to_evict(user, place)
             if not fitting:
                 assert found is None
                 continue
@@ -70,7 +70,7 @@ TestAway = pytest.mark.needs("time")(AwayModel.TestCase)
 
 
 def test_one_that_comes_and_goes_fills_no_heap() -> None:
-    away = Away()
+    away = DisconnectedSessions()
     session = session_of("ann", "loopback", 1.0)
     away.add(session_of("ann", "loopback", 2.0))
     for number in range(10_000):

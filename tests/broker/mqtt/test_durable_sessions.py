@@ -416,7 +416,7 @@ def test_a_message_that_is_never_acknowledged_stops_nobody(tmp_path: Path, qos: 
         for row in outlet.rows:
             assert session.finish(row.packet_id) if row.qos == 1 else session.received(row.packet_id)
         assert world.one.commit() is ACCEPTED
-        assert list(world.one.store._database.things("renumbered")) == []
+        assert list(world.one.store._database.records("renumbered")) == []
 
 
 def test_a_packet_id_that_the_disk_refuses_is_recorded_when_it_works_again(tmp_path: Path) -> None:
@@ -433,12 +433,12 @@ def test_a_packet_id_that_the_disk_refuses_is_recorded_when_it_works_again(tmp_p
         session.pump()
         world.one.store.flush()
         world.one.until_healthy(False)
-        session.stalled(0.0)
+        session.has_stalled(0.0)
         world.one.store.flush()
         assert [body for body, *_ in outlet.said] == [b"0"]
         world.disk.fault = ""
         world.one.until_healthy(True)
-        session.stalled(1.0)
+        session.has_stalled(1.0)
         sends(world, outlet, 4)
         assert [packet_id for _, _, packet_id, _ in outlet.said] == [1, PACKET_IDS, 2, 3]
 
@@ -460,7 +460,7 @@ def test_a_session_that_ends_leaves_no_packet_ids(tmp_path: Path) -> None:
         publish(world.space.sinks(topic_address("a/b"))[0], several(2))
         assert world.one.commit() is ACCEPTED
         assert [packet_id for _, _, packet_id, _ in outlet.said] == [1, 2]
-        assert list(world.one.store._database.things("renumbered")) == []
+        assert list(world.one.store._database.records("renumbered")) == []
 
 
 def test_what_expires_is_not_stored_any_longer(tmp_path: Path) -> None:
@@ -496,9 +496,9 @@ def test_a_client_that_waits_for_the_disk_has_not_stalled(tmp_path: Path) -> Non
         (grant,) = world.space.sinks(topic_address("a/b"))
         publish(grant, several(4, qos=2))
         assert publish(grant, several(2, qos=2)).held
-        assert [session.stalled(now) for now in (0.0, 20.0, 40.0)] == [False] * 3
+        assert [session.has_stalled(now) for now in (0.0, 20.0, 40.0)] == [False] * 3
         assert world.one.commit() is ACCEPTED  # and one of them is sent
-        assert [session.stalled(now) for now in (50.0, 59.0, 60.0)] == [False, False, True]
+        assert [session.has_stalled(now) for now in (50.0, 59.0, 60.0)] == [False, False, True]
 
 
 def test_a_client_that_is_away_holds_no_messages_in_memory(tmp_path: Path) -> None:
@@ -528,34 +528,34 @@ def test_an_id_is_stored_with_its_message_or_when_all_targets_have_it(tmp_path: 
     with World(tmp_path) as world:
         session = world.session()
         outlet = connected(session)
-        assert session.received_ids.take(5)
-        assert not session.received_ids.take(5)
+        assert session.received_ids.add(5)
+        assert not session.received_ids.add(5)
         if here:
-            session.received_ids.handed_on(5)
+            session.received_ids.record_local_delivery(5)
         assert world.one.commit() is ACCEPTED
         assert session.received_ids.accept(5) is here
-        assert session.received_ids.accepted(5) is here
+        assert session.received_ids.is_accepted(5) is here
         assert world.one.commit() is ACCEPTED
         assert outlet.receipts == ([] if here else [5])
-        assert session.received_ids.accepted(5)
+        assert session.received_ids.is_accepted(5)
     with World(tmp_path) as world:
         session = world.session()
-        assert session.received_ids.accepted(5)
+        assert session.received_ids.is_accepted(5)
         assert session.received_ids.release(5)
         assert not session.received_ids.release(5)
         assert world.one.commit() is ACCEPTED
     with World(tmp_path) as world:
-        assert world.session().received_ids.take(5)
+        assert world.session().received_ids.add(5)
 
 
 def test_the_id_of_a_message_that_only_memory_has_is_in_memory_only(tmp_path: Path) -> None:
     with World(tmp_path) as world:
         ids = world.session().received_ids
-        ids.take(5)
+        ids.add(5)
         assert ids.accept(5, stored=False), "PUBREC waits for nothing"
-        ids.handed_on(5)
+        ids.record_local_delivery(5)
         assert world.one.commit() is ACCEPTED
-        assert ids.accepted(5)
+        assert ids.is_accepted(5)
     with World(tmp_path) as world:
         assert 5 not in world.session().received_ids
 
@@ -568,15 +568,15 @@ def test_an_id_whose_message_was_refused_is_not_on_disk(tmp_path: Path, how: str
     with World(tmp_path) as world:
         session = world.session()
         connected(session)
-        session.received_ids.take(5)
+        session.received_ids.add(5)
         if not at_once:
-            session.received_ids.handed_on(5)
+            session.received_ids.record_local_delivery(5)
         if how == "forget":
             session.received_ids.forget(5, refusal_sent=True)
         else:
-            session.received_ids.doubt(5)
+            session.received_ids.mark_refused(5)
         if at_once:
-            session.received_ids.handed_on(5)
+            session.received_ids.record_local_delivery(5)
         assert world.one.commit() is ACCEPTED
         assert (5 in session.received_ids) is (how == "doubt")
     with World(tmp_path) as world:
@@ -589,11 +589,11 @@ def test_an_id_that_the_disk_did_not_take_is_known_as_long_as_we_live(tmp_path: 
         outlet = connected(session)
         assert world.one.commit() is ACCEPTED
         world.fail()
-        session.received_ids.take(5)
+        session.received_ids.add(5)
         assert not session.received_ids.accept(5)
         assert world.one.commit() is not ACCEPTED
         assert outlet.receipts == [5]
-        assert not session.received_ids.take(5)
+        assert not session.received_ids.add(5)
         world.disk.fault = ""
         world.one.until_healthy(True)
     with World(tmp_path) as world:
@@ -619,9 +619,9 @@ def test_who_retains_a_message_waits_for_the_disk_if_it_counts(
 def test_retained_messages_are_bounded_after_a_restart_too(tmp_path: Path) -> None:
     with World(tmp_path) as world:
         for topic in ("a", "b", "c"):
-            world.space.retained.keep(mqtt(topic, retain=True))
-        world.space.retained.keep(mqtt("a", b"", retain=True))
-        world.space.retained.keep(mqtt("d", retain=True, expires=1.0))
+            world.space.retained.set_retained(mqtt(topic, retain=True))
+        world.space.retained.set_retained(mqtt("a", b"", retain=True))
+        world.space.retained.set_retained(mqtt("d", retain=True, expires=1.0))
     found: list[RetainedTopics] = []
     with Opened(tmp_path, before=lambda store: found.append(RetainedTopics(messages_max=1, store=store))):
         assert (len(found[0]), found[0].refused) == (1, 1)

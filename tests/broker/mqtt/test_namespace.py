@@ -16,7 +16,7 @@ from tests.broker.parts import Space, connected, mqtt
 
 def retained(space: Space, *topics: str) -> None:
     for topic in topics:
-        space.retained.keep(mqtt(topic, topic.encode(), retain=True))
+        space.retained.set_retained(mqtt(topic, topic.encode(), retain=True))
 
 
 def found(space: Space, topic_filter: str, options: SubscriptionOptions | None = None) -> list[bytes]:
@@ -60,15 +60,15 @@ def test_a_new_subscription_gets_what_is_retained(topic_filter: str, bodies: lis
 def test_an_empty_body_forgets_and_a_later_one_replaces() -> None:
     space = Space()
     retained(space, "a", "b")
-    space.retained.keep(mqtt("a", b"", retain=True))
-    space.retained.keep(mqtt("b", b"newer", retain=True))
+    space.retained.set_retained(mqtt("a", b"", retain=True))
+    space.retained.set_retained(mqtt("b", b"newer", retain=True))
     assert found(space, "#") == [b"newer"]
     assert space.retained.byte_count == 5 + MESSAGE_BYTES
 
 
 def test_what_is_retained_expires() -> None:
     space = Space()
-    space.retained.keep(mqtt("a", b"x", retain=True, expires=time.time() - 1.0))
+    space.retained.set_retained(mqtt("a", b"x", retain=True, expires=time.time() - 1.0))
     assert found(space, "#") == []
 
 

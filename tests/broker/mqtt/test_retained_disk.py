@@ -21,7 +21,7 @@ COUNT = 600
 def subscribed(world: World, qos: int = 1) -> tuple[DurableSession, Connection]:
     """Return a session that lacks COUNT retained messages, and its connection."""
     for number in range(COUNT):
-        world.space.retained.keep(mqtt(f"a/{number}", b"%d" % number, qos, retain=True))
+        world.space.retained.set_retained(mqtt(f"a/{number}", b"%d" % number, qos, retain=True))
     session = world.session("c")
     outlet = connected(session, receive_maximum=1_000)
     world.space.subscribe(session, "a/#", SubscriptionOptions(qos))
@@ -68,7 +68,7 @@ def records(folder: Path) -> list[bytes | str]:
     found: list[bytes | str] = []
 
     def read(store: Store) -> None:
-        found.extend(key for key, _ in store.things(OWED))
+        found.extend(key for key, _ in store.records(OWED))
 
     with Opened(folder, before=read):
         return found

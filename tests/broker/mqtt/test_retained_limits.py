@@ -84,7 +84,7 @@ def test_expired_messages_free_their_places(utc: Utc, limits: dict[str, Any]) ->
 def test_the_clock_frees_them_without_anybody_who_publishes(utc: Utc) -> None:
     space = Space()
     for topic in "abc":
-        space.retained.keep(one(topic, expires=utc.now + 10))
+        space.retained.set_retained(one(topic, expires=utc.now + 10))
     utc.now += 10
     space.expire(0.0)
     assert (len(space.retained), space.retained.byte_count) == (0, 0)
@@ -98,8 +98,8 @@ def test_what_has_another_life_now_stays(utc: Utc) -> None:
     retained = RetainedTopics()
     soon = utc.now + 10
     for topic, expires in (("longer", soon + 10), ("for ever", NEVER), ("cleared", soon)):
-        retained.keep(one(topic, expires=soon))
-        retained.keep(one(topic, b"" if topic == "cleared" else b"new", expires=expires))
+        retained.set_retained(one(topic, expires=soon))
+        retained.set_retained(one(topic, b"" if topic == "cleared" else b"new", expires=expires))
     utc.now = soon
     retained.tick()
     assert bodies(retained) == {"longer": b"new", "for ever": b"new"}
@@ -111,7 +111,7 @@ def test_what_has_another_life_now_stays(utc: Utc) -> None:
 def test_updates_of_what_expires_take_no_more_memory(utc: Utc) -> None:
     retained = RetainedTopics()
     for number in range(10 * SLACK):
-        retained.keep(one("a", expires=utc.now + 1_000 + number))
+        retained.set_retained(one("a", expires=utc.now + 1_000 + number))
     assert len(retained._expiring) <= SLACK + 3
     utc.now += 1_000 + 10 * SLACK
     retained.tick()
@@ -156,7 +156,7 @@ def test_the_disk_has_what_the_topic_retains(tmp_path: Path, utc: Utc, restart: 
         assert answers.told == [(0, RETAINED_FULL)]
         assert world.one.commit() is ACCEPTED
         assert answers.told[1:] == [(1, ACCEPTED)]
-        world.space.retained.keep(one("c", b"old", utc.now + 10))
+        world.space.retained.set_retained(one("c", b"old", utc.now + 10))
         assert world.one.commit() is ACCEPTED
         utc.now += 10
         if not restart:

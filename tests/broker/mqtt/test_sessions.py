@@ -167,12 +167,12 @@ def test_sources_are_held_for_a_client_that_goes_on_and_not_for_one_that_stalls(
     space = Space(SessionLimits(messages_max=4, stall_secs=10.0))
     session = space.session("c", "#")
     connected(session, receive_maximum=1)
-    assert not session.stalled(0.0)
+    assert not session.has_stalled(0.0)
     source = space.give(*several(6))
-    assert not session.stalled(1.0)  # it has just taken one
+    assert not session.has_stalled(1.0)  # it has just taken one
     session.finish(1)
     session.pump()
-    assert [session.stalled(now) for now in (10.0, 15.0, 19.9, 20.0)] == [False, False, False, True]
+    assert [session.has_stalled(now) for now in (10.0, 15.0, 19.9, 20.0)] == [False, False, False, True]
     assert (len(source.held), source.released) == (1, 0)
     session.detach()
     assert source.released == 1
@@ -232,7 +232,7 @@ def test_who_takes_much_is_not_left_far_behind(monkeypatch: pytest.MonkeyPatch) 
     fast = Taking(monkeypatch, 100_000, SessionLimits(delay_secs=0.02))
     assert fast.run(1_000) > 10
     assert max(fast.waited[500:]) <= 2_000 + 2 * 200
-    assert fast.session.pressure or not fast.session.stalled(1.0)
+    assert fast.session.pressure or not fast.session.has_stalled(1.0)
 
 
 def test_who_takes_less_than_the_delay_is_worth_is_left_no_further_behind(
@@ -264,10 +264,10 @@ def test_nobody_waits_early_for_who_takes_nothing_any_more(monkeypatch: pytest.M
     while not (source := fast.give(200)).held:
         fast.take()
         fast.now += 0.001
-    assert not fast.session.stalled(0.0)  # it has just taken some
+    assert not fast.session.has_stalled(0.0)  # it has just taken some
     assert source.released == 0
     fast.now += 1.0
-    assert not fast.session.stalled(1.0)
+    assert not fast.session.has_stalled(1.0)
     assert source.released == 1
     for _ in range(100):
         fast.now += 0.001

@@ -109,7 +109,7 @@ def test_what_a_lost_member_has_not_acknowledged_goes_to_another(ended: bool) ->
     if ended:
         space.discard(lost)
     else:
-        space.hand_over(lost)
+        space.requeue_shared(lost)
         assert [row.message.body for row in lost.in_flight.values()] == [b"1"], "QoS 2 that was sent stays"
         assert len(lost) == 0
     assert sorted(bodies(outlet)[0]) == [0, 2, 3]
@@ -122,7 +122,7 @@ def test_without_another_member_it_stays() -> None:
     connected(lost, 1)
     give(space, numbered(2))
     lost.detach()
-    space.hand_over(lost)
+    space.requeue_shared(lost)
     assert (len(lost.in_flight), len(lost), len(away)) == (1, 1, 0)
     again = connected(lost)
     assert [(body, dup) for body, _, _, dup in again.said] == [(b"0", True), (b"1", False)]
@@ -167,7 +167,7 @@ def test_members_and_what_they_are_owed_survive_a_restart(tmp_path: Path) -> Non
         assert bodies(lost) == [[0, 1]]
         outlet = connected(other)
         kept.detach()
-        world.space.hand_over(kept)
+        world.space.requeue_shared(kept)
         world.one.commit()
         assert bodies(outlet)[0][:2] == [0, 1]
     with World(tmp_path) as world:
@@ -186,5 +186,5 @@ def test_a_full_member_is_passed_over() -> None:
     connected(full, 0)
     full.offer(numbered(1), Grant(full, [SubscriptionOptions(1)]))
     lost.detach()
-    space.hand_over(lost)
+    space.requeue_shared(lost)
     assert (len(lost.in_flight), len(full)) == (1, 1)

@@ -48,7 +48,7 @@ def away(world: World, *names: str, qos: int = 1) -> list[Session]:
         session = world.session(name, SHARED, qos=qos)
         connected(session)
         session.detach()
-        world.space.left(session, 1e9)
+        world.space.detach_session(session, 1e9)
         found.append(session)
     return found
 
@@ -143,7 +143,7 @@ def test_what_was_read_from_the_disk_before_goes_to_others_too(
         world.one.until(lambda: len(outlet.rows) == 12)
         sent = {int(row.message.body) for row in outlet.rows if row.qos == 2}
         first.detach()
-        world.space.left(first, 1e9)
+        world.space.detach_session(first, 1e9)
         crashes.settled |= {b"%d" % number for number in sent}
         end(world, first)
         settle(world)
@@ -182,7 +182,7 @@ def send_first_of_two(world: World, qos: int = 2) -> None:
     assert [int(row.message.body) for row in outlet.rows] == [0]
     away(world, "B", qos=qos)
     first.detach()
-    world.space.left(first, 1e9)
+    world.space.detach_session(first, 1e9)
     assert world.one.commit() is ACCEPTED
 
 
@@ -256,7 +256,7 @@ def test_what_waits_for_its_second_sending_is_nobody_elses(tmp_path: Path, crash
         first.pump()
         assert len(outlet.rows) == 2
         first.detach()
-        world.space.left(first, 1e9)
+        world.space.detach_session(first, 1e9)
         assert world.one.commit() is ACCEPTED
     with World(tmp_path, crashes=crashes) as world:
         world.space.begin(1.0)
@@ -265,7 +265,7 @@ def test_what_waits_for_its_second_sending_is_nobody_elses(tmp_path: Path, crash
         world.one.until(lambda: len(outlet.rows) == 1)
         other = connected(world.session("B", SHARED, qos=2))
         again.detach()
-        world.space.hand_over(again)
+        world.space.requeue_shared(again)
         assert world.one.commit() is ACCEPTED
         assert [int(row.message.body) for row in other.rows] == [2]
         outlet = connected(again)
@@ -437,7 +437,7 @@ def test_a_member_is_lost_while_the_disk_is_full(tmp_path: Path, crashes: Crashe
             world.one.store.flush()
             world.one.until_healthy(False)
         lost.detach()
-        world.space.hand_over(lost)
+        world.space.requeue_shared(lost)
         world.one.store.flush()
         if not known:
             world.one.until_healthy(False)
@@ -465,7 +465,7 @@ def test_a_member_that_returns_before_the_disk_is_well_gets_its_own_again(
         connected(world.session("b", SHARED))
         world.fail()
         lost.detach()
-        world.space.hand_over(lost)
+        world.space.requeue_shared(lost)
         world.one.store.flush()
         world.one.until_healthy(False)
         world.one.until(lambda: len(lost) + len(lost.in_flight) == 6)
@@ -516,7 +516,7 @@ def full(world: World, name: str, topic_filter: str = SHARED, user: str = "") ->
     world.space.subscribe(session, topic_filter, SubscriptionOptions(1))
     connected(session)
     session.detach()
-    world.space.left(session, 1e9)
+    world.space.detach_session(session, 1e9)
     return session
 
 
@@ -620,7 +620,7 @@ def test_a_group_that_is_full_delays_no_other(tmp_path: Path) -> None:
         assert [len(logs) for logs in world.space._ended._waiting.values()] == [3]  # type: ignore[union-attr]
         received(world, stays_full, 10)
         stays_full.detach()
-        world.space.left(stays_full, 1e9)
+        world.space.detach_session(stays_full, 1e9)
         world.space.expire(0.0)  # one tick is enough for all logs of a group
         world.one.until(lambda: len(stays_full) == 9)
         quiet(world)

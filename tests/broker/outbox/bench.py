@@ -119,7 +119,7 @@ class Bench:
         self.outboxes.use(router.routes)
 
     def _is_up(self) -> bool:
-        return self.link.up if isinstance(self.link, Link) else self.link.status.up
+        return self.link.up if isinstance(self.link, Link) else self.link.status.is_up
 
     def _before(self, store: Store) -> None:
         self.letters = DeadLetters(store=store)

@@ -121,7 +121,7 @@ def test_marks_of_time_are_bounded_and_go_with_the_messages(
     assert bench.state.oldest_secs == 80
     bench.one.store.close()
     store = Store(bench.folder)
-    assert 1 <= len(list(store.things(MARKS))) <= 8
+    assert 1 <= len(list(store.records(MARKS))) <= 8
     store.close()
     bench.open(bench.dispatcher.router)
     bench.link.up = True
@@ -131,7 +131,7 @@ def test_marks_of_time_are_bounded_and_go_with_the_messages(
     bench.after(1)
     bench.one.store.close()
     store = Store(bench.folder)
-    assert list(store.things(MARKS)) == []
+    assert list(store.records(MARKS)) == []
     store.close()
     bench.open(bench.dispatcher.router)
 

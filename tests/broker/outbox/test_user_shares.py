@@ -56,7 +56,7 @@ def test_one_user_has_no_more_than_its_share(tmp_path: Path, more: str, restart:
     assert told(bench, "greedy", 9) == [9]
     assert bench.quotas is not None
     assert (bench.quotas.outboxes.refused, bench.quotas.outboxes.last_user) == (3, "greedy")
-    assert bench.quotas.refused()["outbox_messages"] == 3
+    assert bench.quotas.refusal_counts()["outbox_messages"] == 3
     bench.link.up = True
     bench.outboxes.link_up("erp")
     bench.until(lambda: len(bench.link.bodies) == 6)

@@ -150,7 +150,7 @@ async def test_a_rejected_message_is_not_put_back(one: LinkRig, shelf: Shelf) ->
     shelf.outcome = DROPPED
     consume(one, "commands", EVENTS, b"a")
     assert [nack[1:] for nack in one.world.nacks] == [(1, False)]
-    assert list(one.stats.settled())[1:] == [("rejected", "name_invalid", 1)]
+    assert list(one.stats.settled_counts())[1:] == [("rejected", "name_invalid", 1)]
     shelf.outcome = ACCEPTED
     consume(one, "commands", EVENTS, b"b")
     assert [ack[1:] for ack in one.world.acks] == [(2, False)]
@@ -332,7 +332,7 @@ async def test_what_waits_for_a_removed_route_is_a_dead_letter_if_its_queue_is_s
     }
     assert {letter.route for letter in letters} == {"removed"}
     assert shelf.accepted == [b"c"]
-    assert one.dispatcher.dead_letters.unwanted == 0, "they are kept like others of routes"
+    assert one.dispatcher.dead_letters.unwanted_count == 0, "they are kept like others of routes"
     assert one.session.idle
     assert not one.session.held_back.on
 
@@ -352,7 +352,7 @@ async def test_what_is_refused_for_too_long_becomes_a_dead_letter(
     assert [letter.message.body for letter in newest(letters)] == [b"b", b"a"]
     assert {letter.outcome for letter in newest(letters)} == {TOO_LONG}
     assert [ack[1:] for ack in one.world.acks] == [(2, True)]
-    assert ("rejected", "expired", 2) in list(one.stats.settled())
+    assert ("rejected", "expired", 2) in list(one.stats.settled_counts())
     await pass_time(one, 60)
     assert len(one.world.acks) == 1, "there is no room for its dead letter"
     letters.delete([letter.id for letter in newest(letters)])

@@ -192,7 +192,7 @@ async def test_a_user_has_no_more_than_its_share_of_what_waits_for_a_link_that_i
     send("modest", *bodies(6, 8))
     send("greedy", b"8")
     assert source.outcomes == dict.fromkeys((b"4", b"5", b"8"), WAITING_USER_FULL)
-    assert quotas.refused()["waiting_messages"] == 3
+    assert quotas.refusal_counts()["waiting_messages"] == 3
     one.world.exchanges[EX] = "topic"
     one.connect()
     assert one.world.bodies == [b"0", b"1", b"2", b"3", b"6", b"7"]
@@ -258,7 +258,7 @@ async def test_a_congested_stream_gets_nothing_until_it_has_drained() -> None:
     publish(one, source, bodies(0, 2))
     assert one.world.published == []
     one.stream.congested = False
-    one.connection.drained()
+    one.connection.resume_writing()
     one.move()
     assert accepted(source) == bodies(0, 2)
 

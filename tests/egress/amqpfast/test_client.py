@@ -228,7 +228,7 @@ async def test_a_paused_consumer_gets_nothing(client: FastLinkClient) -> None:
     consumer = await channel.consume("queue", "q")
     await consumer.pause(True)
     await (await channel.sender("queue", "q")).send(b"1")
-    assert consumer.taken() is None
+    assert consumer.pop_delivery() is None
     await consumer.pause(False)
     assert await bodies(consumer, 1) == [b"1"]
 
@@ -381,7 +381,7 @@ async def test_a_body_that_is_not_the_one_that_was_announced_closes_its_handle(
 ) -> None:
     channel = await client.channel(restartable=True)
     consumer = await channel.consume("queue", "q")
-    channel.heard_prepared = lambda prepared: ClientChannel.heard_prepared(  # type: ignore[method-assign]
+    channel.handle_prepare = lambda prepared: ClientChannel.handle_prepare(  # type: ignore[method-assign]
         channel, replace(prepared, content_hash=b"0" * 40)
     )
     sender = await (await client.channel()).sender("queue", "q")

@@ -164,7 +164,7 @@ async def test_what_a_target_refuses_is_a_dead_letter_and_acknowledged(one: Link
     assert (letter.route, letter.crossed) == ("commands", True), (
         "it is redriven through the route that failed"
     )
-    assert list(one.stats.settled()) == [("accepted", "none", 1)]
+    assert list(one.stats.settled_counts()) == [("accepted", "none", 1)]
 
 
 @pytest.mark.parametrize("source, name", [("commands", ""), ("plant.", "plant.b.t")])
@@ -220,7 +220,7 @@ async def test_what_waits_for_a_removed_route_becomes_a_dead_letter(
     letters = newest(one.dispatcher.dead_letters)
     assert {letter.message.body for letter in letters} == {b"1", b"2"}
     assert {letter.outcome for letter in letters} == {ROUTE_REMOVED}
-    assert one.dispatcher.dead_letters.unwanted == 0, "they are kept like others of routes"
+    assert one.dispatcher.dead_letters.unwanted_count == 0, "they are kept like others of routes"
     assert [number for found, number in one.world.acks if found == channel][-1:] == [2]
     assert one.session.idle
     assert not one.session.held_back.on

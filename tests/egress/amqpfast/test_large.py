@@ -157,11 +157,11 @@ async def test_it_is_written_as_the_stream_drains() -> None:
     sink.publish(source.part([message(BIG)], sink))
     one.stream.congested = True  # the handle is open, and the first bytes are encoded
     one.move()
-    one.connection.drained()
+    one.connection.resume_writing()
     one.move()
     assert ("0.7c0", "out", "handle.send") not in one.stats.frames()
     one.stream.congested = False
-    one.connection.drained()
+    one.connection.resume_writing()
     one.move()
     assert one.world.bodies == [BIG]
     assert source.outcomes[BIG] is ACCEPTED

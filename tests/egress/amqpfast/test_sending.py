@@ -148,7 +148,7 @@ async def test_a_congested_stream_gets_nothing_until_it_has_drained() -> None:
     one.publish(source, bodies(0, 2))
     assert one.world.sent == []
     one.stream.congested = False
-    one.connection.drained()
+    one.connection.resume_writing()
     one.move()
     assert accepted(source) == bodies(0, 2)
 

@@ -18,7 +18,7 @@ from gateway.model.batch import Batch, Recipient, Sink, SubBatch
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import NO_PROPERTIES, PropertySet
-from gateway.model.spooled_bodies import Piece, joined
+from gateway.model.spooled_bodies import Piece, join_pieces
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.packets import Connect, Event, Subscribe, Unsubscribe
@@ -40,7 +40,7 @@ routes:
 
 def whole(said: bytes | list[Piece]) -> bytes:
     """It, in one."""
-    return said if isinstance(said, bytes) else joined(said)
+    return said if isinstance(said, bytes) else join_pieces(said)
 
 
 class FakeStream:
@@ -64,7 +64,7 @@ class FakeStream:
     def mark(self) -> None:
         """Everything is collected by `World.talk`."""
 
-    def doom(self, error: Exception) -> None:
+    def fail_later(self, error: Exception) -> None:
         """The test drops it then."""
         self.doomed = error
         self.congested = True
@@ -72,7 +72,7 @@ class FakeStream:
     def expect(self, byte_count: int) -> None:
         """Here all comes at once."""
 
-    def again(self) -> None:
+    def request_turn(self) -> None:
         assert self.owner is not None
         self.owner.receive(b"", trio.current_time())
 
@@ -83,7 +83,7 @@ class FakeStream:
         events, self._postponed = self._postponed, None
         return events
 
-    def spent(self) -> bool:
+    def is_turn_spent(self) -> bool:
         return False
 
     def hold(self) -> None:
@@ -108,7 +108,7 @@ class FakeStream:
         owner, self.owner = self.owner, None
         self.why = reason
         if owner is not None:
-            owner.lost(reason)
+            owner.connection_lost(reason)
 
 
 class Collector:
@@ -256,7 +256,7 @@ class World:
         self.remote = Remote(self)
         connection = self.session.connect(cast(Stream, self.stream), self.settings.target(), now)
         self.stream.owner = connection
-        self.stats.opened(connection.machine)
+        self.stats.add_connection(connection.machine)
         self.talk()
         return self.remote
 
@@ -270,7 +270,7 @@ class World:
             answer = self.remote.machine.data_to_send()
             if answer and self.stream.owner is not None:
                 self.stream.owner.receive(answer, now)
-                self.session.turn_done()
+                self.session.end_turn()
             if not said and not answer:
                 return
         raise AssertionError("they never stop talking")

@@ -114,7 +114,7 @@ def broker(**users: User) -> Any:
 
 def test_it_is_let_in_and_the_password_is_not_said() -> None:
     with broker() as far, linked(far) as near:
-        near.until(lambda: near.gateway.links["far"].up)
+        near.until(lambda: near.gateway.links["far"].is_up)
         assert far.ask(lambda: [one.user for one in far.gateway.mqtt.sessions.values()]) == ["ann"]
         (connection,) = far.gateway.listeners["mqtt"].connections
         said = connection.machine.connect
@@ -125,16 +125,16 @@ def test_it_is_let_in_and_the_password_is_not_said() -> None:
 def test_a_wrong_password_is_told_and_tried_again(wrong: dict[str, Any]) -> None:
     with broker() as far, linked(far, **wrong) as near:
         link = near.gateway.links["far"]
-        near.until(lambda: "not_authorized" in link.why)
+        near.until(lambda: "not_authorized" in link.down_reason)
         near.until(lambda: link.stats.failures.counts.get("failed", 0) >= 2)
-        assert not link.up
+        assert not link.is_up
 
 
 def test_a_broker_without_it_says_so() -> None:
     with running() as far, linked(far) as near:
         link = near.gateway.links["far"]
-        near.until(lambda: "bad_authentication_method" in link.why)
-        assert "no enhanced authentication is offered" in link.why
+        near.until(lambda: "bad_authentication_method" in link.down_reason)
+        assert "no enhanced authentication is offered" in link.down_reason
 
 
 # Brokers that are none, in memory.

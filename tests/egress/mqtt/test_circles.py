@@ -50,7 +50,7 @@ def joined(folder: Path, version: str, *mappings: str) -> Iterator[tuple[Running
 
     with running(settings(0)) as one, running(settings(1)) as two:
         for gateway in (one, two):
-            gateway.until(lambda gateway=gateway: gateway.gateway.links["far"].up)
+            gateway.until(lambda gateway=gateway: gateway.gateway.links["far"].is_up)
         yield one, two
 
 

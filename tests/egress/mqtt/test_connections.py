@@ -50,7 +50,7 @@ def site(folder: Path, **more: Any) -> Iterator[tuple[Running, Running]]:
         )
         with running(near_settings) as near:
             links = near.gateway.links
-            near.until(lambda: all(link.up for link in links.values()))
+            near.until(lambda: all(link.is_up for link in links.values()))
             far.until(lambda: far.gateway.mqtt.subscriptions == 1)
             yield near, far
 

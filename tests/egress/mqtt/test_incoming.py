@@ -122,7 +122,7 @@ async def test_a_rejected_message_is_answered_in_the_words_of_the_version(versio
     code = ReasonCode.QUOTA_EXCEEDED if five else 0
     assert remote.acks_of(PUBACK if qos == 1 else PUBREC) == [(5, code)]
     assert len(world.dead_letters) == (0 if five else 1)
-    refused = sum(count for verdict, _, count in world.stats.settled() if verdict != "accepted")
+    refused = sum(count for verdict, _, count in world.stats.settled_counts() if verdict != "accepted")
     assert refused == (1 if five else 0), "a dead letter is accepted"
     assert world.session.idle
     if five and qos == 2:  # the id is free again
@@ -184,7 +184,7 @@ async def test_what_waits_for_a_removed_route_becomes_a_dead_letter(
     assert {letter.message.body for letter in letters} == {b"one", b"two", b"three"}
     assert {letter.outcome for letter in letters} == {ROUTE_REMOVED}
     assert {letter.route for letter in letters} == {"up"}
-    assert world.dead_letters.unwanted == 0, "they are kept like others of routes"
+    assert world.dead_letters.unwanted_count == 0, "they are kept like others of routes"
     assert world.session.idle
 
 
@@ -245,7 +245,7 @@ async def test_what_one_route_refused_for_too_long_is_redriven_on_it_alone(
 async def tick_after(world: World, seconds: float) -> None:
     await trio.sleep(seconds)
     world.session.tick(trio.current_time())
-    world.session.turn_done()
+    world.session.end_turn()
     world.talk()
 
 
@@ -255,7 +255,7 @@ def recovered(world: World) -> list[bytes]:
     before = len(world.local.messages)
     world.dispatcher.disk_healthy = lambda: True
     world.session.tick(trio.current_time())
-    world.session.turn_done()
+    world.session.end_turn()
     world.talk()
     return [message.body for message in world.local.messages[before:]]
 
@@ -269,7 +269,7 @@ async def test_nothing_overtakes_what_a_full_disk_refused(version: str) -> None:
     world.deliver(row("1", 1, 5), row("2", 2, 6))
     world.deliver(row("3", 2, 7), row("0", 0), row("4", 1, 8))
     world.session.tick(trio.current_time() + 100)
-    world.session.turn_done()
+    world.session.end_turn()
     assert [message.body for message in world.local.messages] == [b"1", b"2", b"0"]
     world.local.answer = ACCEPTED
     world.deliver(row("5", 1, 9))
@@ -357,7 +357,7 @@ async def test_a_released_message_of_a_lost_connection_is_the_brokers_again(
     remote = world.connect()
     world.local.answer = ACCEPTED
     world.session.tick(trio.current_time() + 5)
-    world.session.turn_done()
+    world.session.end_turn()
     world.talk()
     assert len(world.local.messages) == tries
     assert not remote.acks_of(PUBACK)
@@ -389,7 +389,7 @@ async def test_a_new_mapping_is_in_force_for_the_next_message() -> None:
     world = World()
     world.connect()
     world.deliver(row("a", 1, 1))
-    world.dispatcher.changed()
+    world.dispatcher.invalidate()
     world.dispatcher.namespaces.pop("local")
     world.deliver(row("b", 1, 2))
     assert [message.body for message in world.local.messages] == [b"a"]
@@ -480,13 +480,13 @@ async def test_nothing_is_taken_while_memory_is_short(version: str) -> None:
     world.deliver(row("1", 1, 5), row("0", 0), row("2", 2, 6))
     for seconds in (100, 200):
         world.session.tick(trio.current_time() + seconds)
-        world.session.turn_done()
+        world.session.end_turn()
     assert [message.body for message in world.local.messages] == [b"0"]
     memory.scarce = True
     world.deliver(row("dropped", 0), row("3", 1, 7))
     memory.short = memory.scarce = False
     world.session.tick(trio.current_time() + 300)
-    world.session.turn_done()
+    world.session.end_turn()
     world.talk()
     assert [message.body for message in world.local.messages] == [b"0", b"1", b"2", b"3"]
     assert remote.acks_of(PUBACK) == [(5, 0), (7, 0)]

@@ -21,7 +21,7 @@ def connect_to(world: World, answer: bytes | None) -> Version:
     world.stream, world.remote = FakeStream(), Remote(world)
     peer = world.session.connect(cast(Stream, world.stream), world.settings.target(), 0.0)
     world.stream.owner = peer
-    world.stats.opened(peer.machine)
+    world.stats.add_connection(peer.machine)
     said = peer.data_to_send()
     assert said[:1] == b"\x10"
     if answer is not None:

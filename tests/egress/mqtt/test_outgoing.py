@@ -409,7 +409,7 @@ async def test_a_congested_connection_waits_until_it_has_drained() -> None:
     world.talk()
     assert (world.sent(), world.outcomes) == ([], {})
     world.stream.congested = False
-    world.connection.drained()
+    world.connection.resume_writing()
     world.talk()
     assert len(world.outcomes) == 2
 

@@ -54,7 +54,7 @@ class Whole(Fast):
         """Bytes of a transfer, to its end unless `last` is not set."""
         at = written = 0
         while True:
-            piece = body[at : at + transfer.room]
+            piece = body[at : at + transfer.capacity]
             at += len(piece)
             transfer.write(piece, last=last and at == len(body), tag=tag if last and at == len(body) else 0)
             if at - written >= WRITTEN_BYTES or at == len(body):

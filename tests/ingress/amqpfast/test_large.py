@@ -38,12 +38,12 @@ def gateway() -> Iterator[Running]:
 
 
 def used(gateway: Running) -> int:
-    return gateway.ask(lambda: gateway.gateway.bodies.spool.used)
+    return gateway.ask(lambda: gateway.gateway.bodies.spool.used_bytes)
 
 
 def nothing_left(gateway: Running) -> None:
     bodies = gateway.gateway.bodies.spool
-    gateway.until(lambda: not bodies.used and not bodies.reserved_bytes)
+    gateway.until(lambda: not bodies.used_bytes and not bodies.reserved_bytes)
     assert not bodies.lasting
     assert list(bodies.folder.iterdir()) == []
 
@@ -116,7 +116,7 @@ def test_where_a_body_arrives(what: str, limits: Limits, size: int, spilled: boo
             client.write(transfer, body[:-1], last=False)
             assert client.quiet()
             gateway.until(
-                lambda: (spool.used, spool.reserved_bytes) == ((size - 1, 0) if spilled else (0, size))
+                lambda: (spool.used_bytes, spool.reserved_bytes) == ((size - 1, 0) if spilled else (0, size))
             )
             tag = client.machine.new_tag(1)
             client.write(transfer, body[-1:], tag)
@@ -155,7 +155,7 @@ def test_a_full_spool_costs_the_channel_and_takes_more_when_it_has_room() -> Non
             client.consume(handle)
             assert client.large()[4] == BODY
             client.ack(1)
-            gateway.until(lambda: not spool.used)
+            gateway.until(lambda: not spool.used_bytes)
             client.put_large(handle, OTHER)
             assert client.large()[4] == OTHER
 
@@ -183,7 +183,7 @@ def test_what_is_broken_off_is_forgotten(gateway: Running, end: str) -> None:
         handle = client.handle("q")
         client.write(client.transfer(handle, BODY), BODY[: 2 * MIB], last=False)
         spool = gateway.gateway.bodies.spool
-        gateway.until(lambda: spool.used == 2 * MIB)
+        gateway.until(lambda: spool.used_bytes == 2 * MIB)
         if end == "handle":
             client.machine.close_handle(handle)
         elif end == "channel":
@@ -399,7 +399,7 @@ def test_a_body_on_disk_and_one_in_memory_go_through_tls(tmp_path: Path) -> None
                 sender = await channel.sender("queue", "q")
                 for body in bodies:
                     await sender.upload(body)
-                assert gateway.gateway.bodies.spool.used == len(BODY)
+                assert gateway.gateway.bodies.spool.used_bytes == len(BODY)
                 consumer = await channel.consume("queue", "q")
                 return [(await anext(consumer)).message.body for _ in bodies]
 

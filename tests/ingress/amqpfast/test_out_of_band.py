@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.ingress.amqpfast.incoming_transfers import IncomingTransfer, IncomingTransfers
-from gateway.ingress.amqpfast.shared_folder import agreed
+from gateway.ingress.amqpfast.shared_folder import negotiated_folder
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import Fragment
 from gateway.protocols.amqpfast.sender import Transfer
@@ -58,7 +58,7 @@ def tell(client: Fast, handle: int, *sizes: int, name: str = "") -> int:
     tag = client.machine.new_tag(1)
     for at, size in enumerate(sizes, 1):
         last = at == len(sizes)
-        transfer.tell(size, last=last, tag=tag if last else 0)
+        transfer.announce_bytes(size, last=last, tag=tag if last else 0)
     client.flush()
     return tag
 
@@ -101,7 +101,7 @@ def test_memory_is_released_once_if_the_client_is_disconnected_while_a_fragment_
     spool = gateway.gateway.bodies.spool
     connections: list[Any] = []
     reading, may_read, passed_on = threading.Event(), threading.Event(), threading.Event()
-    read, beside, pread = IncomingTransfers._read, IncomingTransfers._beside, os.pread
+    read, beside, pread = IncomingTransfers._read, IncomingTransfers._run_in_thread, os.pread
 
     def noted_read(self: Any, handle: Any, event: Fragment, descriptor: int) -> IncomingTransfer:
         if not event.first:
@@ -124,7 +124,7 @@ def test_memory_is_released_once_if_the_client_is_disconnected_while_a_fragment_
 
     monkeypatch.setattr(IncomingTransfers, "_read", noted_read)
     monkeypatch.setattr("gateway.ingress.amqpfast.incoming_transfers.os.pread", slow_pread)
-    monkeypatch.setattr(IncomingTransfers, "_beside", noted)
+    monkeypatch.setattr(IncomingTransfers, "_run_in_thread", noted)
     whole = framed(SMALL)
     with Whole(gateway).open(out_of_band=f"file:{folder}") as client:
         handle = client.handle("q")
@@ -248,7 +248,7 @@ AGREED = [
 
 @pytest.mark.parametrize("text, path", AGREED)
 def test_what_is_agreed_on(text: str, path: str | None) -> None:
-    assert agreed(text, Path("/shared")) == (None if path is None else Path(path))
+    assert negotiated_folder(text, Path("/shared")) == (None if path is None else Path(path))
 
 
 REFUSED = [("shm:1", 540), ("file:/etc", 540), ("file:{}/..", 540), ("file:{}/missing", 506)]
@@ -294,7 +294,7 @@ def test_recovery_is_not_for_files(gateway: Running, folder: Path) -> None:
         handle = client.handle("q")
         assert client.prepare(handle, SMALL) == 0
         transfer = Transfer(client.machine, handle, EMPTY, len(SMALL), resumed=True, out_of_band=True)
-        transfer.tell(len(SMALL), last=True)
+        transfer.announce_bytes(len(SMALL), last=True)
         client.flush()
         assert client.handle_closed() == (handle, 540)
 

@@ -28,7 +28,7 @@ def scan(queue: PriorityQueue, index: ListedIdentifiers, above: int) -> tuple[li
     """The identifiers of a QUERY whose turns have time for one message, if there are more, and the turns."""
     one = QueryScan(((queue, *found) for found in queue.browse()), None, index, above)
     turns = 1
-    while not one.go_on(lambda: True):
+    while not one.scan(lambda: True):
         turns += 1
     return *one.result(), turns
 
@@ -39,7 +39,7 @@ def paged(queue: PriorityQueue, index: ListedIdentifiers) -> list[int]:
     more = True
     while more:
         one = QueryScan(((queue, *row) for row in queue.browse()), None, index, found[-1] if found else 0)
-        assert one.go_on(lambda: False)
+        assert one.scan(lambda: False)
         listed, more = one.result()
         found += listed
         assert len(found) <= len(queue)

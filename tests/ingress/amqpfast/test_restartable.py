@@ -45,12 +45,12 @@ def partials(gateway: Running) -> int:
 def break_off(gateway: Running, at: int, said: bytes = EMPTY, client_name: str = "c") -> None:
     """Send the first `at` bytes of BODY, and lose the connection."""
     spool = gateway.gateway.bodies.spool
-    before = gateway.ask(lambda: spool.used)
+    before = gateway.ask(lambda: spool.used_bytes)
     with Whole(gateway, client_name).open(restartable=True) as client:
         handle = client.handle("q")
         assert client.prepare(handle, BODY, said) == 0
         client.resume(handle, BODY, 0, stop=at)
-        gateway.until(lambda: spool.used == before + at)
+        gateway.until(lambda: spool.used_bytes == before + at)
         client.leave()
 
 
@@ -76,7 +76,7 @@ def test_nobody_resumes_what_another_user_has_begun(tmp_path: Path, restarted: b
         handle = client.handle("q")
         assert client.prepare(handle, BODY, said) == 0
         client.resume(handle, BODY, 0, stop=MIB)
-        gateway.until(lambda: spool.used == MIB)
+        gateway.until(lambda: spool.used_bytes == MIB)
         client.leave()
         if restarted:
             first.close()
@@ -283,7 +283,7 @@ def test_what_nobody_resumes_is_forgotten(what: str, limits: dict[str, Any]) -> 
         if what != "too old":
             left = 2_000
             break_off(gateway, left, head(identifier="2"))
-        gateway.until(lambda: spool.used == left)
+        gateway.until(lambda: spool.used_bytes == left)
         with Whole(gateway, "c").open(restartable=True) as client:
             assert client.prepare(client.handle("q"), BODY, head(identifier="1")) == 0
             assert client.prepare(client.handle("q"), BODY, head(identifier="2")) == left

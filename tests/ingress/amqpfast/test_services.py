@@ -242,7 +242,7 @@ def test_a_large_body_comes_and_goes_in_fragments_also_between_those_of_another_
         sent = [0, 0]
         while sent != [len(body), len(other_body)]:
             for at, (transfer, whole) in enumerate(pieces):
-                piece = whole[sent[at] : sent[at] + transfer.room]
+                piece = whole[sent[at] : sent[at] + transfer.capacity]
                 if piece:
                     sent[at] += len(piece)
                     transfer.write(piece, last=sent[at] == len(whole))

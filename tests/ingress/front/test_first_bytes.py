@@ -16,7 +16,7 @@ from gateway.protocols.mqtt.properties import Property
 from gateway.protocols.mqtt.spec import ReasonCode, Version
 from gateway.settings import Http, HttpTls, ListenerSettings
 from gateway.settings.endpoints import ListenerTls
-from gateway.transport.first_bytes import misfit
+from gateway.transport.first_bytes import check_first_bytes
 from tests.configured import make_listener
 from tests.ingress.clients import Mqtt, Raw, connect, eventually, stats
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -133,8 +133,8 @@ def test_the_first_byte_alone_is_enough_to_pass(secure: ListenerTls) -> None:
         for at in range(len(CONNECT)):
             client.send(CONNECT[at : at + 1])
         assert client.sock.recv(4) == CONNACK
-    assert misfit(b"\xff", secure=True) is None
-    assert misfit(b"\xff", secure=False) is None
+    assert check_first_bytes(b"\xff", secure=True) is None
+    assert check_first_bytes(b"\xff", secure=False) is None
 
 
 def test_a_plain_request_to_the_https_port(files: tuple[Path, Path]) -> None:

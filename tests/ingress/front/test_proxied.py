@@ -11,7 +11,7 @@ import pytest
 
 from gateway.ingress.clients import IngressClients
 from gateway.ingress.front.layers import front_of
-from gateway.ingress.front.proxy_header import AwaitingProxyHeader, within_any
+from gateway.ingress.front.proxy_header import AwaitingProxyHeader, is_in_networks
 from gateway.settings import Limits, Settings
 from gateway.settings.endpoints import ListenerTls
 from gateway.telemetry.stats import ListenerStats
@@ -119,11 +119,11 @@ def test_nobody_is_a_balancer_unless_the_operator_says_so(host: str, found: bool
     given = make_listener(protocol="mqtt", port=0, proxy_protocol="required")
     networks = front_of("mqtt", given).proxies
     assert networks == ()
-    assert not within_any(networks, host)
+    assert not is_in_networks(networks, host)
     stated = ("127.0.0.0/8", "10.0.0.0/8", "fc00::/7", "fe80::/10")
     networks = front_of("mqtt", given.model_copy(update={"proxy_protocol_from": stated})).proxies
     assert networks is not None
-    assert within_any(networks, host) is found
+    assert is_in_networks(networks, host) is found
 
 
 def test_without_balancers_nobody_connects() -> None:

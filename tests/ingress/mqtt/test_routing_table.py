@@ -94,7 +94,7 @@ def test_what_a_route_leads_back_is_forgotten_with_any_filter() -> None:
 def test_any_other_change_forgets_everything() -> None:
     bench = Bench()
     bench.subscribe("c")
-    bench.dispatcher.changed()
+    bench.dispatcher.invalidate()
     assert bench.kept() == set()
 
 

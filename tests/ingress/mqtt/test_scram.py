@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from pydantic import SecretStr
 
-from gateway.access.scram import Keys, ScramError, ScramExchange, make_keys, parse_keys, prepared
+from gateway.access.scram import Keys, ScramError, ScramExchange, make_keys, parse_keys, saslprep
 from gateway.protocols.mqtt.packets import Auth, Connack, Connect, Disconnect
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
 from gateway.settings import User
@@ -229,10 +229,10 @@ def test_keys_as_text() -> None:
 )
 def test_passwords_are_prepared(text: str, found: str) -> None:
     """RFC 4013, section 3."""
-    assert prepared(text) == found
+    assert saslprep(text) == found
 
 
 @pytest.mark.parametrize("text", ["\u0007", "\u06271"])
 def test_passwords_that_are_forbidden(text: str) -> None:
     with pytest.raises(ValueError, match=r"SASLprep|right to left"):
-        prepared(text)
+        saslprep(text)

@@ -94,7 +94,7 @@ def test_links_take_it_before_they_leave(tmp_path: Path) -> None:
         reader.subscribe("state/#", 1)
         links = {"far": make_link(url=f"mqtt://{LOOPBACK}:{far.mqtt}")}
         with running(settings_of(links=links, mappings=(str(mapping),))) as near:
-            near.until(lambda: near.gateway.links["far"].up)
+            near.until(lambda: near.gateway.links["far"].is_up)
             client, _ = connect(near, will=Will("state/a", b"offline", 1))
         client.cut()
         assert reader.body() == b"offline"

@@ -68,7 +68,7 @@ async def gateway_to(
     gateway = Gateway(settings)
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda task_status: gateway.run(task_status=task_status, signals=False))
-        await until(lambda: gateway.links["erp"].up)
+        await until(lambda: gateway.links["erp"].is_up)
         yield gateway
         gateway.stop()
 

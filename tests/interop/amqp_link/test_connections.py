@@ -52,7 +52,7 @@ async def test_what_is_consumed_goes_on_over_a_connection_of_its_own(
             Device(gateway) as device,
         ):
             await device.subscribe("commands/#")
-            await until(lambda: all(link.up for link in gateway.links.values()))
+            await until(lambda: all(link.is_up for link in gateway.links.values()))
             device.publish("t/first", b"x")
             await until(lambda: gateway.links["erp"].stats.blocked)
             (tmp_path / "mapping.yaml").write_text(MAPPING)

@@ -78,7 +78,7 @@ def consumers(queue: str, count: int) -> Callable[[Any], bool]:
 
 def metric(gateway: Gateway, name: str) -> dict[str, float]:
     """The samples of a gauge of the link, by the rest of their labels."""
-    found = re.findall(rf"^{name}{{(.*?)}} (\S+)$", gateway.metrics.exposed("")[0].decode(), re.MULTILINE)
+    found = re.findall(rf"^{name}{{(.*?)}} (\S+)$", gateway.metrics.exposition("")[0].decode(), re.MULTILINE)
     return {labels: float(value) for labels, value in found}
 
 

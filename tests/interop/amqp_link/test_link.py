@@ -60,7 +60,7 @@ async def test_a_broker_that_dies_before_it_confirms(rabbitmq: RabbitMQ, tmp_pat
         await until(lambda: link.stats.messages_out == 1)
         assert link.stats.in_flight == 1
         await trio.to_thread.run_sync(lambda: rabbitmq.stop(kill=True))
-        await until(lambda: not link.up)
+        await until(lambda: not link.is_up)
         device.publish("t/two", b"two", 2)
         await until(lambda: gateway.listeners["mqtt"].stats.messages_in == 2)
         assert device.acked == {}
@@ -79,7 +79,7 @@ async def test_a_refusal_is_told_in_mqtt_5(rabbitmq: RabbitMQ, tmp_path: Path, t
         mid = device.publish(topic, b"lost")
         await until(lambda: mid in device.acked)
         assert device.acked == {mid: 0x83}
-        refused = list(gateway.listeners["mqtt"].stats.settled())
+        refused = list(gateway.listeners["mqtt"].stats.settled_counts())
         assert [count for verdict, _, count in refused if verdict == "rejected"] == [1]
         await sink_queue(rabbitmq, "link.sink")
         mid = device.publish("t/routable", b"kept")
@@ -130,7 +130,7 @@ async def test_what_the_broker_has_reaches_devices_again_after_it_restarted(
         assert sorted(device.heard) == [("commands/link/commands", b"before"), ("events/p1", b"before")]
         await until(lambda: gateway.links["erp"].session.idle)
         await trio.to_thread.run_sync(rabbitmq.restart)
-        await until(lambda: gateway.links["erp"].up)
+        await until(lambda: gateway.links["erp"].is_up)
         await with_channel(rabbitmq, say(b"after"))
         await until(lambda: len(device.heard) >= 4)
         assert sorted(device.heard[2:]) == [("commands/link/commands", b"after"), ("events/p1", b"after")]

@@ -16,7 +16,7 @@ from dataclasses import fields
 from typing import Any, Final, NamedTuple, Self
 
 from gateway.model.properties import Headers, Value, ValueType
-from gateway.model.spooled_bodies import joined
+from gateway.model.spooled_bodies import join_pieces
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
     BasicProperties,
@@ -133,7 +133,7 @@ class Wire:
                 encode_method_frame(channel, method),
                 *encode_content_frames(channel, raw, body, 131_072),
             ]
-            self.data(joined(frames))
+            self.data(join_pieces(frames))
             if channel in self._published:
                 self._published[channel] += 1
                 self._unconfirmed.setdefault(channel, set()).add(self._published[channel])

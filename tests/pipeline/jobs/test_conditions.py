@@ -13,7 +13,7 @@ from pyspark.errors import ParseException
 
 from gateway.pipeline.columns import arrow_schema
 from gateway.pipeline.journal.arrow import coded_schema
-from gateway.pipeline.traffic.conditions import condition_of, holds, leaves_of
+from gateway.pipeline.traffic.conditions import condition_of, evaluate, leaves_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,7 +76,7 @@ def test_the_answers_are_those_of_spark(spark: SparkSession, coded: bool) -> Non
     wrong = {}
     for sql, condition in conditions.items():
         assert condition is not None
-        found = holds(condition, batch).to_pylist()
+        found = evaluate(condition, batch).to_pylist()
         told = [row[0] for row in table.selectExpr(f"({sql})").collect()]
         kept = [answer or False for answer in told]  # Spark says of a pushed condition what it lets pass
         if [answer or False for answer in found] != kept:

@@ -119,7 +119,7 @@ def test_an_outage(spark: SparkSession, outage: Outage, tmp_path: Path, late: st
             return {}
         return {
             row.route: row["sum(messages)"]
-            for row in rates.told(spark, to).groupBy("route").sum("messages").collect()
+            for row in rates.newest_rates(spark, to).groupBy("route").sum("messages").collect()
         }
 
     outage.publish("far", "first")

@@ -122,7 +122,7 @@ def test_what_has_no_target_is_counted_and_no_consumer_is_to_have_it(
         ("", "no_taker"): 3,
         ("", "rejected"): 1,
     }
-    assert (made.totals, made.accepted) == ({}, 2)
+    assert (made.totals, made.accepted_count) == ({}, 2)
 
 
 def test_a_row_that_is_there_twice_is_a_fault(spark: SparkSession, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ pytest.importorskip("confluent_kafka")
 import fastavro
 
 from gateway.errors import PipelineError
-from gateway.pipeline.jobs.bodies import ENVELOPE, told_of, validator
+from gateway.pipeline.jobs.bodies import ENVELOPE, validate_body, validator
 from gateway.pipeline.jobs.registry import Registry, UndecodableError, registry_of
 from gateway.pipeline.jobs.schema import from_json_schema
 from tests.cli.conftest import Run
@@ -82,7 +82,7 @@ class Responses(BaseHTTPRequestHandler):
         server: Any = self.server
         server.asked.append((self.path.partition("?")[0], self.headers["Authorization"]))
         found = SCHEMAS.get(self.path.partition("?")[0])
-        status = 500 if server.refuses else 404 if found is None else 200
+        status = 500 if server.is_refused else 404 if found is None else 200
         content = json.dumps({"error_code": 40403, "message": "not found"} if found is None else found)
         self.send_response(status)
         self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
@@ -99,7 +99,7 @@ class Responses(BaseHTTPRequestHandler):
 def server() -> Iterator[Any]:
     """A registry."""
     made: Any = ThreadingHTTPServer((HOST, 0), Responses)
-    made.asked, made.refuses = [], False
+    made.asked, made.is_refused = [], False
     thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield made
@@ -165,23 +165,23 @@ def test_what_cannot_be_decoded_has_a_reason(url: str, number: int, value: bytes
         Registry(url).decoder()(number, value)
     kind = from_json_schema(json.dumps(SCHEMA))
     body = ENVELOPE.pack(0, number) + value
-    verdict = told_of(body, validator(json.dumps(SCHEMA)), kind, Registry(url).decoder())
+    verdict = validate_body(body, validator(json.dumps(SCHEMA)), kind, Registry(url).decoder())
     assert (verdict.body, verdict.registry_id) == (value, number)
     assert text in (verdict.fault or "")
 
 
 def test_a_registry_that_fails_is_no_fault_of_a_body(url: str, server: Any) -> None:
     decode = Registry(url).decoder()
-    server.refuses = True
+    server.is_refused = True
     with pytest.raises(PipelineError, match="schema 1"):
         decode(1, WHOLE)
-    server.refuses = False
+    server.is_refused = False
     assert decode(1, WHOLE)
 
 
 def test_a_registry_that_is_not_there(url: str, server: Any) -> None:
     assert Registry(url).checked()
-    server.refuses = True
+    server.is_refused = True
     with pytest.raises(PipelineError, match="does not respond"):
         Registry(url).checked()
 

@@ -14,7 +14,7 @@ from gateway.clients.amqp import AmqpClient
 from gateway.clients.wire import ReceivedMessage
 from gateway.errors import LinkError, PipelineError
 from gateway.model.message import Message
-from gateway.pipeline.jobs.replay import COLUMNS, Progress, Replay, ReplayPosition, ReplaySpeed, selected
+from gateway.pipeline.jobs.replay import COLUMNS, Progress, Replay, ReplayPosition, ReplaySpeed, select_rows
 from gateway.pipeline.traffic.loader import RowSelection, traffic
 from gateway.protocols import show
 from gateway.protocols.mqtt.dialect import topic_address
@@ -47,13 +47,13 @@ class Broker:
     def acknowledge(self, arrivals: Any) -> None:
         raise AssertionError("it is only published to")
 
-    def rest(self, seconds: float) -> None:
+    def pause_reading(self, seconds: float) -> None:
         pass
 
     def close(self) -> None:
         pass
 
-    def cut(self) -> None:
+    def close_abruptly(self) -> None:
         pass
 
 
@@ -83,7 +83,7 @@ def rows_of(
     spark: SparkSession, folder: str | Path, progress: Progress | None = None, where: str | None = None
 ) -> list[Any]:
     rows = traffic(spark, str(folder), COLUMNS, RowSelection(where=where))
-    return selected(rows, after=progress.read() if progress else None).collect()
+    return select_rows(rows, after=progress.read() if progress else None).collect()
 
 
 def test_it_is_cut_between_two_targets_of_a_message() -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("pyspark")
 
 from gateway.errors import PipelineError
 from gateway.mapping.loader import parse
-from gateway.pipeline.jobs.schema import COLUMNS, create_views, from_json_schema, inferred, table
+from gateway.pipeline.jobs.schema import COLUMNS, create_views, from_json_schema, infer_type, table
 from gateway.pipeline.traffic.fates import CandidateMapping
 from gateway.pipeline.traffic.loader import RowSelection, traffic
 from tests.cli.conftest import Run
@@ -61,7 +61,7 @@ def test_captures_are_columns_and_there_is_a_view_of_last_values(
 ) -> None:
     candidate = CandidateMapping([parse(MAPPING)], {"<text>": MAPPING}, {})
     rows = traffic(spark, recorded.journal, COLUMNS, RowSelection())
-    body = inferred(table(rows, candidate, "up", None))
+    body = infer_type(table(rows, candidate, "up", None))
     assert body is not None
     found = table(rows, candidate, "up", body)
     assert found.dtypes == [

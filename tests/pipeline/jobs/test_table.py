@@ -27,9 +27,9 @@ from gateway.pipeline.jobs.bodies import (
     NoPlaceError,
     Placing,
     additions,
-    merged,
+    merge_types,
     schema_of,
-    told_of,
+    validate_body,
     validator,
 )
 from gateway.pipeline.jobs.schema import from_json_schema
@@ -37,7 +37,7 @@ from gateway.pipeline.traffic.fates import CandidateMapping
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.columns import WAS_DELIVERED
-from gateway.store.journal.mappings import keep
+from gateway.store.journal.mappings import store_mappings
 from gateway.store.journal.writer import JournalOptions, JournalWriter
 from tests.cli.conftest import Run
 from tests.needs import needed
@@ -143,7 +143,7 @@ def bring(spark: SparkSession, tmp_path: Path) -> Callable[..., tuple[int, int]]
     def run(format_: str, schema: dict[str, Any] = SCHEMA, **also: Any) -> tuple[int, int]:
         file = tmp_path / "schema.json"
         file.write_text(json.dumps(schema))
-        told: list[job.Counted] = []
+        told: list[job.BatchCounts] = []
         to = str(tmp_path / format_)
         candidate = CandidateMapping([parse(MAPPING)], {"<text>": MAPPING}, {})
         given: dict[str, Any] = {
@@ -233,19 +233,19 @@ DEEP: Final = from_json_schema(
 def test_values_that_spark_writes_another_way() -> None:
     given = {"list": [{"n": 1}, {"n": -2e3}], "map": {"a": "2026-05-01t06:00:00.5+02:00"}, "x": 1e3, "y": "t"}
     placing = Placing()
-    assert placing.placed(given, DEEP) == given | {
+    assert placing.convert(given, DEEP) == given | {
         "list": [{"n": 1}, {"n": -2_000}],
         "map": {"a": "2026-05-01T06:00:00.5+02:00"},
     }
     plain = {"list": [{"n": 1}, None], "map": {"a": "2026-05-01T06:00:00Z"}, "x": None, "y": "t"}
     assert placing.rescued == {"y": "t"}
-    assert Placing().placed(plain, DEEP) is plain
+    assert Placing().convert(plain, DEEP) is plain
 
 
 @pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 1e16, 1.5])
 def test_numbers_without_a_place_are_named(number: float) -> None:
     with pytest.raises(NoPlaceError, match="no place in its column") as told:
-        Placing().placed({"list": [{"n": 1}, {"n": number}]}, DEEP)
+        Placing().convert({"list": [{"n": 1}, {"n": number}]}, DEEP)
     assert told.value.path == ("list", "1", "n")
 
 
@@ -293,7 +293,7 @@ def test_by_which_mapping_rows_were_made(
 ) -> None:
     traffic.write(b"1", b"2")
     assert " not kept " in run("pipeline", "lineage", "--journal", str(traffic.folder)).out
-    keep(traffic.folder, {UP.mapping_version: ("/etc/plant.yaml", "version: 1")})
+    store_mappings(traffic.folder, {UP.mapping_version: ("/etc/plant.yaml", "version: 1")})
     to = str(tmp_path / "lineage")
     done = run("pipeline", "lineage", "--journal", str(traffic.folder), "--to", to)
     words = done.out.splitlines()[-1].split()
@@ -327,7 +327,7 @@ def test_nothing_is_fetched() -> None:
 
 
 def test_a_body_that_was_left_out_is_no_json_either() -> None:
-    assert told_of(None, validator("{}"), StructType([])).fault == "the body was not recorded"
+    assert validate_body(None, validator("{}"), StructType([])).fault == "the body was not recorded"
 
 
 def test_event_times_that_are_none(spark: SparkSession) -> None:
@@ -362,7 +362,7 @@ def test_numbers_keep_their_value(text: str, schema: Any, column: str, rescued: 
     whole = json.dumps({"properties": {"x": schema}})
     kind = from_json_schema(whole)
     for body, place in ((f'{{"x": {text}}}', "x"), (f'{{"x": {text}, "long": "1234567890123456"}}', "x")):
-        told = told_of(body.encode(), validator(whole), kind)
+        told = validate_body(body.encode(), validator(whole), kind)
         assert told.fault is None
         assert told.body is not None
         written = told.body.decode()
@@ -374,7 +374,7 @@ def test_numbers_keep_their_value(text: str, schema: Any, column: str, rescued: 
 def test_numbers_that_no_decimal_has_do_not_fit() -> None:
     whole = '{"properties": {"x": {"type": "number", "multipleOf": 0.01}}}'
     for text in ("1e37", "1e-99999999999999999999", "123456789012345678901234567890123456789"):
-        told = told_of(b'{"x": %s}' % text.encode(), validator(whole), from_json_schema(whole))
+        told = validate_body(b'{"x": %s}' % text.encode(), validator(whole), from_json_schema(whole))
         assert told.fault is not None, text
 
 
@@ -391,5 +391,5 @@ def test_additions_name_what_lies_deep() -> None:
             )
         )
 
-    whole = merged(kind("x", "y"), kind("z", "x"), "body")
+    whole = merge_types(kind("x", "y"), kind("z", "x"), "body")
     assert dict(additions(kind("x", "y"), whole, "body")) == {"body.`m`.value.element.`z`": "bigint"}  # type: ignore[arg-type]

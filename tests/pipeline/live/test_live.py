@@ -290,7 +290,7 @@ class Scripted:
             raise LinkError("cut")
         return [ReceivedMessage(Message(topic_address("t"), body), int(body), False) for body in turn]
 
-    def rest(self, seconds: float) -> None:
+    def pause_reading(self, seconds: float) -> None:
         self.rested += 1
         time.sleep(seconds)
 
@@ -300,7 +300,7 @@ class Scripted:
     def close(self) -> None:
         pass
 
-    def cut(self) -> None:
+    def close_abruptly(self) -> None:
         pass
 
 

@@ -212,7 +212,7 @@ def test_jobs_read_traffic_of_both_forms(spark: SparkSession, folder: Path) -> N
 
     found = [
         Recording(spark, str(one), span)
-        .through(("sequence", "source_name"), plain, "sequence long, source_name string")
+        .map_batches(("sequence", "source_name"), plain, "sequence long, source_name string")
         .collect()
         for one in (folder, copy)
     ]

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEq
 from gateway.errors import PipelineError
 from gateway.pipeline.journal.filters import Range, SelectedRows, narrowed
 from gateway.pipeline.journal.options import EARLIEST, LATEST, Bound, columns_of, options_of
-from gateway.pipeline.journal.planner import shared_out
+from gateway.pipeline.journal.planner import divide_rows
 
 DAY_US = 1_700_006_400_000_000  # 2023-11-15
 DAY = datetime(2023, 11, 15, tzinfo=UTC)
@@ -101,4 +101,4 @@ SHARES = [
 
 @pytest.mark.parametrize("waiting, most, shares", SHARES)
 def test_a_limit_is_shared_out(waiting: dict[str, int], most: int, shares: dict[str, int]) -> None:
-    assert shared_out(waiting, most) == shares
+    assert divide_rows(waiting, most) == shares

@@ -15,11 +15,11 @@ from gateway.errors import PipelineError
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
 from gateway.model.times import Monotonic
-from gateway.pipeline.archive.tables import between
+from gateway.pipeline.archive.tables import range_options
 from gateway.pipeline.columns import COLUMNS, spark_schema
 from gateway.pipeline.journal.filters import narrowed
 from gateway.pipeline.journal.options import microseconds_of, options_of
-from gateway.pipeline.journal.planner import JournalPartition, settled_later
+from gateway.pipeline.journal.planner import JournalPartition, count_late_rows
 from gateway.pipeline.journal.source import JournalTable
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.reader import Gap, JournalReader
@@ -247,7 +247,7 @@ def test_what_is_late_is_looked_for_as_long_as_there_may_be_some(
 
     monkeypatch.setattr(JournalReader, "blocks", watched)
     before = microseconds_of(datetime.fromtimestamp(START, UTC))
-    assert not settled_later(reader, "0", 100, before, lambda _: None)
+    assert not count_late_rows(reader, "0", 100, before, lambda _: None)
     assert asked == [min(one.first for one in reader.segments("0") if one.first > 100)]
 
 
@@ -280,10 +280,10 @@ def test_workers_of_replicas(tmp_path: Path) -> None:
 def test_a_shard_that_appears_meanwhile(tmp_path: Path) -> None:
     """Between what an archive has and where the journal ended: it is for the next run."""
     written(tmp_path / "one", 10)
-    given = between({"one/0": 4}, {"one/0": 10})
+    given = range_options({"one/0": 4}, {"one/0": 10})
     written(tmp_path / "two", 5)
     assert read(tmp_path, "shard", "sequence", **given) == [("one/0", number) for number in range(4, 10)]
-    assert read(tmp_path, "shard", **between({}, {})) == []
+    assert read(tmp_path, "shard", **range_options({}, {})) == []
 
 
 def test_a_torn_end_is_not_there_and_an_empty_journal_is_empty(spark: SparkSession, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.model.properties import Headers, Value, ValueType, string
-from gateway.model.spooled_bodies import joined
+from gateway.model.spooled_bodies import join_pieces
 from gateway.protocols.amqp091 import events as e
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
@@ -26,7 +26,7 @@ PUBLISH = encode_method_frame(1, m.BasicPublish("ex", "key"))
 
 def message(headers: Headers, body: bytes = b"x") -> bytes:
     properties = encode_basic_properties(BasicProperties(headers=headers))
-    return PUBLISH + joined(encode_content_frames(1, properties, body, 131_072))
+    return PUBLISH + join_pieces(encode_content_frames(1, properties, body, 131_072))
 
 
 def fields(count: int, name: str = "") -> Headers:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.address import Address
 from gateway.model.properties import string
-from gateway.model.spooled_bodies import joined
+from gateway.model.spooled_bodies import join_pieces
 from gateway.protocols.amqp091 import events as e
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
@@ -41,7 +41,7 @@ def publish_bytes(
     channel: int, address: Address, body: bytes, raw: bytes = RAW, frame_max: int = 131_072
 ) -> bytes:
     method = encode_method_frame(channel, m.BasicPublish(address.scope, address.name))
-    return method + joined(encode_content_frames(channel, raw, body, frame_max))
+    return method + join_pieces(encode_content_frames(channel, raw, body, frame_max))
 
 
 def arguments(address: Address) -> bytes:
@@ -204,7 +204,7 @@ def test_return_and_get() -> None:
     assert at_client == [
         e.Returned(1, m.BasicReturn(312, "NO_ROUTE", "ex", "a.b"), RAW, b"back"),
         e.Confirms([(1, 1, False, True)]),
-        e.Got(1, m.BasicGetOk(3, False, "", "q", 9), RAW, b""),
+        e.GetResponse(1, m.BasicGetOk(3, False, "", "q", 9), RAW, b""),
         e.MethodReceived(1, m.BasicCancel("tag", no_wait=True)),
         e.MethodReceived(0, m.ConnectionBlocked("low")),
     ]

@@ -7,7 +7,7 @@ from itertools import zip_longest
 import pytest
 
 from gateway.errors import RemoteProtocolError
-from gateway.model.spooled_bodies import DiscardingSink, PassedOver
+from gateway.model.spooled_bodies import DiscardedBody, DiscardingSink
 from gateway.protocols.amqp091 import events as e
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import encode_frame, encode_method_frame
@@ -121,7 +121,7 @@ def test_a_client_passes_over_what_is_too_large() -> None:
     assert isinstance(event, e.Deliveries)
     first, passed, last = [row[6] for row in event.contents]
     assert (first, last) == (b"before", b"after")
-    assert isinstance(passed, PassedOver)
+    assert isinstance(passed, DiscardedBody)
     assert (len(passed), passed.size) == (0, 300_000)
     assert wire.client.begun == 0
 

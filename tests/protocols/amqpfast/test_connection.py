@@ -82,7 +82,7 @@ def test_produce_and_consume() -> None:
     )
     assert wire.server.received[HANDLE_SEND] == wire.client.sent[HANDLE_SEND] == 20
     assert wire.server.sent[HANDLE_NOTIFY] == wire.client.received[HANDLE_NOTIFY] == 20
-    assert producer.room == 65_535
+    assert producer.capacity == 65_535
 
 
 def script() -> tuple[bytes, int]:
@@ -266,7 +266,7 @@ def test_tags_run_out() -> None:
     row = (b"", HEAD, b"")
     tags = producer.send_many([row] * 65_535)
     assert sorted(tags) == list(range(1, 65_536))
-    assert producer.room == 0
+    assert producer.capacity == 0
     with pytest.raises(LocalProtocolError):
         producer.send_many([row])
     with pytest.raises(LocalProtocolError):

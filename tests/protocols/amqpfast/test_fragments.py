@@ -171,13 +171,13 @@ def test_a_close_ends_a_transfer(channel: bool) -> None:
 def test_room() -> None:
     wire = queue_wire(frame_max=FRAME_MAX)
     transfer = Transfer(wire.client, 1, HEAD, 5000)
-    assert transfer.room == FRAME_MAX - 4 - len(HEAD)
+    assert transfer.capacity == FRAME_MAX - 4 - len(HEAD)
     with pytest.raises(LocalProtocolError):
-        transfer.write(bytes(transfer.room + 1))
-    transfer.write(bytes(transfer.room))
-    assert transfer.room == FRAME_MAX
+        transfer.write(bytes(transfer.capacity + 1))
+    transfer.write(bytes(transfer.capacity))
+    assert transfer.capacity == FRAME_MAX
     with pytest.raises(LocalProtocolError):
-        transfer.tell(5)
+        transfer.announce_bytes(5)
     with pytest.raises(LocalProtocolError):
         Transfer(wire.server, 1, bytes(2000), 0)
 
@@ -294,8 +294,8 @@ def test_a_stream() -> None:
 def test_out_of_band() -> None:
     wire = queue_wire(channel={"out_of_band": "folder:x"})
     transfer = Transfer(wire.client, 1, HEAD, 0, name=b"n", out_of_band=True)
-    transfer.tell(1 << 31)
-    transfer.tell(7, last=True)
+    transfer.announce_bytes(1 << 31)
+    transfer.announce_bytes(7, last=True)
     Producer(wire.client, 1).send_many([(b"", HEAD, b"inline")])
     wire.move()
     assert wire.take()[0] == [

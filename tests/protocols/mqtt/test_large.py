@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.model.spooled_bodies import APART_BYTES_MIN, joined
+from gateway.model.spooled_bodies import APART_BYTES_MIN, join_pieces
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.runs import Publishes
 from gateway.protocols.mqtt.spec import Version
@@ -21,7 +21,7 @@ def test_a_large_body_is_a_piece_of_its_own_for_all_who_hear_it(version: Version
         pieces = ours.to_send()
         assert isinstance(pieces, list)
         assert [piece for piece in pieces if piece is body] == [body]
-        (event,) = theirs.receive_data(joined(pieces), 0.0)
+        (event,) = theirs.receive_data(join_pieces(pieces), 0.0)
         assert isinstance(event, Publishes)
         assert [row[4] for row in event.rows] == [b"small", body, b"x"]
         assert ours.to_send() == b""

@@ -11,7 +11,14 @@ from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.store.journal.column_buffers import TOGETHER, Apart, Gathering, Memories, RowLabels, Settled
+from gateway.store.journal.column_buffers import (
+    TOGETHER,
+    Gathering,
+    Memories,
+    RowLabels,
+    Settled,
+    UnsharedColumns,
+)
 from gateway.store.journal.encoder import Encoder
 from gateway.store.journal.format import Draft, lay_out, seal
 from gateway.store.journal.reader import Block, Gap, JournalReader, Row
@@ -42,7 +49,9 @@ def block(base: int, count: int, shard: int = 0, level: int = 0) -> bytes:
     return bytes_of(draft(base, count, shard), level)
 
 
-def gathered(parts: Iterable[Settled], *, body_bytes_max: int = 1_000, apart: Apart = TOGETHER) -> Gathering:
+def gathered(
+    parts: Iterable[Settled], *, body_bytes_max: int = 1_000, apart: UnsharedColumns = TOGETHER
+) -> Gathering:
     """What a block is made of."""
     gathering = Gathering(Memories(), body_bytes_max=body_bytes_max, apart=apart)
     for part in parts:

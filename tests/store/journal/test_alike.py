@@ -17,7 +17,7 @@ from gateway.model.properties import Properties, property_set
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.bursts import Bursts
-from gateway.store.journal.column_buffers import TOGETHER, Apart, Settled
+from gateway.store.journal.column_buffers import TOGETHER, Settled, UnsharedColumns
 from gateway.store.journal.encoder import ROWS_USUAL, Encoder
 from gateway.store.journal.reader import JournalReader, Row
 from gateway.store.journal.runs import RUN, RUN_ALIKE, Runs, alike_in, chained, runs_of
@@ -38,7 +38,7 @@ FACTS = (
 )
 
 
-def written(folder: Path, *blocks: list[Settled], apart: Apart = TOGETHER) -> list[Row]:
+def written(folder: Path, *blocks: list[Settled], apart: UnsharedColumns = TOGETHER) -> list[Row]:
     """The rows of these blocks, without their sequence numbers."""
     folder.mkdir()
     encoder = Encoder(0)
@@ -97,7 +97,7 @@ def test_rows_that_are_alike_and_those_with_one_that_is_not(
     assert written(tmp_path / "together", [part]) == written(tmp_path / "alone", *one_by_one(part))
 
 
-APART = [Apart(*kinds) for kinds in product((False, True), repeat=3)]
+APART = [UnsharedColumns(*kinds) for kinds in product((False, True), repeat=3)]
 
 
 def saying(at: int, **also: Any) -> Message:
@@ -107,10 +107,10 @@ def saying(at: int, **also: Any) -> Message:
 
 
 @pytest.mark.parametrize("odd", [None, 0, 20, 99])
-@pytest.mark.parametrize("apart", [TOGETHER, Apart(sets=True)])
+@pytest.mark.parametrize("apart", [TOGETHER, UnsharedColumns(sets=True)])
 @pytest.mark.parametrize("given", ALIKE[1:5], ids=range(4))
 def test_rows_that_are_alike_but_for_their_properties(
-    tmp_path: Path, given: dict[str, Any], apart: Apart, odd: int | None
+    tmp_path: Path, given: dict[str, Any], apart: UnsharedColumns, odd: int | None
 ) -> None:
     heads = [saying(at, **given) for at in range(100)]
     if odd is not None:
@@ -138,7 +138,7 @@ def in_bursts(*lengths: int) -> Settled:
 def crossing(first: int) -> Settled:
     """Only their addresses change."""
     heads = [saying(at) for at in range(first, first + 30)]
-    gone = [one.crossed(amqp_address("", str(at % 7))) for at, one in enumerate(heads)]
+    gone = [one.with_crossing(amqp_address("", str(at % 7))) for at, one in enumerate(heads)]
     return Settled(UP, gone, None, ACCEPTED, 5, 6, origins=[one.address for one in heads])
 
 
@@ -171,7 +171,9 @@ PARTS = {
     ],
     ids=str,
 )
-def test_what_is_written_apart_says_the_same(tmp_path: Path, names: list[str], apart: Apart) -> None:
+def test_what_is_written_apart_says_the_same(
+    tmp_path: Path, names: list[str], apart: UnsharedColumns
+) -> None:
     parts = [PARTS[name] for name in names]
     found = written(tmp_path / "apart", parts, apart=apart)
     assert found == written(tmp_path / "together", parts)

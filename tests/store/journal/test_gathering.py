@@ -13,11 +13,11 @@ from gateway.store.journal.column_buffers import (
     COPIED_BYTES,
     MEMORIES_MAX,
     MEMORY_BYTES,
-    Apart,
     Gathering,
     Memories,
     OwnEntries,
     Settled,
+    UnsharedColumns,
 )
 from gateway.store.journal.encoder import Encoder
 from gateway.store.journal.reader import JournalReader
@@ -95,7 +95,9 @@ def test_memory_is_used_again_and_not_hoarded() -> None:
 
 @pytest.mark.parametrize("byte_count, lent", [(0, 0), (COPIED_BYTES, 0), (COPIED_BYTES + 1, 1)])
 def test_a_small_block_that_waits_keeps_no_memory(byte_count: int, lent: int) -> None:
-    gathering = gathered([settled(byte_count)], body_bytes_max=MEMORY_BYTES, apart=Apart(True, True, True))
+    gathering = gathered(
+        [settled(byte_count)], body_bytes_max=MEMORY_BYTES, apart=UnsharedColumns(True, True, True)
+    )
     kept, free = gathering.memories(lent=True), gathering.memories(lent=False)
     assert (len(kept), len(free)) == (lent, 4 - lent)
     written = bytes(gathering.bodies.data())

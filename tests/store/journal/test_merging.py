@@ -250,7 +250,7 @@ def test_gaps_are_missing_from_about_their_time(tmp_path: Path) -> None:
     found = {}
     for begin, end in ((None, None), (2.9, 3.1), (3.1, None), (None, 2.9), (None, 3.1), (2.9, None)):
         times = [None if second is None else round((START + second) * 1e6) for second in (begin, end)]
-        found[begin, end] = JournalReader(tmp_path).missing("0", *times)
+        found[begin, end] = JournalReader(tmp_path).missing_count("0", *times)
     made.writer.close()
     assert {span for span, missing in found.items() if missing == 0} == {(3.1, None), (None, 2.9)}
     assert set(found.values()) == {0, 7}

@@ -140,4 +140,4 @@ def test_gaps_are_items(folder: Path) -> None:
     assert numbers_of([whole(row) for row in rows]) == list(range(8))
     extent = JournalReader(folder).extent("0")
     assert (extent.rows, extent.missing, extent.next) == (8, 5, 13)
-    assert JournalReader(folder).missing("0") == 5
+    assert JournalReader(folder).missing_count("0") == 5

@@ -25,7 +25,7 @@ from gateway.store.journal.encoder import Encoder
 from gateway.store.journal.entries import ENTRIES_MAX, BlockDictionary, bitmap
 from gateway.store.journal.format import ColumnKind
 from gateway.store.journal.reader import JournalReader, Row
-from gateway.store.journal.segments import At
+from gateway.store.journal.segments import BlockLocation
 from gateway.store.journal.wires import PROPERTIES_BYTES_MAX
 from gateway.store.properties import decode_properties
 from tests.store.journal.samples import (
@@ -355,7 +355,7 @@ def test_arrow_finds_its_buffers(tmp_path: Path) -> None:
     recorded(tmp_path, Settled(HOME, [message(place) for place in range(9)], None, ACCEPTED, 5, 6))
     reader = JournalReader(tmp_path)
     (at,) = reader.index("3")
-    assert isinstance(at, At)
+    assert isinstance(at, BlockLocation)
     block = reader.read("3", at)
     assert all(offset % 8 == 0 for offset, _, _ in block.places)
     assert block.buffers("received")[1].cast("q").tolist() == [5] * 9

@@ -17,7 +17,7 @@ from gateway.store.journal import segments
 from gateway.store.journal.appender import RETENTION_SECS, Appender
 from gateway.store.journal.format import Draft, JournalError, lay_out, seal
 from gateway.store.journal.reader import Gap, GoneError, JournalReader
-from gateway.store.journal.segments import At, Segment, walk
+from gateway.store.journal.segments import BlockLocation, Segment, walk
 from tests.store.journal.samples import block, draft, numbers_of, rows_of, whole, write, writer
 
 DAY_SECS: Final = 86_400.0
@@ -113,7 +113,7 @@ def test_a_segment_that_cannot_be_synced_is_completed_once(
     assert len(firsts(tmp_path)) == 2
     assert numbers_of(rows_of(tmp_path)) == [0, 1, 2, 3]
     with segment.path.open("rb", buffering=0) as file:
-        assert [at.header.rows for at in walk(file, segment.path) if isinstance(at, At)] == [2, 0]
+        assert [at.header.rows for at in walk(file, segment.path) if isinstance(at, BlockLocation)] == [2, 0]
 
 
 @pytest.mark.parametrize("most, files", [(0, 1), (1, 10), (2, 5), (3, 4)])
@@ -453,7 +453,7 @@ def test_a_block_that_is_completed_while_the_next_is_searched_is_no_damage(
     path.write_bytes(whole[: len(block(0, 3)) + 100])
     search = segments._next_block
 
-    def searched(file: BinaryIO, where: Path, offset: int) -> segments.At | None:
+    def searched(file: BinaryIO, where: Path, offset: int) -> segments.BlockLocation | None:
         path.write_bytes(whole)
         return search(file, where, offset)
 

@@ -36,7 +36,7 @@ from gateway.store.journal.wires import (
     ROWS_APART,
     framed,
     id_dictionary,
-    recorded,
+    recorded_texts,
     set_dictionaries,
     words_of,
 )
@@ -158,7 +158,7 @@ def blocks_of(folder: Path, *blocks: Sequence[Settled]) -> list[Block]:
     encoder, base = Encoder(0), 0
     with (folder / f"0-{0:020}.gwj").open("wb") as file:
         for parts in blocks:
-            draft = encoder.encode(base, gathered(parts, apart=encoder.apart))
+            draft = encoder.encode(base, gathered(parts, apart=encoder.unshared_columns))
             base = draft.header.next
             file.write(bytes_of(draft))
     found = list(JournalReader(folder).blocks("0"))
@@ -176,7 +176,7 @@ def said_of(row: Row) -> tuple[str | None, ...]:
 
 def told(found: PropertySet) -> tuple[str | None, ...]:
     """What would have been written at once."""
-    return tuple(None if text is None else text.decode() for text in recorded(found))
+    return tuple(None if text is None else text.decode() for text in recorded_texts(found))
 
 
 @pytest.mark.parametrize("protocol, raw", CASES, ids=NAMES)

@@ -290,7 +290,7 @@ def test_rows_that_cannot_be_gathered_cost_what_has_gathered(
         made = writer(tmp_path, options=PATIENT)
         made.record(HOME, [message(0), message(1)], ACCEPTED, Monotonic(time.monotonic()))
         with monkeypatch.context() as broken:
-            broken.setattr(Gathering, "_take", lambda *_: 1 / 0)
+            broken.setattr(Gathering, "_copy_bodies", lambda *_: 1 / 0)
             made.record(HOME, [message(2)], ACCEPTED, Monotonic(time.monotonic()))
         made.record(HOME, [message(3)], ACCEPTED, Monotonic(time.monotonic()))
         made.close()
