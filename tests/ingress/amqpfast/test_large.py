@@ -336,7 +336,7 @@ def test_heads_are_what_they_were(gateway: Running) -> None:
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("place", ["read", "opened"])
+@pytest.mark.parametrize("place", ["read", "open_file"])
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
 def test_a_body_that_cannot_be_opened_for_a_moment_is_delivered_later(
     monkeypatch: pytest.MonkeyPatch, number: int, place: str
