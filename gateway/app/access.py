@@ -35,9 +35,11 @@ CLOSE_SECS: Final = 1.0
 
 
 class DefinedUsers(NamedTuple):
-    """Users as the configuration and the users file define them at present.
+    """Users of the configuration, the users file and RabbitMQ exports, as one reading has found them.
 
-    `hashes` (with those of exports) and `scram` keys are by name; `text` is the content of the users file.
+    `users` are those of the configuration and the users file, by name. `hashes` are the password hashes of
+    all users, exports included, and `scram` the SCRAM keys, both by user name. `text` is the content of the
+    users file, "" without one.
     """
 
     users: dict[str, User]
@@ -47,29 +49,30 @@ class DefinedUsers(NamedTuple):
 
 
 class Replaced(NamedTuple):
-    """Result of replacing the users: the present number of users, and the names of those who were removed."""
+    """Result of replacing the users in force: how many there are now, and the names of the removed ones."""
 
     total: int
     removed: frozenset[str]
 
 
 def access_of(settings: Settings) -> Access:
-    """Return the authentication of a configuration.
+    """Return the `Access`, which checks the logins of clients, of a configuration.
 
-    Raises ConfigurationError for secrets that are unreadable or invalid.
+    Reads the users, their secrets and the keys of tokens. Raises ConfigurationError for secrets that are
+    unreadable or invalid.
     """
     return Identities(settings).access
 
 
 class Identities:
-    """Back ends and users of one gateway.
+    """Authentication back ends of one gateway, and the users in force.
 
-    `users` always has the users in force, of the configuration and the users file; the dictionary object
-    itself never changes.
+    `users` has the users in force of the configuration and the users file, by name. The dictionary object
+    itself never changes. `access` checks the logins of clients with the back ends.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Build the back ends and read the users.
+        """Build the back ends that `authentication` configures, and read the users.
 
         Raises ConfigurationError for unusable files and secrets.
         """
@@ -88,6 +91,7 @@ class Identities:
         self.access.ask([self._backend(one) for one in settings.authentication])
 
     def _backend(self, options: UsersBackend | CertificatesBackend | JwtBackend | HttpBackend) -> Backend:
+        """Build the authentication back end that these options configure."""
         if isinstance(options, UsersBackend):
             return self.access.users
         if isinstance(options, CertificatesBackend):
@@ -105,6 +109,7 @@ class Identities:
         return Tokens(options, self._keys(options))
 
     def _keys(self, options: JwtBackend) -> KeysFile | KeysUrl:
+        """Build the source of a JWT back end's keys: a file, or a URL that is read periodically."""
         keys: KeysFile | KeysUrl
         if options.keys_file is not None:
             keys = KeysFile(options.keys_file, symmetric=bool(SYMMETRIC & set(options.algorithms)))
@@ -127,9 +132,10 @@ class Identities:
         return self._in_force.hashes
 
     def candidate(self, settings: Settings) -> DefinedUsers:
-        """Read the users of `settings`, of the users file and of exports, with their secrets.
+        """Read users and their secrets from `settings`, the users file and exports, without using them.
 
-        Raises ConfigurationError, also for a users file of which only a beginning is left.
+        Raises ConfigurationError if a file is unusable, if the users file is cut off or has lost all its
+        users, or if a user is in it and in `settings`.
         """
         several = read_imports(self._settings)
         users, text = dict(settings.users), ""
@@ -148,7 +154,7 @@ class Identities:
         return DefinedUsers(users, {**exported, **hashes}, scram, text)
 
     def use(self, found: DefinedUsers) -> Replaced | None:
-        """Put these users in force. Return None if they are in force already."""
+        """Put these users in force. Return the change, or None if the same users were in force already."""
         before, self._in_force = self._in_force, found
         self._text = found.text
         if found[:3] == before[:3]:  # Only comments may have changed.
@@ -167,18 +173,18 @@ class Identities:
         return [file for file in files if file is not None]
 
     def reload_keys(self) -> None:
-        """Read the files of token keys again immediately."""
+        """Read the files with the keys of JSON Web Tokens again immediately."""
         for keys in self._key_files:
             keys.reload()
 
     def failures(self) -> dict[str, int]:
-        """Return the number of requests without a response, by kind of back end."""
+        """Return how many requests to authentication servers had no response, by kind of back end."""
         jwt = sum(keys.failures for keys in self.fetched)
         http = sum(backend.failures for backend in self.http_backends)
         return {kind: count for kind, count in ((Tokens.kind, jwt), (HttpUsers.kind, http)) if count}
 
     async def run(self) -> None:
-        """Keep the keys of tokens up to date until cancelled."""
+        """Keep the keys of JSON Web Tokens up to date until cancelled."""
         async with trio.open_nursery() as nursery:
             for task in self._tasks:
                 nursery.start_soon(task)
@@ -191,7 +197,10 @@ class Identities:
 
 
 def secrets_of(users: Mapping[str, User]) -> tuple[dict[str, str], dict[str, Keys]]:
-    """Return password hashes and SCRAM keys by user name. Raises ConfigurationError."""
+    """Return the password hashes and the SCRAM keys of users, both by user name.
+
+    Raises ConfigurationError for a secret that is unreadable or has the wrong format.
+    """
     hashes = {name: _hash_of(name, user) for name, user in users.items()}
     keys = {name: _keys_of(name, user) for name, user in users.items()}
     return hashes, {name: found for name, found in keys.items() if found is not None}
@@ -213,7 +222,10 @@ def roles_of(settings: Settings, users: Mapping[str, User] | None = None) -> Rol
 
 
 def authorizer_of(settings: Settings) -> HttpQuestions | None:
-    """Return the HTTP authorizer, or None if none is configured. Raises ConfigurationError."""
+    """Return the HTTP authorizer, or None if none is configured.
+
+    Raises ConfigurationError if its TLS files cannot be used.
+    """
     options = settings.authorizer
     if options is None:
         return None
@@ -232,9 +244,9 @@ def read_imports(settings: Settings) -> list[Imported]:
 
 
 def with_imported_hosts(settings: Settings) -> Settings:
-    """Return settings in which AMQP 0-9-1 listeners also have the virtual hosts of exports.
+    """Return `settings` with the virtual hosts of RabbitMQ exports added to AMQP 0-9-1 listeners.
 
-    Listeners with `virtual_hosts` in the configuration keep these alone.
+    A listener whose `virtual_hosts` are configured is unchanged.
     """
     hosts = [host for one in read_imports(settings) for host in one.hosts]
     if not hosts:

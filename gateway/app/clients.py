@@ -52,7 +52,7 @@ def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
 
 
 class _Channel(Protocol):
-    """Channel of a consumer, as `_Tagged` sees it."""
+    """Interface of the channel of an AMQP consumer that `consuming` reads."""
 
     @property
     def number(self) -> int: ...
@@ -74,7 +74,7 @@ class _Tagged(Protocol):
 
 
 class _Handle(Protocol):
-    """Handle of a consumer, as `_Handled` sees it."""
+    """Interface of the handle of an AMQP/Fast consumer that `consuming` reads."""
 
     number: int
 
@@ -95,14 +95,14 @@ class _Handled(Protocol):
 
 
 def _details(listener: Listener, connection: IngressClient) -> Details:
-    """Return what the connection and its listener have negotiated."""
+    """Return addresses, TLS and the protocol options that were negotiated for a connection."""
     return Details(listener.host, listener.port, listener.front.tls is not None, *connection.negotiated())
 
 
 def consuming(consumer: Consumer) -> Consuming | None:
-    """Return a record of the consumer of a queue.
+    """Return a record of the consumer of a queue for the HTTP interface.
 
-    Return None unless it belongs to a client.
+    Return None unless the consumer belongs to a client of an AMQP 0-9-1 or AMQP/Fast listener.
     """
     if isinstance(consumer, _Tagged):
         tag, acknowledges, channel = consumer.tag, not consumer.no_ack, consumer.channel
@@ -122,7 +122,10 @@ def consuming(consumer: Consumer) -> Consuming | None:
 
 
 def announced_version(settings: Settings, otherwise: str) -> str:
-    """Return the version that the first AMQP 0-9-1 listener announces; without one, `otherwise`."""
+    """Return the version number that the gateway reports as that of its broker.
+
+    It is RABBITMQ_VERSION if the first AMQP 0-9-1 listener has `announce: rabbitmq`, otherwise `otherwise`.
+    """
     for listener in settings.listeners.values():
         if isinstance(listener, AmqpListener):
             return RABBITMQ_VERSION if listener.announce == "rabbitmq" else otherwise
@@ -130,7 +133,7 @@ def announced_version(settings: Settings, otherwise: str) -> str:
 
 
 def listener_addresses(listeners: Mapping[str, Listener]) -> list[RabbitListener]:
-    """Return the address and protocol of each listener."""
+    """Return name, protocol, host, port and use of TLS of each listener."""
     return [
         RabbitListener(one.name, one.stats.protocol, one.host, one.port, one.front.tls is not None)
         for one in listeners.values()

@@ -56,14 +56,14 @@ class Console:
         self._token_path: Path | None = None
 
     def open(self, port: int) -> None:
-        """Write a token for the command line, once HTTP is served at `port`."""
+        """Write a temporary token for the command line to a file, because HTTP is served at `port` now."""
         self._token_path = leave_token(port, self.admission.tokens.make_temporary(COMMAND_LINE))
 
     def close(self) -> None:
-        """Remove the token of the command line."""
+        """Delete the file with the temporary token of the command line."""
         if self._token_path is not None:
             self._token_path.unlink(missing_ok=True)
 
     def link(self) -> str:
-        """Return the last part of a URL that permits one login."""
+        """Return a relative URL of the console, such as `login#code=...`, that permits one login."""
         return f"login#code={self.admission.sessions.make_link()}"

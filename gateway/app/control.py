@@ -20,9 +20,10 @@ STANDARD_INPUT: Final = 0
 
 
 class Order(NamedTuple):
-    """Identity of a worker.
+    """Settings that the supervisor gives to one worker.
 
-    It has the worker's number, the ports of the listeners, and the memory of all workers in bytes.
+    `number` is the worker's number, from 1 on. `ports` has the port of each listener by name.
+    `memory_bytes_max` is the memory watermark of all workers together, in bytes.
     """
 
     number: int
@@ -31,7 +32,7 @@ class Order(NamedTuple):
 
 
 class Lines:
-    """One end of the connection between supervisor and worker."""
+    """Connection between supervisor and worker, at one of its ends: JSON objects, one in each line."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
@@ -66,7 +67,7 @@ class Lines:
 
 
 class Ordered:
-    """Worker's end of the connection: its standard input, and its order."""
+    """Worker's end of the connection to its supervisor, and the order that was received over it."""
 
     def __init__(self, sock: socket.socket, order: Order) -> None:
         self.order = order
@@ -74,9 +75,9 @@ class Ordered:
 
     @classmethod
     def read(cls) -> Self:
-        """Read the order from standard input, before there is an event loop.
+        """Read the order from standard input, which is the socket to the supervisor.
 
-        Raises EOFError when no order arrives.
+        Called before an event loop runs. Raises EOFError when no order arrives.
         """
         sock = socket.socket(fileno=STANDARD_INPUT)
         line = b""

@@ -20,9 +20,10 @@ log = structlog.get_logger()
 
 
 def declare_all(settings: Settings, hosts: AmqpHosts) -> None:
-    """Declare the configured objects in `hosts`, and log their number with that of AMQP/Fast destinations.
+    """Declare the exchanges, queues and bindings of the configuration and of RabbitMQ exports in `hosts`.
 
-    Raises ConfigurationError with a line for each fault.
+    Logs how many objects were declared. Raises ConfigurationError with a line for each fault; then `hosts`
+    may not be used.
     """
     declared, findings = gather(settings)
     destinations = sum(
@@ -44,11 +45,12 @@ def declare_all(settings: Settings, hosts: AmqpHosts) -> None:
 
 
 def _count(hosts: AmqpHosts) -> int:
-    """Return the number of exchanges, queues and bindings."""
+    """Return the number of exchanges, queues and bindings in all virtual hosts."""
     return sum(len(host.exchanges) + len(host.queues) + host.bindings for host in hosts.values())
 
 
 def _refuse(findings: Sequence[Finding]) -> None:
+    """Raise ConfigurationError with a line for each finding that is an error; without errors do nothing."""
     faults = [finding for finding in findings if finding.severity is Severity.ERROR]
     if faults:
         places = [

@@ -31,16 +31,19 @@ def raise_descriptors() -> None:
 
 
 def descriptors_for_clients(reserved: int) -> int:
-    """Return the number of descriptors that clients may use: all but `reserved`, and at least 75 %."""
+    """Return how many file descriptors connections of clients may use.
+
+    It is the soft limit of this process without `reserved`, but at least 75 % of the limit.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else soft
     return limit - min(reserved, limit // 4)
 
 
 def divided_descriptors(settings: Settings) -> int:
-    """Return the number of descriptors that clients may use.
+    """Return how many file descriptors connections of clients may use by `limits.descriptors_reserved`.
 
-    Log a warning if a listener has a larger `connections_max`.
+    Logs a warning if a listener has a larger `connections_max`.
     """
     most = descriptors_for_clients(settings.limits.descriptors_reserved)
     demand = max([settings.limits_of(name).connections_max for name in settings.listeners], default=0)

@@ -31,7 +31,7 @@ def listener_of(
     metrics: Metrics,
     descriptors_max: int,
 ) -> Listener:
-    """Return the listener `name`, not open yet, and make its namespace known to the dispatcher."""
+    """Build the listener `name`, not open yet, and register its namespace with the dispatcher."""
     settings, dispatcher = services.settings, services.dispatcher
     options = settings.listeners[name]
     dialect = DIALECTS[options.protocol]
@@ -54,9 +54,10 @@ def listener_of(
 def links_of(
     name: str, settings: Settings, core: BrokerCore, writes: WriteSet, metrics: Metrics
 ) -> list[Link]:
-    """Return the connections of link `name`, not connected yet.
+    """Build the connections of link `name`, not connected yet, and register the link with the broker.
 
-    There is one connection, or a consuming and a publishing one. The last one publishes.
+    The result has one link that consumes and publishes or, for an elected link and for one with more than one
+    connection, two: the first one consumes, the last one publishes.
     """
     options = settings.links[name]
     client_id = settings.client_id_of(name)
@@ -90,6 +91,10 @@ def _link(
     consumes: bool = True,
     publishes: bool = True,
 ) -> Link:
+    """Build one connection of the configured link `endpoint`, called `name` in logs and metrics.
+
+    `when_up` is called each time the connection comes up.
+    """
     options = settings.links[endpoint]
     dialect = DIALECTS[options.protocol]
     stats = metrics.link(name, options.protocol, dialect.frame_names, options.addresses)

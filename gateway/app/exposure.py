@@ -1,4 +1,4 @@
-"""Detection of settings that are permitted but expose secrets, or the gateway, to its network.
+"""Detection of valid settings that expose secrets or the gateway to other machines in its network.
 
 `gateway check` reports each as a warning with what to write instead, and the gateway logs each when it
 starts. Traffic that stays on this machine (loopback) is not reported.
@@ -29,7 +29,7 @@ MD5: Final = f"{PREFIX}md5$"
 
 
 class Exposure(NamedTuple):
-    """Setting with a risk: its place in the configuration, the risk, and what to write instead."""
+    """Finding about a risky setting: its place in the configuration, the risk, and what to write instead."""
 
     place: Place
     text: str
@@ -40,9 +40,9 @@ class Exposure(NamedTuple):
 
 
 def exposures(settings: Settings, hashes: Mapping[str, str]) -> list[Exposure]:
-    """Return the settings that expose something.
+    """Return a finding for each setting that exposes secrets or the gateway to the network.
 
-    `hashes` are password hashes by user name, imported ones included.
+    `hashes` are the password hashes of all users by name, those of RabbitMQ exports included.
     """
     return [
         *_urls(settings),
@@ -55,12 +55,16 @@ def exposures(settings: Settings, hashes: Mapping[str, str]) -> list[Exposure]:
 
 
 def log_exposures(settings: Settings, hashes: Mapping[str, str]) -> None:
-    """Log a warning for each setting that exposes something."""
+    """Log a warning for each setting that exposes secrets or the gateway to the network.
+
+    `hashes` are the password hashes of all users by name, those of RabbitMQ exports included.
+    """
     for one in exposures(settings, hashes):
         log.warning("setting exposes the gateway", key=dotted(one.place), reason=one.text, advice=one.advice)
 
 
 def _urls(settings: Settings) -> Iterator[Exposure]:
+    """Yield http:// URLs of authentication servers and authorizers on other machines."""
     urls: list[tuple[Place, str, str | None]] = []
     for at, backend in enumerate(settings.authentication):
         if isinstance(backend, JwtBackend):
@@ -80,6 +84,7 @@ def _urls(settings: Settings) -> Iterator[Exposure]:
 
 
 def _unverified(settings: Settings) -> Iterator[Exposure]:
+    """Yield links, and the engine, that accept any TLS certificate of the broker."""
     remotes: list[tuple[Place, LinkTls]] = [
         (("links", name), link.tls) for name, link in settings.links.items()
     ]
@@ -95,6 +100,7 @@ def _unverified(settings: Settings) -> Iterator[Exposure]:
 
 
 def _anonymous_exposures(settings: Settings) -> Iterator[Exposure]:
+    """Yield settings that let clients of other machines connect without a secret password."""
     for name, listener in settings.listeners.items():
         if (
             isinstance(listener, AnonymousListener)
@@ -118,6 +124,7 @@ def _weak_hashes(settings: Settings, hashes: Mapping[str, str]) -> Iterator[Expo
 
 
 def _plain_http(settings: Settings) -> Iterator[Exposure]:
+    """Yield the HTTP interface if passwords or tokens reach it over a network without TLS."""
     http = settings.http
     if not http.enabled or http.tls is not None or _is_local(http.host):
         return
@@ -130,6 +137,7 @@ def _plain_http(settings: Settings) -> Iterator[Exposure]:
 
 
 def _balancers(settings: Settings) -> Iterator[Exposure]:
+    """Yield networks that are too large to contain load balancers alone."""
     for name, listener in settings.listeners.items():
         if listener.proxy_protocol == "off":
             continue

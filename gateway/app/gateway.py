@@ -1,10 +1,10 @@
-"""One gateway process: its parts, its tasks, and its end.
+"""One gateway process: construction of its parts, its tasks, and its shutdown.
 
 The nursery runs HTTP; for each listener a task set (accept, poll, tick); for each link a supervised task set;
 and tasks that watch the mapping files and signals. SIGTERM drains: listeners stop accepting, messages in
 flight settle within `drain_timeout_secs`, wills of MQTT clients are published, clients are disconnected, and
-the process ends. SIGHUP, or a changed file, reloads mappings, users and roles; an invalid file leaves the old
-ones in force.
+the process ends. SIGHUP, or a changed file, reloads mappings, users and roles; if a file is invalid the
+previous mappings, users and roles stay in force.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ FAREWELL_SECS: Final = 1.0  # Longest wait for final packets to be written to cl
 
 
 class Gateway:
-    """One gateway process. `run` serves until it is stopped."""
+    """Listeners, links, broker and HTTP interface of one process. `run` serves until it is stopped."""
 
     _users: Access | None = None  # None until the users have been read.
 
@@ -218,7 +218,10 @@ class Gateway:
     async def run(
         self, *, task_status: trio.TaskStatus[Gateway] = trio.TASK_STATUS_IGNORED, signals: bool = True
     ) -> None:
-        """Serve until `stop`, or SIGTERM or SIGINT. `task_status` is started when every listener is open."""
+        """Serve until `stop` is called or SIGTERM or SIGINT arrives, then drain.
+
+        `task_status` is started when every listener is open. Without `signals` no signal is handled.
+        """
         loop = attach_socket_loop(self.watchdog)
         try:
             start_store(self.store, self.writes)
@@ -233,7 +236,7 @@ class Gateway:
                     detach_socket_loop(loop)
 
     async def _close(self, loop: SocketLoop | None) -> None:
-        """Close what has been opened, when nothing is served any more."""
+        """Close connections to servers, the shared state, the store and the journal after draining."""
         self.watchdog.detach()
         self.console.close()
         if self.authorizer is not None:
@@ -255,6 +258,10 @@ class Gateway:
             self.journaling.close()
 
     async def _serve(self, task_status: trio.TaskStatus[Gateway], signals: bool) -> None:
+        """Open listeners, links and HTTP, run all tasks until `stop`, and drain.
+
+        `task_status` is started when every listener is open.
+        """
         admission = self.console.admission
         flush, store = self.writes.flush, self.store
         clients = partial(connected, self.listeners)
@@ -360,14 +367,14 @@ class Gateway:
             nursery.cancel_scope.cancel()
 
     def stop(self) -> None:
-        """Begin to drain; `run` returns afterwards."""
+        """Begin to drain; `run` returns when that is done."""
         self._stopping.set()
 
     async def reload_mappings(self) -> bool:
-        """Read the mapping files again, and return True if the new ones are in force.
+        """Read the mapping files again. Return True if the new mappings are in force.
 
-        Invalid files leave the old ones in force. Thousands of routes take seconds, so they are compiled in a
-        thread.
+        If a file is invalid the previous mappings stay in force. Thousands of routes take seconds, so they
+        are compiled in a thread.
         """
         async with self._reloading:
             return await self._reload_mappings()
@@ -400,7 +407,7 @@ class Gateway:
     # Store and memory.
 
     def _flush(self) -> None:
-        """Write what was encoded outside a wake-up."""
+        """Write the bytes that were encoded for connections outside a wake-up."""
         self.writes.flush()
 
     def _wake_up_ends(self) -> list[Callable[[], None]]:
@@ -408,9 +415,10 @@ class Gateway:
         return [self.memory.count_turn] if self.store is None else [self.memory.count_turn, self.store.flush]
 
     def _claims(self) -> Iterator[Claim]:
-        """Yield the holders of messages in memory, with bytes, user and address.
+        """Yield a claim for each holder of messages in memory: holder, bytes, user and network address.
 
-        Holders may change during the iteration.
+        The holder is None where it cannot be restrained; user and address are "" where there is none. Holders
+        may be added and removed during the iteration.
         """
         for queue in list(self.hosts.queues()):
             yield queue, queue.in_memory, queue.user or "", ""
@@ -437,6 +445,10 @@ class Gateway:
                     yield waiting, waiting.byte_count, user, place
 
     def _memory_changed(self, short: bool) -> None:
+        """Log and report in readiness that memory is `short`, or is available again.
+
+        Cached routing is dropped when memory is short.
+        """
         figures = {"used_bytes": self.memory.used, "limit_bytes": self.memory.mark}
         if short:
             log.warning("memory short, publishers paused", **figures)
@@ -450,6 +462,7 @@ class Gateway:
             self.readiness.mark_met("memory")
 
     def _disk_changed(self, healthy: bool) -> None:
+        """Log that the store can be written again (`healthy`) or not, and inform AMQP clients."""
         assert self.store is not None
         if healthy:
             log.info("store writable again")
@@ -465,6 +478,7 @@ class Gateway:
     # Construction of endpoints.
 
     def _add_endpoints(self, tasks: Tasks) -> None:
+        """Build all links and listeners, not open yet, and require in readiness those that must be up."""
         settings, writes, metrics = self.settings, self.writes, self.metrics
         for name, stated in settings.links.items():
             for link in links_of(name, settings, self.core, writes, metrics):
@@ -507,7 +521,7 @@ class Gateway:
             self.readiness.require(f"listener {name}")
 
     def _route_links(self) -> None:
-        """Pass the subscriptions and targets of the mappings to the links."""
+        """Give each link the subscriptions and targets that the mappings in force have for it."""
         router = self.dispatcher.router
         for link in self.links.values():
             try:
@@ -519,7 +533,7 @@ class Gateway:
         self.writes.flush()
 
     def _sources(self) -> Sources:
-        """Return the sources of the metrics."""
+        """Return the functions from which the metrics read their values."""
         core, access, identities, authorizer = self.core, self.access, self.identities, self.authorizer
         engine, tracing = self.engine, self.tracing
         return Sources(
@@ -604,7 +618,7 @@ class Gateway:
     # Tasks.
 
     async def _watch_links(self) -> None:
-        """Set readiness by the state of required links, until cancelled."""
+        """Update the readiness conditions of required links five times per second, until cancelled."""
         stated = self.settings.links
         required = [
             link for link in self.links.values() if link.endpoint in stated and stated[link.endpoint].required
@@ -629,6 +643,7 @@ class Gateway:
             _tell_limited()
 
     async def _watch_signals(self, task_status: trio.TaskStatus[None]) -> None:
+        """Reload mappings, users and roles on SIGHUP; begin to drain on SIGTERM and SIGINT."""
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
             task_status.started()
             async for number in received:
@@ -642,6 +657,7 @@ class Gateway:
                     return
 
     async def _drain(self) -> None:
+        """Stop accepting, wait for messages in flight, publish wills, and disconnect clients and links."""
         self.readiness.drain()
         self.core.stop()
         for listener in self.listeners.values():
@@ -674,7 +690,7 @@ class Gateway:
         log.info("stopped")
 
     async def _settle(self, deadline: float) -> None:
-        """Wait until nothing is in flight, or until `deadline` on the monotonic clock."""
+        """Wait until nothing is in flight, or until `deadline` in seconds of the monotonic clock."""
         with trio.move_on_at(deadline) as waited:
             while not self._idle():
                 await trio.sleep(DRAIN_POLL_SECS)
@@ -685,9 +701,10 @@ class Gateway:
             log.warning("messages of paused routes unacknowledged at stop", messages=held_count)
 
     async def _release_sessions(self, engine: EngineSession) -> None:
-        """Release the sessions before their clients are disconnected.
+        """Release the sessions of clients to other replicas, before the clients are disconnected.
 
-        No replica then waits for them when the clients reconnect.
+        So no replica has to wait for this one when the clients reconnect. Returns after HAND_OVER_SECS at
+        most.
         """
         free = trio.Event()
         engine.release_sessions(lambda outcome: free.set())
@@ -698,10 +715,9 @@ class Gateway:
             log.warning("sessions not released to other replicas before stop", waited_secs=HAND_OVER_SECS)
 
     def _publish_wills(self) -> bool:
-        """Publish wills while links and subscribers can receive them.
+        """Disconnect clients that have a will, and publish their wills and the delayed ones.
 
-        Clients with a will are disconnected, and the delays of other wills end. Return False if there were
-        none.
+        Called while links and subscribers can still receive them. Return False if there was no will.
         """
         leaving = [connection for connection in self._connections() if connection.leaves_a_will]
         self._shut_down_connections(leaving)
@@ -719,9 +735,10 @@ class Gateway:
                 connection.stream.fail(error)
 
     def _idle(self) -> bool:
-        """Return True if nothing is in flight except messages that paused routes hold.
+        """Return True if no client connection or link has unsettled messages.
 
-        Those stay unacknowledged, so their senders still have them.
+        Messages that paused routes hold do not count: they stay unacknowledged, so their senders still have
+        them.
         """
         held_counts = self.core.pauses.waiting_by_sender()
         return (
@@ -737,9 +754,10 @@ class Gateway:
         return all(self._is_link_idle(link, held_counts) for link in self.links.values())
 
     def _is_link_idle(self, link: Link, held_counts: Mapping[Sender, int]) -> bool:
-        """Return True if nothing is in flight at a link.
+        """Return True if a link has no unsettled messages except those that paused routes hold.
 
-        Return True as well if the link is down and its outboxes hold all that waits for it.
+        `held_counts` has the number of these by sender. A link that is down is idle, too, if its outboxes
+        have stored all messages that wait for it.
         """
         session = link.session
         of_link = sum(count for sender, count in held_counts.items() if sender.endpoint == link.name)
@@ -749,9 +767,9 @@ class Gateway:
 
 
 def start_audit(settings: Settings, several: Callable[[], bool]) -> None:
-    """Open the audit log. `several` returns True while there may be more than one user.
+    """Configure the audit log and open its file. `several` returns True if there may be more than one user.
 
-    Raises ConfigurationError when its file cannot be written.
+    Raises ConfigurationError when the file cannot be written.
     """
     options = settings.audit
     try:

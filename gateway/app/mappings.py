@@ -40,7 +40,7 @@ NO_TEXTS: Final[Texts] = MappingProxyType({})
 
 
 def message_ids() -> Iterator[str]:
-    """Return an iterator of generated ids for messages without one.
+    """Return an endless iterator of unique message ids, for messages whose sender has set none.
 
     No other process, and no other run of this one, generates the same ids.
     """
@@ -49,7 +49,10 @@ def message_ids() -> Iterator[str]:
 
 
 def refused_routes(routes: Iterable[Route], settings: Settings) -> list[MappingError]:
-    """Return an error for each route that the configuration cannot serve."""
+    """Return an error for each route that the configuration cannot serve.
+
+    An example is a route with an outbox although the store is disabled.
+    """
     routes = list(routes)
     shared = settings.shared_outboxes()
     found = unstorable_routes(routes, settings.links, store=settings.store.enabled, shared=shared)
@@ -68,7 +71,10 @@ def _all(errors: list[MappingError]) -> MappingError:
 
 
 class MappingFiles:
-    """Mapping files that the configuration names, and the result of the last reading."""
+    """Loader of the mapping files that the configuration names.
+
+    `refused` is the reason why the last `load` has failed, "" if it has not.
+    """
 
     def __init__(self, settings: Settings, return_key: bytes) -> None:
         """Create a loader that has read no files; `return_key` signs return addresses."""
@@ -81,9 +87,10 @@ class MappingFiles:
         self._routed = False  # True once there have been routes.
 
     def load(self) -> Router:
-        """Return the routes of the present files, which the caller puts in force.
+        """Compile the present files and return the routes, which the caller must put in force.
 
-        Raises ConfigurationError for invalid files.
+        The files count as read: `watch` reports later changes only. Raises ConfigurationError for invalid
+        files, and for those that `read` refuses.
         """
         self._watched.accept()
         try:
@@ -97,10 +104,11 @@ class MappingFiles:
         return router
 
     def read(self, drafts: Texts = NO_TEXTS) -> Router:
-        """Return the routes of the present files, with `drafts` (texts by file name) in place of some.
+        """Compile the present files, and return the routes for a check: they do not count as read.
 
-        Raises ConfigurationError, also for files that have lost their end, and for files without routes where
-        there were routes.
+        `drafts` are texts by file name that replace the contents of files, or add files. Raises
+        ConfigurationError for invalid files, for files that are cut off, and if all routes have been removed
+        since `load`.
         """
         return self._read(drafts)[0]
 
@@ -143,9 +151,10 @@ class MappingFiles:
         return [str(path) for path in self.settings.mapping_files()]
 
     async def watch(self, changed: Callable[[], Awaitable[object]]) -> None:
-        """Await `changed` whenever a file differs from what was read, until cancelled.
+        """Await `changed` whenever a mapping file differs from its state at the last `load`, until cancelled.
 
-        Kubernetes replaces the folder of a ConfigMap behind a symbolic link.
+        The folders of symbolic links and of their targets are both watched, because Kubernetes replaces the
+        folder of a ConfigMap behind a symbolic link.
         """
         folders = {path.resolve().parent for path in self.settings.mapping_files()}
         folders |= {path.absolute().parent for path in self.settings.mapping_files()}

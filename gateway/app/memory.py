@@ -28,19 +28,23 @@ PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def definition_bytes_max(limits: Limits, memory: Memory) -> int:
-    """Return how many bytes the definitions of all clients may occupy."""
+    """Return how many bytes the definitions of all clients (queues, subscriptions) may occupy."""
     return limits.definitions_bytes_max or memory.mark // DEFINITIONS
 
 
 def available(groups: Path = GROUPS, process: Path = PROCESS, machine: int | None = None) -> int:
-    """Return the bytes of memory that this process may use."""
+    """Return the bytes of memory that this process may use: of the machine, or of its control groups.
+
+    The paths are the mount point of the control groups and the process's folder in `/proc`. `machine` is the
+    memory of the machine in bytes, None to read it.
+    """
     if machine is None:
         machine = PAGE * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *_allowed(groups, process)])
 
 
 def _allowed(groups: Path, process: Path) -> Iterator[int]:
-    """Yield the limits of every control group of this process, in bytes.
+    """Yield the memory limits, in bytes, of the control groups of this process and of the groups above them.
 
     Unlimited groups have `max`, which is left out, or a number beyond all memory.
     """
@@ -61,7 +65,7 @@ def _allowed(groups: Path, process: Path) -> Iterator[int]:
 
 
 def resident_reader(process: Path = PROCESS) -> Callable[[], int] | None:
-    """Return a function that returns the resident bytes of this process.
+    """Return a function that returns how many bytes of memory this process occupies (resident set size).
 
     Return None where the system has no `statm` file. The function keeps that file open.
     """
@@ -80,8 +84,8 @@ def resident_reader(process: Path = PROCESS) -> Callable[[], int] | None:
 def trimmer() -> Callable[[], None] | None:
     """Return a function that has glibc release free memory to the system; None with another C library.
 
-    A thread would not help: the call locks the allocator, so the next allocation of the loop waits for it,
-    and its connection would be blamed for the delay.
+    The function is called in the event loop. A thread would not help: the call locks the allocator, so the
+    next allocation of the loop waits for it, and the connection in turn would be reported as slow.
     """
     try:
         malloc_trim = ctypes.CDLL(None).malloc_trim
@@ -97,7 +101,12 @@ def trimmer() -> Callable[[], None] | None:
 def watched_memory(
     mark: int, changed: Callable[[bool], None], connections: Callable[[], Iterable[HeldPublisher]]
 ) -> Memory:
-    """Return the memory watermark at `mark` bytes; 0 stands for SHARE of the available memory."""
+    """Return the memory watermark at `mark` bytes; 0 stands for SHARE of the available memory.
+
+    `changed` is called with True when memory becomes short, and with False when it is available again.
+    `connections` returns the connections that are paused meanwhile. Without a `statm` file memory is
+    unlimited.
+    """
     resident = resident_reader()
     if resident is None:
         return unlimited_memory()

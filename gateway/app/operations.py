@@ -1,4 +1,4 @@
-"""The gateway as the HTTP interface sees and operates it.
+"""Operations of a gateway for the HTTP interface.
 
 `process_of` wraps a gateway in the `Process` of `gateway/admin`, with its state, its limits, and operations
 such as pausing links and reloading mappings.
@@ -68,9 +68,10 @@ class Operated(Protocol):
 
 
 def endpoint_of(settings: Settings, host: VirtualHost) -> str:
-    """Return the endpoint under which routes match what is published to a virtual host.
+    """Return the endpoint by whose routes messages that HTTP publishes to a virtual host are matched.
 
-    It is that of the first listener with the virtual host; "" if no listener serves the host.
+    It is the first listener that has the virtual host: its name if that is its first virtual host, otherwise
+    `listener/host`. Return "" if no listener has it.
     """
     for name, one in settings.listeners.items():
         if isinstance(one, AmqpListener) and host.name in one.virtual_hosts:
@@ -79,11 +80,12 @@ def endpoint_of(settings: Settings, host: VirtualHost) -> str:
 
 
 async def _reload(gateway: Operated) -> str:
+    """Reload the mappings of a gateway. Return the reason if they are refused, or ""."""
     return "" if await gateway.reload_mappings() else gateway.mapping_files.refused
 
 
 def process_of(gateway: Operated) -> Process:
-    """Return the process that the HTTP interface shows and operates."""
+    """Return the interface by which the HTTP interface reads and operates a gateway."""
     settings = gateway.settings
     return Process(
         stats=gateway.metrics.endpoints,
@@ -111,19 +113,19 @@ def process_of(gateway: Operated) -> Process:
 
 
 def pause(gateway: Operated, kind: str, name: str) -> None:
-    """Pause a route, or a link with all its connections, until `resume`."""
+    """Pause the route or link (`kind`) called `name`, a link with all its connections, until `resume`."""
     gateway.core.pauses.pause(kind, name)
     pause_links(gateway)
 
 
 def resume(gateway: Operated, kind: str, name: str) -> None:
-    """Resume a route or link."""
+    """Resume the route or link (`kind`) called `name`."""
     gateway.core.pauses.resume(kind, name)
     pause_links(gateway)
 
 
 def pause_links(gateway: Operated) -> None:
-    """Pause and resume links so that exactly the paused ones wait."""
+    """Pause all links that an operator has paused, and resume all others."""
     for link in gateway.links.values():
         if link.endpoint in gateway.core.pauses.links:
             link.pause()
@@ -141,7 +143,7 @@ def states_of(gateway: Operated) -> dict[str, EndpointState]:
 
 
 def limits_of(gateway: Operated) -> Iterator[Limit]:
-    """Yield each limit with its present use."""
+    """Yield each configured limit with its value and its present use."""
     limits, mqtt = gateway.settings.limits, gateway.mqtt
     for name, listener in gateway.listeners.items():
         most = gateway.settings.limits_of(name).connections_max

@@ -52,7 +52,7 @@ def tune_collector() -> None:
 
 
 def freeze_objects() -> None:
-    """Take the objects that exist now, which stay as long as the process, out of the collector's work."""
+    """Exclude all present objects, which exist as long as the process, from cycle collection."""
     gc.collect()
     gc.freeze()
 

@@ -27,23 +27,31 @@ V = TypeVar("V")
 
 
 class SharedMessages:
-    """Retained messages of all replicas, and this replica's own `$SYS` messages. `flush` ends a wake-up."""
+    """Retained messages of all replicas, and this replica's own `$SYS` messages, for the HTTP API.
+
+    `flush` submits what was queued for the database.
+    """
 
     def __init__(self, retained: SharedRetained, flush: Callable[[], None]) -> None:
         self._retained = retained
         self._flush = flush
 
     async def slices(self, topic_filter: str) -> AsyncIterator[list[Message]]:
-        """Yield messages that an MQTT filter matches, page by page. Raises UnavailableError."""
+        """Yield the retained messages whose topics match an MQTT filter, in pages.
+
+        All `$SYS` messages are on the first page, whatever the filter. Raises UnavailableError if the
+        database is away.
+        """
         yield self._retained.messages()
         async for page in self._pages(topic_filter):
             yield [message for message, _ in page]
 
     async def remove(self, topic_filter: str, chosen: Callable[[Message], bool]) -> int:
-        """Remove the chosen messages. Return their number.
+        """Remove the messages matching an MQTT filter that `chosen` returns True for. Return their number.
 
-        A message that replaces one after it was read stays. Raises UnavailableError if some messages may not
-        be removed.
+        `$SYS` messages are passed to `chosen` whatever the filter. A message is not removed if its topic has
+        another one by then. Raises UnavailableError if the database is away; some messages may have been
+        removed.
         """
         own = [one for one in self._retained.messages() if chosen(one)]
         removed = sum(map(self._retained.forget, own))
@@ -56,7 +64,7 @@ class SharedMessages:
         return removed
 
     async def _pages(self, topic_filter: str) -> AsyncIterator[list[tuple[Message, Retained]]]:
-        """Yield the messages in the database that an MQTT filter matches, and the rows that they are from."""
+        """Yield pages of the messages in the database that match an MQTT filter, each with its row."""
         query, is_last = MatchRetained(topic_filter), False
         while not is_last:
             (reply,) = await self._replies(self._retained.read, [query])
@@ -75,9 +83,9 @@ class SharedMessages:
     async def _replies(
         self, submit: Callable[[V, Callable[[Reply[T]], None]], None], requests: list[V]
     ) -> list[Reply[T]]:
-        """Submit each element of `requests`, and return the replies in any order.
+        """Call `submit` with each element of `requests` and a callback. Return the replies in any order.
 
-        Raises UnavailableError if they are late.
+        Raises UnavailableError if some are missing after ANSWER_SECS.
         """
         replies: list[Reply[T]] = []
         all_there = trio.Event()
@@ -105,7 +113,10 @@ def _is_removed(reply: Reply[Retention]) -> bool:
 def retained_messages(
     retained: LocalRetained, state: SharedState | None, store: Store | None, flush: Callable[[], None]
 ) -> RetainedOperations:
-    """Return the messages that the API reads: of this process, or of all replicas."""
+    """Return the retained messages for the HTTP API.
+
+    They are those of all replicas if there is a shared state, otherwise those of this process.
+    """
     if state is not None:
         return SharedMessages(state.retained, flush)
     return LocalMessages(retained, store, flush)

@@ -56,7 +56,7 @@ Fingerprint = dict[Path, Stamp | None]
 
 
 class Ruled(Protocol):
-    """Parts of a gateway that reloading uses."""
+    """Parts of a gateway that the reload of users and roles uses."""
 
     settings: Settings
     metrics: Metrics
@@ -95,8 +95,9 @@ class Rules:
     async def watch(self) -> None:
         """Reload users, roles and certificates whenever a file has changed, until cancelled.
 
-        First, sessions of absent clients are checked: rights may have ended while the process did not run.
-        With an authorizer, which may not be reachable yet, that is left to when they return.
+        First, sessions of disconnected clients are checked, because their rights may have changed while the
+        process did not run. With an authorizer, which may not be reachable yet, they are checked when the
+        clients reconnect.
         """
         if self._gateway.authorization.is_configured and self._started.authorizer is None:
             await self._revisit()
@@ -113,13 +114,13 @@ class Rules:
                 self._gateway.dispatcher.invalidate()
 
     def _look_at_certificates(self) -> None:
-        """Reload changed certificates now, so that a bad one is reported before the next connection."""
+        """Reload changed certificates of listeners; an invalid one is logged before a client connects."""
         for listener in self._gateway.listeners.values():
             if listener.front.tls is not None:
                 listener.front.tls()
 
     async def reload(self) -> bool:
-        """Read users and roles again. Return False, with the old ones in force, if a file is unusable."""
+        """Read users and roles again. Return False if a file is unusable: the previous ones stay in force."""
         async with self._reloading:
             self._watched.accept()
             return await self._reload()
@@ -152,9 +153,9 @@ class Rules:
         return True
 
     def _read(self) -> tuple[Settings, DefinedUsers, Roles]:
-        """Read the configured files again. Return the configuration, users and roles.
+        """Read the configuration again. Return it, with the users and roles that it defines now.
 
-        Raises ConfigurationError if a file is unusable, or if the configuration file has lost its end or a
+        Raises ConfigurationError if a file is unusable, or if the configuration file is cut off or has lost a
         whole section since it was last loaded.
         """
         before = self._settings
@@ -172,7 +173,7 @@ class Rules:
         return settings, found, roles_of(now, found.users)
 
     def _refuse_none(self, found: DefinedUsers, roles: Roles) -> None:
-        """Raise ConfigurationError if there are no roles, or no users, where there were some.
+        """Raise ConfigurationError if all roles, or all users, have been removed since the last reading.
 
         Every client could then do everything, or connect under any name.
         """
@@ -184,7 +185,10 @@ class Rules:
                 raise ConfigurationError(f"{word}: none are left; restart the gateway if that is intended")
 
     def _report_restart(self, settings: Settings) -> None:
-        """Log which changed sections of the configuration need a restart, once for each set of them."""
+        """Log a warning with the changed sections of the configuration that need a restart.
+
+        The same sections are not logged twice in succession.
+        """
         before, now = self._started.sections, settings.sections
         changed = tuple(
             sorted(
@@ -198,12 +202,12 @@ class Rules:
         self._reported = changed
 
     async def use(self, roles: Roles) -> None:
-        """Put these roles in force, and check existing subscriptions and consumers."""
+        """Put `roles` in force. If they differ from those before, check subscriptions and consumers again."""
         if self._replace(roles):
             await self._revisit()
 
     def _replace(self, roles: Roles) -> bool:
-        """Put these roles in force for new requests. Return False if they are unchanged."""
+        """Put `roles` in force for new requests. Return False if the same roles were in force."""
         gateway = self._gateway
         if not gateway.authorization.use(roles):
             return False
@@ -213,7 +217,10 @@ class Rules:
         return True
 
     async def _revisit(self) -> None:
-        """Withdraw subscriptions and consumers that the rules no longer permit, in slices."""
+        """End the subscriptions and consumers that the roles in force no longer permit.
+
+        The event loop serves other tasks after every SLICE checks.
+        """
         gateway = self._gateway
         if self.absent is not None:
             self.absent.begin()
@@ -225,7 +232,7 @@ class Rules:
         gateway.writes.flush()
 
     def _permission_checks(self) -> Iterator[Callable[[], None]]:
-        """Yield a check for each connection, session and queue that may use a revoked right."""
+        """Yield a check for each connection, session and queue, which ends what is no longer permitted."""
         for listener in self._gateway.listeners.values():
             for connection in list(listener.connections):
                 yield partial(_recheck_connection, connection)
@@ -241,7 +248,7 @@ class Rules:
             yield holder.review_hold
 
     def _recheck_detached_session(self, client_id: str) -> None:
-        """End the subscriptions of a disconnected client that are not allowed any more."""
+        """End those subscriptions of a disconnected client that the roles in force do not permit."""
         gateway = self._gateway
         session = gateway.mqtt.sessions.get(client_id)
         if session is None or session.outlet is not None:
@@ -252,9 +259,10 @@ class Rules:
     def _forbidden(
         self, user: str, client_id: str, subscriptions: Mapping[str, SubscriptionOptions]
     ) -> list[str]:
-        """Return the filters of a disconnected client that the roles of its user in the configuration forbid.
+        """Return the filters of `subscriptions` that the user of a disconnected client may not subscribe to.
 
-        If the user's roles come from another source, they are known only when the client returns.
+        Only users with roles in the configuration are checked. For others the list is empty: their roles come
+        from an authentication back end and are known only when the client reconnects.
         """
         authorization = self._gateway.authorization
         if user and user not in authorization.roles.users:
@@ -272,6 +280,10 @@ class Rules:
 
 
 def _recheck_connection(connection: IngressClient) -> None:
+    """End what the roles in force do not permit the client of a connection any more.
+
+    Raises Pending while an authorizer's decision is missing. Any other error closes the connection.
+    """
     try:
         if not connection.stream.closed:
             connection.rules_changed()
@@ -282,9 +294,9 @@ def _recheck_connection(connection: IngressClient) -> None:
 
 
 async def _run_check(look: Callable[[], None]) -> None:
-    """Run one check, and repeat it after each decision that it has to wait for.
+    """Run one permission check, and repeat it after each authorizer decision that it has to wait for.
 
-    A fault ends this check alone: other clients, and the next reload, wait behind it.
+    An error in the check is logged and does not end the checks of other clients.
     """
     try:
         if not await completed(look):

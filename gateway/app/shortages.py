@@ -1,6 +1,6 @@
-"""Resources that run out unless somebody acts: certificates, disk space, limits.
+"""Resources that an operator must renew or enlarge in time: certificates, disk space, limits.
 
-They are read when metrics or alarms are requested, and cost system calls only.
+The functions are called when metrics or alarms are requested, and cost system calls only.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from gateway.settings import Settings
 
 
 class DiskSpace(NamedTuple):
-    """Space of a file system for this user, in bytes."""
+    """Free and total space of a file system in bytes, as far as the user of this process may use it."""
 
     free: int
     total: int
 
 
 class CertificateEnds:
-    """Certificates that the configuration names, with their ends. A changed file is read again."""
+    """Expiry times of the certificates that the configuration names. A changed file is read again."""
 
     def __init__(self, settings: Settings) -> None:
         self._paths = {dotted(place): path for place, path in settings.files() if place[-1] == "cert_file"}
         self._cache: dict[str, tuple[tuple[int, int], float]] = {}
 
     def expiries(self) -> dict[str, float]:
-        """Return the end of each certificate in seconds since 1970, by its key in the configuration.
+        """Return when each certificate expires, in seconds since 1970, by its key in the configuration.
 
-        Unreadable files are left out; their users report them.
+        Unreadable files are left out; the listeners and links that use them report them.
         """
         found = {}
         for place, path in self._paths.items():
@@ -51,13 +51,19 @@ class CertificateEnds:
 
 
 def _first_end(path: Path) -> float:
-    """Return the earliest end of the certificates in a PEM file. Raises OSError or ValueError."""
+    """Return when the first of the certificates in a PEM file expires, in seconds since 1970.
+
+    Raises OSError or ValueError if the file cannot be read.
+    """
     chain = x509.load_pem_x509_certificates(path.read_bytes())
     return min(one.not_valid_after_utc.timestamp() for one in chain)
 
 
 def disk_space(settings: Settings) -> dict[str, DiskSpace]:
-    """Return the space of the disks of `store` and `journal`, of those that are enabled and exist."""
+    """Return the space of the file systems of `store` and `journal`, by these names.
+
+    Those that are disabled, or whose folder does not exist, are left out.
+    """
     used = {
         "store": settings.store.path if settings.store.enabled else None,
         "journal": settings.journal_path() if settings.journal.enabled else None,
@@ -71,7 +77,10 @@ def disk_space(settings: Settings) -> dict[str, DiskSpace]:
 
 
 def limit_ratios(limits: Iterable[Limit]) -> dict[str, float]:
-    """Return the highest use of each limit that is set, from 0 to 1, by its name."""
+    """Return the used fraction of each limit by its name, where 1 is a reached limit.
+
+    Of several limits with one name the most used one counts. Limits of 0 (unlimited) are left out.
+    """
     found: dict[str, float] = {}
     for one in limits:
         if one.limit > 0:

@@ -40,10 +40,10 @@ SCHEMA_CHARS_MAX: Final = 40  # Names in PostgreSQL have 63 bytes; channels and 
 
 
 class SharedState:
-    """Database of shared state, and the parts of it that every gateway uses."""
+    """State that replicas share in a database, and the services that this replica builds on it."""
 
     def __init__(self, store: StateStore, membership: Membership, quotas: UserQuotas) -> None:
-        """Build the parts; `quotas` has the limits of dead letters and of retained messages."""
+        """Build the services on `store`; `quotas` has the limits of dead letters and of retained messages."""
         self.store = store
         self.membership = membership
         self.elections = Elections(store, membership)
@@ -67,7 +67,7 @@ class SharedState:
         self.store.start(caller_of(writes), self._noticed)
 
     async def run(self, flush: Callable[[], None]) -> None:
-        """Run periodic work until cancelled."""
+        """Run the timers of all services until cancelled. `flush` writes what they have encoded."""
         while True:
             self.store.tick()
             self.membership.tick(clock.lease_time())
@@ -82,7 +82,10 @@ class SharedState:
             await trio.sleep(TICK_SECS)
 
     async def stop(self) -> None:
-        """Release what this replica holds. Return when the database has stored that, if it is reachable."""
+        """Release the leases, claims and sessions of this replica, and end the database threads.
+
+        Returns when the database has stored that, or after some seconds if it cannot be reached.
+        """
         self.elections.stop()
         self.letters.stop()
         self.membership.quit()
@@ -90,9 +93,10 @@ class SharedState:
             await trio.to_thread.run_sync(self.store.stop)
 
     def elect(self, settings: Settings, links: Iterable[Link], serves: Callable[[], bool]) -> None:
-        """Let leases decide which replica consumes over the elected links.
+        """Add a candidate for each elected link, so that leases decide which replica consumes over it.
 
-        Until then this replica does not consume. `serves` returns True while the cluster can be reached.
+        Until its candidate is elected the link is held down. `serves` returns True while the cluster can be
+        reached.
         """
         for link in links:
             options = settings.links.get(link.endpoint)
@@ -108,7 +112,7 @@ class SharedState:
                 link.hold_down(ELSEWHERE)
 
     def gauges(self) -> dict[str, Callable[[], float]]:
-        """Return the gauges of the database."""
+        """Return the gauges of the database, functions by metric name."""
         return {
             "gateway_state_pending_operations": lambda: self.store.health.pending,
             "gateway_state_up": lambda: not self.store.health.failure,
@@ -142,7 +146,7 @@ def open_state(settings: Settings, quotas: UserQuotas) -> SharedState | None:
 
 
 def schema_of(namespace: str) -> str:
-    """Return the name of the schema for a namespace."""
+    """Return the name of the database schema of a `namespace`; a long namespace is shortened with a hash."""
     if len(namespace) <= SCHEMA_CHARS_MAX:
         return namespace
     digest = blake2b(namespace.encode(), digest_size=8).hexdigest()
@@ -150,7 +154,7 @@ def schema_of(namespace: str) -> str:
 
 
 def watch_stores(readiness: Readiness, store: Store | None, state: SharedState | None) -> None:
-    """Make the process ready only while the store can be written and the shared state be reached."""
+    """Add the store and the shared state, if there are any, to the conditions of readiness."""
     if store is not None:
         readiness.watch("store", partial(getattr, store, "failure"))
     if state is not None:

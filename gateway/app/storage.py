@@ -27,9 +27,10 @@ KEY_BYTES: Final = 32
 def open_store(
     settings: Settings, on_health: Callable[[bool], None], letters: UserShares | None = None
 ) -> Store | None:
-    """Return the store, or None if it is disabled. `letters` limits the dead letters of users.
+    """Open the store and return it, or return None if it is disabled. `letters` limits users' dead letters.
 
-    Raises StoreError with what to do.
+    `on_health` is called with False when the store becomes unwritable, and with True when it is writable
+    again. Raises StoreError, with advice in its text, if the store cannot be opened.
     """
     options = settings.store
     if not options.enabled:
@@ -63,13 +64,16 @@ def return_key(store: Store | None) -> bytes:
 
 
 def start_store(store: Store | None, writes: WriteSet) -> None:
-    """Start the store's thread. Its results are handled in this loop, in a wake-up of their own."""
+    """Start the store's thread. The event loop handles its results in separate wake-ups."""
     if store is not None:
         store.start(caller_of(writes))
 
 
 def caller_of(writes: WriteSet) -> Callable[[Callable[[], None]], None]:
-    """Return a function for other threads that has this loop call a function as a wake-up of its own."""
+    """Return a function by which other threads have the running event loop call a function.
+
+    Each call is contained (errors are logged), and afterwards `writes` are flushed.
+    """
     loop = LOOP.get()
     soon = trio.lowlevel.current_trio_token().run_sync_soon
 

@@ -1,4 +1,4 @@
-"""Factory of the MQTT topics: of the embedded broker, or of the engine that replicas share."""
+"""Factory of the MQTT namespace: of the embedded broker, or of the engine that replicas share."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ def topics_of(
     quotas: UserQuotas,
     state: SharedState | None,
 ) -> tuple[MqttNamespace, EngineSession | None]:
-    """Return the topics, before the store starts, and the session with the engine, if there is one.
+    """Return the MQTT namespace and, if the engine is a RabbitMQ cluster, the session with it, else None.
 
-    `let_go` disconnects all clients. `may_hold` returns True for users whose sessions may hold publishers,
-    `quotas` has the shares of users. `state` must not be None with an engine.
+    Called before the store starts. `let_go` disconnects all clients. `may_hold` returns True for users whose
+    full sessions may hold publishers instead of dropping messages. `quotas` has the shares of users. `state`
+    must not be None if the engine is a cluster.
     """
     limits, options = settings.limits, settings.broker
     of_sessions = SessionLimits(
@@ -112,7 +113,7 @@ def topics_of(
 
 
 def engine_link(engine: EngineSession, writes: WriteSet, metrics: Metrics) -> Link:
-    """Return the link that keeps the engine connected."""
+    """Return the link that keeps `engine` connected to the cluster, and register its metrics."""
     metrics.links[ENGINE] = engine.stats
     return Link(engine.status, engine.settings, engine, writes)
 
@@ -126,7 +127,11 @@ def outbox_links(
     metrics: Metrics,
     quotas: UserQuotas,
 ) -> list[Link]:
-    """Return the links that drain outboxes on the cluster."""
+    """Return a link to the cluster for each configured link whose outboxes are there.
+
+    It publishes messages to the outboxes, and consumes them for the configured link. Without an engine the
+    list is empty.
+    """
     options, found = settings.broker, []
     for name in settings.shared_outboxes() if isinstance(options, RabbitEngine) else ():
         assert isinstance(options, RabbitEngine)

@@ -1,4 +1,4 @@
-"""Factory of tracing. OpenTelemetry is imported only if tracing is enabled."""
+"""Construction and shutdown of tracing. OpenTelemetry is imported only if tracing is enabled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def tracing_of(
 ) -> Tracing | None:
     """Return the tracer, or None if tracing is disabled.
 
-    The latency functions return the histograms whose exemplars are traced messages.
+    The latency functions return the histogram of a route or endpoint by name, to which traced messages are
+    added as exemplars.
     """
     if not settings.tracing.enabled:
         return None

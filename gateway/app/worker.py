@@ -16,7 +16,10 @@ from gateway.telemetry.worker_metrics import OPENMETRICS
 
 
 def run_worker(settings: Settings, ordered: Ordered) -> int:
-    """Run a gateway with the settings of a worker until it or its supervisor ends. Return the exit code."""
+    """Run a gateway with the settings of a worker until it is stopped or its supervisor ends.
+
+    Return the exit code.
+    """
     raise_descriptors()
     tune_collector()
     gateway = Gateway(settings)
@@ -37,7 +40,7 @@ def run_worker(settings: Settings, ordered: Ordered) -> int:
 
 
 async def _answer(gateway: Gateway, lines: Lines) -> None:
-    """Reply to the supervisor's requests. Stop the gateway when the supervisor has ended."""
+    """Reply to the supervisor's requests until it ends, then stop the gateway."""
     try:
         await lines.send(started=True)
         while (request := await lines.receive()) is not None:
@@ -48,6 +51,10 @@ async def _answer(gateway: Gateway, lines: Lines) -> None:
 
 
 def _response_to(gateway: Gateway, question: str) -> object:
+    """Return the reply to a supervisor's request: metrics as text, otherwise reasons why it is not ready.
+
+    The request `stop` begins to drain.
+    """
     if question == "metrics":
         return gateway.metrics.exposition(OPENMETRICS)[0].decode()
     if question == "stop":

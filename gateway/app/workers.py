@@ -47,7 +47,7 @@ SILENT: Final = "silent"
 
 
 class WorkerFailed(GatewayError):
-    """Failure of a worker before it served; the worker itself has printed the reason."""
+    """Error: a worker has ended before it served clients. The worker itself has printed the reason."""
 
     def __init__(self, number: int, code: int) -> None:
         super().__init__(f"worker {number} did not start")
@@ -73,7 +73,7 @@ class Worker:
 
     @property
     def is_up(self) -> bool:
-        """True if the worker accepts clients and responds."""
+        """True if the worker accepts clients and replies to the supervisor."""
         return self.started and self.reasons != [UNANSWERED]
 
     def signal(self, number: signal.Signals) -> bool:
@@ -114,7 +114,7 @@ class Worker:
                 return
 
     async def _live(self, stopping: trio.Event) -> tuple[int, str]:
-        """Run one process of the worker. Return its exit code, and the cause of the restart."""
+        """Run one process of the worker until it ends. Return its exit code, and DIED or SILENT."""
         ours, its = socket.socketpair()
         with its:
             # In a process group of its own: the supervisor forwards Ctrl-C.
@@ -150,6 +150,7 @@ class Worker:
         return code, why
 
     async def _supervise(self, lines: Lines) -> None:
+        """Exchange messages with the process until that fails or the process is silent, then kill it."""
         try:
             await self._ask_on(lines)
         except Exception as error:  # An invalid reply must not affect other workers.
@@ -157,9 +158,9 @@ class Worker:
         self.signal(signal.SIGKILL)
 
     async def _ask_on(self, lines: Lines) -> None:
-        """Send the order, wait for `started`, and request the state periodically.
+        """Send the order, wait until the worker serves, and request its readiness every ASK_SECS.
 
-        Return when the worker does not respond.
+        Returns when the process has ended or has not replied to SILENT_MAX requests.
         """
         with suppress(trio.BrokenResourceError):
             await lines.send(**self._order._asdict())
@@ -176,7 +177,7 @@ class Worker:
         log.error("worker unresponsive, killed", worker=self.number)
 
     async def stop(self) -> None:
-        """Request draining over the socket.
+        """Request draining over the socket; send SIGTERM if the worker does not reply.
 
         A signal would be unsafe: a service manager that stops all processes has already sent one, and a
         second one ends the process at once.
@@ -185,7 +186,10 @@ class Worker:
             self.signal(signal.SIGTERM)
 
     async def ask(self, question: Question) -> Any:
-        """Return the reply to a request; None without one in ANSWER_SECS, or if the worker does not serve."""
+        """Send a request to the worker and return its reply.
+
+        Return None without a reply within ANSWER_SECS, and if the worker does not serve.
+        """
         lines = self._lines
         if lines is None or not self.started:
             return None
@@ -241,9 +245,10 @@ class Supervisor:
         self._stopping = trio.Event()
 
     async def run(self, started: Callable[[Supervisor], None], *, signals: bool = True) -> None:
-        """Serve until `stop`, or SIGTERM or SIGINT. Call `started` when all workers serve.
+        """Run all workers until `stop` is called or SIGTERM or SIGINT arrives.
 
-        Raises WorkerFailed, and ConfigurationError when HTTP cannot listen.
+        `started` is called when all workers serve. Raises WorkerFailed if a worker ends before it has served,
+        and ConfigurationError when HTTP cannot listen.
         """
         http = self.settings.http
         with self._sockets:
@@ -273,7 +278,7 @@ class Supervisor:
 
     @property
     def consoles(self) -> str:
-        """Ports of the workers' consoles, as a text."""
+        """Text that names the HTTP ports of the workers' consoles."""
         port = self.settings.http.port
         if not port:
             return "at the ports in their logs"
@@ -282,7 +287,7 @@ class Supervisor:
     # Sources of the HTTP server.
 
     def reasons(self) -> list[str]:
-        """Return the reasons why this machine is not ready.
+        """Return the reasons why this machine is not ready; the list is empty if it is.
 
         A worker that does not accept clients is ignored while others do.
         """
@@ -293,7 +298,10 @@ class Supervisor:
         return ["draining", *found] if self._stopping.is_set() else found
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Return the combined metrics of all workers, and their content type."""
+        """Return the combined metrics of all workers, and their content type.
+
+        `accept` is the HTTP header that chooses the format.
+        """
         pages: dict[int, str] = {}
 
         async def ask(worker: Worker) -> None:
@@ -326,7 +334,7 @@ class Supervisor:
                     self.stop()
 
     def reload(self) -> None:
-        """Have all workers read mappings and rules again."""
+        """Send SIGHUP to all workers, which read mappings, users and roles again."""
         for worker in self.workers:
             if worker.started:  # A worker that is starting reads the files anyway.
                 worker.signal(signal.SIGHUP)
@@ -344,7 +352,10 @@ class Supervisor:
 
 
 def run_workers(settings: Settings, started: Callable[[Supervisor], None]) -> int:
-    """Run all workers until they are stopped. Return the exit code."""
+    """Run all workers until they are stopped. Return the highest exit code.
+
+    `started` is called when all workers serve.
+    """
     supervisor = Supervisor(settings)
     failed: list[int] = []
 
