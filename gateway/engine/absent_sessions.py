@@ -6,10 +6,10 @@ unless the client has returned. Other subscriptions end because rights have chan
 
 Every replica whose rules change goes through these sessions in the database, page by page, in the order of
 their keys. A subscription that is not allowed any more is removed there, under the session's epoch: if the
-client has returned meanwhile nothing is changed, since the replica to which it has connected checks the
+client has reconnected meanwhile nothing is changed, since the replica to which it has connected checks the
 session by the rules in force. Then the queue is unbound, so that it gets no further messages for the filter.
-If the client returns during the unbinding, the queue is bound again: messages for a filter that it has no
-subscription for are discarded.
+If the client reconnects during the unbinding, the queue is bound again; messages for a filter without a
+subscription are discarded.
 
 While the database or the cluster is away the review waits, and rules that change during a review start it
 again. If the process ends before a queue is unbound, the queue goes on getting messages for the filter; they
@@ -60,18 +60,24 @@ Raises Pending while a permission check is pending.
 
 
 class Cluster(Protocol):
-    """Connection to the cluster, as a review uses it."""
+    """Interface of the connection to the cluster that a review uses."""
 
     @property
     def is_up(self) -> bool:
-        """True if the cluster can be reached, and this replica does not stop."""
+        """True if the cluster can be reached and this replica is not stopping."""
 
     def set_binding(self, queue: str, key: str, bound: bool, done: Callable[[], None]) -> None:
-        """Bind the queue of a session to a key, or unbind it. Without a connection `done` is not called."""
+        """Bind the queue of a session to a key, or unbind it if `bound` is False.
+
+        `done` is called when the broker has confirmed that. Without a connection it is not called.
+        """
 
 
 class AbsentReview:
-    """Reviews of the subscriptions of absent clients, one at a time."""
+    """Task that reviews the subscriptions of absent clients; one review runs at a time.
+
+    `judge` returns the filters of a session that its user may not subscribe to.
+    """
 
     def __init__(self, state: StateStore, cluster: Cluster, judge: Judge) -> None:
         self.is_running = False
@@ -83,11 +89,11 @@ class AbsentReview:
         self._owing = trio.Event()
 
     def gauges(self) -> dict[str, Callable[[], float]]:
-        """Return the gauge of a review in progress, by metric name."""
+        """Return the gauge that is 1 during a review, by metric name."""
         return {"gateway_engine_reviewing": lambda: self.is_running}
 
     def begin(self) -> None:
-        """Start a review, or the current one again, because rights have changed."""
+        """Start a review because rights have changed; a review in progress starts again."""
         self.is_running = True
         self._begun.set()
 
@@ -122,6 +128,7 @@ class AbsentReview:
             self.is_running = self._begun.is_set()
 
     async def _review(self) -> None:
+        """Check all absent sessions, page by page, or until `begin` is called again."""
         after, ended = SessionKey("", ""), 0
         while not self._begun.is_set():
             page = await self._query(FindAbsent(after, PAGE))
@@ -137,7 +144,7 @@ class AbsentReview:
             log.info("subscriptions of absent clients ended, no longer permitted", subscriptions=ended)
 
     async def _check(self, absent: AbsentSession) -> int:
-        """End the subscriptions of a session that are not allowed. Return their number."""
+        """Remove the forbidden subscriptions of a session and unbind its queue. Return their number."""
         options = {name: decode_options(data) for name, data in absent.subscriptions.items()}
         forbidden = await self._forbidden(absent, options)
         if not forbidden:
@@ -164,7 +171,7 @@ class AbsentReview:
                 await self._set_binding(absent.queue, key, bound=True)
 
     async def _is_absent(self, absent: AbsentSession) -> bool:
-        """Return True if the client has not returned since its session was read."""
+        """Return True if the client has not reconnected since its session was read."""
         found = await _reply(partial(self._state.query, FindSession(absent.key)))
         while found.verdict is OperationOutcome.UNAVAILABLE:
             await trio.sleep(RETRY_SECS)
@@ -174,6 +181,7 @@ class AbsentReview:
     async def _forbidden(
         self, absent: AbsentSession, options: Mapping[str, SubscriptionOptions]
     ) -> list[str]:
+        """Return the forbidden filters of a session, after waiting for pending permission checks."""
         while True:
             try:
                 return self._judge(absent.user, absent.key.client, options)
@@ -181,6 +189,7 @@ class AbsentReview:
                 await pending.awaited.wait()
 
     async def _set_binding(self, queue: str, key: str, *, bound: bool) -> None:
+        """Bind or unbind a key of a session's queue, and repeat that until the broker has confirmed it."""
         done = trio.Event()
         while not done.is_set():
             await self._until_up()
@@ -193,7 +202,10 @@ class AbsentReview:
             await trio.sleep(RETRY_SECS)
 
     async def _submit(self, operation: Operation[None]) -> bool:
-        """Return True if the operation was stored, False if the session has another epoch."""
+        """Submit an operation, again while the database is unavailable, and wait for its reply.
+
+        Return True if the operation was stored, False if the session has another epoch.
+        """
         while True:
             reply = await _reply(partial(self._state.submit, operation))
             if reply.verdict is not OperationOutcome.UNAVAILABLE:
@@ -201,6 +213,7 @@ class AbsentReview:
             await trio.sleep(RETRY_SECS)
 
     async def _query(self, query: Query[list[T]]) -> list[T]:
+        """Return the result of a query, which is repeated while the database is unavailable."""
         while True:
             reply: Reply[list[T]] = await _reply(partial(self._state.query, query))
             if reply.value is not None:
@@ -209,7 +222,7 @@ class AbsentReview:
 
 
 async def _reply(request: Callable[[Callable[[Reply[T]], None]], None]) -> Reply[T]:
-    """Return the reply to a request, a function that is called with a callback."""
+    """Call `request` with a callback for a reply. Wait for the reply and return it."""
     replies: list[Reply[T]] = []
     answered = trio.Event()
 
@@ -223,6 +236,6 @@ async def _reply(request: Callable[[Callable[[Reply[T]], None]], None]) -> Reply
 
 
 def _keys(options: Mapping[str, SubscriptionOptions]) -> set[str]:
-    """Return the keys to which the queue of a session with these subscriptions is bound."""
+    """Return the binding keys of these subscriptions in the queue of a session."""
     bound = [name for name, one in options.items() if one.qos and shared_pattern(name) is None]
     return {key for name in bound if (key := binding_of(name.split("/"))) is not None}

@@ -14,10 +14,10 @@ from gateway.engine.names import binding_of
 
 
 class Bindings:
-    """Binding keys with the number of subscriptions that need each, and the set of confirmed keys.
+    """Binding keys of the replica's queue, each with the number of subscriptions that need it.
 
     A key is confirmed once the broker has replied to its queue.bind. Filters that begin with `$SYS` are
-    served by this replica alone and get no binding. Neither do filters that match no topic that fits into a
+    served by this replica alone and get no binding, nor do filters that match no topic that fits into a
     routing key.
     """
 
@@ -29,9 +29,9 @@ class Bindings:
         return len(self._counts)
 
     def add(self, levels: list[str]) -> str | None:
-        """Count one more subscription, given the levels of its filter.
+        """Count a new subscription. `levels` are the levels of its filter.
 
-        Return the key to bind, or None if none is needed.
+        Return the key to bind if no other subscription has needed it, else None.
         """
         key = None if levels[0] == SYS else binding_of(levels)
         if key is None:
@@ -40,9 +40,9 @@ class Bindings:
         return key if count == 1 else None
 
     def remove(self, levels: list[str]) -> str | None:
-        """Count one subscription less.
+        """Discount a subscription that has ended. `levels` are the levels of its filter.
 
-        Return the key to unbind, or None if it has no key or others still need it.
+        Return the key to unbind if no other subscription needs it, else None.
         """
         key = None if levels[0] == SYS else binding_of(levels)
         if key is None:
@@ -54,7 +54,7 @@ class Bindings:
         return key
 
     def set_bound(self, key: str, on: bool) -> None:
-        """Record that the broker has bound a key (`on`) or unbound it."""
+        """Record that the broker has confirmed the binding of a key (`on`) or its removal."""
         if on:
             self._standing.add(key)
         else:
@@ -65,6 +65,6 @@ class Bindings:
         self._standing.clear()
 
     def pending_changes(self) -> Iterator[tuple[str, bool]]:
-        """Yield the keys that must be bound (True) and unbound (False) on the broker."""
+        """Yield the keys that differ from the confirmed ones, with True to bind and False to unbind them."""
         yield from [(key, True) for key in self._counts if key not in self._standing]
         yield from [(key, False) for key in self._standing if key not in self._counts]

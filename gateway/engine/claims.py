@@ -1,4 +1,4 @@
-"""Claims of this replica to work that the replicas share, which end CLAIM_SECS after the database has them.
+"""Expiry of this replica's claims to work that the replicas share.
 
 A replica uses a claim for half of that time, counted from its request. It may have been frozen before it read
 the reply, its machine may have slept, or it may not reach the cluster: then another replica claims the work,
@@ -20,7 +20,7 @@ def is_ending(requested_at: LeaseTime) -> bool:
 
 
 class ClaimedWill(NamedTuple):
-    """Will of one epoch of a session, and when this replica has requested the claim."""
+    """Will that this replica has claimed: its session and epoch, and when the claim was requested."""
 
     key: SessionKey
     epoch: int
@@ -28,5 +28,5 @@ class ClaimedWill(NamedTuple):
 
     @property
     def is_ending(self) -> bool:
-        """True if the will must not be published here, because another replica may publish it."""
+        """True if the claim must not be used any more, because another replica may publish the will."""
         return is_ending(self.requested_at)

@@ -68,9 +68,10 @@ Told = Callable[[Outcome], None]
 
 
 class ClusterOrigin(NamedTuple):
-    """Origin of a message on the cluster, with which it is settled there.
+    """Delivery by which the cluster has sent a message, and which must be settled.
 
-    `again` is True if its client may have it.
+    `number` recognizes the message at QoS 2. `again` is True if the cluster has delivered it before, so the
+    client may have it.
     """
 
     consumer: ClusterConsumer
@@ -83,14 +84,14 @@ class ClusterOrigin(NamedTuple):
         self.consumer.settle(self.tag)
 
     def requeue(self) -> None:
-        """Requeue the message for another consumer."""
+        """Return the message to its queue, for another consumer."""
         self.consumer.requeue(self.tag)
 
 
 class SessionChange:
-    """Collected changes of a session that must be stored: the fields of the next ChangeSession.
+    """Collected changes of a session that are not submitted yet: the fields of the next ChangeSession.
 
-    None removes an entry.
+    A value of None removes the entry from the database.
     """
 
     __slots__ = ("packets", "received", "served", "subscriptions", "weight")
@@ -107,40 +108,40 @@ class SessionChange:
 
 
 class Engine(Protocol):
-    """Services of the engine that a session uses."""
+    """Interface of the engine that a client's session uses."""
 
     recent_chunks: int  # maximum number of chunks of received QoS 2 numbers per session
 
     def change(self, session: ClientSession) -> SessionChange:
-        """Return the pending changes of a session, for more to be added; they are stored soon."""
+        """Return the collected changes of a session, to which the caller adds; they are stored soon."""
 
     def after_stored(self, session: ClientSession, done: Told) -> None:
-        """Call `done` with ACCEPTED when all changes of a session until now are stored.
+        """Call `done` with ACCEPTED when all changes that a session has collected until now are stored.
 
-        It is called with another outcome if the session has another owner.
+        `done` is called with another outcome if the session has another owner.
         """
 
     def pump(self, session: ClientSession) -> None:
-        """Schedule `session.pump()` for the end of this wake-up: the session has something to send."""
+        """Schedule `session.pump()`, which sends queued messages, for the end of this wake-up."""
 
     def next_number(self) -> Number:
-        """Return a number for a message that will be published later."""
+        """Return a new number, by which replicas recognize a QoS 2 message that will be published later."""
 
     def read(self, content: Content) -> tuple[Message, Number | None] | None:
-        """Return the message of a delivery and its number, or None if it cannot be delivered."""
+        """Decode a delivery. Return its message and number, or None if it cannot be delivered."""
 
     def disconnect_client(self, session: ClientSession, why: str) -> None:
-        """Disconnect the client of a session with a reason; it must reconnect."""
+        """Abort the connection of a session's client for the reason `why`; the client must reconnect."""
 
     def bind_queue(self, session: ClientSession, key: str) -> None:
-        """Bind or unbind a key of the session's queue, as `session.unbound` requests."""
+        """Bind or unbind a key of the session's queue; `session.unbound` has which of the two."""
 
     def check_owner(self, session: ClientSession, done: Callable[[bool], None]) -> None:
-        """Call `done` with True if the database has the session as this replica's, with its queue."""
+        """Query if this replica owns a session and its queue, and call `done` with the result."""
 
 
 class ClientSession(Session):
-    """Session of a client of this replica."""
+    """MQTT session of a client that is connected to this replica."""
 
     __slots__ = (
         "_cached",
@@ -200,11 +201,14 @@ class ClientSession(Session):
 
     @property
     def has_queue(self) -> bool:
-        """True if the session has a queue and outlives its connection."""
+        """True if the session has a queue on the cluster, so that it outlives its connection."""
         return self.queue != ""
 
     def begin(self, contents: Contents, queue: str, arguments: Headers) -> None:
-        """Start a session that has a queue, with its contents from the database except the subscriptions."""
+        """Restore the QoS 2 state of a session that has a queue from its stored `contents`.
+
+        The subscriptions only count for the weight; the caller adds them. `arguments` are those of the queue.
+        """
         self.queue, self.arguments = queue, arguments
         for topic_filter in contents.subscriptions:
             self._weigh(topic_filter, 1)
@@ -223,7 +227,7 @@ class ClientSession(Session):
         self._recent = Recent(self._engine.recent_chunks, contents.received)
 
     def change(self) -> SessionChange:
-        """Return the pending changes of this session, for more to be added."""
+        """Return the collected changes of this session, to which the caller adds; they are stored soon."""
         return self._engine.change(self)
 
     def _note_packet(self, packet_id: int, *, released: bool = False) -> None:
@@ -243,10 +247,10 @@ class ClientSession(Session):
     def subscribed(
         self, topic_filter: str, options: SubscriptionOptions | None, before: SubscriptionOptions | None
     ) -> None:
-        """Bind or unbind the queue for a subscription that was made or, with `options` None, has ended.
+        """Store a subscription that has begun or ended, and bind or unbind the queue for it.
 
-        `before` has the options of the subscription until now, None if there was none. A new subscription is
-        stored when its key is bound, the end of one at once.
+        `options` is None if it has ended. `before` has its options until now, None if there was none. A new
+        subscription is stored when its key is bound, the end of one at once.
         """
         self._cached.clear()
         self._weigh(topic_filter, (options is not None) - (before is not None))
@@ -293,16 +297,18 @@ class ClientSession(Session):
             self._note(topic_filter, encoded)
 
     def _note(self, topic_filter: str, options: bytes | None) -> None:
+        """Add a subscription (its encoded options, or None if it has ended) to the collected changes."""
         change = self.change()
         change.subscriptions[topic_filter] = options
         change.weight = self.weight
 
     def _weigh(self, topic_filter: str, count: int) -> None:
-        """Add a subscription to the weight (`count` 1), or subtract it (-1)."""
+        """Add a subscription to the weight of the session (`count` 1), or subtract it (-1)."""
         subscriptions, byte_count = self.weight
         self.weight = Weight(subscriptions + count, byte_count + count * filter_bytes(topic_filter))
 
     def _granted(self, address: Address) -> Grant | None:
+        """Return the grant of the unshared subscriptions that match a topic, None without any."""
         topic = address.name
         if topic in self._cached:
             return self._cached[topic]
@@ -319,15 +325,15 @@ class ClientSession(Session):
     # Messages from a queue.
 
     def drop_expired(self) -> None:
-        """Do nothing: what waits is in a queue of the cluster, which drops it in time."""
+        """Do nothing: messages wait in a queue of the cluster, which drops expired ones itself."""
         self.purge_at = NEVER
 
     def set_backlog(self, count: int) -> None:
-        """Record how many messages were in the queue before it is consumed."""
+        """Record that the queue had `count` messages, from before the client connected."""
         self._old = count
 
     def deliver(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:
-        """Process a message of the session's queue, or buffer it while requeued messages are awaited."""
+        """Process a message of the session's queue, or buffer it while requeued messages are missing."""
         if consumer is not self._consumer:
             self._consumer = consumer
             self._forget_waiting()
@@ -341,7 +347,7 @@ class ClientSession(Session):
             self.expect_no_longer()  # all of them are here, or the prefetch is used up
 
     def expect(self, prints: Sequence[int]) -> None:
-        """Buffer messages until those with these fingerprints have been redelivered.
+        """Buffer messages until the messages with these fingerprints, requeued before, have been redelivered.
 
         Called before the queue is consumed.
         """
@@ -349,11 +355,11 @@ class ClientSession(Session):
         self.prefetch = self._prefetch_for(self.prefetch)
 
     def _prefetch_for(self, receive_maximum: int) -> int:
-        """Return the prefetch count of the session's queue for this Receive Maximum.
+        """Return the prefetch count of the session's queue for the client's Receive Maximum.
 
-        It has capacity for the Receive Maximum, for the requeued messages, and for some between them. A
-        client that acknowledges nothing and moves from replica to replica causes more requeued messages each
-        time, so there is a limit.
+        It has capacity for the Receive Maximum, for the requeued messages, and for some between them. It is
+        limited, because a client that acknowledges nothing and moves from replica to replica causes more
+        requeued messages each time.
         """
         if self._given_back is None:
             return max(receive_maximum, 1)
@@ -363,15 +369,16 @@ class ClientSession(Session):
     def prints(self, given_back: Iterable[Content]) -> tuple[int, ...]:
         """Return the fingerprints of the messages that the next owner of the session must expect.
 
-        They include the messages `given_back`, which have just been requeued.
+        These are the messages `given_back`, which have just been requeued, and those that this owner has
+        expected.
         """
         before = self._given_back
         return tuple(map(print_of, given_back)) if before is None else before.prints(given_back)
 
     def expect_no_longer(self) -> None:
-        """Stop waiting for requeued messages, and process the buffered ones in order.
+        """Process the buffered messages in order, and do not wait for more requeued ones.
 
-        Logs a warning if some are missing.
+        Logs a warning if some have not arrived.
         """
         given_back, self._given_back = self._given_back, None
         if given_back is None:
@@ -388,6 +395,7 @@ class ClientSession(Session):
                 self._receive(*buffered)
 
     def _receive(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:
+        """Queue a message for the client, or settle it if no subscription wants it or it is out of date."""
         old = self._old > 0
         self._old -= old
         left_at = self._left_since
@@ -409,7 +417,10 @@ class ClientSession(Session):
         self.queue_message(message, grant, ClusterOrigin(consumer, tag, number, redelivered), old=old)
 
     def _forget_waiting(self) -> None:
-        """Drop waiting messages of an earlier cluster connection; they are redelivered over this one."""
+        """Drop queued messages of an earlier cluster connection: they are redelivered over the present one.
+
+        Retained messages and those of shared subscriptions stay queued.
+        """
         waiting, self._waiting = self._waiting, None
         dropped_bytes = 0
         for message, grant, position in waiting or ():
@@ -424,10 +435,10 @@ class ClientSession(Session):
     def queue_message(
         self, message: Message, grant: Grant, delivery: ClusterOrigin, *, old: bool = False
     ) -> bool:
-        """Queue a message for the client, with the delivery by which it is settled.
+        """Queue a message for the client. `delivery` is settled when the client has acknowledged it.
 
-        `old` is True if it arrived while the client was away. Return False if it is not queued, because it is
-        settled or already in flight.
+        `old` is True if the message arrived while the client was away. Return False if the message is not
+        queued, because it has been settled or is in flight already.
         """
         qos = min(message.assurance, grant.qos)
         if grant.no_local and message.sender.client == self.client_id:
@@ -453,9 +464,10 @@ class ClientSession(Session):
         self._wait([(message, grant, self._next)])
 
     def _is_duplicate(self, message: Message, grant: Grant, delivery: ClusterOrigin) -> bool:
-        """Return True if the client has the message or has been sent it, and settle or reattach it.
+        """Return True if a QoS 2 message was sent to the client before, and handle its new delivery.
 
-        Checked again before the message is sent: its publisher may have repeated it while it waited.
+        If the client has the message the delivery is settled, else it replaces the earlier delivery. The
+        check is repeated before the message is sent, because its publisher may have repeated it meanwhile.
         """
         number = delivery.number
         if not self.has_queue or number is None:
@@ -470,9 +482,10 @@ class ClientSession(Session):
         return True
 
     def _reattach(self, packet_id: int, message: Message, grant: Grant, delivery: ClusterOrigin) -> None:
-        """Attach a redelivered message to its packet id, and resend it if needed.
+        """Make `delivery` the one by which a QoS 2 message that was sent before is settled.
 
-        The packet id is in flight here, or was in flight at an earlier owner of the session.
+        The message has this packet id here, or had it at an earlier owner of the session. In the second case
+        it is resent, unless PUBREC was received.
         """
         if packet_id in self.released:
             delivery.settle()
@@ -488,9 +501,9 @@ class ClientSession(Session):
             self._engine.pump(self)
 
     def _release_reserved(self) -> None:
-        """Send PUBREL for messages of an earlier owner that were not redelivered, because they expired.
+        """Send PUBREL for messages that an earlier owner has sent and that are not redelivered here.
 
-        The earlier owner had sent them, so the client may have them.
+        They have expired in the queue, but the client may have them and wait for PUBREL.
         """
         for packet_id in list(self._reserved):
             if packet_id not in self.in_flight and packet_id not in self.released:
@@ -499,6 +512,7 @@ class ClientSession(Session):
                 self._engine.after_stored(self, partial(self._release, packet_id))
 
     def _release(self, packet_id: int, outcome: Outcome) -> None:
+        """Send PUBREL for a packet id once that is stored."""
         if outcome is ACCEPTED and self.outlet is not None and packet_id in self.released:
             self.credit -= 1
             self.outlet.send_release(packet_id)
@@ -506,6 +520,7 @@ class ClientSession(Session):
     # Outgoing messages.
 
     def _next_rows(self) -> list[OutgoingPublish]:
+        """Return the next messages to send, those that must be resent first."""
         rows: list[OutgoingPublish] = []
         if self._stopped:
             return rows
@@ -521,6 +536,10 @@ class ClientSession(Session):
         return self._fresh_rows()
 
     def _fresh_rows(self) -> list[OutgoingPublish]:
+        """Return the next queued messages to send, for which there is credit.
+
+        At QoS 2 their packet ids are stored first; then `_send_stored` sends them.
+        """
         rows: list[OutgoingPublish] = []
         unsaid: list[OutgoingPublish] = []
         waiting = self._waiting
@@ -568,7 +587,7 @@ class ClientSession(Session):
     def _number_of(self, message: Message) -> Number | None:
         """Return the number of a retained message that a walk has sent, or None.
 
-        The number is needed because the message may arrive live as well.
+        By the number the session recognizes the message if it arrives live as well.
         """
         return None if self.walked is None else self.walked.number_of(message)
 
@@ -579,12 +598,13 @@ class ClientSession(Session):
         self._note_packet(packet_id)
 
     def _send_stored(self, rows: list[OutgoingPublish], outcome: Outcome) -> None:
-        """Send messages whose packet identifiers are stored."""
+        """Send QoS 2 messages, because their packet ids are stored (`outcome` is ACCEPTED)."""
         if outcome is ACCEPTED and self.outlet is not None:
             self._again[:0] = reversed(rows)
             self.pump()
 
     def _free_id(self) -> int:
+        """Return the next packet id that is not in use."""
         candidate = self._last_id
         while True:
             candidate = candidate + 1 if candidate < PACKET_IDS else 1
@@ -595,7 +615,7 @@ class ClientSession(Session):
     # Acknowledgements, connect and disconnect of the client.
 
     def attach(self, outlet: SessionOutlet, receive_maximum: int) -> None:
-        """Attach a connection, and resend PUBREL for messages whose PUBREC an earlier owner had received."""
+        """Attach a connection of the client, and resend PUBREL for packet ids whose PUBREC was received."""
         self.outlet = outlet
         self.credit = receive_maximum - len(self.released)
         self.prefetch = self._prefetch_for(receive_maximum)
@@ -604,7 +624,7 @@ class ClientSession(Session):
         self.pump()
 
     def expects_ack(self, kind: PacketType, packet_id: int) -> bool:
-        """Return False if the client acknowledges a delivery with another packet type than the due one.
+        """Return True if the client may acknowledge a delivery by a packet of this type.
 
         For an id that only an earlier owner has sent, PUBREC and PUBCOMP are both accepted.
         """
@@ -613,9 +633,9 @@ class ClientSession(Session):
         return super().expects_ack(kind, packet_id)
 
     def received(self, packet_id: int) -> bool:
-        """Process PUBREC: store that the client has the message, before PUBREL is sent.
+        """Process PUBREC: have it stored that the client has the message. PUBREL is sent after that.
 
-        Return False if the id is unknown.
+        Return False if the packet id is unknown.
         """
         if packet_id not in self._reserved:
             return super().received(packet_id)
@@ -629,7 +649,7 @@ class ClientSession(Session):
         return True
 
     def finish(self, packet_id: int) -> bool:
-        """Process the last acknowledgement of a message, and settle it. Return False if the id is unknown."""
+        """Process PUBACK or PUBCOMP, and settle the message. Return False if the packet id is unknown."""
         delivery = self._flight.pop(packet_id, None)
         if delivery is not None:
             delivery.settle()
@@ -649,7 +669,7 @@ class ClientSession(Session):
         return is_known
 
     def _record_received(self, number: Number | None) -> None:
-        """Record that the client has a message, so that it is not sent again.
+        """Record the number of a message that the client has, so that the message is not sent again.
 
         A session that ends with its connection records nothing.
         """
@@ -658,23 +678,23 @@ class ClientSession(Session):
 
     @property
     def needs_queue(self) -> bool:
-        """False if the queue is another owner's, who may have deleted it."""
+        """True unless the session has another owner, who may have deleted the queue."""
         return not self._stopped
 
     def confirm(self, done: Callable[[bool], None]) -> None:
-        """Call `done` with True if the database still has the session as this replica's.
+        """Call `done` with True if, by the database, this replica still owns the session, else False.
 
-        A notice that another owner has it may be on its way.
+        Called when the queue is missing: a notice of another owner may not have arrived yet.
         """
         self._engine.check_owner(self, done)
 
     @property
     def is_stopped(self) -> bool:
-        """True if this replica sends nothing more to the client."""
+        """True after `stop`: this replica sends no more messages to the client."""
         return self._stopped
 
     def stop(self) -> None:
-        """Send nothing more from here, because another owner is about to get the queue."""
+        """Send no more messages to the client, because another owner is about to get the queue."""
         self._stopped = True
 
     def requeue_shared(self) -> None:
@@ -684,7 +704,7 @@ class ClientSession(Session):
                 delivery.requeue()
 
     def unreachable(self) -> None:
-        """Disconnect the client, because the node that has its queue is down."""
+        """Disconnect the client, because the cluster node with its queue is down."""
         self._engine.disconnect_client(self, "the node that has its queue is down")
 
     def discarded(self) -> None:
@@ -711,13 +731,13 @@ class SharedReceivedIds(ReceivedIds):
         self._numbers = dict(numbers)
 
     def number(self, packet_id: int) -> Number | None:
-        """Return the number by which subscribers' replicas recognize the message, or None if unknown."""
+        """Return the number by which replicas recognize the message with this packet id, or None."""
         return self._numbers.get(packet_id)
 
     def announce(self, packet_ids: Iterable[int]) -> dict[int, Number]:
-        """Have these ids stored. Return those that are not stored yet, with their numbers.
+        """Have packet ids stored. Return those that are not stored yet, with the numbers of their messages.
 
-        `record_stored` must be called with them when all changes of the session until now are stored.
+        The caller calls `record_stored` with the result when all changes of the session until now are stored.
         """
         for packet_id in packet_ids:
             if packet_id not in self._numbers:
@@ -727,7 +747,10 @@ class SharedReceivedIds(ReceivedIds):
         return {packet_id: unstored[packet_id] for packet_id in packet_ids if packet_id in unstored}
 
     def record_stored(self, announced: dict[int, Number], outcome: Outcome) -> None:
-        """Record the outcome of storing announced ids, of which some may have been freed and reused since."""
+        """Record that the ids that `announce` has returned are stored, or that the session has another owner.
+
+        Some of the ids may have been freed and reused since.
+        """
         if outcome is not ACCEPTED:
             self.is_lost = True
             return
@@ -736,17 +759,17 @@ class SharedReceivedIds(ReceivedIds):
                 del self._unstored[packet_id]
 
     def forget(self, packet_id: int, *, refusal_sent: bool) -> None:
-        """Forget an id whose message was not accepted.
+        """Forget a packet id whose message was not accepted.
 
-        If no refusal was sent, the database keeps the id and its number: part of the cluster may have
-        the message, and recognizes the repetition.
+        If no refusal was sent to the client, the database keeps the id and its number: a part of the cluster
+        may have the message, and replicas recognize by its number that it is repeated.
         """
         super().forget(packet_id, refusal_sent=refusal_sent)
         if refusal_sent:
             self._free(packet_id)
 
     def release(self, packet_id: int) -> bool:
-        """Process PUBREL: remove an id here and in the database. Return True if it was known."""
+        """Process PUBREL: remove a packet id here and in the database. Return True if it was known."""
         return super().release(packet_id) | self._free(packet_id)
 
     def _free(self, packet_id: int) -> bool:

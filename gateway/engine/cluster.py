@@ -6,7 +6,8 @@ declarations, whose replies arrive in the order of the requests, one to publish,
 consumed (consumers.py).
 
 All bytes of a wake-up are parsed before the first of their events is processed, so the connection or a
-channel may have ended since. Of the events before that, only publisher confirms and returns still count.
+channel may have ended when an event is processed. Of the events before that end, only publisher confirms and
+returned messages still count.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ UNUSED: Final = frozenset({ReplyCode.NOT_FOUND, ReplyCode.PRECONDITION_FAILED})
 
 
 class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
-    """Owner of a stream to the cluster, as long as that connection lives."""
+    """Connection to the cluster: the owner of its stream, until the connection is lost."""
 
     _codes = ReplyCode
 
@@ -63,10 +64,10 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         *,
         direct: str = "",
     ) -> None:
-        """Create a connection whose handshake must be over at `deadline` (loop-clock seconds).
+        """Create a connection whose handshake must end before `deadline` (loop-clock seconds).
 
-        `exchange` is the exchange to which queues are bound; `direct` is the one that reaches queues by their
-        names.
+        `exchange` is the exchange to which queues are bound. `direct` is the exchange that reaches queues by
+        their names, or "".
         """
         super().__init__(machine, stats, stream, deadline)
         self.consumers = Consumers(self, exchange, direct)
@@ -78,14 +79,17 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
     # Interface for the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Process bytes that have arrived, or events left over from the last turn."""
+        """Parse bytes that have arrived, and process their events.
+
+        The machine may leave bytes for another call in a later wake-up, which is requested then.
+        """
         self._process(self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.request_turn()
         self._stream.expect(self.machine.body_bytes_remaining)
 
     def resume_writing(self) -> None:
-        """Resume publishing: the broker reads again."""
+        """Resume publishing, because the send buffer has drained."""
         self._publisher.pump()
 
     # Interface for the session and the consumers.
@@ -96,7 +100,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         self._stream.abort(why)
 
     def ask(self, method: m.Method, done: Done | None = None) -> None:
-        """Send a declaration on the declaring channel; `done` is called when the reply arrives.
+        """Send a declaration on the channel for declarations; `done` is called when the reply arrives.
 
         A declaration that the broker denies ends the connection.
         """
@@ -109,12 +113,12 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         return self.machine.open_channel()
 
     def wake(self) -> None:
-        """Schedule a write for the end of this wake-up."""
+        """Schedule the writing of encoded data for the end of this wake-up."""
         self._stream.mark()
 
     @abstractmethod
     def handle_checks_complete(self) -> None:
-        """Handle that no existence check of a queue is open any more."""
+        """Handle that all existence checks of queues have had their replies."""
 
     # Events.
 
@@ -124,7 +128,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
 
     @abstractmethod
     def _channel_opened(self, number: int) -> None:
-        """Start to use a channel that the broker has opened."""
+        """Set up a channel, which the broker has opened."""
 
     @abstractmethod
     def _deliveries(self, contents: Sequence[Delivery]) -> None:
@@ -132,16 +136,16 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
 
     @abstractmethod
     def _method(self, event: MethodReceived) -> None:
-        """Process a method that no common code has processed."""
+        """Process a method, usually after `_common_method` has returned False for it."""
 
     def _returned(self, event: Returned) -> None:
-        """Process a mandatory message that the broker has returned; ignored here."""
+        """Do nothing with a mandatory message that the broker has returned."""
 
     def _confirmed(self, event: Confirms) -> None:
         self._publisher.confirm(event.confirms)
 
     def _common_method(self, event: MethodReceived) -> bool:
-        """Process a method that all such connections treat alike. Return False if it is another one."""
+        """Process a method that all connections to the cluster treat alike. Return False for others."""
         method, number = event.method, event.channel
         if self.consumers.process_method(number, method):
             return True
@@ -159,7 +163,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         return True
 
     def _confirming(self) -> None:
-        """Handle that messages can be published from now on; does nothing here."""
+        """Do nothing. Called when the publishing channel confirms, so that messages can be published."""
 
     def _process(self, events: list[Event]) -> None:
         for event in events:
@@ -207,6 +211,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         self._publisher.flow(not on)
 
     def _channel_closed(self, event: ChannelClosed) -> None:
+        """End the connection if a channel was closed, unless a check of a queue has failed there."""
         looked = event.by_peer and event.reply_code in UNUSED and not self.machine.ending
         if looked and self.consumers.closed(event.channel, event.text):
             return
@@ -218,7 +223,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         self._end(event.text)
 
     def _end(self, why: str) -> None:
-        """Close the connection politely, with a reason."""
+        """Close the connection with connection.close; `why` is reported unless there is an earlier reason."""
         self._why = self._why or why
         self.machine.close(ReplyCode.SUCCESS, "")
         self._stream.end(self._why)
@@ -232,4 +237,4 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
             self._publisher.close_over(event.reply_code, event.text)
 
     def _close_stopped(self, consumer: AmqpLinkConsumer) -> None:
-        """Do nothing: these connections have no link consumers that are stopped one by one."""
+        """Do nothing: these connections have no consumers that are stopped one by one."""

@@ -31,7 +31,7 @@ UNKNOWN: Final = "the cluster's time is not known yet"
 
 
 class ClusterClock:
-    """Estimate of the cluster's time, and of the error of this process's wall clock."""
+    """Estimate of the cluster's UTC, and of the error of this process's wall clock."""
 
     def __init__(self) -> None:
         self._low = self._high = 0.0  # bounds of the cluster's time minus the loop clock's
@@ -39,7 +39,7 @@ class ClusterClock:
         self._is_wrong = False
 
     def utc(self) -> WallTime:
-        """Return the cluster's time, or the time of `clock.utc` until that is known."""
+        """Return the cluster's time. Until it is known, return the time of `clock.utc`."""
         if not self._is_known:
             return clock.utc()
         return WallTime((self._low + self._high) / 2 + clock.now())
@@ -59,10 +59,10 @@ class ClusterClock:
         return ahead if abs(ahead) - (self._high - self._low) / 2 > SKEW_MAX_SECS else 0.0
 
     def answer(self, seconds: int, asked_at: Monotonic, now: Monotonic) -> None:
-        """Process the reply to a time query.
+        """Improve the estimate by the reply to a time query.
 
-        The cluster's time was `seconds` (whole seconds UTC) at some moment from `asked_at` to `now`, which
-        are in loop-clock seconds.
+        The cluster's time was `seconds` (whole seconds UTC) at some moment between `asked_at` and `now`,
+        which are in loop-clock seconds.
         """
         low, high = seconds - float(now), seconds + 1 - float(asked_at)
         if self._is_known and max(low, self._low) <= min(high, self._high):
@@ -72,7 +72,7 @@ class ClusterClock:
         self.check()
 
     def check(self) -> None:
-        """Compare the wall clock with the cluster's time, and log if it has become wrong or right."""
+        """Compare the wall clock with the cluster's time. Log when it becomes wrong, and right again."""
         skew = self.skew
         is_wrong = abs(skew) - (self._high - self._low) / 2 > SKEW_MAX_SECS
         if is_wrong and not self._is_wrong:
@@ -83,7 +83,7 @@ class ClusterClock:
 
     @property
     def unavailable_reason(self) -> str:
-        """Why this replica must not serve clients; "" if it may."""
+        """Reason why this replica must not serve clients: its clock is unknown or wrong; "" if it may."""
         if not self._is_known:
             return UNKNOWN
         if self._is_wrong:

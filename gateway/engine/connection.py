@@ -2,9 +2,9 @@
 
 The connection has five channels: to declare and bind; to publish with confirms; to consume this replica's
 queue; to count messages that queues have dropped; to query the cluster's time. The channels for the queues of
-sessions are additional (consumers.py). Everything that must exist is declared in one go, replies arrive in
-the order of the requests, and a denied request ends the connection with the broker's reason. When everything
-exists, the engine is up.
+sessions are additional (consumers.py). All required exchanges and queues are declared without waiting between
+them, replies arrive in the order of the requests, and a denied request ends the connection with the broker's
+reason. When everything exists, the engine is up.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ OUTLIVES_SECS: Final = 60.0  # beyond engine_timeout_secs, for which the queue o
 
 
 class ConnectionSession(Protocol):
-    """Session that uses a connection to the cluster and processes its events."""
+    """Interface of the session that uses a connection to the cluster and processes its events."""
 
     settings: RabbitEngine
     limits: Limits
@@ -66,23 +66,26 @@ class ConnectionSession(Protocol):
         """Name of this replica's queue."""
 
     def start_serving(self) -> None:
-        """Handle that everything that the engine needs exists."""
+        """Handle that all exchanges and queues that the engine needs exist, and all channels are open."""
 
     def handle_checks_complete(self) -> None:
-        """Handle that no existence check of a queue is open any more."""
+        """Handle that all existence checks of queues have had their replies."""
 
     def deliver(self, wire: bytes, raw: bytes, body: Body) -> None:
-        """Process a message of the replica's queue, given as address, content header and body."""
+        """Process a message of the replica's queue: encoded address, encoded content header, and body."""
 
     def dropped(self, raw: bytes, body: Body) -> None:
-        """Process a message that a queue has dropped, because it was full or the message had expired."""
+        """Process a message that a queue has dropped, because it was full or the message had expired.
+
+        `raw` is the encoded content header.
+        """
 
     def disconnected(self, connection: EngineConnection, why: str) -> None:
-        """Handle the end of a connection, with its reason."""
+        """Handle that a connection has ended for the reason `why`."""
 
 
 class EngineConnection(ClusterConnection):
-    """Owner of the engine's stream, as long as that connection lives."""
+    """Connection of the engine to the cluster: the owner of its stream, until the connection is lost."""
 
     def __init__(self, session: ConnectionSession, stream: Stream, target: LinkUrl, now: float) -> None:
         settings = session.settings
@@ -105,7 +108,7 @@ class EngineConnection(ClusterConnection):
     # Interface for the stream.
 
     def data_to_send(self) -> bytes | list[Piece]:
-        """Return the bytes to write: acknowledgements of processed messages, and what was encoded before."""
+        """Return the encoded bytes, with the acknowledgements of all processed messages at the end."""
         self.consumers.flush()
         for channel, tag in self._done.items():
             self.machine.ack(channel, tag, multiple=True)
@@ -113,7 +116,7 @@ class EngineConnection(ClusterConnection):
         return self.machine.to_send()
 
     def connection_lost(self, reason: str) -> None:
-        """Release all consumers, and report the end of the connection to the session."""
+        """Drop all consumers, and report the end of the connection to the session."""
         self.ready = False
         self.consumers.drop_all()
         self._session.disconnected(self, self._why or reason)
@@ -123,8 +126,8 @@ class EngineConnection(ClusterConnection):
     def tick(self, now: float) -> None:
         """Run the connection's timer; `now` is in loop-clock seconds.
 
-        The timer sends heartbeats, enforces the handshake's deadline, replaces a publishing channel on which
-        the broker refuses messages, and sends the time query.
+        The timer sends heartbeats, enforces the handshake's deadline, opens another publishing channel if the
+        broker refuses messages on the present one, and queries the cluster's time.
         """
         if not self._in_time(now):
             return
@@ -139,16 +142,19 @@ class EngineConnection(ClusterConnection):
     # Interface for the session.
 
     def dealt_with(self) -> None:
-        """Acknowledge all arrived messages of the replica's queues, because they have been delivered."""
+        """Acknowledge all messages of the replica's queue that have arrived, because they are processed.
+
+        The messages that queues have dropped are acknowledged as well.
+        """
         if self._arrived:
             self._done.update(self._arrived)
             self._arrived.clear()
             self._stream.mark()
 
     def bind(self, key: str, on: bool) -> None:
-        """Bind a key to this replica's queue, or unbind it (`on` False).
+        """Bind a key to this replica's queue, or unbind it if `on` is False.
 
-        Before the queue exists this does nothing.
+        Before the queue exists do nothing, because all keys are bound when it does.
         """
         session = self._session
         if self._bound:
@@ -157,21 +163,22 @@ class EngineConnection(ClusterConnection):
             self.ask(method, partial(session.bindings.set_bound, key, on))
 
     def handle_checks_complete(self) -> None:
-        """Pass on that no existence check of a queue is open any more."""
+        """Inform the session that all existence checks of queues have had their replies."""
         self._session.handle_checks_complete()
 
     def delete_queue(self, queue: str, done: Done | None = None) -> None:
-        """Delete the queue of a session that has ended; `done` is called when it is deleted.
+        """Delete the queue of a session that has ended; `done` is called when the broker has confirmed that.
 
-        Does nothing before the declaring channel is open.
+        Before the channel for declarations is open do nothing.
         """
         if self._answering:
             self.consumers.delete(queue, done)
 
     def set_binding(self, queue: str, key: str, bound: bool, done: Done) -> None:
-        """Bind the queue of a session to a key, or unbind it; `done` is called then, or if it is missing.
+        """Bind the queue of a session to a key, or unbind it if `bound` is False.
 
-        Does nothing before the declaring channel is open.
+        `done` is called when the broker has confirmed that, and also if the queue is missing. Before the
+        channel for declarations is open do nothing.
         """
         if self._answering:
             self.consumers.set_binding(queue, key, bound, done)
@@ -204,6 +211,7 @@ class EngineConnection(ClusterConnection):
         self.consumers.open()
 
     def _channel_opened(self, number: int) -> None:
+        """Declare what the engine needs once the channel for declarations is open; set up other channels."""
         if self.consumers.use_channel(number):
             return
         if number == self._declaring:
@@ -214,7 +222,7 @@ class EngineConnection(ClusterConnection):
         self._set_up_channels()
 
     def _needed(self) -> Iterable[m.Method]:
-        """Yield the declarations of everything that must exist besides the replica's queue."""
+        """Yield the declarations of all exchanges and queues that must exist, except the replica's queue."""
         names = self._session.names
         is_predeclared = names.topics.startswith("amq.")  # predeclared by the broker, so it is only checked
         yield m.ExchangeDeclare(names.topics, "topic", passive=is_predeclared, durable=True)
@@ -231,7 +239,7 @@ class EngineConnection(ClusterConnection):
         yield m.QueueBind(answers, names.direct, answers)
 
     def _declare_queue(self, there: bool) -> None:
-        """Declare the replica's queue unless it exists, and request the bindings that differ."""
+        """Declare the replica's queue unless it is `there`, and request the bindings that differ."""
         session = self._session
         if not there:
             session.bindings.reset()
@@ -247,7 +255,7 @@ class EngineConnection(ClusterConnection):
         self._set_up_channels()
 
     def _set_up_channels(self) -> None:
-        """Set up the channels that have opened: nothing is consumed or published before everything exists."""
+        """Consume and publish on the channels that have opened, once everything has been declared."""
         if not self.ready:
             return
         session = self._session
@@ -268,7 +276,7 @@ class EngineConnection(ClusterConnection):
             session.start_serving()
 
     def _ask_time(self) -> None:
-        """Query the cluster's time by publishing a message whose dead-letter history reports it.
+        """Query the cluster's time: publish a message that is dead-lettered, and so returns with the time.
 
         An earlier query without a reply is abandoned.
         """
@@ -278,6 +286,7 @@ class EngineConnection(ClusterConnection):
         Publisher(self.machine, self._timing).publish_many([(wire, TRANSIENT, b"%f" % self._asked_time)])
 
     def _take_time(self, raw: bytes, body: bytes) -> None:
+        """Process the dead-lettered message that replies to the time query."""
         seconds, requested_at = dead_lettered_at(raw), self._asked_time
         if seconds is not None and requested_at is not None and body == b"%f" % requested_at:
             self._asked_time = None

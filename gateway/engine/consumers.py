@@ -1,9 +1,9 @@
 """Consumers of the session queues on one connection to the cluster.
 
 The existence of a queue is checked before it is consumed; a missing queue is declared, with its bindings.
-Many consumers share a few channels. To end a consumer means to cancel it, to requeue what it has not
-acknowledged, and to poll the queue's message count until the requeued messages are back. Messages that the
-broker sends before it processes the cancel are requeued with the rest.
+Many consumers share a few channels. To end a consumer means to cancel it, to requeue the messages that it has
+not acknowledged, and to poll the queue's message count until the requeued messages are in the queue again.
+Messages that the broker sends before it processes the cancel are requeued with the others.
 
 A quorum queue applies some three dozen requeue commands immediately and the others as one batch when they are
 on its log; a batch of more than 32 is put into an order of its own (RabbitMQ 3.10). So messages are requeued
@@ -50,7 +50,7 @@ Freed = Callable[[Sequence["Content"]], None]
 
 
 class QueueOwner(Protocol):
-    """Owner of a queue that is consumed."""
+    """Interface of the owner of a queue that is consumed: a session or a shared subscription."""
 
     queue: str
     prefetch: int
@@ -60,23 +60,23 @@ class QueueOwner(Protocol):
 
     @property
     def needs_queue(self) -> bool:
-        """False if another owner has the queue and may have deleted it."""
+        """False if another owner has the queue, so that it must not be declared here if it is missing."""
 
     def confirm(self, done: Callable[[bool], None]) -> None:
-        """Call `done` with True if the missing queue is still this replica's, and must be declared."""
+        """Query if the missing queue is still this owner's, and call `done` with the result."""
 
     @property
     def keys(self) -> Iterable[str]:
-        """Keys to which the queue is bound."""
+        """Binding keys of the queue."""
 
     def deliver(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:
-        """Process a message, which must be settled by its tag."""
+        """Process a message, which must be settled at `consumer` by its delivery tag."""
 
     def set_backlog(self, count: int) -> None:
-        """Record how many messages were in the queue before it is consumed."""
+        """Record that the queue has `count` messages before it is consumed."""
 
     def unreachable(self) -> None:
-        """Handle that the node of the queue is down: the queue is not consumed."""
+        """Handle that the queue cannot be consumed because its cluster node is down."""
 
 
 Content = tuple[bytes, bytes, Body]
@@ -84,25 +84,25 @@ Content = tuple[bytes, bytes, Body]
 
 
 class ConsumerConnection(Protocol):
-    """Connection to the cluster, as the consumers use it."""
+    """Interface of the connection to the cluster that the consumers use."""
 
     machine: ClientConnection
 
     def wake(self) -> None:
-        """Schedule a write for the end of this wake-up."""
+        """Schedule the writing of encoded data for the end of this wake-up."""
 
     def ask(self, method: m.Method, done: Done | None = None) -> None:
-        """Send a declaration on the declaring channel; `done` is called when the reply arrives."""
+        """Send a declaration on the channel for declarations; `done` is called when the reply arrives."""
 
     def open_channel(self) -> int:
         """Open another channel. Return its number."""
 
     def handle_checks_complete(self) -> None:
-        """Handle that no existence check of a queue is open any more."""
+        """Handle that all existence checks of queues have had their replies."""
 
 
 class ClusterConsumer:
-    """Consumer of one queue, active or about to be."""
+    """Consumer of the queue of `target`, with the messages that it has received and not settled."""
 
     __slots__ = (
         "_consumers",
@@ -132,40 +132,52 @@ class ClusterConsumer:
         self._unsettled: dict[int, Content] = {}
 
     def take(self, tag: int, content: Content) -> None:
-        """Record a message that must be settled."""
+        """Record a received message, which must be settled by its delivery tag."""
         self._unsettled[tag] = content
 
     def settle(self, tag: int) -> None:
-        """Acknowledge a message. A tag that was requeued, or of a lost connection, is ignored."""
+        """Acknowledge the message with this delivery tag.
+
+        A tag of a message that was requeued, or of a lost connection, is ignored.
+        """
         if tag in self._unsettled:
             del self._unsettled[tag]
             self._consumers.acknowledge(self.channel, tag)
 
     def requeue(self, tag: int) -> None:
-        """Requeue a message for another consumer. An unknown tag is ignored."""
+        """Requeue the message with this delivery tag for another consumer. An unknown tag is ignored."""
         if tag in self._unsettled:
             del self._unsettled[tag]
             self._consumers.requeue(self.channel, [tag])
 
     def finish(self) -> None:
-        """Call `then`, if set, with the requeued contents: this replica no longer consumes the queue."""
+        """Call the callback of `Consumers.end`, if there is one, with the requeued contents.
+
+        Called when this replica does not consume the queue any more.
+        """
         if self.then is not None:
             self.then(self.given_back)
 
     def order(self, tag: int) -> None:
-        """Move a message behind all unsettled ones that have arrived until now."""
+        """Move a message behind all other unsettled ones, in whose order they are requeued.
+
+        `tag` is its delivery tag.
+        """
         content = self._unsettled.pop(tag, None)
         if content is not None:
             self._unsettled[tag] = content
 
     def drain(self) -> dict[int, Content]:
-        """Forget all unsettled messages. Return them by tag, in order."""
+        """Forget all unsettled messages. Return their contents by delivery tag, in the order of a requeue."""
         unsettled, self._unsettled = self._unsettled, {}
         return unsettled
 
 
 class RequeueingConsumer:
-    """Requeueing of a consumer's unsettled messages, with polls of the queue's count until they are back."""
+    """Consumer whose unsettled messages are being requeued, chunk by chunk.
+
+    After each chunk the queue's message count is polled until the queue has the messages again.
+    """
 
     __slots__ = ("consumer", "count", "expected_count", "looks", "looks_since", "queue", "started_at", "tags")
 
@@ -181,9 +193,9 @@ class RequeueingConsumer:
 
 
 class Removal(NamedTuple):
-    """Deletion of a queue, or change of a binding of one; `done` is called when that has happened.
+    """Deletion of a queue, or change of one of its bindings, that waits to be sent.
 
-    A queue that is missing, or whose deletion fails, has no binding.
+    `done` is called when the broker has confirmed it. A missing queue counts as unbound.
     """
 
     method: m.QueueDelete | m.QueueUnbind | m.QueueBind
@@ -195,13 +207,17 @@ Check = ClusterConsumer | RequeueingConsumer | Removal | m.Method
 
 
 class Consumers:
-    """All session queues that one connection consumes, and existence checks and deletions of queues."""
+    """All session queues that one connection consumes, and checks and deletions of queues.
+
+    A check is a request whose failure closes the channel on which it is sent, so checks have their own
+    channel.
+    """
 
     def __init__(self, broker: ConsumerConnection, exchange: str, direct: str = "") -> None:
         """Create the consumers of a connection.
 
-        `exchange` is the exchange to which queues are bound. `direct` is the one by which they are also
-        reached by their names, or "".
+        `exchange` is the exchange to which queues are bound. `direct` is a second one to which each queue is
+        bound by its name, or "".
         """
         self._broker = broker
         self._exchange = exchange
@@ -230,13 +246,13 @@ class Consumers:
     # Channels.
 
     def open(self) -> None:
-        """Open the channels, because the connection is established."""
+        """Open the channels for checks and consumers, because the connection is established."""
         self._checking = self._broker.open_channel()
         for _ in range(CHANNELS):
             self._channels.append(self._broker.open_channel())
 
     def use_channel(self, channel: int) -> bool:
-        """Use a channel that has opened. Return False if it belongs to none of the consumers."""
+        """Use a channel, which has opened. Return False if it is not a channel of the consumers."""
         if channel == self._checking:
             for check in self._checks:
                 self._send_check(check)
@@ -244,9 +260,10 @@ class Consumers:
         return channel in self._channels
 
     def closed(self, channel: int, text: str) -> bool:
-        """Process that the broker has closed the channel of the checks. Return False for another channel.
+        """Handle that a check has failed, so that the broker has closed the channel of the checks.
 
-        The oldest check has failed: its queue is missing or still in use.
+        The oldest check is the failed one: its queue is missing or still in use. Return False if `channel` is
+        another channel.
         """
         if channel != self._checking or not self._checks:
             return False
@@ -268,6 +285,7 @@ class Consumers:
         return True
 
     def _handle_missing_queue(self, consumer: ClusterConsumer, text: str) -> None:
+        """Query if a queue that cannot be consumed must be declared; give up if its node is down."""
         target = consumer.target
         if UNREACHABLE in text:
             log.warning("queue unreachable", queue=target.queue, why=text)
@@ -282,7 +300,7 @@ class Consumers:
         target.confirm(partial(self._confirmed, consumer))
 
     def _confirmed(self, consumer: ClusterConsumer, is_ours: bool) -> None:
-        """Declare a missing queue, unless its session has ended or is another owner's."""
+        """Declare a missing queue, unless its session has ended or has another owner (`is_ours` is False)."""
         if consumer not in self._lacking:
             return  # the connection was lost
         self._lacking.discard(consumer)
@@ -293,7 +311,7 @@ class Consumers:
         self._declare(consumer)
 
     def process_method(self, channel: int, method: m.Method) -> bool:
-        """Process a method. Return False if it is for another channel."""
+        """Process a method on a channel of the consumers. Return False for other channels."""
         if channel == self._checking:
             if self._checks and isinstance(method, CHECK_REPLIES):
                 found = self._checks.popleft()
@@ -323,7 +341,7 @@ class Consumers:
         return True
 
     def drop_all(self) -> None:
-        """Drop all consumers, because the connection was lost: their messages cannot be settled any more."""
+        """Drop all consumers with their unsettled messages, because the connection was lost."""
         self._live = False
         consumers = list(self._consumers.values())
         self._consumers.clear()
@@ -341,15 +359,15 @@ class Consumers:
 
     @property
     def has_pending_bindings(self) -> bool:
-        """True if keys wait to be bound until the existence of their queues is known."""
+        """True if keys wait to be bound because their queues are being checked."""
         return any(isinstance(one, ClusterConsumer) and one.target.unbound for one in self._checks)
 
     def consumes(self, target: QueueOwner) -> bool:
-        """Return True if the consumer of a target has begun and has not ended."""
+        """Return True if there is a consumer of `target`, even if it is starting or ending."""
         return target in self._consumers
 
     def begin(self, target: QueueOwner) -> None:
-        """Consume the queue of a target, unless it is being consumed already.
+        """Start a consumer of the queue of `target`, unless there is one.
 
         Does nothing after `close`, or when the connection was lost.
         """
@@ -363,9 +381,9 @@ class Consumers:
             self._check(consumer)
 
     def end(self, target: QueueOwner, then: Freed | None) -> None:
-        """Stop consuming the queue of a target.
+        """Stop consuming the queue of `target`, and requeue the unsettled messages.
 
-        `then` is called with the requeued contents when the queue is free.
+        When that is done `then` is called with their contents.
         """
         consumer = self._consumers.get(target)
         if consumer is None:
@@ -383,9 +401,9 @@ class Consumers:
             self._free(consumer, name)
 
     def renew(self, target: QueueOwner) -> None:
-        """Restart a consumer with a changed prefetch, or pause it if the prefetch is 0.
+        """Restart the consumer of `target` with its present prefetch, or pause it if the prefetch is 0.
 
-        Received messages stay.
+        Messages that it has received stay unsettled.
         """
         consumer = self._consumers.get(target)
         if consumer is None or not consumer.has_channel or consumer.ending:
@@ -397,7 +415,10 @@ class Consumers:
             self._consume_on(consumer)
 
     def close(self) -> None:
-        """Free all queues by closing the channels, because the replica stops."""
+        """Close the channels of all consumers, because the replica stops.
+
+        The broker requeues all their unsettled messages in one step.
+        """
         self._closed = True
         self.flush()
         consumers = list(self._consumers.values())
@@ -413,33 +434,41 @@ class Consumers:
             consumer.finish()
 
     def touch(self, queue: str) -> None:
-        """Restart the expiry of a queue that is still needed but not consumed, by a passive declare."""
+        """Restart the expiry of a queue that is needed but not consumed here, by a passive declare."""
         self._check(m.QueueDeclare(queue, passive=True))
 
     def look_for(self, queue: str, found: Callable[[bool], None]) -> None:
-        """Check if a queue exists that is not consumed here; `found` is called with the result."""
+        """Check if a queue exists that is not consumed here; `found` is called with True if it does.
+
+        Only one such check may be pending.
+        """
         method = m.QueueDeclare(queue, passive=True)
         self._own = method, found
         self._check(method)
 
     def _report_own_queue(self, check: Check, *, there: bool) -> None:
+        """Call the callback of `look_for` if `check` is its check."""
         if self._own is not None and check is self._own[0]:
             found, self._own = self._own[1], None
             found(there)
 
     def remove(self, queue: str) -> None:
-        """Delete a queue unless other replicas consume it."""
+        """Delete a queue unless it has consumers."""
         self._check(m.QueueDelete(queue, if_unused=True))
 
     def delete(self, queue: str, done: Done | None) -> None:
-        """Delete a queue, and call `done` then. A queue whose node is down stays, which costs a channel."""
+        """Delete a queue and call `done` then.
+
+        If its node is down the queue is not deleted, `done` is not called, and the broker closes the channel
+        of the checks.
+        """
         self._removals.append(Removal(m.QueueDelete(queue), done))
         self._send_removals()
 
     def set_binding(self, queue: str, key: str, bound: bool, done: Done) -> None:
         """Bind a queue that is not consumed here to a key, or unbind it if `bound` is False.
 
-        `done` is called when the broker has confirmed it, or if the queue is missing.
+        `done` is called when the broker has confirmed that, and also if the queue is missing.
         """
         self._removals.append(Removal(_binding(queue, self._exchange, key, bound), done))
         self._send_removals()
@@ -449,6 +478,7 @@ class Consumers:
         self._send_removals()
 
     def _send_removals(self) -> None:
+        """Send waiting deletions and changes of bindings, REMOVING_MAX at a time."""
         while self._removals and self._removing < REMOVING_MAX:
             self._removing += 1
             self._check(self._removals.popleft())
@@ -458,7 +488,7 @@ class Consumers:
         self._send_check(check)
 
     def _send_check(self, check: Check) -> None:
-        """Send the request of a check; if the channel is not open yet it is sent when it opens."""
+        """Send the request of a check. If the channel is not open yet, it is sent when the channel opens."""
         if isinstance(check, ClusterConsumer):
             method: m.Method = m.QueueDeclare(check.target.queue, passive=True)
         elif isinstance(check, RequeueingConsumer):
@@ -469,6 +499,7 @@ class Consumers:
         self._broker.wake()
 
     def _declare(self, consumer: ClusterConsumer) -> None:
+        """Declare the queue of a consumer with its bindings, and consume it when that is confirmed."""
         target = consumer.target
         target.fresh = False
 
@@ -483,12 +514,16 @@ class Consumers:
             self._broker.ask(m.QueueDeclare(target.queue, passive=True), partial(self._consume, consumer))
 
     def bind(self, target: QueueOwner, key: str) -> None:
-        """Bind or unbind a key of a target's queue, now or when the queue is known to exist."""
+        """Bind or unbind a key of the queue of `target`, as `target.unbound` requests.
+
+        If the queue is not consumed, or is being checked, do nothing: the key is bound later.
+        """
         consumer = self._consumers.get(target)
         if consumer is not None and consumer not in self._checks and consumer not in self._lacking:
             self._bind(consumer, [key])
 
     def _bind(self, consumer: ClusterConsumer, keys: Iterable[str]) -> None:
+        """Request the bindings of these keys that `unbound` has; others are bound."""
         target = consumer.target
         for key in keys:
             on, done = target.unbound.get(key, (True, _do_nothing))
@@ -497,6 +532,7 @@ class Consumers:
             )
 
     def _consume(self, consumer: ClusterConsumer) -> None:
+        """Assign a channel to a consumer, and consume its queue unless its prefetch is 0."""
         if consumer.ending:
             self._remove_consumer(consumer)
             return
@@ -509,7 +545,7 @@ class Consumers:
             consumer.name = ""
 
     def _consume_on(self, consumer: ClusterConsumer) -> None:
-        """Start consuming, under the consumer's tag, on the channel that it has."""
+        """Consume the queue of a consumer on its channel, under its consumer tag."""
         channel, target = consumer.channel, consumer.target
         self._by_name[channel, encode_short_string(consumer.name)] = consumer
         consumer.names.add(consumer.name)
@@ -518,7 +554,7 @@ class Consumers:
         self._ask(channel, m.BasicConsume(target.queue, consumer.name))
 
     def _cancel(self, consumer: ClusterConsumer) -> None:
-        """Cancel the current consumer tag, if there is one; a cancel waits for consume-ok."""
+        """Cancel the present consumer tag, if there is one; before consume-ok, cancel it after that."""
         channel, name = consumer.channel, consumer.name
         consumer.name = ""
         if (channel, name) in self._beginning:
@@ -527,7 +563,7 @@ class Consumers:
             self._ask(channel, m.BasicCancel(name))
 
     def _cancelled(self, channel: int, name: str) -> None:
-        """Process cancel-ok: no more messages arrive under that tag."""
+        """Process cancel-ok: no more messages arrive under the consumer tag `name`."""
         consumer = self._by_name.pop((channel, encode_short_string(name)), None)
         if consumer is not None:
             consumer.names.discard(name)
@@ -539,7 +575,10 @@ class Consumers:
         self._broker.wake()
 
     def _free(self, consumer: ClusterConsumer, name: str) -> None:
-        """Requeue the unsettled messages of a consumer, once no tag of it is active any more."""
+        """Requeue the unsettled messages of a consumer, once all its consumer tags are cancelled.
+
+        `name` is one of these tags; further messages under it are requeued, too.
+        """
         if consumer.names:
             return
         unsettled = consumer.drain()
@@ -553,7 +592,7 @@ class Consumers:
             self._remove_consumer(consumer)
 
     def _return(self, returning: RequeueingConsumer, count: int) -> None:
-        """Handle the ready-message count of a queue: requeue the next chunk, or poll again."""
+        """Process a polled message count of a queue: requeue the next chunk of messages, or poll again."""
         if self._closed:
             return
         now = clock.now()
@@ -574,6 +613,7 @@ class Consumers:
         self._check(returning)
 
     def _remove_consumer(self, consumer: ClusterConsumer) -> None:
+        """Forget a consumer, and report the end to its owner."""
         for name in consumer.names:
             self._by_name.pop((consumer.channel, encode_short_string(name)), None)
             if (consumer.channel, name) in self._beginning:
@@ -583,7 +623,10 @@ class Consumers:
             consumer.finish()
 
     def _cancelled_by_broker(self, channel: int, name: str) -> None:
-        """Restart a consumer whose queue was deleted or moved, if it is still wanted."""
+        """Restart a consumer that the broker has cancelled, because its queue was deleted or moved.
+
+        It is not restarted if it is ending, or if its session has another owner.
+        """
         self._beginning.pop((channel, name), None)
         consumer = self._by_name.pop((channel, encode_short_string(name)), None)
         if consumer is None:
@@ -598,7 +641,7 @@ class Consumers:
     # Messages.
 
     def delivered(self, channel: int, name: bytes, tag: int, redelivered: bool, content: Content) -> None:
-        """Pass a delivered message to its consumer; requeue it if there is none."""
+        """Pass a delivered message to the consumer with the tag `name`; requeue it if there is none."""
         consumer = self._by_name.get((channel, name))
         if consumer is None:
             self.requeue(channel, [tag])
@@ -612,13 +655,13 @@ class Consumers:
             consumer.target.deliver(consumer, tag, redelivered, content)
 
     def acknowledge(self, channel: int, tag: int) -> None:
-        """Collect the acknowledgement of a message; it is encoded by `flush`."""
+        """Collect the acknowledgement of a delivery tag; `flush` encodes it."""
         if self._live and not self._closed:
             self._acks.append((channel, tag))
             self._broker.wake()
 
     def requeue(self, channel: int, tags: list[int]) -> None:
-        """Requeue the messages with these tags."""
+        """Requeue the messages with these delivery tags."""
         if self._live and tags and not self._closed:
             self.flush()
             for tag in tags:
@@ -633,13 +676,13 @@ class Consumers:
 
 
 def _room_of(target: QueueOwner) -> int:
-    """Return the length limit of a target's queue, beyond which it drops messages."""
+    """Return the maximum number of messages (x-max-length) in the queue of `target`."""
     value = dict(target.arguments).get("x-max-length")
     return value.value if value is not None and isinstance(value.value, int) else sys.maxsize
 
 
 def _combine(first: Freed | None, second: Freed | None) -> Freed | None:
-    """Return a callback that calls both, or the one that is given; None if neither is."""
+    """Return a callback that calls both callbacks. If only one is given return it, else None."""
     if first is None or second is None:
         return first or second
 
@@ -651,7 +694,7 @@ def _combine(first: Freed | None, second: Freed | None) -> Freed | None:
 
 
 def _do_nothing() -> None:
-    """Do nothing: no caller waits for the binding."""
+    """Do nothing: the default callback of a binding."""
 
 
 def _binding(queue: str, exchange: str, key: str, on: bool) -> m.QueueBind | m.QueueUnbind:
@@ -659,6 +702,8 @@ def _binding(queue: str, exchange: str, key: str, on: bool) -> m.QueueBind | m.Q
 
 
 def _clear_then_call(target: QueueOwner, key: str, done: Done) -> Done:
+    """Return a callback that calls `done` and marks the key as bound, unless the key was changed again."""
+
     def call() -> None:
         if target.unbound.get(key, (True, None))[1] is done:  # else a later change of the key is on its way
             del target.unbound[key]

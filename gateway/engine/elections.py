@@ -1,11 +1,12 @@
 """Election of the one replica that consumes over a link, by a lease in the database.
 
-Each replica tries to acquire the lease of each elected link; the holder consumes and renews it. The holder
-measures the lease from the moment of its request, so it stops before the lease ends in the database. When a
-replica is killed, frozen or cut off from the database, another one takes its place within the lease time.
+Each replica tries to acquire the lease of each elected link; the holder consumes and renews the lease. The
+holder measures the lease from the moment of its request, so it stops before the lease ends in the database.
+When a replica is killed, frozen or cut off from the database, another one takes its place within the lease
+time.
 
-A holder that cannot serve for some time, because it cannot reach the link's broker or the cluster, releases
-the lease and pauses while others try. If no other replica does better, it may acquire the lease again.
+A holder that cannot process messages for some time, because it cannot reach the link's broker or the cluster,
+releases the lease and pauses while others try. If none of them keeps the lease, it may acquire it again.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Candidate:
     """Candidacy of this replica to consume over one link.
 
     `on_decision` is called with True when the replica may consume, and with False and a reason when it must
-    not. `serves` returns True if messages of the link are processed, or if an operator has paused it.
-    `timeout_secs` is how long a holder that does not serve keeps the lease.
+    not. `serves` returns True if the link can process messages, or if an operator has paused it. A holder
+    that does not serve for `timeout_secs` releases the lease.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Candidate:
         return now - self._served_at >= self._timeout_secs
 
     def decide(self, elected: bool, why: str = "") -> None:
-        """Start to consume, or stop for the reason `why`, and report the decision."""
+        """Record that this replica consumes over the link or not, for the reason `why`, and report that."""
         if elected and not self.is_elected:
             log.info("replica started consuming over link", link=self.link)
             self._served_at = clock.lease_time()
@@ -105,7 +106,7 @@ class Elections:
                 self._request(candidate, now)
 
     def stop(self) -> None:
-        """Release all leases, because the process ends; other replicas need not wait for their end."""
+        """Release all leases because the process ends, so that other replicas need not wait for their end."""
         for candidate in self.candidates:
             if candidate.is_elected:
                 self._release(candidate)
@@ -134,6 +135,10 @@ class Elections:
         requested_at: LeaseTime,
         reply: Reply[Lease],
     ) -> None:
+        """Consume if the reply has granted the lease to this replica, else stop consuming.
+
+        Replies to earlier requests are ignored.
+        """
         if request != candidate.request:
             return
         now = clock.lease_time()

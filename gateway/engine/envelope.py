@@ -66,10 +66,10 @@ A message has the same number however often it arrives.
 
 
 class Arrived(NamedTuple):
-    """Properties of a received message, besides its address and body.
+    """Decoded content header of a received message.
 
     `expires` is in seconds UTC by the cluster's clock. `lifetime` is in seconds from now and used for
-    messages without `expires`; 0.0 means no limit.
+    messages without `expires`; 0.0 means no limit. `number` is the message's number at QoS 2.
     """
 
     property_set: PropertySet
@@ -90,10 +90,11 @@ def encode(
     number: Number | None = None,
     correction: float = 0.0,
 ) -> bytes:
-    """Return the bytes of a content header, from the flags on, for a message of any protocol.
+    """Return the content header of a message of any protocol, from the property flags on.
 
-    `utc` is in seconds. `correction` (seconds) is subtracted from times of this process to get those of the
-    cluster. Raises RemoteProtocolError if the sender's property bytes are malformed.
+    `utc` is the present time in seconds. `correction` (seconds) is subtracted from times of this process to
+    get those of the cluster. `number` is added if it is not None. Raises RemoteProtocolError if the sender's
+    property bytes are malformed.
     """
     property_set = message.property_set
     raw = property_set.raw if property_set.protocol == MQTT.name else b""
@@ -118,7 +119,10 @@ def encode(
 
 
 def decode(raw: bytes) -> Arrived:
-    """Parse a content header. Raises RemoteProtocolError if the bytes are not a content header."""
+    """Parse a content header, from the property flags on.
+
+    Raises RemoteProtocolError if the bytes are not a content header.
+    """
     own = b""
     for name, value in decode_properties(raw).headers or ():
         if name == ENGINE_HEADER and value.type is ValueType.BYTES:

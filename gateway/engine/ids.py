@@ -1,16 +1,16 @@
-"""Identifiers of deduplicating routes, shared by all replicas in the database.
+"""Deduplication of messages by identifiers that all replicas share in the database.
 
-A message with an identifier is claimed first and crosses when the claim is committed: of two replicas with
-the same identifier in the same moment one gets the claim. An accepted identifier is committed before the
-source receives its acknowledgement. So a message crosses once while replicas live. It may cross twice when
-its replica is lost between the target's confirm and the commit: the sender was not acknowledged, and sends
-again.
+A message with an identifier is sent through the route when the claim of its identifier is committed: of two
+replicas with the same identifier at the same moment one gets the claim. An accepted identifier is committed
+before the source receives its acknowledgement. So a message crosses once while replicas live. It may cross
+twice when its replica is lost between the target's confirm and the commit: the sender was not acknowledged,
+and sends it again.
 
 Claims of a replica that was declared dead do not count. A replica that was frozen for that long and resumes
 may deliver messages that another one has delivered meanwhile.
 
-Messages of one client keep their order: what arrives behind a message that waits for its claim waits, too,
-with or without an identifier.
+Messages of one client keep their order: those that arrive behind a message that waits for its claim wait,
+too, with or without an identifier.
 
 An identifier is a hash of 16 bytes. Identifiers accepted here are also in memory, so that a repeat costs no
 query; the memory uses the monotonic clock, and the window itself the clock of the database.
@@ -51,8 +51,9 @@ class WaitingClaim:
     """Message of a deduplicating route that waits until its identifier is claimed in the database.
 
     `at` is its position in `part`, and `id` its identifier in hexadecimal. A message without an identifier
-    (`id` is "") waits only for earlier messages of its client. `is_over` is True once the claim has a result,
-    and from the start without an identifier. If the result has settled the message, `part` is None.
+    (`id` is "") waits only for earlier messages of its client. `is_over` is True once the claim has succeeded
+    or failed, and from the start without an identifier. If the claim has failed, the message is settled and
+    `part` is None.
     """
 
     __slots__ = ("at", "client", "guard", "id", "is_over", "message", "part")
@@ -72,7 +73,7 @@ Lines = dict[tuple[str, str], deque[WaitingClaim]]
 
 
 class SharedIds(Deduplication):
-    """Identifiers of all routes, which replicas share."""
+    """Identifiers of all deduplicating routes, in the database that replicas share."""
 
     def __init__(self, state: StateStore, membership: Membership) -> None:
         super().__init__(None, clock.now)
@@ -86,14 +87,14 @@ class SharedIds(Deduplication):
         self._repeated_count = 0  # claims whose release was submitted again and has no reply yet
 
     def lines(self, route: str) -> Lines:
-        """Return the waiting messages of a route; they outlive its guard."""
+        """Return the waiting messages of a route. They remain when the mapping is reloaded."""
         return self._lines.setdefault(route, {})
 
     @property
     def is_ready(self) -> bool:
-        """True while this replica can own claims of identifiers.
+        """True while this replica can claim identifiers.
 
-        It must have joined the others, and fewer than UNFREED_MAX claims may wait to be released.
+        It must have joined the other replicas, and fewer than UNFREED_MAX claims may wait to be released.
         """
         return (
             not self._membership.unavailable_reason
@@ -101,13 +102,13 @@ class SharedIds(Deduplication):
         )
 
     def guard(self, end: RouteEnd) -> SharedGuard:
-        """Return the guard in front of a route's targets."""
+        """Return a guard that deduplicates messages of a route in front of its targets."""
         return SharedGuard(self, end)
 
     def tick(self) -> None:
-        """Forget identifiers that are older than their window, and repeat failed operations.
+        """Run the timer: forget identifiers after their window, and repeat failed operations.
 
-        Operations fail while the database is away.
+        Operations fail while the database is unavailable.
         """
         super().tick()
         self._repeats.tick()
@@ -119,7 +120,10 @@ class SharedIds(Deduplication):
             self.free(route, ids, is_repeated=True)
 
     def claim(self, route: str, ids: list[str], done: Callable[[list[Claim] | None], None]) -> None:
-        """Claim identifiers. `done` is called with a claim for each, or with None if the database is away."""
+        """Claim identifiers. `done` is called with a Claim for each, in order.
+
+        It is called with None if the database is unavailable, or if this replica was declared dead meanwhile.
+        """
         incarnation = self._membership.incarnation
 
         def on_claimed(reply: Reply[list[Claim]]) -> None:
@@ -132,18 +136,18 @@ class SharedIds(Deduplication):
         self._state.submit(ClaimIds(route, _raw(ids), incarnation), on_claimed)
 
     def accept(self, route: str, ids: list[str], window_secs: float, then: Callable[[], None]) -> None:
-        """Store identifiers of messages that the target of a route has accepted.
+        """Store identifiers for `window_secs`, because the target of a route has accepted their messages.
 
-        They are stored for `window_secs`. `then` is called when they are committed, possibly much later.
+        `then` is called when they are committed, possibly much later.
         """
         operation = AcceptIds(route, _raw(ids), self._membership.incarnation, window_secs)
         self._repeats.submit(operation, lambda reply: then())
 
     def free(self, route: str, ids: Iterable[str], *, is_repeated: bool = False) -> None:
-        """Release claims, so that the next sender of one of the identifiers may try.
+        """Release claims of identifiers whose messages were not accepted, so that they can be sent again.
 
-        Claims that it cannot release because the database is away are submitted again at the next tick, with
-        `is_repeated` True.
+        Claims that cannot be released because the database is unavailable are submitted again at the next
+        tick, with `is_repeated` True.
         """
         free_ids = [id for id in ids if id not in self.of(route).open]
         for start in range(0, len(free_ids), IDS_MAX):
@@ -160,7 +164,7 @@ class SharedIds(Deduplication):
 
 
 class SharedGuard(Guard):
-    """Guard in front of a route's targets: claims an identifier before its message crosses."""
+    """Guard in front of a route's targets, which claims the identifier of a message before sending it."""
 
     def __init__(self, shared: SharedIds, end: RouteEnd) -> None:
         super().__init__(shared, end)
@@ -168,9 +172,9 @@ class SharedGuard(Guard):
         self._lines = shared.lines(end.route.name)
 
     def publish(self, part: SubBatch) -> None:
-        """Pass on messages without an identifier, and claim the identifiers of the others.
+        """Send messages without an identifier to the targets, and claim the identifiers of the others.
 
-        A message without an identifier waits if earlier ones of its client do.
+        A message without an identifier waits if earlier ones of its client do. Repeated messages are settled.
         """
         ids, shared, lines = self.ids, self._shared, self._lines
         now = shared.utc()
@@ -206,7 +210,7 @@ class SharedGuard(Guard):
             shared.claim(self.route.name, [one.id for one in some], partial(self._apply_claims, part, some))
 
     def _wait(self, part: SubBatch, at: int, id: str) -> WaitingClaim:
-        """Queue the message at position `at` of a part behind those of its client."""
+        """Queue the message at position `at` of a part behind the waiting ones of its client."""
         one = WaitingClaim(self, part, at, id)
         self._lines.setdefault(one.client, deque()).append(one)
         return one
@@ -214,9 +218,9 @@ class SharedGuard(Guard):
     def _apply_claims(
         self, part: SubBatch, waiting_claims: list[WaitingClaim], claims: list[Claim] | None
     ) -> None:
-        """Pass on messages whose claims succeeded, and those that have waited for these messages.
+        """Settle messages whose claims have failed, and send the others.
 
-        `claims` is None if the database is away.
+        `claims` is None if the database is unavailable.
         """
         settled: dict[Outcome, list[int]] = {}
         for at, one in enumerate(waiting_claims):
@@ -233,7 +237,10 @@ class SharedGuard(Guard):
         self._release(waiting_claims)
 
     def _release(self, changed: Sequence[WaitingClaim]) -> None:
-        """Pass on the messages that do not wait any more, after the claims of some have a result."""
+        """Send the messages that need not wait any more.
+
+        `changed` are those whose claims have just succeeded or failed.
+        """
         found: list[WaitingClaim] = []
         for client in dict.fromkeys(one.client for one in changed):
             line = self._lines[client]
@@ -249,6 +256,7 @@ class SharedGuard(Guard):
             batch.send()
 
     def _try(self, batch: Batch, part: SubBatch, at: int, id: str, message: Message) -> None:
+        """Add a message to the batch for the targets; release its claim if no target gets it."""
         try:
             recipients = self._recipients_for(part, at, message)
         except Exception as error:
@@ -268,9 +276,10 @@ class SharedGuard(Guard):
     def settle_messages(
         self, part: SubBatch, rows: list[tuple[int, str]], outcome: Outcome, local: bool
     ) -> None:
-        """Settle messages with an outcome: `rows` are positions in `part` and identifiers.
+        """Settle messages with the targets' outcome; accepted ones when their identifiers are committed.
 
-        `local` is ignored: the database has the ids, and not the transaction of the messages.
+        `rows` are positions in `part` and identifiers ("" for none). `local` is ignored, because the
+        identifiers are never in the transaction of the store.
         """
         positions = [at for at, _ in rows]
         message_ids = [id for _, id in rows if id]

@@ -1,15 +1,15 @@
 """Dead letters of all replicas, in the database.
 
-Any replica lists, redrives and purges them. A source is acknowledged when the database has its dead letter;
-while the database is away dead letters wait in memory, within the limits; beyond them the oldest one of a
-user with more than an equal part is lost, counted and logged. The usage of each user is read from
-the database every second, so each replica knows if there is capacity; replicas that add dead letters in the
-same second may exceed the limits by these. A replica that adds a dead letter although the limits are reached
-deletes the oldest ones beyond them.
+Any replica lists, redrives and purges them. A source is acknowledged when the database has stored its dead
+letter. While the database is unavailable dead letters wait in memory, within the limits; beyond these the
+oldest one of a user with more than an equal share is lost, counted and logged. The usage of each user is read
+from the database every second, so each replica knows if there is capacity; replicas that add dead letters in
+the same second may together exceed the limits. A replica that adds a dead letter although the limits are
+reached deletes the oldest ones beyond them.
 
-A replica that redrives a dead letter claims it first: of two replicas one gets the claim. The claim holds for
-CLAIM_SECS, and is renewed while the message is on its way. The claim of a replica that is killed runs out,
-and the dead letter still exists: if the target had accepted the message by then, the target gets it twice.
+A replica that redrives a dead letter claims it first: of two replicas one gets the claim. The claim lasts for
+CLAIM_SECS, and is renewed until the message is settled. The claim of a replica that is killed runs out, and
+the dead letter still exists: if the target had accepted the message by then, the target gets it twice.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Weights = dict[str, tuple[int, int]]
 
 
 class UnsavedLetter(NamedTuple):
-    """Dead letter that the database has not confirmed, with the callback that waits for that."""
+    """Dead letter that is not confirmed by the database, and the callback for its confirmation."""
 
     letter: DeadLetter
     then: Then | None
@@ -70,7 +70,7 @@ class UnsavedLetter(NamedTuple):
 
 
 class SharedLetters:
-    """Dead letters of all replicas. `shares` has the limits, and the part of them that one user may use."""
+    """Dead letters of all replicas. `shares` has their limits, and the usage of each user."""
 
     def __init__(
         self, state: StateStore, membership: Membership, shares: UserShares, time: ClusterClock
@@ -96,7 +96,7 @@ class SharedLetters:
     # Interface for the dead letter code of the broker.
 
     def has_room(self, messages: list[Message]) -> bool:
-        """Return True if these can be added without deleting any dead letter or exceeding a user's share.
+        """Return True if `messages` fit into the limits of all dead letters and of their users.
 
         Dead letters that are not stored yet are counted.
         """
@@ -114,7 +114,11 @@ class SharedLetters:
         crossed: bool,
         then: Then | None,
     ) -> None:
-        """Store `messages` as dead letters of a route; `then` is called when the database has them."""
+        """Store messages as dead letters of a route, with the outcome as the reason.
+
+        `crossed` is True if the route has translated them. `then` is called when the database has stored all
+        of them, or when they are lost because they exceed the limits.
+        """
         message_list = list(messages)
         reason = _encode(outcome, crossed)
         crowds = not self.has_room(message_list)
@@ -141,6 +145,7 @@ class SharedLetters:
         self._state.submit(AddLetter(letter, is_repeated), partial(self._stored, letter))
 
     def _stored(self, letter: DeadLetter, reply: Reply[None]) -> None:
+        """Process the reply to an AddLetter: forget the dead letter, or submit it again at the next tick."""
         if letter.id not in self._unsaved:
             return  # it was dropped before
         if reply.verdict is Committed.UNAVAILABLE:
@@ -158,7 +163,7 @@ class SharedLetters:
                 self._weigh()
 
     def _drop(self, id: str) -> None:
-        """Discard a dead letter that the database does not have; its callback is called nevertheless."""
+        """Discard a dead letter that the database has not stored. Its callback is called nevertheless."""
         letter = self._unsaved[id].letter
         self.shares.pushed_out += 1
         self.shares.last_user = letter.user
@@ -166,6 +171,7 @@ class SharedLetters:
         self._forget(id)
 
     def _forget(self, id: str) -> None:
+        """Forget an unsaved dead letter, and call its callback."""
         unsaved = self._unsaved.pop(id)
         self._unsubmitted.pop(id, None)
         self._waiting.discard(id)
@@ -176,16 +182,17 @@ class SharedLetters:
                 contained("batch", error)
 
     def is_one(self, id: str) -> bool:
-        """Return True if the id has the form of a shared dead letter's id.
+        """Return True if `id` has the form of the ids that this class assigns.
 
-        The dead letter need not exist.
+        A dead letter with that id need not exist.
         """
         return len(id) > PREFIX_CHARS and id[PREFIX_CHARS] == "-"
 
     def newest(self, count: int, route: str | None, then: Callable[[list[Letter]], None]) -> None:
-        """Call `then` with at most `count` dead letters, newest first, of one route, or all if it is None.
+        """Read at most `count` dead letters of a route (None: of all routes), newest first.
 
-        `then` is not called if the database is away; the same is true for the other methods that read.
+        `then` is called with them. It is not called while the database is unavailable, nor are the callbacks
+        of the other methods that read.
         """
 
         def on_found(letters: list[DeadLetter]) -> None:
@@ -194,9 +201,9 @@ class SharedLetters:
         self._list([], count, route, on_found)
 
     def ids(self, route: str | None, then: Callable[[list[tuple[WallTime, str]]], None]) -> None:
-        """Query the dead letters of a route (None: of all routes).
+        """Read the times and ids of the dead letters of a route (None: of all routes).
 
-        `then` is called with the time and id of each, oldest first.
+        `then` is called with them, oldest first.
         """
 
         def on_found(letters: list[DeadLetter]) -> None:
@@ -213,7 +220,10 @@ class SharedLetters:
         *,
         only_ids: bool = False,
     ) -> None:
-        """Read pages after `found`, until there are `count` dead letters. `only_ids` drops the messages."""
+        """Append pages of dead letters to `found`, newest first, until `count` (None: all) are read.
+
+        `then` is called with `found`. With `only_ids` the messages are dropped.
+        """
         limit = PAGE_LETTERS if count is None else min(PAGE_LETTERS, count - len(found))
         if limit <= 0:
             then(found)
@@ -232,7 +242,7 @@ class SharedLetters:
         self._state.query(ListLetters(route, newest_first=True, after=after, limit=limit), read)
 
     def find(self, ids: Iterable[str], then: Callable[[list[Letter]], None]) -> None:
-        """Call `then` with those of these dead letters that exist, in any order."""
+        """Read the dead letters with these ids. `then` is called with those that exist, in any order."""
 
         def read(reply: Reply[list[DeadLetter]]) -> None:
             if reply.value is not None:
@@ -241,9 +251,9 @@ class SharedLetters:
         self._state.query(FindLetters(tuple(ids)), read)
 
     def claim(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
-        """Claim dead letters for redriving.
+        """Claim dead letters for redriving by this replica. `then` is called with the claimed ids.
 
-        `then` is called with the ids that exist and are this replica's now.
+        Those that do not exist, or that another replica has claimed, are left out.
         """
         letter_ids, requested_at = tuple(ids), clock.lease_time()
 
@@ -259,14 +269,14 @@ class SharedLetters:
         self._state.submit(ClaimLetters(letter_ids, self._membership.incarnation), on_claimed)
 
     def free(self, ids: Iterable[str]) -> None:
-        """Release claims of this replica."""
+        """Release this replica's claims to the dead letters with these ids."""
         freed = [id for id in ids if id in self._mine]
         for id in freed:
             del self._mine[id]
         self._release(freed)
 
     def _release(self, ids: Iterable[str]) -> None:
-        """End claims in the database, except those of dead letters that were claimed here again meanwhile."""
+        """Release claims in the database, except those of dead letters that were claimed here again."""
         for some in _parts(id for id in ids if id not in self._mine):
             self._state.submit(FreeLetters(some, self._membership.incarnation), partial(self._released, some))
 
@@ -282,9 +292,9 @@ class SharedLetters:
         self._delete(DeleteLetters, letter_ids, lambda _: then())
 
     def purge(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
-        """Delete dead letters, except those that another replica redrives, whose ids `then` is called with.
+        """Delete dead letters, except those that another replica is redriving.
 
-        That happens when the database has deleted the others, possibly much later.
+        `then` is called with the ids of these when the database has deleted the others, possibly much later.
         """
         self._delete(PurgeLetters, ids, then)
 
@@ -294,7 +304,7 @@ class SharedLetters:
         ids: Iterable[str],
         then: Callable[[list[str]], None],
     ) -> None:
-        """Submit an operation in parts. `then` is called with the ids in all replies."""
+        """Submit deletions in groups of IDS_MAX ids. `then` is called with the ids in all replies."""
         parts = list(_parts(ids))
         remaining, found = len(parts), list[str]()
         if not parts:
@@ -332,22 +342,22 @@ class SharedLetters:
                 self._state.submit(ClaimLetters(some, self._membership.incarnation), lambda reply: None)
 
     def stop(self) -> None:
-        """Release all claims, so that other replicas may redrive what this process has not."""
+        """Release all claims of this replica, so that other replicas may redrive these dead letters."""
         self.free(list(self._mine))
 
     # Limits.
 
     def _weigh(self) -> None:
-        """Query the usage of each user, unless a query is running."""
+        """Query the usage of each user, unless such a query is pending."""
         if not self._is_weighing:
             self._is_weighing = True
             self._added.clear()
             self._state.query(WeighLetters(), partial(self._weighed, clock.now()))
 
     def _weighed(self, requested_at: Monotonic, reply: Reply[Weights]) -> None:
-        """Use the usage of each user, and delete the oldest dead letters if the limits are exceeded.
+        """Apply the queried usage of each user, and delete the oldest dead letters if a limit is exceeded.
 
-        A query that takes long, because there are many dead letters, is not repeated every second.
+        The longer the query has taken, because there are many dead letters, the later it is repeated.
         """
         self._is_weighing = False
         if reply.value is None:
@@ -363,7 +373,11 @@ class SharedLetters:
             self._push_out(reply.value, self._crowding)
 
     def _push_out(self, weights: Weights, crowding: str) -> None:
-        """Delete the oldest dead letters of the user with too many, until all users are within the limits."""
+        """Delete the oldest dead letters of the user with the most usage until the limits are met.
+
+        `weights` has the usage of each user, `crowding` is the user whose dead letter exceeded the limits.
+        After each page the usage is queried again.
+        """
         shares = self.shares
         exact = UserShares(shares.resource, count_max=shares.count_max, bytes_max=shares.bytes_max)
         exact.replace(weights)
@@ -395,7 +409,7 @@ class SharedLetters:
     # Encoding.
 
     def _decoded(self, letters: Iterable[DeadLetter]) -> Iterator[Letter]:
-        """Yield the decoded dead letters; those that cannot be decoded are logged and left out."""
+        """Yield the decoded dead letters. Those that cannot be decoded are logged and left out."""
         self._reader.ahead_secs = -self._time.correction
         for one in letters:
             try:
@@ -415,12 +429,12 @@ def _encode(outcome: Outcome, crossed: bool) -> bytes:
 
 
 def _storable(text: str) -> str:
-    """Return a text without characters that a database rejects, as it may come from a peer."""
+    """Return a text of a peer without the characters that a database rejects."""
     return text.encode(errors="replace").decode().replace("\0", "")
 
 
 def _parts(ids: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    """Split ids into as many as one operation has."""
+    """Split ids into tuples of at most IDS_MAX, for one operation each."""
     every = tuple(ids)
     for start in range(0, len(every), IDS_MAX):
         yield every[start : start + IDS_MAX]

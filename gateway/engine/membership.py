@@ -1,14 +1,14 @@
 """Membership of this process among the replicas: its incarnation, and heartbeats that keep it alive.
 
 An incarnation joins and sends a heartbeat every few seconds. When the other replicas have declared it dead it
-is fenced, and a new incarnation begins: what the old one owned belongs to others. Each replica also reaps: it
-declares those replicas dead that were silent for too long, by the clock of the database, and claims wills and
-sessions that have become due.
+is fenced, and a new incarnation begins: the sessions and leases of the old one belong to others. Each replica
+also runs Reap: it declares those replicas dead that have sent no heartbeat for too long, by the clock of the
+database, and claims wills and sessions that have become due.
 
 A replica that was frozen does not know what has changed meanwhile. It declares no others dead before its
-heartbeats were confirmed for some time, and ignores claims that it reads late: others may have them. The
-same time passes after a step of the database's clock, or a failover to a database with another one, so that
-others can send heartbeats by the new time.
+heartbeats were confirmed for some time, and ignores claims whose confirmation it reads late, because others
+may have them. The same time passes after a step of the database's clock, or a failover to a database with
+another one, so that others can send heartbeats by the new time.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ INCARNATION_BYTES: Final = 6
 
 
 class Membership:
-    """Incarnation of this process among the replicas.
+    """Incarnation of this process among the replicas, and its heartbeats.
 
-    A replica that is silent for `silent_secs` counts as dead.
+    A replica that has sent no heartbeat for `silent_secs` is declared dead by the others.
     """
 
     def __init__(self, state: StateStore, name: str, version: str, silent_secs: float) -> None:
@@ -72,7 +72,7 @@ class Membership:
 
     @property
     def unavailable_reason(self) -> str:
-        """Why this replica cannot own anything; "" if it can."""
+        """Reason why this replica cannot own sessions, leases or claims; "" if it can."""
         return "" if self._is_joined else "it has not joined the other replicas yet"
 
     def tick(self, now: LeaseTime) -> None:
@@ -100,12 +100,13 @@ class Membership:
             self._state.submit(operation, partial(self._reaped, clock.lease_time()))
 
     def quit(self) -> None:
-        """Leave the replicas, because the process ends."""
+        """End the incarnation in the database, because the process ends."""
         if self._is_joined:
             self._is_joined, self._is_pending = False, True  # or another tick would join again
             self._state.submit(QuitReplica(self.incarnation), lambda reply: None)
 
     def _handle_heartbeat(self, reply: Reply[float]) -> None:
+        """Process the reply to JoinReplica or Heartbeat."""
         self._is_pending = False
         before, self._heard_at = self._heard_at, reply.value
         is_late = self._now - self._asked_at > 2 * HEARTBEAT_SECS
@@ -119,6 +120,7 @@ class Membership:
             self._begin_again()
 
     def _begin_again(self) -> None:
+        """Choose a new incarnation because the old one was declared dead, and report that."""
         buried, self.incarnation = self.incarnation, secrets.token_hex(INCARNATION_BYTES)
         self._is_joined = False
         log.warning("replica declared dead by its peers, rejoining", incarnation=buried)

@@ -26,7 +26,7 @@ WILD: Final = {"+": "*", "#": "#"}
 
 
 class Names(NamedTuple):
-    """Names of the exchanges and queues of one namespace.
+    """Names, or prefixes of names, of the RabbitMQ exchanges and queues of one namespace.
 
     The broker's default exchange is not used: a user who may publish to it reaches every queue of the virtual
     host.
@@ -55,12 +55,12 @@ def names_of(namespace: str, topic_exchange: str) -> Names:
 
 
 def readable(name: str) -> str:
-    """Return the beginning of a client's or group's name, to make the name of a queue readable for people."""
+    """Return the beginning of a client's or group's name, for the readable part of a queue's name."""
     return name.encode()[:READABLE_BYTES_MAX].decode(errors="ignore")
 
 
 def key_of(topic: str) -> bytes | None:
-    """Return the routing key of a topic, in UTF-8, or None if it would be too long for a key."""
+    """Return the routing key of a topic, in UTF-8, or None if it is longer than AMQP permits."""
     key = ".".join([TO_KEY(level) for level in topic.split("/")]).encode()
     return key if len(key) <= SHORT_STRING_MAX else None
 
@@ -85,12 +85,15 @@ def binding_of(levels: list[str]) -> str | None:
 
 
 def _fits(parts: list[str]) -> bool:
-    """Return True if the parts fit into a key."""
+    """Return True if the parts, joined to a key, are not longer than AMQP permits."""
     return len(".".join(parts).encode()) <= SHORT_STRING_MAX
 
 
 def topic_of(key: str) -> Address:
-    """Return the address of the topic that a routing key encodes. Raises NameRefused if there is none."""
+    """Return the address of the topic that a routing key encodes.
+
+    Raises NameRefused if the key encodes no topic.
+    """
     if not key:
         raise NameRefused("the empty key is no topic")
     return MQTT.address("", "/".join([TO_TOPIC(level) for level in key.split(".")]))

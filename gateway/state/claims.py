@@ -1,7 +1,7 @@
 """Effects of operations on replicas, leases, identifiers and dead letters on their locked rows.
 
-Each class loads and locks the rows of one kind of operations for a group (group.py), changes them in memory
-in the order of the operations, and returns the statements that write the changes.
+Each class serves one kind of operations of a group (group.py). It locks and reads the rows that they need,
+changes them in memory in the order of the operations, and returns the statements that write the changes.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ ReplicaOperation = JoinReplica | Heartbeat | QuitReplica
 
 
 class Replicas:
-    """Rows of the replicas that a group touches."""
+    """Rows of `replica` that the operations of a group read and change."""
 
     def __init__(self) -> None:
         self._table = Table("replica", ReplicaRow, REPLICA, 1)
 
     def load(self, database: Database, operations: Sequence[ReplicaOperation]) -> None:
-        """Lock the replicas of `operations`."""
+        """Lock and read the rows of the replicas that `operations` name."""
         self._table.take(database.run(self._table.lock((one.replica,) for one in operations))[-1])
 
     def apply(self, operation: ReplicaOperation, now: float) -> Reply[object]:
@@ -97,13 +97,13 @@ LeaseOperation = AcquireLease | ReleaseLease
 
 
 class Leases:
-    """Rows of the leases that a group touches."""
+    """Rows of `lease` that the operations of a group read and change."""
 
     def __init__(self) -> None:
         self._table = Table("lease", LeaseRow, LEASE, 1, (NOBODY, 0, 0.0))
 
     def load(self, database: Database, operations: Sequence[LeaseOperation]) -> None:
-        """Lock the leases of `operations`; missing rows are created."""
+        """Lock and read the rows of the leases that `operations` name; missing rows are created."""
         names = [(one.name,) for one in operations]
         self._table.take(database.run(self._table.lock(names, names))[-1])
 
@@ -131,10 +131,10 @@ class Leases:
 
 
 class SeenRow(NamedTuple):
-    """Row of `seen`: an identifier of a route that a replica has claimed, or that was accepted.
+    """Row of `seen`: an identifier of a deduplicating route that a replica has claimed, or that is accepted.
 
-    `replica` is the one that has claimed it. If it is empty the identifier was accepted, and is stored until
-    `until` (UTC seconds).
+    `replica` is the one that has claimed the identifier. If it is empty the target of the route has accepted
+    a message with the identifier, which is then stored until `until` (UTC seconds).
     """
 
     route: str
@@ -149,14 +149,14 @@ ALIVE: Final = "SELECT replica FROM replica WHERE dead = 0"
 
 
 class Identifiers:
-    """Rows of the identifiers of deduplicating routes that a group touches."""
+    """Rows of `seen` that the operations of a group on deduplicating routes read and change."""
 
     def __init__(self) -> None:
         self._table = Table("seen", SeenRow, SEEN, 2, (NOBODY, 0.0))
         self._alive: set[str] = set()
 
     def load(self, database: Database, operations: Sequence[IdsOperation]) -> None:
-        """Lock the identifiers of `operations`, and read which replicas are alive."""
+        """Lock and read the identifiers of `operations`, and read which replicas are not dead."""
         keys = [(one.route, id) for one in operations for id in one.ids]
         claimed = [(one.route, id) for one in operations if isinstance(one, ClaimIds) for id in one.ids]
         if keys:
@@ -179,6 +179,10 @@ class Identifiers:
         return DONE
 
     def _claim(self, operation: ClaimIds, id: bytes, now: float) -> Claim:
+        """Claim an identifier for the replica of `operation`.
+
+        The claim fails if the identifier is accepted or another live replica has claimed it.
+        """
         row = self._table.rows.get((operation.route, id))
         if row is not None:
             if row.replica == NOBODY and row.until > now:
@@ -194,7 +198,10 @@ class Identifiers:
 
 
 class ClaimedLetterRow(NamedTuple):
-    """Row of `dead_letter` without its contents."""
+    """Row of `dead_letter` without the dead letter itself: its id, and the replica that has claimed it.
+
+    `claimed_by` is "" if no replica has. `claimed_until` is the end of the claim in UTC seconds.
+    """
 
     id: str
     claimed_by: str
@@ -220,7 +227,7 @@ LetterOperation = AddLetter | ClaimLetters | FreeLetters | DeleteLetters | Purge
 
 
 class GroupLetters:
-    """Rows of the dead letters that a group touches."""
+    """Rows of `dead_letter` that the operations of a group read and change."""
 
     def __init__(self) -> None:
         self._table = Table("dead_letter", ClaimedLetterRow, LETTER, 1)
@@ -230,9 +237,10 @@ class GroupLetters:
         self._deleted: set[str] = set()
 
     def load(self, database: Database, operations: Sequence[LetterOperation]) -> None:
-        """Lock the dead letters of `operations`, except those that are added for the first time.
+        """Lock and read the dead letters of `operations`, except those that are added for the first time.
 
-        Read which of those that are added again have been deleted.
+        For repeated AddLetter operations also read whether the dead letter was deleted after the first
+        attempt.
         """
         claims = [one for one in operations if not isinstance(one, AddLetter)]
         again = [one.letter.id for one in operations if isinstance(one, AddLetter) and one.is_repeated]
@@ -277,6 +285,7 @@ class GroupLetters:
         return DONE if isinstance(operation, FreeLetters) else Reply(OperationOutcome.DONE, found)
 
     def _delete(self, id: str, now: float, *, is_remembered: bool = True) -> None:
+        """Delete a dead letter; if `is_remembered`, a repeated AddLetter does not store it again."""
         del self._table.rows[id,]
         if is_remembered:
             self._seen.put(SeenRow(LETTERS, id.encode(), NOBODY, now + DELETED_SECS))

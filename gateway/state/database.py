@@ -32,7 +32,7 @@ class OperationStatement(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """Notice to be sent to a replica: an event, and the session that it is about (None for no single one)."""
+    """Notice to be sent to a replica: its incarnation, an event, and the session (None for no single one)."""
 
     replica: str
     event: NoticeSubject
@@ -40,44 +40,48 @@ class Noted(NamedTuple):
 
 
 class LostError(StoreError):
-    """Error while the database is away: the group may be tried again over another connection."""
+    """Error while the database cannot be used. The group may be tried again over another connection."""
 
 
 class AbortedError(LostError):
-    """Error of a transaction that the database has aborted in favour of another one.
+    """Error of a transaction that the database has aborted because of another one, such as a deadlock.
 
-    The connection can still be used.
+    The connection can still be used, and the group may be tried again over it.
     """
 
 
 class RefusedError(StoreError):
-    """Error of a group whose values the database rejects, and would reject again."""
+    """Error of a group whose values the database rejects. It would reject them again."""
 
 
 class Database(ABC):
-    """Connection for one thread; only `interrupt` may be called by others.
+    """Connection to a database for one thread. Other threads may call `interrupt` only.
 
     All methods except `interrupt` and `close` may raise LostError; `run` may also raise RefusedError.
     """
 
     @abstractmethod
     def connect(self) -> int:
-        """Connect or reconnect, and end what an earlier connection has left running.
+        """Connect or reconnect, and end transactions that an earlier connection has left running.
 
         Return the number of the last group that was committed.
         """
 
     @abstractmethod
     def begin(self, number: int) -> None:
-        """Begin the transaction of the group `number`: the number of the last group plus one."""
+        """Begin the transaction of a group. `number` is that of the last committed group plus one."""
 
     @abstractmethod
     def run(self, calls: Sequence[OperationStatement]) -> list[Rows]:
-        """Run statements in order. Return the rows of each."""
+        """Run statements in order. Return the result rows of each."""
 
     @abstractmethod
     def commit(self) -> None:
-        """Commit the transaction. After LostError the outcome is unknown until `connect` returns."""
+        """Commit the transaction.
+
+        After LostError the outcome is unknown: the number that `connect` returns tells if the group was
+        committed.
+        """
 
     @abstractmethod
     def rollback(self) -> None:
@@ -92,7 +96,7 @@ class Database(ABC):
 
     @abstractmethod
     def notify(self, notices: Sequence[Noted]) -> None:
-        """Send notices to the replicas that listen."""
+        """Send notices to those of their replicas that listen for notices."""
 
     @abstractmethod
     def interrupt(self) -> None:
@@ -113,11 +117,12 @@ SIZED: Final = (
 
 
 class Demand(NamedTuple):
-    """Conditions that an MQTT filter puts on a topic.
+    """Conditions that a topic must meet to match an MQTT filter.
 
-    `levels` has the literal levels with their positions as in `levels_of`, and the number of levels unless
-    `#` ends the filter. `least` is the minimum number of levels. `prefix` has the levels before the first
-    wildcard. `not_system` is True if the topic must not begin with `$`.
+    `levels` must be a subset of `levels_of` the topic: the literal levels of the filter with their positions
+    and, unless the filter ends in `#`, the number of levels. `least` is the minimum number of levels.
+    `prefix` has the levels before the first wildcard. `not_system` is True if the topic must not begin with
+    `$`.
     """
 
     levels: list[str]
@@ -127,7 +132,7 @@ class Demand(NamedTuple):
 
 
 def demand_of(topic_filter: str) -> Demand:
-    """Return the conditions of a filter."""
+    """Return the conditions that a topic must meet to match an MQTT filter."""
     levels = topic_filter.split("/")
     not_system = levels[0] in ("+", "#")
     is_open = levels[-1] == "#"
@@ -141,6 +146,6 @@ def demand_of(topic_filter: str) -> Demand:
 
 
 def levels_of(topic: str) -> list[str]:
-    """Return the levels of a topic with their positions, and their number."""
+    """Return the levels of a topic with their positions, and their number: `a/b` gives `1:a`, `2:b`, `#2`."""
     levels = topic.split("/")
     return [f"{at}:{level}" for at, level in enumerate(levels, start=1)] + [f"#{len(levels)}"]

@@ -1,7 +1,7 @@
-"""One transaction of many operations: lock their rows, change them in memory in order, write them.
+"""One transaction of many operations: lock their rows, change the rows in memory in order, write them.
 
 All decisions of operations are made by Python code over locked rows, the same for both databases. Rows are
-locked kind by kind and in the order of their keys, so that deadlocks between two groups are rare; when one
+locked kind by kind and in the order of their keys, so that deadlocks between two groups are rare. When one
 occurs the database aborts one of the groups, which is tried again.
 """
 
@@ -58,15 +58,15 @@ TIDY: Final = (
 
 
 class LockedRows(Protocol):
-    """Locked rows of one kind of operations."""
+    """Rows that one kind of operations of a group locks and changes."""
 
     def load(self, database: Database, operations: Sequence[Any]) -> None:
-        """Lock and read the rows of these operations."""
+        """Lock and read the rows that these operations of one group need."""
 
     def apply(self, operation: Any, now: float) -> Reply[object]:
-        """Change rows in memory; `now` is the database's time in UTC seconds.
+        """Change the rows in memory as an operation demands. Return its reply.
 
-        Return the reply of the operation.
+        `now` is the database's time in UTC seconds.
         """
 
     def writes(self) -> list[OperationStatement]:
@@ -100,10 +100,10 @@ KIND_OF: Final = {operation: kind for kind, operations in KINDS for operation in
 def run_group(
     database: Database, operations: Sequence[object], number: int
 ) -> tuple[list[Reply[object]], list[Noted]]:
-    """Run a group up to its commit.
+    """Run the operations of a group in a new transaction that has this number, without committing it.
 
-    Return a reply for each operation, and notices to send after the commit. Raises LostError and
-    RefusedError.
+    Return a reply for each operation, and the notices that must be sent after the commit. Raises LostError
+    and RefusedError.
     """
     database.begin(number)
     kinds: dict[type[LockedRows], LockedRows] = {}

@@ -37,35 +37,38 @@ Number = tuple[bytes, int]
 
 
 class SessionKey(NamedTuple):
-    """Name of a session: a client identifier in the namespace `domain`."""
+    """Identity of a session: a client identifier and the namespace `domain` that it belongs to."""
 
     domain: str
     client: str
 
 
 class Owner(NamedTuple):
-    """Replica (its incarnation) that owns a session, and the epoch in which it opened the session."""
+    """Incarnation of a replica that owns a session, and the epoch in which it opened the session."""
 
     replica: str
     epoch: int
 
 
 class WillRecord(NamedTuple):
-    """Message to publish when the client is lost for longer than `delay_secs`."""
+    """Encoded will, which is published when the client has been lost for `delay_secs`."""
 
     message: bytes
     delay_secs: float
 
 
 class Weight(NamedTuple):
-    """Number of subscriptions of a session, and their size in bytes with that of the client identifier."""
+    """Size of a session: number of its subscriptions, and bytes of these and of the client identifier."""
 
     subscriptions: int = 0
     byte_count: int = 0
 
 
 class Packet(NamedTuple):
-    """QoS 2 state of one packet identifier. `released`: PUBREC was received, PUBREL is due."""
+    """QoS 2 state of one packet identifier, with the number of its message (None if it has none).
+
+    `released` is True once PUBREC was received: PUBREL must be sent next.
+    """
 
     number: Number | None
     released: bool = False
@@ -73,10 +76,11 @@ class Packet(NamedTuple):
 
 @dataclass(slots=True)
 class Contents:
-    """Contents of a session besides its row.
+    """Subscriptions and QoS 2 state of a session.
 
-    `packets` are by direction and packet identifier. `received` has, by replica process and chunk of 64
-    numbers, a bit for each number that the client has received.
+    `subscriptions` has their encoded options by filter. `packets` are by direction and packet identifier.
+    `received` has, by replica process and chunk of 64 message numbers, a bit for each number that the client
+    has received.
     """
 
     subscriptions: dict[str, bytes] = field(default_factory=dict)
@@ -88,14 +92,14 @@ class Contents:
         return Contents(dict(self.subscriptions), dict(self.packets), dict(self.received))
 
     def clear(self) -> None:
-        """Remove all contents."""
+        """Remove all subscriptions and the QoS 2 state."""
         self.subscriptions.clear()
         self.packets.clear()
         self.received.clear()
 
 
 class OperationOutcome(Enum):
-    """Outcome of an operation."""
+    """Outcome of an operation or query."""
 
     DONE = "done"
     FENCED = "fenced"  # the caller is no longer the owner; nothing was changed
@@ -105,7 +109,7 @@ class OperationOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reply(Generic[T_co]):
-    """Reply to an operation or query; `value` is None unless the verdict is DONE."""
+    """Reply to an operation or query; `value` is None unless `verdict` is DONE."""
 
     verdict: OperationOutcome
     value: T_co | None = None
@@ -118,23 +122,21 @@ DONE: Final[Reply[None]] = Reply(OperationOutcome.DONE)
 
 
 class Operation(Generic[T]):
-    """Change of the state; its reply carries a T."""
+    """Change of the shared state. The value of its reply has the type T."""
 
     __slots__ = ()
 
     @property
     def subject(self) -> object:
-        """Value that orders operations: those with equal subjects are committed in order."""
+        """Object that the operation changes. Operations with equal subjects are committed in order."""
         raise NotImplementedError
 
 
 class Query(Generic[T]):
-    """Read access to the state; its reply carries a T.
+    """Read access to the shared state. The value of its reply has the type T.
 
-    A query with a subject sees the earlier operations on that subject.
-
-    `is_report` is True if the query may read a whole table: then it does not delay queries that clients wait
-    for, nor they it.
+    A query with a subject sees the earlier operations on that subject. `is_report` is True if the query may
+    read a whole table: then it runs apart from the queries that clients wait for.
     """
 
     __slots__ = ()
@@ -154,9 +156,10 @@ class Query(Generic[T]):
 
 
 class EarlierSession(NamedTuple):
-    """Session of a client before it was opened again, resumed or not: its user, and its weight.
+    """Session that a client had when it was opened again: its user, and its size.
 
-    `is_here` is True if its client was connected to the replica that has opened it now.
+    The session may have been resumed or replaced. `is_here` is True if its client was connected to the
+    replica that has opened it now.
     """
 
     user: str
@@ -165,14 +168,14 @@ class EarlierSession(NamedTuple):
 
 
 class OpenedSession(NamedTuple):
-    """Session as its new owner finds it.
+    """Reply to OpenSession: the session as its new owner finds it in the database.
 
-    `present`: an earlier session is resumed, with `contents`. `before`: the replica that may still consume
-    the queue, or None. `ended_queue`: the queue of an earlier session that has ended; the caller deletes it,
-    then submits ForgetQueue. `given_back`: what an earlier owner stored with ReleaseSession. `refused`: the
-    session belongs to another `user`; then nothing was changed. `wills`: epochs and messages of earlier
-    connections' wills that the caller has claimed: it publishes them and submits SettleWill. `earlier`: the
-    session that the client had, if any.
+    `present`: an earlier session is resumed, with `contents`. `before`: the owner that may still consume the
+    queue, or None. `ended_queue`: the queue of an earlier session that has ended; the caller deletes it, then
+    submits ForgetQueue. `given_back`: the fingerprints that an earlier owner stored with ReleaseSession.
+    `refused`: the session belongs to another user (`user`); then nothing was changed. `wills`: epochs and
+    messages of earlier connections' wills that the caller has claimed: it publishes them and submits
+    SettleWill. `earlier`: the session that the client had, if any.
     """
 
     epoch: int
@@ -189,10 +192,10 @@ class OpenedSession(NamedTuple):
 
 
 class LeftSession(NamedTuple):
-    """Session after its client has disconnected.
+    """Reply to LeaveSession: the state of a session after its client has disconnected.
 
     `ended`: the session was deleted; the caller deletes its queue, then submits ForgetQueue. `publish_will`:
-    the caller has claimed the will, publishes it and submits SettleWill.
+    the caller has claimed the will; it publishes the will and submits SettleWill.
     """
 
     ended: bool
@@ -201,7 +204,7 @@ class LeftSession(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OfSession:
-    """Operation on one session."""
+    """Base of the operations on one session."""
 
     key: SessionKey
 
@@ -246,7 +249,7 @@ class CancelOpening(OfSession, Operation[LeftSession]):
 
 @dataclass(frozen=True, slots=True)
 class ChangeSession(OfSession, Operation[None]):
-    """Store changes of a session since the last one; without any, check the epoch. None removes an entry.
+    """Store the changes of a session since its last ChangeSession; None as a value removes an entry.
 
     `served`: the client is about to be accepted. Until that is stored its will is void: the client gets no
     CONNACK if another replica opens the session first. `weight`: that of the session after the change, if it
@@ -278,7 +281,8 @@ class LeaveSession(OfSession, Operation[LeftSession]):
 class ReleaseSession(OfSession, Operation[None]):
     """Record that the owner of `epoch`, current or not, does not consume the session's queue any more.
 
-    `given_back`: what the next owner must know of requeued messages. Never fenced.
+    `given_back` has the fingerprints of the messages that it has requeued, for the next owner. The operation
+    is never fenced.
     """
 
     epoch: int
@@ -294,16 +298,17 @@ class SettleWill(OfSession, Operation[None]):
 
 @dataclass(frozen=True, slots=True)
 class EndSession(OfSession, Operation[None]):
-    """Delete an expired session whose queue was deleted. Fenced if it was opened again."""
+    """Delete an expired session whose queue was deleted. Fenced if the session was opened again."""
 
     epoch: int
 
 
 class ClaimedWork(NamedTuple):
-    """Work that the reaper has claimed for CLAIM_SECS.
+    """Due will, expired session or left-over queue that the reaper has claimed for CLAIM_SECS.
 
-    With `will`: publish it, then submit SettleWill. Without: delete `queue`, then submit EndSession. Without
-    `key`, too: the session is deleted already, so delete `queue`, then submit ForgetQueue.
+    With `will`: the caller publishes it, then submits SettleWill. Without: it deletes `queue`, then submits
+    EndSession. Without `key`, too, the session is deleted already: the caller deletes `queue`, then submits
+    ForgetQueue.
     """
 
     key: SessionKey | None
@@ -314,7 +319,7 @@ class ClaimedWork(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ForgetQueue(Operation[None]):
-    """Record that the queue of an ended session was deleted. Until then the reaper returns it again."""
+    """Record that the queue of an ended session was deleted. Until then Reap returns it repeatedly."""
 
     queue: str
 
@@ -326,13 +331,13 @@ class ForgetQueue(Operation[None]):
 
 @dataclass(frozen=True, slots=True)
 class Reap(Operation[list[ClaimedWork]]):
-    """Claim due wills and expired sessions, at most `limit` of each.
+    """Claim due wills, expired sessions and queues of ended sessions, at most `limit` of each.
 
-    First, replicas that were silent for `silent_secs` (None: no replica) are declared dead, but never the
-    calling `replica`; their sessions lose their owners. No replica is declared dead if the database's time
-    differs by more than half of `silent_secs` from `heard_at`, the time of the caller's last heartbeat (None:
-    not compared). Several replicas share the work. Also deletes expired identifiers and retained messages,
-    and dead replicas and unused lanes after a day.
+    First, replicas that have sent no heartbeat for `silent_secs` (None: no replica) are declared dead, but
+    never the calling `replica`; their sessions lose their owners. No replica is declared dead if the
+    database's time differs by more than half of `silent_secs` from `heard_at`, the database's time at the
+    caller's last heartbeat (None: not compared). Several replicas share the work. The operation also deletes
+    expired identifiers and retained messages and, after a day, dead replicas and unused lanes.
     """
 
     silent_secs: float | None
@@ -342,12 +347,16 @@ class Reap(Operation[list[ClaimedWork]]):
 
     @property
     def subject(self) -> object:
-        """One subject for all: a replica reaps once at a time."""
+        """Subject of all Reap operations: a replica runs one at a time."""
         return "reaper"
 
 
 class SessionView(NamedTuple):
-    """Row of a session. `expires_in` (seconds) is None while its client is connected."""
+    """Stored session without its contents. `expires_in` (seconds) is None while its client is connected.
+
+    `holder` is the owner that may still consume the queue, or None. `given_back` has the fingerprints of
+    ReleaseSession.
+    """
 
     owner: Owner
     holder: Owner | None
@@ -361,7 +370,7 @@ class SessionView(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FindSession(Query[SessionView | None]):
-    """Query of the row of a session; None if there is none."""
+    """Query of one session; its reply has None if the session does not exist."""
 
     key: SessionKey
 
@@ -373,9 +382,10 @@ class FindSession(Query[SessionView | None]):
 
 @dataclass(frozen=True, slots=True)
 class FindSuperseded(Query[list[tuple[SessionKey, int]]]):
-    """Query of sessions that `replica` may still consume and that have another epoch now, with the old epoch.
+    """Query of the sessions whose queues `replica` may still consume although their epochs have changed.
 
-    It backs up the notices: a lost notice costs the time until the next query.
+    The reply has keys and the epochs in which `replica` has opened them. The query is repeated because the
+    notices that report the same may be lost.
     """
 
     replica: str
@@ -388,7 +398,7 @@ class FindSuperseded(Query[list[tuple[SessionKey, int]]]):
 
 
 class Owned(NamedTuple):
-    """Session of a connected client, as the database has it."""
+    """Session of a client that is connected according to the database."""
 
     key: SessionKey
     epoch: int
@@ -414,7 +424,7 @@ class FindOwned(Query[list[Owned]]):
 
 
 class AbsentSession(NamedTuple):
-    """Session whose client is not connected, and its subscriptions: their options by filter."""
+    """Session whose client is not connected. `subscriptions` has the encoded options by filter."""
 
     key: SessionKey
     epoch: int
@@ -435,7 +445,7 @@ class FindAbsent(Query[list[AbsentSession]]):
 
 
 class UserSessions(NamedTuple):
-    """Sessions of one user: their number, and the sums of their weights."""
+    """Sum over sessions of one user: number of sessions, number of their subscriptions, and bytes."""
 
     sessions: int = 0
     subscriptions: int = 0
@@ -443,7 +453,7 @@ class UserSessions(NamedTuple):
 
 
 class SessionCounts(NamedTuple):
-    """Number of all sessions, and by user those whose clients are not connected to the querying replica."""
+    """Number of all sessions, and sums by user of those that are not connected to the querying replica."""
 
     total: int
     elsewhere: dict[str, UserSessions]
@@ -451,9 +461,9 @@ class SessionCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WeighSessions(Query[SessionCounts]):
-    """Query of the number of sessions of all domains, and of users' sessions that are elsewhere.
+    """Query of the number of all sessions, and of each user's sessions whose clients are elsewhere.
 
-    These are the sessions whose clients are not connected to `replica`.
+    Elsewhere means: not connected to `replica`.
     """
 
     replica: str
@@ -461,7 +471,7 @@ class WeighSessions(Query[SessionCounts]):
 
 @dataclass(frozen=True, slots=True)
 class SharedFilters(Query[list[str]]):
-    """Query of a page of the filters of shared subscriptions that sessions have, each once and in order.
+    """Query of a page of the filters of shared subscriptions in all sessions, sorted, each once.
 
     The page begins after the filter `after`.
     """
@@ -475,7 +485,7 @@ class SharedFilters(Query[list[str]]):
 
 @dataclass(frozen=True, slots=True)
 class OfReplica:
-    """Operation on one incarnation of a replica."""
+    """Base of the operations on one incarnation of a replica."""
 
     replica: str
 
@@ -487,9 +497,10 @@ class OfReplica:
 
 @dataclass(frozen=True, slots=True)
 class JoinReplica(OfReplica, Operation[float]):
-    """Add an incarnation. `name` is the configured one, `address` the one to which clients are referred.
+    """Add an incarnation of a replica.
 
-    The reply has the time of the database (UTC seconds).
+    `name` is the configured name, `address` the one to which clients are referred. The reply has the time of
+    the database (UTC seconds).
     """
 
     name: str
@@ -499,7 +510,7 @@ class JoinReplica(OfReplica, Operation[float]):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat(OfReplica, Operation[float]):
-    """Record that the incarnation is alive. Fenced once it was declared dead: then a new one must begin.
+    """Record that the incarnation is alive. Fenced if it was declared dead: then a new one must join.
 
     The reply has the time of the database (UTC seconds).
     """
@@ -526,12 +537,15 @@ class ListReplicas(Query[list[ReplicaView]]):
 
     @property
     def subject(self) -> object:
-        """One subject for all: the list is short."""
+        """Subject of all such queries. The list is short, so the query needs no reader of its own."""
         return "replicas"
 
 
 class Lease(NamedTuple):
-    """Lease after AcquireLease. `epoch` grows with each change of `holder`."""
+    """Reply to AcquireLease: the present holder of the lease.
+
+    `epoch` grows with each change of `holder`, and when a lease is acquired again after its end.
+    """
 
     holder: str
     epoch: int
@@ -568,7 +582,7 @@ class ReleaseLease(Operation[None]):
 
 
 class RetainedCapacity(NamedTuple):
-    """Remaining capacity for retained messages in number and bytes: of all users, and of one."""
+    """Remaining capacity for retained messages, in number and bytes: of all users, and of one user."""
 
     messages: int
     byte_count: int
@@ -577,9 +591,10 @@ class RetainedCapacity(NamedTuple):
 
 
 class Retention(NamedTuple):
-    """Result of Retain. If not `stored`, the topic is unchanged: no capacity, or not the expected message.
+    """Reply to Retain.
 
-    `before` has user and weight of the message that the topic had, or None if it had none.
+    If `stored` is False the topic is unchanged, because there was no capacity, or it did not have the
+    expected message. `before` has user and weight of the message that the topic had, None if it had none.
     """
 
     stored: bool
@@ -627,10 +642,10 @@ class Retained(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MatchRetained(Query[list[Retained]]):
-    """Query of retained messages by an MQTT filter, in the order of topics, after the topic `after`.
+    """Query of a page of the retained messages that match an MQTT filter, sorted by topic.
 
-    The result has at most `limit` messages, and ends with the one that reaches `byte_count` bytes in total.
-    Fewer of both means that these are the last.
+    The page begins after the topic `after`. It ends with the message number `limit`, or with the one that
+    reaches `byte_count` bytes in total; a page that reaches neither is the last one.
     """
 
     is_report: ClassVar[bool] = False  # a client waits for it
@@ -640,7 +655,7 @@ class MatchRetained(Query[list[Retained]]):
     byte_count: int = 1_048_576
 
     def is_last(self, found: Sequence[Retained]) -> bool:
-        """Return True if nothing matches after the messages `found`."""
+        """Return True if no messages follow the page `found`."""
         return len(found) < self.limit and sum(len(one.message) for one in found) < self.byte_count
 
 
@@ -662,7 +677,7 @@ class Claim(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OfRoute:
-    """Operation on identifiers of one route."""
+    """Base of the operations on message identifiers of one deduplicating route."""
 
     route: str
     ids: tuple[bytes, ...]
@@ -676,31 +691,33 @@ class OfRoute:
 
 @dataclass(frozen=True, slots=True)
 class ClaimIds(OfRoute, Operation[list[Claim]]):
-    """Claim identifiers before their messages cross; one claim for each, in order.
+    """Claim identifiers for `replica` before their messages are sent through the route.
 
-    A claim counts until it is accepted or freed, or its replica is dead. Fenced if the replica is dead.
+    The reply has a Claim for each identifier, in order. A claim ends when the identifier is accepted or
+    freed, or when its replica is dead. Fenced if `replica` is dead.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptIds(OfRoute, Operation[None]):
-    """Remember identifiers for `window_secs`, because the target has accepted their messages."""
+    """Record for `window_secs` that the target of the route has accepted messages with these identifiers."""
 
     window_secs: float
 
 
 @dataclass(frozen=True, slots=True)
 class FreeIds(OfRoute, Operation[None]):
-    """Release claims of identifiers that were not accepted, so that the next sender may try."""
+    """Release claims of identifiers whose messages were not accepted, so that they can be sent again."""
 
 
 # Dead letters.
 
 
 class DeadLetter(NamedTuple):
-    """Dead letter; `at` is when it was added, in UTC seconds of the database.
+    """Dead letter as it is stored.
 
-    `user` sent the message, `weight` is its size in bytes as limits count it.
+    `reason` and `message` are encoded. `user` sent the message, and `weight` is its size in bytes as limits
+    count it. `at` is when the dead letter was added, in UTC seconds of the database.
     """
 
     id: str
@@ -716,8 +733,8 @@ class DeadLetter(NamedTuple):
 class AddLetter(Operation[None]):
     """Store a dead letter.
 
-    If this `is_repeated`, because the first attempt may have been committed, a letter that has been deleted
-    in the last DELETED_SECS is not stored again.
+    `is_repeated` is True if an earlier attempt may have been committed. Then a dead letter that was deleted
+    within the last DELETED_SECS is not stored again.
     """
 
     letter: DeadLetter
@@ -725,13 +742,13 @@ class AddLetter(Operation[None]):
 
     @property
     def subject(self) -> object:
-        """One subject for all dead letters: they are stored in the order in which they were added."""
+        """Subject of all dead letters: they are stored in the order in which they were added."""
         return "letters"
 
 
 @dataclass(frozen=True, slots=True)
 class OfLetters:
-    """Operation on dead letters."""
+    """Base of the operations on dead letters that are named by their ids."""
 
     ids: tuple[str, ...]
     replica: str
@@ -744,22 +761,23 @@ class OfLetters:
 
 @dataclass(frozen=True, slots=True)
 class ClaimLetters(OfLetters, Operation[list[str]]):
-    """Claim dead letters for redriving, or renew claims, for CLAIM_SECS.
+    """Claim dead letters for redriving by `replica`, or renew its claims, for CLAIM_SECS.
 
-    The reply has the ids that are the caller's.
+    The reply has the ids that it has claimed; another replica has the others, or they do not exist.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class FreeLetters(OfLetters, Operation[None]):
-    """Release claims of dead letters."""
+    """Release claims of `replica` to dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteLetters(OfLetters, Operation[list[str]]):
     """Delete dead letters, even if another replica has claimed them. The reply has the ids that existed.
 
-    The ids are remembered for repeated AddLetter, unless the letters only `make_room` for others.
+    The ids are recorded, so that a repeated AddLetter does not store them again, unless the dead letters are
+    deleted only to `make_room` for others.
     """
 
     make_room: bool = False
@@ -767,14 +785,14 @@ class DeleteLetters(OfLetters, Operation[list[str]]):
 
 @dataclass(frozen=True, slots=True)
 class PurgeLetters(OfLetters, Operation[list[str]]):
-    """Delete dead letters, except those that another replica has claimed, which the reply has."""
+    """Delete dead letters, except those that another replica has claimed. The reply has the ids of these."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListLetters(Query[list[DeadLetter]]):
-    """Query of dead letters of a route and of a user (None: of all), oldest or newest first.
+    """Query of a page of dead letters, sorted by time, of one route and one user (None: of all).
 
-    `after` is the time and id of the dead letter after which the list begins; None for the first.
+    The page begins after the dead letter whose time and id are `after`; None for the first page.
     """
 
     route: str | None = None
@@ -786,7 +804,7 @@ class ListLetters(Query[list[DeadLetter]]):
 
 @dataclass(frozen=True, slots=True)
 class FindLetters(Query[list[DeadLetter]]):
-    """Query of dead letters by their ids, in any order."""
+    """Query of the dead letters that have these ids; the reply is in any order."""
 
     ids: tuple[str, ...]
 
@@ -808,16 +826,21 @@ class NoticeSubject(Enum):
 
 
 class Notice(NamedTuple):
-    """Hint that something should be queried. Correctness never depends on it: notices may be lost."""
+    """Hint of the database that a replica should query something. Notices may be lost.
+
+    `key` is the session that has changed, None for no single one. Correctness never depends on notices,
+    because the same changes are queried periodically.
+    """
 
     event: NoticeSubject
     key: SessionKey | None = None
 
 
 class Health(NamedTuple):
-    """State of the store.
+    """Condition of the store.
 
-    `failure` is why the database is away, or "". `pending` is the number of waiting operations.
+    `failure` is the reason why the database cannot be used, or "". `pending` is the number of waiting
+    operations and queries.
     """
 
     failure: str
@@ -825,7 +848,10 @@ class Health(NamedTuple):
 
 
 class StateStore(ABC):
-    """Store of the state behind either database. All methods are called by the event loop."""
+    """Store of the shared state, with the same interface for both databases.
+
+    All methods except `stop` are called by the event loop.
+    """
 
     pending_max: ClassVar[int] = 100_000  # operations that may wait for the database
 
@@ -833,26 +859,29 @@ class StateStore(ABC):
     def start(
         self, call_soon: Callable[[Callable[[], None]], None], on_notice: Callable[[Notice], None]
     ) -> None:
-        """Start the threads. They use `call_soon` to have the event loop call a function."""
+        """Start the threads. `call_soon` has the event loop call a function; `on_notice` gets each notice."""
 
     @abstractmethod
     def stop(self) -> None:
         """Commit the submitted operations, as far as possible within some seconds, and end the threads.
 
-        Called in another thread than that of the event loop.
+        The method blocks, so it is called in a thread other than that of the event loop.
         """
 
     @abstractmethod
     def submit(self, operation: Operation[T], done: Callable[[Reply[T]], None]) -> None:
-        """Queue an operation; `done` is called once, in the event loop."""
+        """Queue an operation; `done` is called once with its reply, in the event loop."""
 
     @abstractmethod
     def query(self, query: Query[T], done: Callable[[Reply[T]], None]) -> None:
-        """Queue a query; `done` is called once, in the event loop."""
+        """Queue a query; `done` is called once with its reply, in the event loop."""
 
     @abstractmethod
     def tick(self) -> None:
-        """Reply UNAVAILABLE to operations that have waited too long. Called several times per second."""
+        """Run the timer: reply UNAVAILABLE to operations that have waited too long.
+
+        Called several times per second.
+        """
 
     @abstractmethod
     def listen(self, replica: str) -> None:
@@ -861,4 +890,4 @@ class StateStore(ABC):
     @property
     @abstractmethod
     def health(self) -> Health:
-        """Failure of the database, if any, and number of waiting operations."""
+        """Reason why the database cannot be used, if any, and number of waiting operations and queries."""

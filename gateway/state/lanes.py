@@ -4,17 +4,17 @@ A lane is such a thread with its connection and its waiting operations. Operatio
 the same lane, so their order is kept; lanes commit concurrently. All operations that arrive while a lane
 commits are its next group.
 
-Each group of a lane has a number, which the group itself stores. When the connection is lost during a commit
-the lane reconnects, waits for what the lost connection may still be doing, and reads the number: so it knows
-if the group was committed, and repeats it only if it was not.
+Each group of a lane has a number, which is stored by the same transaction. When the connection is lost during
+a commit the lane reconnects, ends what the lost connection may still be doing, and reads the number. So the
+lane knows if the group was committed, and repeats it only if it was not.
 
-Queries with a subject go to its lane, behind its operations. Others may take long, so they have lanes of
-their own, the readers.
+Queries with a subject go to the lane of that subject, behind its operations. Other queries may take long, so
+they have lanes of their own, the readers.
 
-A database may be away, reject values, or accept connections and never reply. In each case the event loop
-replies UNAVAILABLE to operations that have waited for `patience_secs` (`tick`), and the lane skips them. Each
-lane records when it began to use its database, which `health` checks; a connection without a reply for
-several times as long is ended from outside.
+A database may be unreachable, reject values, or accept connections and never reply. In each case the event
+loop replies UNAVAILABLE to operations that have waited for `patience_secs` (`tick`), and the lane skips
+these. Each lane records when it began to use its database, which `health` checks. A connection without a
+reply for several times `patience_secs` is ended by another thread.
 """
 
 from __future__ import annotations
@@ -57,23 +57,26 @@ Answer = tuple["Item", Reply[Any]]
 
 
 class NoticeReceiver(Protocol):
-    """Connection that waits for notices, run by a thread."""
+    """Database connection that receives notices. `run` occupies a thread."""
 
     def run(self, on_notice: Callable[[Notice], None], is_slow: Callable[[], bool]) -> None:
-        """Wait for notices until `stop`. `is_slow` returns True while a lane may be waiting for a lock."""
+        """Receive notices until `stop` is called, and pass them to `on_notice`.
+
+        `is_slow` returns True while a lane may be waiting for a lock.
+        """
 
     def listen(self, replica: str) -> None:
-        """Wait for the notices of this incarnation, too."""
+        """Receive the notices for this incarnation of a replica, too."""
 
     def interrupt(self) -> None:
-        """End the connection; `run` reconnects."""
+        """End the present connection; `run` reconnects."""
 
     def stop(self) -> None:
         """Make `run` return."""
 
 
 class Item:
-    """Waiting operation or query.
+    """Operation or query that waits in a lane, with the callback for its reply.
 
     `submitted_at` is in monotonic seconds. `is_given_up` is True once UNAVAILABLE was replied.
     """
@@ -88,7 +91,7 @@ class Item:
 
 
 class UncertainCommit(NamedTuple):
-    """Group whose commit had no reply."""
+    """Group whose commit is not confirmed, with its number, replies and notices."""
 
     number: int
     items: list[Item]
@@ -97,9 +100,10 @@ class UncertainCommit(NamedTuple):
 
 
 class Committer:
-    """Thread with its database: one lane.
+    """Lane: its database connection, and `run`, the function of its thread.
 
-    `waiting` belongs to the event loop, which replies to each item once.
+    `items` is the queue to the thread. `waiting` has the items without a reply; only the event loop uses it,
+    so that each item gets one reply. `failure` is why the database cannot be used, or "".
     """
 
     def __init__(
@@ -123,16 +127,16 @@ class Committer:
         self._is_ending = False
 
     def busy_secs(self) -> float:
-        """Return how many seconds the current use of the database has lasted, 0.0 if it is idle."""
+        """Return for how many seconds the thread has waited for the database; 0.0 if it does not wait."""
         busy_at = self.busy_since
         return 0.0 if busy_at is None else clock.monotonic() - busy_at
 
     def interrupt(self) -> None:
-        """End the connection; the lane reconnects. Called by other threads."""
+        """End the connection; the thread then reconnects. Called by other threads."""
         self._database.interrupt()
 
     def run(self) -> None:
-        """Commit operations as they arrive until the end."""
+        """Commit operations and run queries as they arrive, until None arrives and everything has a reply."""
         try:
             while not self._is_ending or self._pending or self._doubt is not None:
                 self._gather()
@@ -141,10 +145,10 @@ class Committer:
             self._database.close()
 
     def _gather(self) -> None:
-        """Move arrived items to the pending ones.
+        """Move items from the queue to the pending ones.
 
-        If none is pending, wait for one. After an error, wait until the next attempt to connect, which is
-        made with or without pending items.
+        If none is pending, wait for one. After an error, wait at most until the next attempt to connect is
+        due, which is made with or without pending items.
         """
         patience: float | None = None
         if self._pending or self._doubt is not None or self._noted or self._is_ending or self._number is None:
@@ -159,7 +163,7 @@ class Committer:
             return
 
     def _commit_group(self) -> None:
-        """Try to commit one group; after an error reconnect."""
+        """Connect if needed, and commit one group with its queries. An error closes the connection."""
         self._pending = [item for item in self._pending if not item.is_given_up]
         self.busy_since = clock.monotonic()
         try:
@@ -191,7 +195,10 @@ class Committer:
             self._pending = queries[at + 1 :] + rest
 
     def _connect(self) -> None:
-        """Connect if there is no connection, and find out if a group in doubt was committed."""
+        """Connect if there is no connection, and find out if a group without a confirmation was committed.
+
+        A group that was not committed becomes pending again.
+        """
         if self._number is None:
             self._number = self._database.connect()
             doubt, self._doubt = self._doubt, None
@@ -203,9 +210,10 @@ class Committer:
             self.failure, self._retry_secs = "", RETRY_SECS
 
     def _commit(self, items: list[Item], rest: list[Item]) -> None:
-        """Commit a group; `rest` is pending after that.
+        """Commit the items of a group. The items of `rest` stay pending.
 
-        A group with values that the database rejects is committed one by one.
+        If the database rejects a value of the group, its operations are committed one by one, and the one
+        with that value gets REFUSED.
         """
         assert self._number is not None
         number = self._number + 1
@@ -233,15 +241,16 @@ class Committer:
         self._committed(UncertainCommit(number, items, replies, noted))
 
     def _committed(self, group: UncertainCommit) -> None:
+        """Post the replies of a committed group, and send its notices."""
         self._answer(group.items, group.replies)
         self._noted += group.noted
         self._notify()
 
     def _notify(self) -> None:
-        """Send the notices of committed groups.
+        """Send the notices of committed groups that have not been sent.
 
-        Those that cannot be sent now are sent in the next turn. Those that the database rejects are dropped,
-        because they would stop the lane: sweeps find what they were about.
+        If the database cannot be used, they are sent after the next connection. If the database rejects them
+        they are dropped, because they would stop the lane: periodic queries find the same changes.
         """
         if not self._noted:
             return
@@ -255,6 +264,7 @@ class Committer:
         self._noted = []
 
     def _read(self, item: Item) -> None:
+        """Run a query and post its reply; REFUSED if the database rejects its values."""
         try:
             reply: Reply[Any] = Reply(OperationOutcome.DONE, run_query(self._database, item.work))
         except LostError:
@@ -265,9 +275,9 @@ class Committer:
         self._answer([item], [reply])
 
     def _handle_loss(self, error: LostError) -> None:
-        """Handle that the database is away: wait longer each time.
+        """Close the connection because the database cannot be used. The time until the next attempt doubles.
 
-        When stopping, reply UNAVAILABLE to everything pending.
+        When stopping, reply UNAVAILABLE to everything pending instead of trying again.
         """
         if self.failure:
             self._retry_secs = min(2 * self._retry_secs, RETRY_SECS_MAX)
@@ -285,10 +295,11 @@ class Committer:
 
 
 class LanedStore(StateStore):
-    """Store with several lanes.
+    """Store of the shared state with several lanes.
 
-    `readers` run queries without a subject, the last one reports. `listener` runs in a thread of its own, if
-    notices arrive over a connection.
+    There is a lane for each of `databases`, and a reader for each of `readers`: they run queries without a
+    subject, the last one those that are reports. `listener` runs in another thread, if notices arrive over a
+    connection.
     """
 
     def __init__(
@@ -310,7 +321,7 @@ class LanedStore(StateStore):
         self._on_notice: Callable[[Notice], None]
 
     def start(self, call_soon: CallSoon, on_notice: Callable[[Notice], None]) -> None:
-        """Start a thread for each lane, and one for the listener if there is one."""
+        """Start a thread for each lane and reader, and one for the listener if there is one."""
         self._call_soon, self._on_notice = call_soon, on_notice
         runs: list[tuple[str, Callable[[], None]]] = [
             (f"state-{number}", lane.run) for number, lane in enumerate(self._all)
@@ -324,7 +335,8 @@ class LanedStore(StateStore):
     def stop(self) -> None:
         """Commit the submitted operations and end the threads.
 
-        Connections are interrupted if this takes too long. Operations without a reply are then UNAVAILABLE.
+        After STOP_TIMES * `patience_secs` the connections are ended. Operations without a reply then get
+        UNAVAILABLE.
         """
         for lane in self._all:
             lane.items.put(None)
@@ -365,6 +377,7 @@ class LanedStore(StateStore):
         self._submit(lane, query, done)
 
     def _submit(self, lane: Committer, work: object, done: Callable[[Reply[Any]], None]) -> None:
+        """Give an operation or query to a lane; reply UNAVAILABLE if `pending_max` items wait already."""
         if self._pending >= self.pending_max:
             self._call_soon(partial(done, UNAVAILABLE))
             return
@@ -379,7 +392,7 @@ class LanedStore(StateStore):
             self._listener.listen(replica)
 
     def tick(self) -> None:
-        """Reply UNAVAILABLE to items that wait too long, and interrupt stuck connections."""
+        """Reply UNAVAILABLE to items that have waited too long, and end connections without a reply."""
         self._expire_items(lambda lane: clock.monotonic() - lane.patience_secs)
         if any(one.busy_secs() >= STUCK_TIMES * one.patience_secs for one in self._all):
             self._interrupt([one for one in self._all if one.busy_secs() >= one.patience_secs])
@@ -405,7 +418,7 @@ class LanedStore(StateStore):
 
     @property
     def health(self) -> Health:
-        """Error of the first failing or slow lane, and the number of pending items."""
+        """Error of the first lane that fails or waits too long, and the number of pending items."""
         failure = next((lane.failure for lane in self._all if lane.failure), "")
         if not failure and (slow := [one for one in self._all if one.busy_secs() >= one.patience_secs]):
             failure = f"the database has not answered for {slow[0].busy_secs():.0f} s"
@@ -414,7 +427,7 @@ class LanedStore(StateStore):
     # Called by the threads.
 
     def notice(self, notice: Notice) -> None:
-        """Pass a notice to the event loop."""
+        """Pass a notice to the event loop. Called by other threads."""
         if not self._is_stopped:
             self._call_soon(partial(self._on_notice, notice))
 
@@ -426,7 +439,7 @@ class LanedStore(StateStore):
             self._call_soon(partial(self._call_done, lane, answers))
 
     def _call_done(self, lane: Committer, answers: list[Answer]) -> None:
-        """Call `done` of items in the event loop. Items that were given up have had their reply."""
+        """Call the callbacks of items with their replies, except for items that have had a reply."""
         for item, reply in answers:
             if lane.waiting.pop(item, item) is item:
                 continue

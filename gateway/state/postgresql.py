@@ -1,11 +1,11 @@
-"""State of replicas in PostgreSQL, by psycopg in threads.
+"""Shared state of replicas in PostgreSQL, used by psycopg in threads.
 
 Each lane has a connection of its own. A group takes a round trip for each kind of its operations, one for the
 time, one to write, and one to commit; statements in between are pipelined. Query plans use indexes only,
 because the planner does not know how few rows a group has.
 
 The loss of a server is detected by TCP, and the server ends a statement that takes too long. A frozen server
-does neither, so a connection can be ended from another thread: `DatabaseSocket`.
+does neither, so a connection can be ended by another thread: `DatabaseSocket`.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ LEAST: Final = " AND cardinality(string_to_array(topic, '/')) >= {}"
 
 
 class DatabaseSocket:
-    """Socket of a database connection, which another thread may end.
+    """Socket of a thread's database connection, by which another thread can end the connection.
 
     The thread that waits for the database then gets the error of a lost connection.
     """
@@ -126,9 +126,9 @@ class DatabaseSocket:
         self._lock = threading.Lock()
 
     def follow(self, connection: Connection) -> None:
-        """Attach to this connection.
+        """Use the socket of this connection from now on.
 
-        The descriptor is a copy, because libpq may close its own at any time.
+        The descriptor is duplicated, because libpq may close its own at any time.
         """
         copy = socket.socket(fileno=os.dup(connection.fileno()))
         with self._lock:
@@ -143,7 +143,7 @@ class DatabaseSocket:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Detach, because the connection was closed."""
+        """Close the duplicated descriptor, because the connection was closed."""
         with self._lock:
             before, self._socket = self._socket, None
         if before is not None:
@@ -151,7 +151,7 @@ class DatabaseSocket:
 
 
 class PostgreSQLDatabase(Database):
-    """Connection to PostgreSQL for one thread."""
+    """Connection to PostgreSQL for the thread of one lane. `lane` is its name in the database."""
 
     def __init__(self, server: Server, lane: str) -> None:
         self._server = server
@@ -163,12 +163,16 @@ class PostgreSQLDatabase(Database):
 
     @property
     def _open(self) -> Connection:
+        """Present connection. Raises LostError if there is none."""
         if self._connection is None:
             raise LostError("there is no connection to PostgreSQL")
         return self._connection
 
     def connect(self) -> int:
-        """Connect, end what this lane's earlier connection left running, and return the group number."""
+        """Connect or reconnect. Return the number of the last group that this lane has committed.
+
+        Transactions that an earlier connection of the lane has left running are ended.
+        """
         self.close()
         self._server.prepare(self._wire)
         with _translated(None):
@@ -182,14 +186,14 @@ class PostgreSQLDatabase(Database):
         return int(row[0])
 
     def begin(self, number: int) -> None:
-        """Note the number of the next group; its transaction begins with the first statements."""
+        """Set the number of the next group; its transaction begins with its first statements."""
         self._number = number
         self._is_begun = False
 
     def run(self, calls: Sequence[OperationStatement]) -> list[Rows]:
-        """Run the statements in one round trip and return the rows of each.
+        """Run the statements in one round trip and return the result rows of each.
 
-        Raises LostError also if another connection uses this lane.
+        Raises LostError also if another connection has committed a group of this lane.
         """
         connection = self._open
         with _translated(connection):
@@ -201,6 +205,10 @@ class PostgreSQLDatabase(Database):
             return [[] if cursor.description is None else cursor.fetchall() for cursor in cursors]
 
     def _begin(self, connection: Connection) -> Cursor | None:
+        """Pipeline the begin of the group's transaction if it has not begun.
+
+        Return the cursor of the statement that stores the group's number, or None if nothing was sent.
+        """
         if self._is_begun:
             return None
         self._is_begun = True
@@ -218,11 +226,11 @@ class PostgreSQLDatabase(Database):
             self._open.execute("ROLLBACK")
 
     def match(self, query: MatchRetained) -> Rows:
-        """Return rows of the retained messages that match the MQTT filter in `query`.
+        """Return rows of the page of retained messages that `query` asks for.
 
         A row has topic, message, expiry (in seconds from now) and user. A filter without `+` is a range of
-        topics. Otherwise the index on levels finds few matching topics fast; of many, the next ones in order
-        are found fast by the range.
+        topics in the index. For others the index on levels is fast if few topics match. If many match, the
+        range of topics below the filter's first levels is read in order until the page is full.
         """
         topic_filter, after = query.topic_filter, query.after
         demand = demand_of(topic_filter)
@@ -256,7 +264,7 @@ class PostgreSQLDatabase(Database):
             return connection.execute(query, parameters, prepare=True).fetchall()
 
     def notify(self, notices: Sequence[Noted]) -> None:
-        """Send notices in a transaction of its own.
+        """Send notices in a separate transaction.
 
         Within the group's transaction they would hold a lock of the whole server during the write to disk.
         """
@@ -271,7 +279,7 @@ class PostgreSQLDatabase(Database):
         self._wire.end()
 
     def close(self) -> None:
-        """Close the connection and its socket."""
+        """Close the connection, if there is one, and its duplicated socket."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -283,10 +291,11 @@ Cursor = psycopg.Cursor[tuple[Any, ...]]
 
 
 class Server:
-    """Schema of a database, and the parameters of connections to it.
+    """Database server and schema: parameters of connections, and migration of the schema.
 
     `url` is a URL of libpq. `password` is called for each connection; if it is None, the password is that of
-    the URL, of libpq's password file or of its variables. The first lane that connects migrates the schema.
+    the URL, of libpq's password file or of libpq's environment variables. The first lane that connects
+    migrates the schema.
     """
 
     def __init__(
@@ -304,8 +313,9 @@ class Server:
         self._is_migrated = False
 
     def connect(self, name: str, wire: DatabaseSocket) -> Connection:
-        """Open a connection for statements with `$1`, each a transaction unless one was begun.
+        """Open a connection that the server knows as `name`, with the schema as its search path.
 
+        Parameters in statements are written `$1`. Each statement is a transaction unless one was begun.
         `wire` is attached to the connection. Raises psycopg.Error, and LostError when the password cannot be
         read.
         """
@@ -332,7 +342,7 @@ class Server:
         return connection
 
     def prepare(self, wire: DatabaseSocket) -> None:
-        """Migrate the schema, once. Raises LostError when that is impossible now."""
+        """Migrate the schema unless this process has done so. Raises LostError if it is impossible now."""
         with self._lock:
             if not self._is_migrated:
                 try:
@@ -344,7 +354,11 @@ class Server:
                 self._is_migrated = True
 
     def migrate(self, wire: DatabaseSocket | None = None) -> None:
-        """Migrate the schema. Raises StoreError if that is impossible, or the schema is newer."""
+        """Create the schema or migrate it to the latest version.
+
+        Raises StoreError if that is impossible, or if the schema is of a newer program that this one does not
+        work with.
+        """
         wire = wire or DatabaseSocket()
         try:
             name = f"{self.schema} migration"
@@ -373,6 +387,7 @@ class Server:
 
 
 def _execute(connection: Connection, call: OperationStatement) -> Cursor:
+    """Execute a statement, with the rows of `op` as one array for each column."""
     if not call.columns:
         return connection.execute(_statement(call.sql, ""), prepare=True)
     types = [part.partition(" ")[2] for part in call.columns.split(", ")]
@@ -383,6 +398,7 @@ def _execute(connection: Connection, call: OperationStatement) -> Cursor:
 
 @cache
 def _statement(sql: str, columns: str) -> str:
+    """Return the SQL text for PostgreSQL: `{op}`, `{lock}` and `{skip}` are replaced."""
     parts = [part.partition(" ") for part in columns.split(", ")]
     arrays = ", ".join(f"${number}::{kind}[]" for number, (_, _, kind) in enumerate(parts, start=1))
     names = ", ".join(name for name, _, _ in parts)
@@ -392,9 +408,9 @@ def _statement(sql: str, columns: str) -> str:
 
 
 def literal(values: Sequence[Any], kind: str) -> str:
-    """Return an array literal of PostgreSQL, by which one parameter carries any number of values.
+    """Return PostgreSQL's array literal of `values`, so that one parameter carries a whole column.
 
-    `kind` is the type of the values, such as `text`.
+    `kind` is the SQL type of the elements, such as `text`.
     """
     if kind == "text":
         words = ['"' + one.replace("\\", "\\\\").replace('"', '\\"') + '"' for one in values]
@@ -407,9 +423,9 @@ def literal(values: Sequence[Any], kind: str) -> str:
 
 @contextmanager
 def _translated(connection: Connection | None) -> Iterator[None]:
-    """Raise psycopg's errors as those of Database.
+    """Context manager that raises errors of psycopg as LostError, AbortedError or RefusedError.
 
-    `connection` is the one whose transaction may be aborted, or None.
+    `connection` is the one that runs statements of a group. If it is None every error is LostError.
     """
     try:
         yield
@@ -431,11 +447,12 @@ def _said(error: Exception) -> str:
 
 
 def channel_of(schema: str, replica: str) -> str:
-    """Return the channel of notices for a replica."""
+    """Return the name of the PostgreSQL channel on which a replica receives its notices."""
     return f"{schema}.{replica}"[:NAME_BYTES_MAX]
 
 
 def _payload(noted: Noted) -> str:
+    """Return the text of a notice; MISSED in its place if it would be too long for PostgreSQL."""
     if noted.key is None:
         return json.dumps([noted.event.value])
     payload = json.dumps([noted.event.value, *noted.key])
@@ -443,7 +460,7 @@ def _payload(noted: Noted) -> str:
 
 
 def _notice(payload: str) -> Notice | None:
-    """Parse a notice. Return None if only a later version knows it."""
+    """Parse the text of a notice. Return None if it is of a kind that this version does not know."""
     try:
         event, *key = json.loads(payload)
         return Notice(NoticeSubject(event), SessionKey(*key) if key else None)
@@ -452,9 +469,10 @@ def _notice(payload: str) -> Notice | None:
 
 
 class NoticeListener:
-    """Connection that waits for notices.
+    """Receiver of PostgreSQL's notices, over a connection of its own.
 
-    It also ends transactions that block lanes of this process; the names of those begin with `process`.
+    It also ends transactions of other processes that block lanes of this one, whose names begin with
+    `process`.
     """
 
     def __init__(self, server: Server, process: str) -> None:
@@ -465,11 +483,11 @@ class NoticeListener:
         self._wire = DatabaseSocket()
 
     def listen(self, replica: str) -> None:
-        """Wait for the notices of a replica, too."""
+        """Receive the notices for this incarnation of a replica, too."""
         self._replicas.append(replica)
 
     def interrupt(self) -> None:
-        """End the connection; `run` reconnects."""
+        """End the present connection; `run` reconnects."""
         self._wire.end()
 
     def stop(self) -> None:
@@ -477,9 +495,10 @@ class NoticeListener:
         self._ended.set()
 
     def run(self, on_notice: Callable[[Notice], None], is_slow: Callable[[], bool]) -> None:
-        """Wait for notices until `stop`, and report MISSED whenever some may have been lost.
+        """Receive notices until `stop` is called, and pass them to `on_notice`.
 
-        While a lane `is_slow`, end the transactions that block this process.
+        A notice MISSED is added whenever some may have been lost. While `is_slow` returns True, transactions
+        that block this process are ended.
         """
         while not self._ended.is_set():
             try:
@@ -493,6 +512,7 @@ class NoticeListener:
     def _wait(
         self, connection: Connection, on_notice: Callable[[Notice], None], is_slow: Callable[[], bool]
     ) -> None:
+        """Receive notices over one connection, until it is lost or `stop` is called."""
         listening = 0
         while not self._ended.is_set():
             if listening < len(self._replicas):
@@ -509,9 +529,9 @@ class NoticeListener:
 
 
 class PostgreSQLState(LanedStore):
-    """State in a schema of a PostgreSQL database.
+    """Shared state in a schema of a PostgreSQL database, which is created if it is missing.
 
-    The schema may be created later; `health` reports why it is missing.
+    While the database cannot be used `health` has the reason.
     """
 
     def __init__(self, server: Server, *, lanes: int = LANES, patience_secs: float = 5.0) -> None:

@@ -1,4 +1,7 @@
-"""Queries of the state: each is one statement outside of a transaction, or a few for an MQTT filter."""
+"""Queries of the shared state.
+
+Each is one statement outside of a transaction; a few are two statements, or several for an MQTT filter.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,7 @@ NEWEST: Final = (1e15, "")  # later than any time
 
 
 def run_query(database: Database, query: object) -> Any:
-    """Run a query. Return the value of its reply. Raises LostError and RefusedError."""
+    """Run a query and return the value of its reply. Raises LostError and RefusedError."""
     if isinstance(query, FindSession):
         return _session(database, query.key)
     if isinstance(query, FindSuperseded):
@@ -118,6 +121,7 @@ def run_query(database: Database, query: object) -> Any:
 
 
 def _weights(database: Database, query: WeighLetters | WeighRetained | WeighSessions) -> Any:
+    """Return the sums by user that one of the three queries asks for, as the value of its reply."""
     if isinstance(query, WeighSessions):
         rows = database.run([OperationStatement(SESSION_WEIGHTS, "replica text", [(query.replica,)])])[0]
         elsewhere = {user: UserSessions(*sums) for user, is_here, *sums in rows if not is_here}
@@ -127,9 +131,9 @@ def _weights(database: Database, query: WeighLetters | WeighRetained | WeighSess
 
 
 def _listing(query: ListLetters) -> OperationStatement:
-    """Return the statement for a list.
+    """Return the statement that reads a page of dead letters.
 
-    It has subqueries instead of a join, so that an index provides the order.
+    The statement has subqueries instead of a join, so that an index provides the order.
     """
     columns, row = "at double precision, id text", query.after or (NEWEST if query.newest_first else OLDEST)
     parameters: tuple[float | str, ...] = row

@@ -1,9 +1,9 @@
 """Rows of the retained messages that a group of operations locks and writes.
 
-A message that arrives late, from a replica that was frozen, does not replace a message of a later session of
-the same client. Epochs of sessions are times of the database's clock. If that was set back, a session may
-have a smaller epoch than an earlier one of its client that has ended. So a smaller epoch counts as late only
-if the client's session has another one.
+An operation may arrive late, from a replica that was frozen. It does not replace the message of a later
+session of the same client. Epochs of sessions are times of the database's clock. If that was set back, a
+session may have a smaller epoch than an earlier one of its client that has ended. So an operation with a
+smaller epoch counts as late only if the client's present session has another epoch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EPOCHS: Final = OF_OP.format(names="t.domain, t.client, t.epoch", table="session
 class StoredRetainedRow(NamedTuple):
     """Row of `retained`. `expires_at` is in UTC seconds. `message` is empty if the topic was cleared.
 
-    `client` sent it, in its session of `epoch`.
+    `login` is the user. `client` sent the message, in its session of `epoch`.
     """
 
     topic: str
@@ -40,16 +40,16 @@ class StoredRetainedRow(NamedTuple):
 
 
 class RetainedMessages:
-    """Retained messages that a group touches."""
+    """Rows of `retained` that the operations of a group read and change."""
 
     def __init__(self) -> None:
         self._table = Table("retained", StoredRetainedRow, RETAINED, 1, BLANK)
         self._epochs: dict[tuple[str, str], int] = {}  # of sessions with operations that may be late
 
     def load(self, database: Database, operations: Sequence[Retain]) -> None:
-        """Lock the topics of `operations`, in the same order for all groups.
+        """Lock and read the topics of `operations`, in the same order for all groups.
 
-        Read the epochs of the sessions whose operations may be late.
+        Also read the present epochs of clients whose operations may be late.
         """
         topics = [(one.topic,) for one in operations]
         self._table.take(database.run(self._table.lock(topics, topics))[-1])
@@ -64,11 +64,10 @@ class RetainedMessages:
             self._epochs = {(domain, client): epoch for domain, client, epoch in rows}
 
     def apply(self, operation: Retain, now: float) -> Reply[object]:
-        """Retain or remove the message of a topic.
+        """Retain or remove the message of a topic. Return the reply of the operation.
 
-        The topic is unchanged if there is no capacity, if it does not have the expected message, or if it has
-        a later one of the same client.
-        Return the reply of the operation.
+        The topic is unchanged if there is no capacity, if it does not retain the expected message, or if the
+        same client has changed it in a later session.
         """
         topic, message, lifetime = operation.topic, operation.message, operation.lifetime_secs
         client, epoch = operation.client, operation.epoch
@@ -94,8 +93,8 @@ class RetainedMessages:
     def _is_late(self, operation: Retain, row: StoredRetainedRow, now: float) -> bool:
         """Return True if the same client has set or cleared the topic in a later session.
 
-        If the client has no session any more, an epoch of the topic that is in the future does not count: the
-        clock was set back, and the operation is rather of a session since then than of a frozen replica.
+        If the client has no session any more, and the epoch of the topic is in the future, the clock was set
+        back: then the operation is from a session after that and not late.
         """
         if row.client != operation.client or not row.epoch > operation.epoch > 0:
             return False
@@ -110,7 +109,10 @@ class RetainedMessages:
 
 
 def _has_capacity(operation: Retain, before: tuple[str, int] | None) -> bool:
-    """Return True if the message may replace the one before."""
+    """Return True if the growth by the new message fits into `room` of the operation.
+
+    `before` has user and weight of the message that it replaces, or is None.
+    """
     room = operation.room
     if room is None:
         return True

@@ -42,7 +42,10 @@ def load_migrations() -> Migrations:
 
 
 class MigrationStep(NamedTuple):
-    """Migration to apply. `works_with` is the oldest program that works with it."""
+    """Migration that a database lacks: its version and statements.
+
+    `works_with` is the version of the oldest program that works with the migrated schema.
+    """
 
     version: int
     works_with: int
@@ -50,9 +53,10 @@ class MigrationStep(NamedTuple):
 
 
 def missing_steps(applied: Applied, migrations: Migrations, *, postgresql: bool) -> Iterator[MigrationStep]:
-    """Yield each migration that a database lacks.
+    """Yield each migration that a database lacks, in order.
 
-    Raises StoreError if the schema is newer than the last known one, and does not work with this program.
+    `applied` has the database's migrations with the oldest programs that work with them. Raises StoreError if
+    the database has a later migration that this program does not work with.
     """
     newest_version = len(migrations)
     if any(version > newest_version and (works or version) > newest_version for version, works in applied):

@@ -1,8 +1,8 @@
-"""Effects of operations on sessions, and of the reaper, on locked rows.
+"""Effects of operations on sessions, and of Reap, on locked rows.
 
 `holder` is the replica that may still consume a session's queue: the owner, or an earlier one that has not
-released it yet. A will is a row of its own, by the epoch in which its client was connected: a will that is
-due outlives its session.
+released the queue yet. A will is a row of its own, by the epoch in which its client was connected: a will
+that is due outlives its session.
 """
 
 from __future__ import annotations
@@ -46,7 +46,12 @@ NOBODY: Final = ""
 
 
 class StoredSessionRow(NamedTuple):
-    """Row of `session`."""
+    """Row of `session`.
+
+    `login` is the user, `place` the network address, `weight` the size in bytes. `expiry` is in seconds,
+    `expires_at` and `reap_at` (when Reap claims the session) are in UTC seconds; both are None while the
+    client is connected.
+    """
 
     domain: str
     client: str
@@ -73,7 +78,11 @@ class StoredSessionRow(NamedTuple):
 
 
 class WillRow(NamedTuple):
-    """Row of `will`."""
+    """Row of `will`.
+
+    `delay` is in seconds, `due_at` in UTC seconds or None while the client is connected. `claimed` is 1 once
+    a replica has claimed it, `served` is 1 if its client was accepted.
+    """
 
     domain: str
     client: str
@@ -95,7 +104,10 @@ class StoredSubscriptionRow(NamedTuple):
 
 
 class PacketRow(NamedTuple):
-    """Row of `packet`."""
+    """Row of `packet`: QoS 2 state of one packet identifier in one direction.
+
+    `incarnation` and `count` are the number of the message, None if it has none.
+    """
 
     domain: str
     client: str
@@ -107,14 +119,14 @@ class PacketRow(NamedTuple):
 
 
 class EndedQueueRow(NamedTuple):
-    """Row of `ended_queue`."""
+    """Row of `ended_queue`: a queue that must be deleted, by Reap from `reap_at` (UTC seconds) on."""
 
     queue: str
     reap_at: float
 
 
 class ReceivedRow(NamedTuple):
-    """Row of `received`."""
+    """Row of `received`: a chunk of message numbers, with a bit for each that the client has received."""
 
     domain: str
     client: str
@@ -168,7 +180,7 @@ SessionOperation = OfSession | ForgetQueue | Reap
 
 
 class Sessions:
-    """Sessions, their contents and wills, as far as a group touches them."""
+    """Rows of sessions, their contents and their wills that the operations of a group read and change."""
 
     def __init__(self) -> None:
         self.notices: list[Noted] = []
@@ -186,7 +198,10 @@ class Sessions:
         self._left_queues: list[EndedQueueRow] = []
 
     def load(self, database: Database, operations: Sequence[SessionOperation]) -> None:
-        """Lock the sessions of `operations`, and read the contents of those that are opened."""
+        """Lock and read the sessions of `operations`, and read the contents of those that are opened.
+
+        For Reap, also declare silent replicas dead, and lock what is due.
+        """
         reaps = [one for one in operations if isinstance(one, Reap)]
         keys = {one.key for one in operations if isinstance(one, OfSession)}
         opened = {one.key for one in operations if isinstance(one, OpenSession)}
@@ -204,7 +219,7 @@ class Sessions:
             self._load_due(database, reap)
 
     def _take_wills(self, database: Database, keys: Iterable[SessionKey]) -> None:
-        """Lock the wills of locked sessions."""
+        """Lock and read the wills of sessions that are locked already."""
         if rows := sorted(keys):
             self._wills.take(database.run([self._wills.select(rows, locking=True)])[0])
 
@@ -221,7 +236,10 @@ class Sessions:
             self._contents[SessionKey(domain, client)].received[bytes(incarnation), chunk] = bits % BITS
 
     def _load_due(self, database: Database, reap: Reap) -> None:
-        """Lock due wills and expired sessions that no other transaction has locked."""
+        """Declare silent replicas dead. Lock orphaned and expired sessions, due wills and left-over queues.
+
+        Rows that another transaction has locked are left out.
+        """
         names, limit = self._sessions.names, reap.limit
         if reap.silent_secs is not None:
             parameters = [(reap.replica, reap.silent_secs, reap.heard_at)]
@@ -243,7 +261,7 @@ class Sessions:
     # Effects of operations. `now` is the database's time in UTC seconds.
 
     def apply(self, operation: SessionOperation, now: float) -> Reply[object]:
-        """Apply an operation to the locked rows. Return its reply."""
+        """Apply an operation to the locked rows at `now` (UTC seconds). Return its reply."""
         if isinstance(operation, Reap):
             return Reply(OperationOutcome.DONE, self._reap(now))
         if isinstance(operation, ForgetQueue):
@@ -272,6 +290,7 @@ class Sessions:
         return DONE
 
     def _open(self, operation: OpenSession, row: StoredSessionRow | None, now: float) -> OpenedSession:
+        """Open a session for a new owner: resume the stored session, or replace it by an empty one."""
         key = operation.key
         if row is not None and operation.only_own and row.login != operation.user:
             return OpenedSession(row.epoch, Contents(), refused=True, user=row.login)
@@ -328,7 +347,7 @@ class Sessions:
     def _inherit_wills(
         self, row: StoredSessionRow, present: bool, now: float
     ) -> tuple[tuple[int, bytes], ...]:
-        """Process the wills of a session that is opened again. Return those that are claimed.
+        """Process the wills of a session that is opened again. Return epoch and message of the claimed ones.
 
         The result has the epoch and the message of each. A delayed will that is not due is void if the
         session is resumed, and so is that of a client that was never accepted; any other one is claimed by
@@ -363,6 +382,7 @@ class Sessions:
         return self._leave_session(row, LeaveSession(row.key, row.epoch, expiry_secs, discard_will=True), now)
 
     def _change(self, operation: ChangeSession, row: StoredSessionRow) -> None:
+        """Store the changes of a session in its rows."""
         key = operation.key
         if operation.weight is not None:
             subscriptions, weight = operation.weight
@@ -395,6 +415,7 @@ class Sessions:
                 self._received.put(ReceivedRow(*key, *chunk, bits - BITS if bits >= SIGN else bits))
 
     def _leave_session(self, row: StoredSessionRow, operation: LeaveSession, now: float) -> LeftSession:
+        """Record that the client of a session has disconnected, and discard, claim or delay its will."""
         if not row.connected:  # Repeated: others may have claimed its will, or delete its queue.
             return LeftSession(False, False)
         expiry = operation.expiry_secs
@@ -416,6 +437,7 @@ class Sessions:
         return LeftSession(False, publish)
 
     def _release(self, operation: ReleaseSession, row: StoredSessionRow | None) -> None:
+        """Record that a holder has released the queue, and notify the owner that waits for it."""
         if row is None or not row.holder or row.holder_epoch > operation.epoch:
             return
         holder = Owner(NOBODY, 0)
@@ -434,6 +456,7 @@ class Sessions:
         return DONE
 
     def _reap(self, now: float) -> list[ClaimedWork]:
+        """End the sessions of dead owners, and claim what is due until `now` + CLAIM_SECS."""
         for key in self._orphans:
             row = self._sessions.rows.get(key)
             if row is not None and row.connected:
@@ -453,14 +476,15 @@ class Sessions:
         return found
 
     def _end_queue(self, queue: str, now: float) -> None:
-        """Record the queue of an ended session: its replica has CLAIM_SECS to delete the queue."""
+        """Record that the queue of an ended session must be deleted; Reap returns it after CLAIM_SECS."""
         if queue:
             self._queues.put(EndedQueueRow(queue, now + CLAIM_SECS))
 
     def _end_orphaned(self, row: StoredSessionRow, now: float) -> None:
-        """End the connection of a session because the replica that owns it is dead.
+        """Disconnect a session whose owner is dead, or delete it if it ends with its connection.
 
-        The client counts as lost from now on, and the owner is fenced.
+        Its will and its expiry count from `now`. The epoch is increased, so operations of the dead owner are
+        fenced.
         """
         will = self._wills.rows.get((*row.key, row.epoch))
         if will is not None and will.served:
@@ -488,7 +512,7 @@ class Sessions:
         self._wipe(row.key)
 
     def _wipe(self, key: SessionKey) -> None:
-        """Remove the contents of a session, in the database and in this group's pending changes."""
+        """Delete the contents of a session, and drop this group's earlier changes of them."""
         self._wiped.add(key)
         contents = self._contents.get(key)
         if contents is not None:
@@ -517,6 +541,6 @@ class Sessions:
 
 
 def _earlier_session(row: StoredSessionRow, replica: str) -> EarlierSession:
-    """Return the session that `replica` opens again."""
+    """Return user and size of the stored session, which `replica` opens again."""
     is_here = bool(row.connected) and row.owner == replica
     return EarlierSession(row.login, Weight(row.subscriptions, row.weight), is_here)

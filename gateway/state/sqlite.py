@@ -1,4 +1,4 @@
-"""State of one process in a SQLite database, with one lane."""
+"""Shared state of a single process in a SQLite database, with one lane."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SQLiteDatabase(Database):
         self._connection: sqlite3.Connection | None = None
 
     def connect(self) -> int:
-        """Open the file again, and return the number of the last group that was committed."""
+        """Open the file again. Return the number of the last group that was committed."""
         self.close()
         try:
             self._connection = connection = _open(self._path, self._clock)
@@ -61,6 +61,7 @@ class SQLiteDatabase(Database):
 
     @property
     def _open(self) -> sqlite3.Connection:
+        """Present connection. Raises LostError if there is none."""
         if self._connection is None:
             raise LostError("the state is closed")
         return self._connection
@@ -75,7 +76,7 @@ class SQLiteDatabase(Database):
             raise LostError(str(error)) from error
 
     def run(self, calls: Sequence[OperationStatement]) -> list[Rows]:
-        """Run the statements in order and return the rows of each."""
+        """Run the statements in order and return the result rows of each."""
         try:
             return [self._call(call) for call in calls]
         except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
@@ -86,6 +87,7 @@ class SQLiteDatabase(Database):
             raise RefusedError(str(error)) from error
 
     def _call(self, call: OperationStatement) -> Rows:
+        """Run a statement for each of its rows. Return the result rows of all."""
         names = [part.partition(" ")[0] for part in call.columns.split(", ")]
         marks = ", ".join("?" * len(names))
         relation = f"WITH op ({', '.join(names)}) AS (VALUES ({marks}))"
@@ -112,7 +114,10 @@ class SQLiteDatabase(Database):
             raise LostError(str(error)) from error
 
     def match(self, query: MatchRetained) -> Rows:
-        """Return rows of the retained messages that match the MQTT filter in `query`."""
+        """Return rows of the page of retained messages that `query` asks for.
+
+        A row has topic, message, expiry (in seconds from now) and user.
+        """
         demand = demand_of(query.topic_filter)
         levels = json.dumps([demand.levels, demand.least])
         try:
@@ -128,7 +133,7 @@ class SQLiteDatabase(Database):
             self._on_notice(Notice(noted.event, noted.key))
 
     def interrupt(self) -> None:
-        """Interrupt the pending call, if there is one."""
+        """Interrupt the thread's pending call, if there is one. Called by other threads."""
         connection = self._connection
         if connection is not None:
             with suppress(sqlite3.Error):  # it was closed meanwhile
@@ -147,7 +152,7 @@ def _matches(topic: str, demand: str) -> bool:
 
 
 def _open(path: Path, clock: Callable[[], float]) -> sqlite3.Connection:
-    """Open the database and define the functions of the schema. Raises sqlite3.Error."""
+    """Open the database and define the SQL functions that the schema uses. Raises sqlite3.Error."""
     connection = sqlite3.connect(path, timeout=BUSY_SECS, isolation_level=None, check_same_thread=False)
     try:
         connection.create_function("state_now", 0, clock)
@@ -161,9 +166,9 @@ def _open(path: Path, clock: Callable[[], float]) -> sqlite3.Connection:
 
 
 def _migrate(connection: sqlite3.Connection, migrations: Migrations) -> None:
-    """Migrate the schema.
+    """Create the schema or migrate it to the latest version.
 
-    Raises sqlite3.Error, and StoreError for a database of a newer gateway or another program.
+    Raises sqlite3.Error, and StoreError if the database is of a newer gateway or of another program.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -186,7 +191,7 @@ def _migrate(connection: sqlite3.Connection, migrations: Migrations) -> None:
 
 
 class SQLiteState(LanedStore):
-    """State in a file, with one lane. Raises StoreError if the file cannot be used."""
+    """Shared state in a SQLite file, with one lane. Raises StoreError if the file cannot be used."""
 
     def __init__(
         self,
@@ -196,7 +201,7 @@ class SQLiteState(LanedStore):
         patience_secs: float = 5.0,
         migrations: Migrations | None = None,
     ) -> None:
-        """Open and migrate the file. `clock` returns the database's time in UTC seconds."""
+        """Open the file and migrate its schema. `clock` returns the database's time in UTC seconds."""
         clock = clock or clocks.unix_time
         try:
             connection = _open(path, clock)

@@ -12,10 +12,12 @@ Key = tuple[Any, ...]
 
 
 class Table(Generic[R]):
-    """Locked and changed rows by key. `columns` has names and types; the first `keys` of them are the key.
+    """Rows of one table by key, which a group has locked and changes in memory.
+
+    `columns` has names and types; the first `keys` of them are the key. `row` builds a row from the values.
 
     A row that does not exist cannot be locked. So where two groups may create the same one, rows with `blank`
-    values are inserted first, which count as absent: the group that locks one creates it.
+    values are inserted first, which count as absent: the group that locks one may create the row.
     """
 
     def __init__(
@@ -40,16 +42,16 @@ class Table(Generic[R]):
 
     @property
     def names(self) -> str:
-        """Columns of `t`, for a query."""
+        """Columns of the table in a query that calls it `t`."""
         return ", ".join(f"t.{name}" for name in self._names)
 
     # Reading.
 
     def lock(self, keys: Iterable[Key], creating: Iterable[Key] = ()) -> list[OperationStatement]:
-        """Return the statements that lock the rows of `keys`, in the order of the keys.
+        """Return the statements that lock and read the rows of `keys`, in the order of the keys.
 
-        The rows that the last statement returns are for `take`. Rows of `creating`, which must be among
-        `keys`, are created if they are missing.
+        Rows of `creating`, which must be among `keys`, are inserted blank if they are missing. The caller
+        runs the statements, and passes the rows of the last one to `take`.
         """
         calls = []
         key_names = self._names[: self._keys]
@@ -80,16 +82,17 @@ class Table(Generic[R]):
         return OperationStatement(sql, ", ".join(self._parts[:size]), prefixes)
 
     def take(self, rows: Rows) -> None:
-        """Add rows that were locked. Blank ones are deleted again unless a row is put there.
+        """Add the rows that the statements of `lock` have returned.
 
-        Raises AbortedError if a row that existed, and so was not created, was deleted before it was locked.
+        Blank rows count as absent, and `writes` deletes them unless they are replaced by `put`. Raises
+        AbortedError if a row of `creating` was deleted by another transaction before it was locked.
         """
         if not self._created <= {row[: self._keys] for row in rows}:
             raise AbortedError(f"a row of {self._name} was deleted meanwhile")
         self.add(rows)
 
     def add(self, rows: Rows) -> None:
-        """Add further rows that were locked."""
+        """Add rows that another statement has locked."""
         for values in rows:
             row = self._row(*values)
             key = row[: self._keys]
@@ -108,13 +111,13 @@ class Table(Generic[R]):
         self._removed.pop(key, None)
 
     def remove(self, key: Key) -> None:
-        """Delete a row, whether it was loaded or not."""
+        """Delete a row, whether it was read or not."""
         self.rows.pop(key, None)
         self._changed.pop(key, None)
         self._removed[key] = None
 
     def forget(self, prefix: Key) -> None:
-        """Drop the changes of all rows whose keys begin with `prefix`: another statement deletes them."""
+        """Drop changes of all rows whose keys begin with `prefix`, because another statement deletes them."""
         size = len(prefix)
         for changes in (self._changed, self._removed):
             for key in [key for key in changes if key[:size] == prefix]:
