@@ -1,9 +1,9 @@
 """MQTT topics, sessions and subscriptions of one replica of the shared engine.
 
 Subscriptions are those of this replica's clients; topics are common to all replicas. A connecting client is
-accepted when the shared database has reported the session that it finds. A session is in memory here as long
-as its client is connected, and is in the database and its queue after that. Wills are in the database, too:
-the replica that claims one there publishes it.
+accepted when the shared database has reported the session that it finds. A session is in memory here while
+its client is connected; afterwards it is in the database, and its messages are in its queue. Wills are in the
+database, too: the replica that claims one there publishes it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ WALKED_SECS: Final = 60.0  # how late a message may arrive live that was sent as
 
 
 class Countdown:
-    """Counter of events that calls a function after the last one, or at once if none is expected."""
+    """Counter that calls a function after `count` events, or at once if `count` is 0."""
 
     def __init__(self, count: int, then: Callable[[], None]) -> None:
         self._remaining = count
@@ -82,14 +82,14 @@ class Countdown:
             then()
 
     def count(self) -> None:
-        """Count one event, and call the function if it was the last one."""
+        """Count one event. Call the function if it was the last one."""
         self._remaining -= 1
         if not self._remaining:
             self._then()
 
 
 class EngineNamespace(MqttNamespace):
-    """MQTT sessions and subscriptions of one replica."""
+    """MQTT topics, sessions and subscriptions of one replica."""
 
     def __init__(
         self,
@@ -141,17 +141,19 @@ class EngineNamespace(MqttNamespace):
         self._arguments = self._queue_arguments()
 
     def _queue_arguments(self) -> Headers:
-        """Return the arguments of a session's queue, which drops its oldest messages at its limit.
+        """Return the arguments of a session's queue, which drops its oldest messages at its size limits.
 
-        It does not expire; it is deleted when the session ends.
+        The queue does not expire; it is deleted when the session ends.
         """
         return (("x-single-active-consumer", Value(ValueType.BOOL, True)), *self._limit_arguments())
 
     def _shared_arguments(self) -> Headers:
+        """Return the arguments of a shared subscription's queue, which expires after EXPIRES_SECS unused."""
         expires = Value(ValueType.INT64, int(EXPIRES_SECS * 1_000))
         return (("x-expires", expires), *self._limit_arguments())
 
     def _limit_arguments(self) -> Headers:
+        """Return the arguments for the type and the size limits of a queue; dropped messages are counted."""
         settings, limits = self._engine.settings, self.limits
         return (
             *type_arguments(settings),
@@ -168,25 +170,31 @@ class EngineNamespace(MqttNamespace):
 
     @property
     def change_count(self) -> int:
-        """Counter of changes that clients may learn about when the cluster and the database have them."""
+        """Counter of changes that the cluster and the database must have before clients get replies."""
         return self._change_count
 
     @property
     def unavailable(self) -> str:
-        """Why no client can be accepted now; "" if clients can."""
+        """Reason why no client can be accepted now; "" if clients can."""
         return self._engine.unavailable_reason
 
     @property
     def failing(self) -> bool:
-        """True if the database of sessions accepts nothing now."""
+        """True if the database of sessions cannot store changes now."""
         return bool(self._engine.sessions.unavailable_reason)
 
     def has_unstored_changes(self, before: int) -> bool:
-        """Return True if a change since `change_count` was `before` must not be reported to clients yet."""
+        """Return True if `change_count` has changed since it was `before`.
+
+        Then replies to clients must wait for `after_recorded`.
+        """
         return self.change_count != before
 
     def after_recorded(self, session: Session | None, done: Callable[[Outcome], None]) -> None:
-        """Call `done` with ACCEPTED when the cluster and the database have all changes until now."""
+        """Call `done` with ACCEPTED when all changes until now are in the cluster and the database.
+
+        `done` is called with another outcome if `session`, whose changes they are, has another owner.
+        """
         walks, self._walks = self._walks, []
         self._barrier_walks.append(walks)
         self._engine.after_bound(partial(self._bound, session, walks, done))
@@ -198,10 +206,10 @@ class EngineNamespace(MqttNamespace):
         done: Callable[[Outcome], None],
         outcome: Outcome,
     ) -> None:
-        """Begin the walks of subscriptions that are bound.
+        """Begin to send retained messages for subscriptions, because they are bound, then call `_read`.
 
-        The reply to the client waits for the first pages, so that messages published after it usually do not
-        arrive twice.
+        The reply to the client waits for the first page of each walk, so that messages published after the
+        reply usually do not arrive twice.
         """
         self._barrier_walks = [one for one in self._barrier_walks if one is not walks]
         begun: list[SharedWalk] = []
@@ -216,9 +224,10 @@ class EngineNamespace(MqttNamespace):
             walk.begin(countdown.count)
 
     def _read(self, session: Session | None, done: Callable[[Outcome], None], outcome: Outcome) -> None:
-        """Wait until subscriptions are stored, after the first pages of the walks have been read.
+        """Call `done` when the subscriptions of a session are stored.
 
-        They are stored when their queue is bound, which takes longer while another owner still has the queue.
+        Called after the first pages of the walks have been read. Subscriptions are stored when the session's
+        queue is bound, which takes longer while another owner has the queue.
         """
         if isinstance(session, ClientSession) and session.unbound and not session.is_stopped:
             self._unbound.append((session, done, outcome))
@@ -228,6 +237,7 @@ class EngineNamespace(MqttNamespace):
             done(outcome)
 
     def _start_walk(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
+        """Start to send a subscriber the retained messages that a filter matches, page by page."""
         if topic_filter.split("/", 1)[0] == SYS:
             super()._start_walk(session, topic_filter, options)
             return
@@ -247,16 +257,16 @@ class EngineNamespace(MqttNamespace):
     def exclude_already_sent(
         self, recipients: tuple[Recipient, ...], message: Message, number: Number | None
     ) -> tuple[Recipient, ...]:
-        """Return the recipients that were not sent this message as a retained one.
+        """Return those of `recipients` that have not received this live message as a retained one.
 
-        `number` is None below QoS 2.
+        `number` is the message's number, None below QoS 2.
         """
         if not self._walking:
             return recipients
         return tuple(one for one in recipients if _is_new(one.sink, message, number))
 
     def commit_notifier(self, session: Session) -> Callable[[Callable[[Outcome], None]], None] | None:
-        """Return the function that reports when PUBREL and PUBCOMP may be sent; None for at once.
+        """Return a function that calls back when PUBREL and PUBCOMP may be sent, or None if they may at once.
 
         For a session with a queue they wait until the database has stored the change.
         """
@@ -267,15 +277,18 @@ class EngineNamespace(MqttNamespace):
     # Topics.
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Return the cluster as the sink of a topic; for `$SYS`, this replica's own subscribers."""
+        """Return the sinks of messages that are published to a topic.
+
+        It is the cluster or, for a `$SYS` topic, this replica's subscribers.
+        """
         return super().sinks(address) if address.name.startswith(SYS) else self._engine.sinks(address)
 
     def local_subscribers(self, address: Address) -> tuple[Sink, ...]:
-        """Return this replica's clients that get messages of a topic by the replica's queue."""
+        """Return this replica's subscribers of a topic that get its messages by the replica's queue."""
         return tuple(sink for sink in super().sinks(address) if not _by_own_queue(sink))
 
     def subscribe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
-        """Add or replace a subscription; retained messages are sent when its binding is confirmed."""
+        """Add or replace a subscription. Retained messages are sent when its binding is confirmed."""
         before = session.subscriptions.get(topic_filter)
         self._enter(session, topic_filter, options)
         if isinstance(session, ClientSession) and session.has_queue and options != before:
@@ -293,6 +306,7 @@ class EngineNamespace(MqttNamespace):
                 self._walking[session] = None
 
     def _enter(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
+        """Add a subscription to this replica, and bind the replica's queue or consume the shared one."""
         before = session.subscriptions.get(topic_filter)
         super()._enter(session, topic_filter, options)
         if shared_pattern(topic_filter) is not None:
@@ -314,7 +328,11 @@ class EngineNamespace(MqttNamespace):
             session.subscribed(topic_filter, None, options)
 
     def _remove_local(self, session: Session, topic_filter: str) -> None:
-        """Remove a subscription from this replica, and unbind or release its queue if it was the last one."""
+        """Remove a subscription from this replica.
+
+        If no other one needs the key the replica's queue is unbound; if a shared filter has no more members
+        here its queue is not consumed any more.
+        """
         options = session.subscriptions[topic_filter]
         super()._remove(session, topic_filter)
         if shared_pattern(topic_filter) is not None:
@@ -330,6 +348,7 @@ class EngineNamespace(MqttNamespace):
     # Shared subscriptions.
 
     def _share(self, topic_filter: str) -> None:
+        """Consume the queue of a shared filter, because it has a member here."""
         self._use(topic_filter)
         if topic_filter in self._shared or (shared_pattern(topic_filter) or [])[:1] == [SYS]:
             return  # `$SYS` is shared within this replica
@@ -340,10 +359,10 @@ class EngineNamespace(MqttNamespace):
         self._engine.share(shared, on=True)
 
     def _use(self, topic_filter: str) -> None:
-        """Note that a shared filter has a member again, or that its queue is deleted.
+        """Stop counting an unused shared filter for the user of its last member here.
 
-        Until then it counts for the user of its last member here: its queue exists, and a client could leave
-        behind any number of them.
+        Called when the filter has a member again or its queue is deleted. Until then it counts, because its
+        queue exists, and a client could leave behind any number of them.
         """
         self._unused.pop(topic_filter, None)
         user = self._unused_of.pop(topic_filter, None)
@@ -351,6 +370,7 @@ class EngineNamespace(MqttNamespace):
             self._count_subscription(user, topic_filter, -1)
 
     def _sweep_shares(self, consumers: Consumers, now: float) -> None:
+        """Consume the queues of shared filters with members here, and check unused ones if that is due."""
         for shared in self._shared.values():
             consumers.begin(shared)  # in case its node or the cluster was down
         is_due = any(now - since >= GRACE_SECS for since in self._unused.values())
@@ -359,7 +379,7 @@ class EngineNamespace(MqttNamespace):
             self._list_shares(consumers, now, set(), "")
 
     def _list_shares(self, consumers: Consumers, now: float, live_filters: set[str], after: str) -> None:
-        """Query the shared filters that sessions of all replicas have, page by page."""
+        """Query the shared filters that sessions of all replicas have, page by page, into `live_filters`."""
 
         def listed(reply: Reply[list[str]]) -> None:
             if reply.value is None:
@@ -377,9 +397,9 @@ class EngineNamespace(MqttNamespace):
     def _listed_shares(self, consumers: Consumers, now: float, live_filters: set[str]) -> None:
         """Delete the queues of shared subscriptions that have ended, unless other replicas consume them.
 
-        `live_filters` has those that went on at `now`. If that was long ago, or the connection was lost
-        meanwhile, nothing is deleted before the next list. The expiry of queues that only sessions of
-        disconnected clients need is restarted.
+        `live_filters` has the filters that some session had at `now` (loop-clock seconds). If that was long
+        ago, or the connection was lost meanwhile, nothing is deleted before the next list. The expiry of
+        queues that only sessions of disconnected clients need is restarted.
         """
         if not consumers.is_live:
             return
@@ -400,7 +420,10 @@ class EngineNamespace(MqttNamespace):
     # QoS 2.
 
     def _sweep_walks(self, now: float) -> None:
-        """Forget which messages walks have sent, some time after the last walk: live messages may be late."""
+        """Forget which retained messages were sent to sessions whose walks ended some time ago.
+
+        They are known for that time because the same messages may still arrive live.
+        """
         waiting: dict[Session, set[str]] = {}
         for walking, topic_filter, _ in chain(self._walks, *self._barrier_walks):
             waiting.setdefault(walking, set()).add(topic_filter)
@@ -419,19 +442,25 @@ class EngineNamespace(MqttNamespace):
                 del self._walking[session]
 
     def _number_of(self, part: SubBatch, at: int) -> Number | None:
-        """Return the number by which the replicas of subscribers recognize a client's message, or None."""
+        """Return the stored number of the message at position `at` of a part, or None if it has none.
+
+        The replicas of subscribers recognize a repeated QoS 2 message by it.
+        """
         receipt = part.batch.receipts[part.slots[at]]
         session = _session_of(receipt)
         ids = None if session is None else session.received_ids
         return ids.number(receipt[1]) if isinstance(ids, SharedReceivedIds) else None
 
     def _epoch_of(self, part: SubBatch, at: int) -> tuple[str, int]:
-        """Return the client that sent a message, and the epoch of its session; "" and 0 if there is none."""
+        """Return the client that has sent the message at position `at` of a part, and its session's epoch.
+
+        Without a session of this replica return "" and 0.
+        """
         session = _session_of(part.batch.receipts[part.slots[at]])
         return (session.client_id, session.owner.epoch) if isinstance(session, ClientSession) else ("", 0)
 
     def reserve_packet_ids(self, session: Session, packet_ids: list[int]) -> None:
-        """Store the packet ids of a session's QoS 2 messages before these are published.
+        """Have the packet ids of QoS 2 messages that a client has sent stored before these are published.
 
         Raises Pending until they are stored, and Superseded if the session has another owner.
         """
@@ -458,7 +487,8 @@ class EngineNamespace(MqttNamespace):
     def user_of(self, client_id: str) -> str | None:
         """Return the user of a client's session, or None if there is no session or it is not known yet.
 
-        A session that a client has just replaced is its user's, too: the new one needs no further capacity.
+        A session that the client has just replaced counts as its user's, so the new one needs no further
+        capacity.
         """
         if client_id in self._refused:
             return self._refused[client_id][1]
@@ -469,16 +499,19 @@ class EngineNamespace(MqttNamespace):
         return super().user_of(client_id)
 
     def is_pending(self, client_id: str) -> bool:
-        """Return True until the database has replied if a client has a session."""
+        """Return True until the database has reported the session of a connecting client."""
         return bool(client_id) and client_id not in self._arrived
 
     def has_session(self, client_id: str) -> bool:
-        """Return True if a client that is about to be accepted has an earlier session."""
+        """Return True if a client that is about to be accepted will resume a session."""
         arrival = self._arrived.get(client_id)
         return arrival is not None and arrival.found.present
 
     def resumable(self, client_id: str) -> Mapping[str, SubscriptionOptions]:
-        """Return the subscriptions of the session that a client which has arrived would resume."""
+        """Return the subscriptions of the session that a connecting client will resume, by filter.
+
+        Without such a session, or before the database has reported it, the result is empty.
+        """
         arrival = self._arrived.get(client_id)
         if arrival is None or not arrival.found.present:
             return {}
@@ -486,17 +519,17 @@ class EngineNamespace(MqttNamespace):
         return {topic_filter: decode_options(options) for topic_filter, options in found.items()}
 
     def sessions_of(self, user: str) -> int:
-        """Return the number of sessions of a user, at all replicas."""
+        """Return the number of sessions of a user at all replicas, connected or not."""
         return super().sessions_of(user) + self._engine.sessions.elsewhere.of(user).sessions
 
     def subscriptions_of(self, user: str) -> int:
-        """Return the number of subscriptions of a user, those of sessions elsewhere included."""
+        """Return the number of subscriptions in all sessions of a user, at all replicas."""
         return super().subscriptions_of(user) + self._engine.sessions.elsewhere.of(user).subscriptions
 
     def subscriptions_full(self, user: str, topic_filter: str) -> bool:
-        """Return True if that user may not make this further subscription.
+        """Return True if a limit forbids the user to subscribe to this further filter.
 
-        One whose queue already counts for the user needs no further capacity.
+        A shared filter whose queue already counts for the user needs no further capacity.
         """
         if self._unused_of.get(topic_filter) == user:
             return False
@@ -504,13 +537,14 @@ class EngineNamespace(MqttNamespace):
 
     @property
     def all_subscriptions(self) -> int:
-        """Number of subscriptions of all users, those of sessions elsewhere included."""
+        """Number of subscriptions of all users, at all replicas."""
         return self.subscriptions + self._engine.sessions.elsewhere.subscriptions
 
     def definitions_full(self, user: str, byte_count: int) -> bool:
-        """Return True if further `byte_count` of definitions do not fit, and count a refusal.
+        """Return True if a user's definitions must not grow by `byte_count`, and count the refusal.
 
-        The limit of all users is for this process; the share of one user includes sessions elsewhere.
+        The limit of all users together is for this process; the share of one user includes its sessions at
+        other replicas.
         """
         shares, elsewhere = self.definition_shares, self._engine.sessions.elsewhere.of(user)
         limit = shares.limit_of_all(byte_count) or shares.limit_of_user(
@@ -521,16 +555,17 @@ class EngineNamespace(MqttNamespace):
         return bool(limit)
 
     def make_room(self, user: str, place: str, client_id: str = "") -> str:
-        """Make another session possible. Return the limit that forbids it, or "".
+        """Make another session of a user possible. Return the limit that forbids it, or "".
 
-        The sessions of all replicas have a limit, too; none is ended for another.
+        The number of sessions of all replicas is limited, too; no session is ended to make another possible
+        there.
         """
         if self._engine.sessions.count > self.sessions_max:
             return "sessions_max"
         return super().make_room(user, place, client_id)
 
     def prepare_client(self, guest: object, coming: ConnectingClient) -> None:
-        """Request the session of a connecting client from the database.
+        """Open the session of a connecting client in the database.
 
         Raises Pending until the reply has arrived.
         """
@@ -543,13 +578,13 @@ class EngineNamespace(MqttNamespace):
         raise Pending(opening)
 
     def add_arrival(self, arrival: OpeningClient) -> None:
-        """Record that a client may be accepted, with the session that the database has found."""
+        """Record the session that the database has reported for a client, which may be accepted now."""
         self._arrived[arrival.opening.client] = arrival
 
     def deny_opening(self, opening: Opening, user: str) -> None:
-        """Record that the requested session belongs to another user.
+        """Record that the session that a client requests belongs to another user, `user`.
 
-        `user` is that user. The client is denied when it is checked next.
+        The client is denied when its CONNECT is processed again.
         """
         self._refused[opening.client] = opening, user
         opening.answer()
@@ -560,23 +595,23 @@ class EngineNamespace(MqttNamespace):
         return session if isinstance(session, ClientSession) else None
 
     def connected(self) -> Iterable[ClientSession]:
-        """Return the sessions of all clients that are connected here."""
+        """Return the sessions of all clients that are connected to this replica."""
         return [one for one in self.sessions.values() if isinstance(one, ClientSession)]
 
     def is_expected(self, client: str) -> bool:
-        """Return True if the database has opened the client's session but the client is not accepted yet."""
+        """Return True if the database has reported a client's session and the client is not accepted yet."""
         return client in self._arrived
 
     def dropped(self, *, expired: bool) -> None:
-        """Count a message that a queue has dropped because it was full, or because it `expired` there."""
+        """Count a message that a queue has dropped because it had `expired` or the queue was full."""
         self.tally.expired += expired
         self.tally.queue_full += not expired
 
     def sweep(self, consumers: Consumers, now: float) -> None:
         """Run the timer, once per second; `now` is in loop-clock seconds.
 
-        The timer serves shared subscriptions and walks, and removes clients that left before they were
-        accepted.
+        The timer serves shared subscriptions and walks, and removes clients that disconnected before they
+        were accepted.
         """
         self._sweep_shares(consumers, now)
         self._sweep_walks(now)
@@ -595,9 +630,10 @@ class EngineNamespace(MqttNamespace):
     def open(
         self, client_id: str, *, clean: bool, expiry_secs: float, user: str = "", place: str = ""
     ) -> tuple[Session, bool]:
-        """Return the session of a client that has arrived, and True if it is resumed.
+        """Create the session of a client that is accepted. Return it, and True if a stored one is resumed.
 
-        The session belongs to `user` at `place` and outlives its connection by `expiry_secs`.
+        The session belongs to `user` at the network address `place` and outlives its connection by
+        `expiry_secs`.
         """
         opening, _, owner, found = self._arrived.pop(client_id)
         session = ClientSession(client_id, self.limits, self.tally, self._engine, owner)
@@ -617,15 +653,16 @@ class EngineNamespace(MqttNamespace):
         return session, found.present
 
     def detach_session(self, session: Session, now: float) -> None:
-        """Release a session that outlives its connection, because its client has disconnected."""
+        """Remove the session of a client that has disconnected from this replica; the database retains it."""
         self._part(session)
 
     def discard(self, session: Session) -> None:
-        """End a session whose client is connected here."""
+        """End the session of a client that is connected to this replica."""
         session.expiry_secs = 0.0
         self._part(session)
 
     def _part(self, session: Session) -> None:
+        """Remove a session with its subscriptions from this replica, and leave it in the database."""
         if self.sessions.get(session.client_id) is not session:
             return
         assert isinstance(session, ClientSession)
@@ -637,18 +674,19 @@ class EngineNamespace(MqttNamespace):
         self._engine.sessions.leave(session, self._lost.pop(session.client_id, None))
 
     def requeue_shared(self, session: Session, *, ended: bool = False) -> None:
-        """Requeue unacknowledged messages of shared subscriptions, because the client was lost."""
+        """Requeue messages of shared subscriptions that a lost client has not acknowledged."""
         if isinstance(session, ClientSession):
             session.requeue_shared()
 
     def queue_sessions(self) -> list[ClientSession]:
-        """Return the sessions with a queue whose clients are connected here."""
+        """Return the sessions of connected clients that have a queue on the cluster."""
         return [one for one in self.sessions.values() if isinstance(one, ClientSession) and one.has_queue]
 
     def handle_new_owner(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
-        """Disconnect a client whose session has another owner now, or none (None).
+        """Disconnect a client whose session has the new owner `owner` now, or None for an unknown one.
 
-        `at_once` is True if the new owner is a connection to this replica in this wake-up.
+        `at_once` is True if the client has connected to this replica again in this wake-up. Otherwise a
+        session with a queue is stopped, and a DISCONNECT of its client that is on its way may arrive first.
         """
         waiting = self._arrived.get(client)
         if waiting is not None and waiting.owner != owner:
@@ -672,7 +710,7 @@ class EngineNamespace(MqttNamespace):
             outlet.stream.fail(error)
 
     def disconnect_client(self, session: ClientSession, why: str) -> None:
-        """Abort the connection of a client for a reason; it must reconnect."""
+        """Abort the connection of a session's client for the reason `why`; the client must reconnect."""
         outlet: object = session.outlet
         if isinstance(outlet, MqttGuest):
             outlet.stream.abort(why)
@@ -681,21 +719,23 @@ class EngineNamespace(MqttNamespace):
 
     @property
     def claims_wills(self) -> bool:
-        """True: other replicas may publish a will, too, so it must be claimed before it is published."""
+        """True: a will must be claimed before it is published, because other replicas may publish it, too."""
         return True
 
     def keep_will(self, client_id: str, will: Will | None, sender: Sender, principal: Principal) -> None:
         """Keep the claim of the will that is being published until `forget_will` is called with `client_id`.
 
-        Other wills need no record here, because the database has them since the session was opened.
+        Other wills need no record, because the database has them since their sessions were opened.
+        `client_id` is the key for `forget_will`.
         """
         if self._claimed is not None:
             self._publishing[client_id], self._claimed = self._claimed, None
 
     def delay_will(self, client_id: str, at: float, publish: Callable[[], None]) -> None:
-        """Have the database decide if the will of a lost client is published now, with `publish`.
+        """Have the database decide if the will of a lost client is due; `publish` publishes it.
 
-        If `at` is OVERDUE, the will was claimed or refused before, and is published at the next tick.
+        If `at` is OVERDUE the will was claimed before, or the cluster has refused it, and it is published at
+        the next tick.
         """
         if at <= OVERDUE:
             super().delay_will(client_id, at, publish)
@@ -703,9 +743,9 @@ class EngineNamespace(MqttNamespace):
             self._lost[client_id] = publish
 
     def publish_claimed(self, claim: ClaimedWill, publish: Callable[[], None]) -> None:
-        """Publish a claimed will.
+        """Publish the will of `claim` by calling `publish`, and settle the claim if nothing was published.
 
-        If this process ends before the cluster has it, another replica publishes it.
+        If this process ends before the cluster has the will, another replica publishes it.
         """
         self._claimed = claim
         try:
@@ -716,7 +756,10 @@ class EngineNamespace(MqttNamespace):
                 self._engine.sessions.settle_will(claimed.key, claimed.epoch)
 
     def publish_kept_will(self, key: str, publish: Callable[[], None]) -> None:
-        """Publish a will, unless its claim is ending: then another replica claims and publishes it."""
+        """Publish a will by calling `publish`, unless its claim is ending.
+
+        In that case another replica claims and publishes the will. `key` is the one of `keep_will`.
+        """
         claim = self._publishing.pop(key, None)
         if claim is None:
             publish()
@@ -731,16 +774,22 @@ class EngineNamespace(MqttNamespace):
 
     @property
     def has_ending_claims(self) -> bool:
-        """True if wills are being published that another replica may publish soon."""
+        """True if a claim of a will that waits to be published here is ending.
+
+        Then another replica may publish the will.
+        """
         return any(claim.is_ending for claim in self._publishing.values())
 
     def is_left_to_others(self, receipt: Receipt) -> bool:
-        """Return True if a message must not be sent here any more: it is a will whose claim is ending."""
+        """Return True if a message is a will that another replica may publish, because its claim is ending.
+
+        Such a message must not be sent here any more.
+        """
         claim = self._publishing.get(receipt.key) if isinstance(receipt, SentWill) else None
         return claim is not None and claim.is_ending
 
     def publish_due_will(self, claim: ClaimedWill, message: bytes) -> None:
-        """Publish the due will of a client that is not connected here."""
+        """Publish a claimed will of a client that is not connected here. `message` is the encoded will."""
         key, epoch, _ = claim
         try:
             will, sender, principal = decode_will(key.client, message)
@@ -755,30 +804,32 @@ class EngineNamespace(MqttNamespace):
         self._publish_will(name)
 
     def forget_will(self, key: str) -> None:
-        """Settle a claimed will in the database, because it is published or void."""
+        """Delete a claimed will in the database, because it was published or is void."""
         claim = self._publishing.pop(key, None)
         if claim is not None:
             self._engine.sessions.settle_will(claim.key, claim.epoch)
 
     def end_delays(self) -> bool:
-        """Return False: at the end of the process delayed wills are left to other replicas."""
+        """Return False: when this process ends, other replicas publish the delayed wills."""
         self._engine.stopped = True
         return False
 
 
 def _pull(session: Session) -> None:
+    """Have the client of a session receive the retained messages that its walks have read."""
     outlet: object = session.outlet
     if isinstance(outlet, AdmittedGuest):
         outlet.send_due_retained()
 
 
 def _session_of(receipt: Receipt) -> Session | None:
-    """Return the session of the client that has published a message, or None if there is none."""
+    """Return the session of the client that has published a message, or None without a session."""
     is_publish = isinstance(receipt, tuple) and isinstance(receipt[0], AdmittedGuest)
     return receipt[0].session if is_publish else None
 
 
 def _is_new(sink: Sink, message: Message, number: Number | None) -> bool:
+    """Return True unless a sink is a session that has received this message as a retained one."""
     if not isinstance(sink, Grant) or not isinstance(sink.session, ClientSession):
         return True
     walked = sink.session.walked
@@ -786,7 +837,10 @@ def _is_new(sink: Sink, message: Message, number: Number | None) -> bool:
 
 
 def _by_own_queue(sink: Sink) -> bool:
-    """Return True if a sink gets messages by the queue of its session or of a shared subscription."""
+    """Return True if a sink gets its messages by a queue of its own, and not by the replica's queue.
+
+    It is the queue of a session or of a shared subscription.
+    """
     return isinstance(sink, SharedGroup) or (
         isinstance(sink, Grant)
         and sink.qos > 0

@@ -1,13 +1,14 @@
-"""Detection of QoS 2 messages that have arrived before, by their numbers.
+"""Detection of repeated QoS 2 messages by their numbers.
 
 A replica that has lost its connection resends unconfirmed messages, ten thousand if as many were in flight,
-and the cluster requeues what a replica had not acknowledged. Both repeat some of the last messages of a
-replica process, so the last numbers of each process are remembered. A message with an older number is
-accepted: a duplicate is better than a loss.
+and the cluster requeues the messages that a replica had not acknowledged. Both repeat some of the last
+messages of a replica process, so the last numbers of each process are remembered. A message with an older
+number is accepted: a duplicate is better than a loss.
 
-A "life" is the random id of a replica process (envelope.py). A number is one bit of a chunk of 64 numbers,
-and a chunk takes 16 bytes. A receiver of all messages of a process needs few chunks for many numbers; one
-that gets a message now and then needs a chunk for each.
+A number has two parts: the random id of the replica process that numbered the message, called `life`
+(envelope.py), and a count. Counts are stored as bits of chunks of 64, and a chunk takes 16 bytes. A receiver
+of all messages of a process needs few chunks for many numbers; a receiver of rare messages needs a chunk for
+each.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ Chunk = tuple[bytes, int]
 
 
 class NumberSet:
-    """Set of message numbers of one replica process."""
+    """Set of the message counts of one replica process, in chunks of 64 bits."""
 
     __slots__ = ("_bits", "_chunks")
 
     def __init__(self, chunks: Iterable[tuple[int, int]] = ()) -> None:
-        """Create the set from chunks in ascending order, each with its bits."""
+        """Create the set from chunk numbers in ascending order, each with its bits."""
         pairs = list(chunks)
         self._chunks = array("Q", [chunk for chunk, _ in pairs])  # in order
         self._bits = array("Q", [bits for _, bits in pairs])
@@ -49,7 +50,7 @@ class NumberSet:
         return there and self._bits[at] >> (count & CHUNK - 1) & 1 == 1
 
     def add(self, count: int) -> bool:
-        """Add a number. Return False if it is in the set already."""
+        """Add a count. Return False if it is in the set already."""
         chunks, chunk, bit = self._chunks, count >> CHUNK_BITS, 1 << (count & CHUNK - 1)
         at = len(chunks)
         if at and chunks[-1] >= chunk:  # else it is the highest of all, as most are
@@ -64,7 +65,7 @@ class NumberSet:
         return True
 
     def forget_lowest(self) -> int:
-        """Remove the chunk with the lowest numbers. Return its number."""
+        """Remove the lowest chunk with all its counts. Return the chunk's number."""
         del self._bits[0]
         return self._chunks.pop(0)
 
@@ -74,20 +75,23 @@ class NumberSet:
         return self._bits[at] if at < len(self._chunks) and self._chunks[at] == chunk else 0
 
     def chunks(self) -> dict[int, int]:
-        """Return the bits of all chunks, in ascending order."""
+        """Return the bits of each chunk by its number, in ascending order."""
         return dict(zip(self._chunks, self._bits, strict=True))
 
 
 class DuplicateFilter:
-    """Recent numbers of all replica processes from which this replica receives messages."""
+    """Last message numbers of each replica process from which this replica receives messages."""
 
     def __init__(self, numbers: int) -> None:
-        """Create a memory for at least `numbers` numbers of each replica process, if they arrive in order."""
+        """Create a filter that remembers at least `numbers` numbers of each replica process.
+
+        That holds if they arrive in order.
+        """
         self._chunks_max = -(-numbers // CHUNK)
         self._lives: dict[bytes, NumberSet] = {}
 
     def is_first(self, number: Number) -> bool:
-        """Record a number. Return False if it has arrived before."""
+        """Record the number of a message. Return False if it has arrived before."""
         life, count = number
         numbers = self._lives.pop(life, None)
         if numbers is None:
@@ -104,16 +108,16 @@ class DuplicateFilter:
 class Recent:
     """Numbers of the last QoS 2 messages that the client of a session has received, by replica process.
 
-    The numbers of a lost process stay known although the others go on: nothing new arrives from a lost
-    process, and the process with the most chunks is trimmed first.
+    When the memory is full, the process with the most chunks loses its lowest one. So the numbers of a lost
+    process remain although the other processes go on.
     """
 
     __slots__ = ("_chunks", "_chunks_max", "_lives")
 
     def __init__(self, chunks_max: int, stored: Mapping[Chunk, int] | None = None) -> None:
-        """Create the memory for `chunks_max` chunks of all replica processes together.
+        """Create a memory of at most `chunks_max` chunks for all replica processes together.
 
-        `stored` has the chunks of an earlier owner with their bits.
+        `stored` has the bits of the chunks that an earlier owner of the session has stored.
         """
         self._chunks_max = chunks_max
         by_life: dict[bytes, dict[int, int]] = {}
@@ -128,15 +132,15 @@ class Recent:
         return numbers is not None and count in numbers
 
     def stored(self) -> dict[Chunk, int]:
-        """Return all chunks with their bits."""
+        """Return the bits of all chunks, by replica process and chunk."""
         return {
             (life, chunk): bits for life, seen in self._lives.items() for chunk, bits in seen.chunks().items()
         }
 
     def add(self, number: Number) -> dict[Chunk, int | None]:
-        """Record that the client has a message.
+        """Record the number of a message that the client has received.
 
-        Return the changed chunks with their bits, None for a forgotten one.
+        Return the changed chunks with their bits, None for a chunk that is forgotten.
         """
         life, count = number
         changes: dict[Chunk, int | None] = {}
@@ -166,9 +170,9 @@ class Recent:
 
 
 def recent_chunks(unconfirmed: int, unacknowledged: int) -> int:
-    """Return the number of chunks of ids that a session must keep to recognise repeated messages.
+    """Return the number of chunks that a session needs to recognize repeated messages.
 
-    These are up to `unconfirmed` messages of a lost replica, among as many others that it numbered meanwhile,
-    and `unacknowledged` messages that were sent to the client, with a chunk for each.
+    It needs chunks for the `unconfirmed` messages of a lost replica, among as many others that the replica
+    numbered meanwhile, and one for each of the `unacknowledged` messages that were sent to the client.
     """
     return unacknowledged + -(-2 * unconfirmed // CHUNK)

@@ -2,10 +2,10 @@
 
 A replica knows how many messages are in the queue, from a count every few seconds, and which messages its own
 clients have added. It forgets the oldest of these when the queue has fewer messages than were added, because
-they have left. As long as the queue has less than the share of one user (`limits.user_share`), everything is
-accepted. The rest of the limit is a reserve for users with few messages: at each replica a user gets at most
-a quarter of it, and nothing if it has added more than that. So a user who has filled the outbox is refused at
-the replicas that it used, and at three others it leaves a part of the reserve.
+they have been consumed. As long as the queue has less than the share of one user (`limits.user_share`),
+everything is accepted. The rest of the limit is a reserve for users with few messages: at each replica a user
+gets at most a quarter of it, and nothing if the user has added more than that. So a user who has filled the
+outbox is refused at the replicas that it used, and at three others it leaves a part of the reserve.
 
 The sizes of messages from other replicas are unknown; they are assumed to be as large as those added here.
 """
@@ -22,7 +22,7 @@ PARTS: Final = 4  # of the reserve, one of which a user gets at a replica
 
 
 class Period:
-    """Number and bytes of the messages that users have put into the outbox between two counts."""
+    """Messages that were added to the outbox between two counts: number and bytes of each user."""
 
     __slots__ = ("byte_count", "count", "users")
 
@@ -39,10 +39,11 @@ class Period:
 
 
 class SharedOutboxShares:
-    """Share of each user in one outbox, as far as this replica knows.
+    """Share of each user in one outbox, as far as this replica knows it.
 
-    `quota` has the limits of the outbox. It counts what this replica's clients have put there. `refusals`
-    counts what was refused. `removes` is True if the cluster removes the oldest message of a full outbox.
+    `quota` has the limits of the outbox, and counts the messages that this replica's clients have added.
+    `refusals` counts refused messages. `removes` is True if the cluster removes the oldest message of a full
+    outbox.
     """
 
     def __init__(self, quota: UserShares, refusals: UserShares, *, removes: bool) -> None:
@@ -54,7 +55,7 @@ class SharedOutboxShares:
         self._added_count = 0  # messages put here since
 
     def reconcile(self, waiting: int) -> None:
-        """Record how many messages wait in the queue, and forget those that have left."""
+        """Record that the queue has `waiting` messages, and forget added messages that have been consumed."""
         self._waiting, self._added_count = waiting, 0
         periods, quota = self._periods, self._quota
         while periods and quota.count - periods[0].count >= waiting:
@@ -69,7 +70,7 @@ class SharedOutboxShares:
             periods.append(Period())
 
     def admit(self, user: str, byte_count: int) -> bool:
-        """Count a message, and return True, unless it is beyond the user's share."""
+        """Count a message that a user adds. Return False if it exceeds the user's share, which is counted."""
         if limit := self._limit_of(user, byte_count):
             self._refusals.refuse(user, limit, 1)
             return False
@@ -79,7 +80,10 @@ class SharedOutboxShares:
         return True
 
     def _limit_of(self, user: str, byte_count: int) -> str:
-        """Return the option that forbids the user another message, with its value, or ""."""
+        """Return the option that forbids the user another message of `byte_count` bytes, "" if none does.
+
+        The text is the option with its value.
+        """
         quota = self._quota
         count = self._waiting + self._added_count
         total = count * quota.total // max(quota.count, 1)

@@ -6,12 +6,13 @@ order is kept, and a replica consumes it only while the link is up there. A mess
 store's encoding, with address and properties of any protocol. It is acknowledged when the link's broker has
 confirmed it; if a replica is lost before that, the next one resends it.
 
-No replica must begin with messages behind those that another one still holds. So a replica whose link is down
-for more than a moment requeues the messages in hand by closing the channel: the queue has all of them again
-in one step, in order, before another consumer starts. Messages that were sent and are in doubt may be
-delivered twice then, as after the loss of a replica. With QoS 2 of MQTT they must not, and the broker
-recognizes a repeat only from the same sender: there the messages in hand stay, and another replica may
-overtake them. A consumer that is stopped leaves when all messages in hand are confirmed.
+No replica must begin with messages behind those that another one has received and not settled. So a replica
+whose link is down for more than a moment requeues its unsettled messages by closing the channel: the queue
+has all of them again in one step, in order, before another consumer starts. Messages that were sent and not
+confirmed may be delivered twice then, as after the loss of a replica. With QoS 2 of MQTT they must not, and
+the broker recognizes a repeat only from the same sender: then the unsettled messages stay here, and another
+replica may deliver later ones first. A consumer that is stopped ends when all its unsettled messages are
+confirmed.
 
 The cluster removes messages that exceed the limits or are too old: with `policy: dead_letter` into a second
 queue for each route, from which the first replica to receive them makes dead letters; otherwise to the queue
@@ -88,23 +89,23 @@ FIRST_REASON: Final = "x-first-death-reason"  # why the cluster removed a messag
 
 
 class Delivering(Protocol):
-    """Session of the link that delivers the messages."""
+    """Interface of the link session that delivers the messages of outboxes."""
 
     @property
     def publisher(self) -> ConfirmedSink:
-        """Sink with which the session publishes."""
+        """Sink by which the link session publishes."""
 
 
 class OutboxPublisher(AmqpLinkPublisher):
-    """Publisher into the outbox queues; a full queue releases (temporarily refuses) a message."""
+    """Publisher into the outbox queues. A message that a full queue refuses is released."""
 
     _nacked: ClassVar[Outcome] = OUTBOX_FULL
 
 
 class SharedOutboxes(AmqpLinkSession):
-    """Outboxes of one link on the cluster: the link session of their connection.
+    """Outboxes of one link on the cluster: the link session of the connection that serves them.
 
-    `paused` returns the paused routes.
+    A message is in hand if it was consumed from an outbox here and is not acknowledged yet.
     """
 
     def __init__(
@@ -124,10 +125,11 @@ class SharedOutboxes(AmqpLinkSession):
         on_departure: Left | None = None,
         quotas: UserQuotas | None = None,
     ) -> None:
-        """Create the session of a link's outboxes, whose messages expire by `time`.
+        """Create the session of the outboxes of `link`. `time` is the clock by which messages expire.
 
-        `up` returns True if the link accepts messages; it publishes them with `delivers`. `on_departure` is
-        called with the messages that leave an outbox at this replica. `quotas` has the shares of users.
+        `up` returns True if the link is up; `delivers` publishes messages over it. `paused` returns the names
+        of paused routes. `on_departure` is called with the messages that leave an outbox at this replica.
+        `quotas` has the shares of users.
         """
         remote = {name: getattr(engine, name) for name in Remote.model_fields}
         within = limits.model_copy(update={"message_bytes_max": limits.message_bytes_max + BESIDE_BYTES})
@@ -166,7 +168,7 @@ class SharedOutboxes(AmqpLinkSession):
         self._boxes: dict[str, SharedOutbox] = {}
 
     def queue_arguments(self, queue: str) -> Headers:
-        """Return the arguments with which a queue is declared."""
+        """Return the arguments for the declaration of a queue: of an outbox, or for removed messages."""
         limits = self._limits
         bounds: Headers = (
             *self._type,
@@ -192,7 +194,7 @@ class SharedOutboxes(AmqpLinkSession):
         return (*bounds, *own)
 
     def states(self) -> list[OutboxState]:
-        """Return the state of each outbox, as far as it is known to this replica."""
+        """Return the state of each outbox for the HTTP interface, as far as this replica knows it."""
         paused = set(self._paused())
         own_limits = self._limits
         limits = OutboxLimits(
@@ -217,6 +219,7 @@ class SharedOutboxes(AmqpLinkSession):
         ]
 
     def _problem(self, paused: bool) -> str:
+        """Return why messages of an outbox are not delivered by this replica, or ""."""
         if not self.stats.up:
             return "the cluster is away"
         if paused:
@@ -224,7 +227,7 @@ class SharedOutboxes(AmqpLinkSession):
         return "" if self.up() else "the link is down here"
 
     def counted_queues(self) -> tuple[str, ...]:
-        """Return the queues whose messages are counted."""
+        """Return the queues whose ready messages are counted periodically."""
         return tuple(self._routes())
 
     def connect(self, stream: Stream, target: LinkUrl, now: float) -> OutboxConnection:
@@ -233,7 +236,7 @@ class SharedOutboxes(AmqpLinkSession):
         return made
 
     def of(self, route: Route) -> SharedOutbox:
-        """Return the outbox of a route in force."""
+        """Return the outbox of a route in force, which is created at the first call."""
         found = self._boxes.get(route.name)
         if found is None:
             address = amqp_address(self._direct, self._prefix + route.name)
@@ -242,40 +245,43 @@ class SharedOutboxes(AmqpLinkSession):
         return found
 
     def _new_shares(self) -> SharedOutboxShares:
-        """Return the shares in one more outbox."""
+        """Return the shares of users in another outbox of this link."""
         quota = self._quotas.outbox()
         quota.set_limits(self._limits.messages_max, self._limits.bytes_max)
         removes = self._limits.policy != "reject"
         return SharedOutboxShares(quota, self._quotas.outboxes, removes=removes)
 
     def count_waiting(self, queue: str, count: int) -> None:
-        """Record how many messages wait in a queue."""
+        """Record that a queue has `count` ready messages."""
         self.waiting[queue] = count
         box = self._boxes.get(queue.removeprefix(self._prefix))
         if box is not None:
             box.shares.reconcile(count)
 
     def note(self, route: Route | None, messages: list[Message], outcome: Outcome, word: str) -> None:
-        """Report to the journal that messages have left the outbox of a route.
+        """Report to the journal that messages have left the outbox of a route for the reason `word`.
 
-        Does nothing if `route` is None because it is not in the mapping any more.
+        Without a route, because it is in the mapping no more, do nothing.
         """
         if self._on_departure is not None and route is not None and messages:
             self._on_departure(route, messages, exit_outcome(word, outcome), clock.now())
 
     def encode(self, message: Message) -> bytes:
-        """Return a message as it is stored in an outbox, with the expiry time of the cluster."""
+        """Return the bytes of a message for an outbox, with its expiry time by the cluster's clock."""
         return encode_message(message, -self._time.correction)
 
     def decode(self, data: bytes) -> Message:
-        """Return a message of an outbox, with an expiry time of this process. Raises StoreError."""
+        """Decode a message of an outbox, with its expiry time by the clock of this process.
+
+        Raises StoreError if the bytes are malformed.
+        """
         self._reader.ahead_secs = -self._time.correction
         return self._reader.decode_one(data)
 
     def dropped(self, queue: str, body: bytes) -> None:
-        """Report to the journal a message that the cluster has dropped from an outbox queue.
+        """Report to the journal that the cluster has dropped a message from an outbox.
 
-        Messages of other queues are ignored.
+        `body` is the encoded message. Messages of queues that are not outboxes of this link are ignored.
         """
         if self._on_departure is None or not queue.startswith(self._prefix):
             return
@@ -289,18 +295,18 @@ class SharedOutboxes(AmqpLinkSession):
 
     @property
     def namespace(self) -> Namespace | None:
-        """Namespace to which the link's messages go, or None."""
+        """Namespace of the link, to which messages of the outboxes are published, or None."""
         return self.dispatcher.namespaces.get(self.link)
 
     def stop(self) -> None:
-        """Hand out no more messages, because the gateway stops."""
+        """Consume no more messages, because the gateway stops."""
         self._stopped = True
         self._arrange()
 
     # Interface for the link.
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
-        """Apply a changed mapping: every stored route of the link has a queue."""
+        """Declare and consume the outboxes of a changed mapping: one for each stored route of the link."""
         self._arrange()
 
     def tick(self, now: float) -> None:
@@ -309,6 +315,7 @@ class SharedOutboxes(AmqpLinkSession):
         self._arrange()
 
     def _routes(self) -> dict[str, Route]:
+        """Return the routes in force that have an outbox, by the names of their queues."""
         return {
             self._prefix + route.name: route
             for route in self.dispatcher.router.routes
@@ -316,6 +323,7 @@ class SharedOutboxes(AmqpLinkSession):
         }
 
     def _arrange(self) -> None:
+        """Consume the outboxes whose messages can be delivered here, and stop consuming the others."""
         paused = set(self._paused())
         routes = self._routes()
         going = self._reaches() and not self._stopped
@@ -333,7 +341,7 @@ class SharedOutboxes(AmqpLinkSession):
             super().route(Subscriptions(queues=(*consumed, *given_up)), Targets(queues=arrangement[0]))
 
     def _reaches(self) -> bool:
-        """Return True if the link is up, or was up within the last MOMENT_SECS."""
+        """Return True if the link is up, or was up within the last MOMENT_SECS seconds."""
         up = self.up()
         if self._seen_up and not up:
             self._patient_until = clock.now() + MOMENT_SECS
@@ -342,9 +350,10 @@ class SharedOutboxes(AmqpLinkSession):
         return up or (deadline is not None and clock.now() < deadline)
 
     def _hand_back(self) -> None:
-        """Requeue the messages in hand, so that other replicas deliver them and all later ones in order.
+        """Requeue all messages in hand, so that other replicas deliver them before later ones.
 
-        If a QoS 2 message is in doubt they stay, and others may deliver the later ones.
+        If it is not known whether a QoS 2 message was delivered, they stay here, and others may deliver later
+        ones first.
         """
         connection = self._connection
         if not isinstance(connection, OutboxConnection) or not self._unsettled_count():
@@ -356,46 +365,50 @@ class SharedOutboxes(AmqpLinkSession):
             connection.hand_back(self._prefix)
 
     def _unsettled_count(self) -> int:
-        """Return the number of unsettled messages of the outboxes, but not those removed from them."""
+        """Return the number of messages in hand. Messages that the cluster has removed do not count."""
         connection = self._connection
         return connection.unsettled_count(self._prefix) if isinstance(connection, OutboxConnection) else 0
 
     def withdraw(self) -> None:
-        """Release the messages of ended consumers that the link has not sent.
+        """Release messages that wait in the link and whose consumers have ended.
 
-        The cluster delivers them from the queue again, to this replica or another one.
+        The cluster has requeued them, and delivers them to this replica or another one.
         """
         self._delivers.release_waiting(self._is_lost, DOWN)
 
     def _is_lost(self, part: SubBatch) -> bool:
-        """Return True if the messages of a part are from an outbox here whose consumer has ended."""
+        """Return True if the messages of a part are from outboxes here and their consumer has ended."""
         source = part.batch.source
         return self._is_ours(part) and isinstance(source, DrainSource) and not source.is_live
 
     def _is_ours(self, part: SubBatch) -> bool:
+        """Return True if the messages of a part are from these outboxes."""
         source = part.batch.source
         return isinstance(source, DrainSource) and source.outboxes is self
 
     # Interface for batches, whose source this is.
 
     def handle_release(self, receipt: tuple[AmqpLinkConsumer, int, Message], outcome: Outcome) -> None:
-        """Requeue a message, which another replica may deliver next."""
+        """Requeue a released message, now or when the store can be written again.
+
+        Another replica may deliver it next.
+        """
         if outcome.reason is Reason.STORE and receipt[0].live:
             self.held_receipts.add_refused(receipt)
         else:
             self.requeue_later(receipt)
 
     def orphaned(self, receipt: tuple[AmqpLinkConsumer, int, Message]) -> None:
-        """Requeue a message that waited for the disk; it takes its way from the queue again."""
+        """Requeue a message that has waited until the store can be written."""
         self.held_back.record_settled(receipt, by_target=False)
         self.requeue_later(receipt)
 
     # Interface for the connection.
 
     def resolve(self, queue: str, wire: bytes, entries: Entries) -> RoutingEntry:
-        """Return the entry that routes the messages of a queue.
+        """Return the routing entry for the messages of a queue, whose encoded address is `wire`.
 
-        Messages of a route's outbox are routed to the link, removed ones to the dead letters.
+        Messages of an outbox are routed to the link, removed ones to the dead letters.
         """
         address = amqp_address(*decode_address(wire))
         if queue.startswith(self._given_up):
@@ -412,11 +425,11 @@ class SharedOutboxes(AmqpLinkSession):
 
 
 class OutboxConsumer(AmqpLinkConsumer):
-    """Consumer that leaves when all messages in hand are confirmed, and without a cancel.
+    """Consumer of an outbox, which ends without a cancel when all its messages are confirmed.
 
-    A cancel would let the next consumer start before. Until then it acknowledges nothing, so that no more
-    messages arrive than may be in hand. Messages that arrive in return for its last acknowledgement are
-    requeued with the channel, and so are released ones.
+    A cancel would let the next consumer start before that. While it is leaving (ending) it acknowledges
+    nothing, so that the cluster sends no more than the prefetch. Messages that arrive after its last
+    acknowledgement are requeued when its channel is closed, and so are released ones.
     """
 
     __slots__ = ("_confirmed", "_leaves")
@@ -434,27 +447,27 @@ class OutboxConsumer(AmqpLinkConsumer):
 
     @property
     def is_settled(self) -> bool:
-        """True if no message of the consumer is pending, so that its channel can be closed.
+        """True if all messages of the consumer are confirmed, so that its channel can be closed.
 
-        All messages in hand are then confirmed or, if the consumer is leaving, released.
+        While the consumer is leaving, released messages count as well.
         """
         settled = len(self._confirmed) + (len(self._later) if self._leaves else 0)
         return self.outstanding <= settled
 
     def stop(self) -> None:
-        """Leave as soon as all messages in hand are confirmed."""
+        """Begin to leave: end when all messages of this consumer are confirmed."""
         self._leaves = self.stopping = True
 
     def cancel(self) -> None:
-        """Let another consumer start before all messages in hand are confirmed."""
+        """Cancel the consumer now, so that another one starts before all messages here are confirmed."""
         if self._leaves or not self.stopping:
             self.acknowledge_all()
             super().stop()
 
     def tick(self, now: float) -> None:
-        """Requeue messages whose wait is over.
+        """Requeue released messages after their delay; `now` is in loop-clock seconds.
 
-        When leaving, released messages wait for the channel to close instead.
+        While the consumer is leaving they are requeued by closing the channel instead.
         """
         if self._leaves:
             self.wake()
@@ -462,7 +475,7 @@ class OutboxConsumer(AmqpLinkConsumer):
             super().tick(now)
 
     def flush(self) -> None:
-        """Acknowledge accepted messages; when leaving, only once all messages in hand are settled."""
+        """Acknowledge accepted messages; while leaving, only when all messages are settled."""
         if self._leaves:
             self._confirmed += self.accepted
             self.accepted = []
@@ -472,7 +485,7 @@ class OutboxConsumer(AmqpLinkConsumer):
         super().flush()
 
     def acknowledge_all(self) -> None:
-        """Acknowledge everything that is confirmed at once, and stop leaving."""
+        """Stop leaving, and acknowledge all confirmed messages now."""
         self._leaves = False
         self.accepted += self._confirmed
         self._confirmed = []
@@ -480,7 +493,7 @@ class OutboxConsumer(AmqpLinkConsumer):
 
 
 class OutboxConnection(AmqpLinkConnection):
-    """Connection of a link's outboxes, with a channel on which the waiting messages are counted."""
+    """Connection to the cluster for the outboxes of one link, with a channel for counting messages."""
 
     _consuming: ClassVar[type[AmqpLinkConsumer]] = OutboxConsumer
 
@@ -492,7 +505,7 @@ class OutboxConnection(AmqpLinkConnection):
         self._count_at = 0.0
 
     def tick(self, now: float) -> None:
-        """Run the timer: query the message counts every COUNT_SECS."""
+        """Run the connection's timer, and query the queues' message counts every COUNT_SECS seconds."""
         super().tick(now)
         if not self._up or now < self._count_at:
             return
@@ -503,7 +516,10 @@ class OutboxConnection(AmqpLinkConnection):
             self._count()
 
     def _drop(self, number: int) -> Declaration:
-        """Forget a consumer whose channel is closed, and withdraw its messages from the link."""
+        """Forget the consumer of a closed channel, and withdraw its messages from the link.
+
+        Return the declaration of its queue.
+        """
         declaration = super()._drop(number)
         self._outboxes.withdraw()
         return declaration
@@ -513,7 +529,10 @@ class OutboxConnection(AmqpLinkConnection):
         return sum(consumer.outstanding for _, consumer in self._outbox_consumers(prefix))
 
     def hand_back(self, prefix: str) -> None:
-        """Stop consuming all queues whose names begin with `prefix`, and requeue their messages in hand."""
+        """Close the channels of the queues whose names begin with `prefix`, which requeues their messages.
+
+        Confirmed messages are acknowledged before.
+        """
         for number, consumer in self._outbox_consumers(prefix):
             consumer.acknowledge_all()
             self.machine.close_channel(number)
@@ -521,19 +540,22 @@ class OutboxConnection(AmqpLinkConnection):
         self._stream.mark()
 
     def cancel_consumers(self, prefix: str) -> None:
-        """Cancel the consumers of queues whose names begin with `prefix`; messages in hand stay here."""
+        """Cancel the consumers of queues whose names begin with `prefix`.
+
+        Their unsettled messages stay here.
+        """
         for _, consumer in self._outbox_consumers(prefix):
             consumer.cancel()
         self._stream.mark()
 
     def shut_down(self) -> None:
-        """Close the connection: confirmed messages are acknowledged, the others are requeued with it."""
+        """Acknowledge all confirmed messages and close the connection, which requeues the others."""
         for _, consumer in self._outbox_consumers(""):
             consumer.acknowledge_all()
         super().shut_down()
 
     def _outbox_consumers(self, prefix: str) -> list[tuple[int, OutboxConsumer]]:
-        """Return the consumers of queues whose names begin with `prefix`, with their channels."""
+        """Return channel and consumer of each queue whose name begins with `prefix`."""
         return [
             (number, one)
             for number, one in self._consumers.items()
@@ -566,9 +588,9 @@ class OutboxConnection(AmqpLinkConnection):
             super()._method(event)
 
     def connection_lost(self, reason: str) -> None:
-        """Forget the message counts and withdraw messages in hand, because the connection was lost.
+        """Forget the message counts, and withdraw unsent messages from the link.
 
-        The cluster has requeued what was in hand.
+        The cluster has requeued all messages that were not acknowledged.
         """
         self._outboxes.waiting.clear()
         super().connection_lost(reason)
@@ -576,10 +598,10 @@ class OutboxConnection(AmqpLinkConnection):
 
 
 class SharedOutbox(OneSink):
-    """Outbox of one route: a namespace, and the only sink of it."""
+    """Outbox of one route on the cluster: a namespace whose only sink is the outbox itself."""
 
     def __init__(self, outboxes: SharedOutboxes, address: Address, shares: SharedOutboxShares) -> None:
-        """Create the outbox whose queue on the cluster has this address, and users these shares in it."""
+        """Create the outbox. `address` is that of its queue, `shares` has the shares of users in it."""
         super().__init__(self)
         self.shares = shares
         self._outboxes = outboxes
@@ -587,9 +609,9 @@ class SharedOutbox(OneSink):
         self._recipient = Recipient(outboxes.publisher)
 
     def publish(self, part: SubBatch) -> None:
-        """Publish messages to the queue; they are accepted when the cluster has confirmed them.
+        """Publish messages to the queue. They are accepted when the cluster has confirmed them.
 
-        Those of users who have their share of the outbox are released.
+        Messages beyond their user's share of the outbox are released.
         """
         batch = part.batch.onward(SubBatchSource(part))
         for at, message in enumerate(part.messages):
@@ -607,13 +629,19 @@ class SharedOutbox(OneSink):
 
 
 class SubBatchSource:
-    """Source of messages that are put into an outbox from one part; receipts are positions in the part."""
+    """Source of the messages of a part that are published to an outbox.
+
+    A receipt is the position of a message in the part.
+    """
 
     def __init__(self, part: SubBatch) -> None:
         self._part = part
 
     def settle(self, receipts: list[int], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
-        """Settle messages with the outcomes that the cluster has confirmed."""
+        """Settle messages of the part with the outcomes that the cluster has confirmed.
+
+        `refused` has the outcomes of messages that are not accepted, by position in `receipts`.
+        """
         refused = refused or {}
         self._part.settle_at([receipt for at, receipt in enumerate(receipts) if at not in refused])
         for at, outcome in refused.items():
@@ -625,15 +653,18 @@ class SubBatchSource:
 
 
 class RequeuingSink:
-    """Sink of an outbox's messages whose route is not in the mapping: they stay in the queue."""
+    """Sink of messages from the outbox of a route that is in the mapping no more: it requeues them."""
 
     def publish(self, part: SubBatch) -> None:
-        """Release all messages, which requeues them."""
+        """Release all messages of the part, which requeues them."""
         part.settle_at(range(len(part.messages)), GONE)
 
 
 class RemovedMessageSink:
-    """Sink of messages that the cluster has removed from the outbox of a route: they become dead letters."""
+    """Sink of messages that the cluster has removed from an outbox: it stores them as dead letters.
+
+    `name` is the name of the route, and `route` the route of that name in force, or None.
+    """
 
     def __init__(self, outboxes: SharedOutboxes, name: str, route: Route | None) -> None:
         self._outboxes = outboxes
@@ -641,9 +672,9 @@ class RemovedMessageSink:
         self._route = route  # the route in force with that name, if any
 
     def publish(self, part: SubBatch) -> None:
-        """Store messages as dead letters; each is acknowledged when its dead letter is safe.
+        """Store messages as dead letters. Each is acknowledged when its dead letter is stored.
 
-        While there is no room for dead letters they are released.
+        Messages for which there is no capacity are released.
         """
         letters = self._outboxes.dispatcher.dead_letters
         for at, stored in enumerate(part.messages):
@@ -661,6 +692,7 @@ class RemovedMessageSink:
             )
 
     def _settle_stored(self, part: SubBatch, at: int, message: Message | None, outcome: Outcome) -> None:
+        """Acknowledge a message whose dead letter is stored, and report it to the journal unless None."""
         part.settle_at((at,))
         if message is not None:
             self._outboxes.note(self._route, [message], outcome, WAS_BURIED)
@@ -672,7 +704,10 @@ ABSENT: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the link is not h
 
 
 class Drain:
-    """Sink of messages from an outbox: they go to the link as the route has translated them."""
+    """Sink of messages from the outbox of a route: it publishes them to the link.
+
+    The route has translated them before they were put into the outbox.
+    """
 
     def __init__(self, outboxes: SharedOutboxes, route: Route) -> None:
         self.route = route
@@ -680,9 +715,10 @@ class Drain:
         self._recipients: dict[Sink, OutboxRecipient] = {}
 
     def publish(self, part: SubBatch) -> None:
-        """Pass messages to the link. If the link is down they wait there, behind those that wait already.
+        """Publish messages to the link. If the link is down they wait there, in order.
 
-        Messages that are expired, unreadable or do not fit the route become dead letters.
+        Messages that have expired, cannot be decoded or are not of the protocol of the route's target become
+        dead letters.
         """
         utc = clock.utc()
         namespace = self.outboxes.namespace
@@ -714,9 +750,9 @@ class Drain:
         return found
 
     def tries_again(self, part: SubBatch, at: int, outcome: Outcome) -> bool:
-        """Count a refusal of a message.
+        """Count a refusal of the message at position `at`. Return True if it is tried again.
 
-        Return True if it is requeued for another attempt; later messages may overtake it.
+        It is requeued then, so later messages may be delivered before it.
         """
         if outcome.reason in FINAL:
             return False
@@ -732,9 +768,9 @@ class Drain:
     def store_dead_letter(
         self, part: SubBatch, at: int, message: Message, outcome: Outcome, *, crossed: bool = True
     ) -> None:
-        """Store a message as a dead letter; it leaves the outbox when that is safe.
+        """Store a message as a dead letter. It is acknowledged when the dead letter is stored.
 
-        While there is no room for dead letters it is released.
+        If there is no capacity for it the message is requeued.
         """
         then = partial(self._settle_stored, part, at, message if crossed else None, outcome)
         letters = self.outboxes.dispatcher.dead_letters
@@ -742,23 +778,27 @@ class Drain:
         letters.add([message], self.route.name, outcome, then, crossed=crossed, full=full)
 
     def retry(self, part: SubBatch, at: int, outcome: Outcome) -> None:
-        """Return a message to its queue, for another attempt."""
+        """Requeue the message at position `at` for another attempt; `outcome` is the reason."""
         self.route.retried += 1
         part.settle_at((at,), outcome)
 
     def _settle_stored(self, part: SubBatch, at: int, message: Message | None, outcome: Outcome) -> None:
+        """Acknowledge a message whose dead letter is stored, and report it to the journal unless None."""
         self.route.failed += 1
         part.settle_at((at,))
         if message is not None:
             self.note([message], outcome, WAS_BURIED)
 
     def note(self, messages: list[Message], outcome: Outcome, word: str) -> None:
-        """Report to the journal that messages have left the outbox."""
+        """Report to the journal that messages have left the outbox for the reason `word`."""
         self.outboxes.note(self.route, messages, outcome, word)
 
 
 class DrainSource:
-    """Source of messages that leave an outbox, of one part. A receipt is (position in the part, message)."""
+    """Source of the messages of a part from an outbox that are published to the link.
+
+    A receipt has the position in the part, and the message.
+    """
 
     def __init__(self, drain: Drain, part: SubBatch) -> None:
         self.outboxes = drain.outboxes
@@ -767,7 +807,7 @@ class DrainSource:
 
     @property
     def is_live(self) -> bool:
-        """True while the consumer of the messages can acknowledge them."""
+        """True while the consumer that has received the messages can acknowledge them."""
         receipts, slots = self._part.batch.receipts, self._part.slots
         return any(receipts[slot][0].live for slot in slots)
 
@@ -777,10 +817,11 @@ class DrainSource:
         refused: dict[int, Outcome] | None,
         received: Monotonic,
     ) -> None:
-        """Settle messages with the link's outcomes.
+        """Settle messages of the part with the outcomes of the link.
 
-        Released messages, and refused ones that may be tried again, are requeued; other refused messages
-        become dead letters.
+        `refused` has the outcomes of messages that are not accepted, by position in `receipts`. Released
+        messages, and refused ones that may be tried again, are requeued; other refused messages become dead
+        letters.
         """
         refused = refused or {}
         done = [receipt for at, receipt in enumerate(receipts) if at not in refused]
@@ -794,5 +835,5 @@ class DrainSource:
                 self._drain.store_dead_letter(self._part, position, message, outcome)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Return no holds: the senders were acknowledged long ago."""
+        """Return no functions: there are no senders to hold, because they were acknowledged long ago."""
         return []

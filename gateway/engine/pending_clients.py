@@ -1,4 +1,4 @@
-"""Pending acceptance of a connecting client, while the shared database looks up its session."""
+"""Connecting clients that wait for the shared database to report their sessions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from gateway.state.interface import OpenedSession, OpenSession, Owner
 
 
 class Opening:
-    """OpenSession operation in progress. The client's connection is not read until the reply has arrived."""
+    """Connecting client (`guest`) whose OpenSession operation has no reply yet.
+
+    Its connection is not read until the reply has arrived. `coming` has its CONNECT.
+    """
 
     def __init__(self, guest: MqttGuest, coming: ConnectingClient) -> None:
         self.guest = guest
@@ -21,7 +24,7 @@ class Opening:
 
     @property
     def client(self) -> str:
-        """Client identifier."""
+        """Client identifier of the connecting client."""
         return self.coming.client_id
 
     async def wait(self) -> None:
@@ -29,11 +32,11 @@ class Opening:
         await self._answered.wait()
 
     def answer(self) -> None:
-        """Wake the waiting client, because the reply has arrived."""
+        """Continue processing the client's CONNECT, because the reply has arrived."""
         self._answered.set()
 
     def deny(self, why: str) -> None:
-        """Deny the client, with the reason: it gets no session."""
+        """Deny the connection, for the reason `why`."""
         if not self.guest.stream.closed:
             self.guest.not_served(why)
         self._answered.set()

@@ -47,7 +47,7 @@ EpochOf = Callable[[SubBatch, int], tuple[str, int]]
 
 
 class EnginePublisher(AmqpLinkPublisher):
-    """Sink of every topic: publishes to the topic exchange of the cluster."""
+    """Sink of every topic, which publishes its messages to the topic exchange of the cluster."""
 
     _nacked: ClassVar[Outcome] = NOT_TAKEN
 
@@ -66,8 +66,8 @@ class EnginePublisher(AmqpLinkPublisher):
     ) -> None:
         """Create the publisher.
 
-        `topics_max` is how many topics' routing keys are cached. `alone` returns a part with one message
-        whose publisher is not waiting.
+        At most `topics_max` routing keys are cached. `alone` returns a part with one message whose publisher
+        does not wait for the outcome.
         """
         super().__init__(
             stats,
@@ -91,15 +91,15 @@ class EnginePublisher(AmqpLinkPublisher):
         self._raws: dict[tuple[str, int, bool, int], bytes] = {}
 
     def share_among(self, quotas: UserQuotas) -> None:
-        """Limit the messages of each user that wait for the cluster, and for the database."""
+        """Limit the messages of each user that wait for the cluster or the database."""
         super().share_among(quotas)
         self.retaining.share_among(quotas)
 
     def close_over(self, code: int, text: str) -> None:
-        """Close the publisher because the broker has closed its channel with a code.
+        """Handle that the broker has closed the publishing channel with a reply code.
 
-        A missing or denied exchange is declared with the next connection; any other code is attributed to a
-        message.
+        A missing or denied exchange concerns all messages, which wait for the next connection. Any other code
+        is attributed to a message.
         """
         if code in GONE:
             self.close()
@@ -108,11 +108,14 @@ class EnginePublisher(AmqpLinkPublisher):
 
     @property
     def idle(self) -> bool:
-        """True if no message waits, and every sent one is confirmed."""
+        """True if no message waits, and the cluster has confirmed all that were sent."""
         return super().idle and not len(self.retaining)
 
     def publish(self, part: SubBatch) -> None:
-        """Publish a part, except messages that must be retained first, and those that wait behind them."""
+        """Publish the messages of a part. Those with RETAIN wait until the database has them.
+
+        Messages behind a waiting one of the same client wait as well.
+        """
         messages = part.messages
         if not len(self.retaining) and not any(message.retain for message in messages):
             super().publish(part)
@@ -122,14 +125,17 @@ class EnginePublisher(AmqpLinkPublisher):
             self._queue_part(part, passing)
 
     def leave_to_others(self, is_left: Callable[[Receipt], bool]) -> None:
-        """Release the waiting messages that another replica publishes: those with receipts that `is_left`."""
+        """Release the waiting messages that another replica publishes.
+
+        They are those for whose receipts `is_left` returns True.
+        """
         waiting = self._withdraw_waiting(lambda part, at: is_left(part.batch.receipts[part.slots[at]]))
         settle_all(waiting, ELSEWHERE)
 
     def _hold(self, part: SubBatch, at: int, message: Message) -> bool:
-        """Queue a message to be retained, or one behind another of its client; return False for others.
+        """Queue a message that must be retained, or that is behind a waiting one of its client.
 
-        A message that cannot be stored is settled, and True is returned.
+        Return False for other messages. A message that cannot be encoded is settled, and True is returned.
         """
         if not message.retain:
             if not self.retaining.has(message):
@@ -151,6 +157,7 @@ class EnginePublisher(AmqpLinkPublisher):
         return True
 
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
+        """Encode and send messages of a part. Return (), because all are sent or settled."""
         utc = clock.utc()
         rows: list[PublishRow] = []
         sent: list[int] = []
@@ -181,7 +188,10 @@ class EnginePublisher(AmqpLinkPublisher):
         return ()
 
     def _number_of(self, part: SubBatch, at: int) -> Number:
-        """Return the number of a message, which stays the same when it is resent after a lost connection."""
+        """Return the number of the QoS 2 message at position `at`.
+
+        It stays the same when the message is resent after a lost connection.
+        """
         number = self.number_of(part, at)
         if number is not None:
             return number
@@ -191,11 +201,12 @@ class EnginePublisher(AmqpLinkPublisher):
         return self._life, part.number + at
 
     def next_number(self) -> Number:
-        """Return a new number for a message that is published later."""
+        """Return a new number for a QoS 2 message that is published later."""
         self._next_number += 1
         return self._life, self._next_number - 1
 
     def _encoded(self, message: Message, utc: float, number: Number | None) -> bytes:
+        """Return the content header of a message; headers of messages without properties are cached."""
         correction = self._time.correction if message.expires else 0.0
         plain = message.property_set is NO_PROPERTIES and not (message.expires or message.retain)
         if not plain or number is not None:
@@ -208,7 +219,7 @@ class EnginePublisher(AmqpLinkPublisher):
         return raw
 
     def _encoded_target(self, topic: str) -> bytes | None:
-        """Return exchange and routing key of a topic, or None if its key is too long."""
+        """Return the encoded exchange and routing key of a topic, or None if the key is too long."""
         found = self._wires.get(topic)
         if found is not None:
             return found

@@ -1,4 +1,4 @@
-"""Operations on the database that must be committed some time, however long the database is away."""
+"""Operations on the database that are repeated until it replies, however long it is unavailable."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ T = TypeVar("T")
 
 
 class Repeats:
-    """Operations that failed because the database was away, and that are submitted again."""
+    """Operations that are submitted again at each `tick` until the database has replied."""
 
     def __init__(self, state: StateStore) -> None:
         self._state = state
         self._waiting: list[Callable[[], None]] = []
 
     def submit(self, operation: Operation[T], done: Callable[[Reply[T]], None]) -> None:
-        """Submit an operation. `done` is called with its reply, which is never UNAVAILABLE."""
+        """Submit an operation until the database has replied. `done` is called with the reply.
+
+        The reply is never UNAVAILABLE.
+        """
         self.submit_claim(operation, lambda reply, requested_at: done(reply))
 
     def submit_claim(self, operation: Operation[T], done: Callable[[Reply[T], LeaseTime], None]) -> None:
@@ -42,11 +45,11 @@ class Repeats:
         attempt()
 
     def call_later(self, submit: Callable[[], None]) -> None:
-        """Call `submit` at the next tick."""
+        """Call `submit`, which submits an operation, at the next tick."""
         self._waiting.append(submit)
 
     def tick(self) -> None:
-        """Submit the waiting operations again."""
+        """Run the timer: submit the operations again that have failed since the last tick."""
         waiting, self._waiting = self._waiting, []
         for submit in waiting:
             submit()

@@ -1,9 +1,9 @@
-"""Restoration of the order of messages that one owner of a session requeued, at the next owner.
+"""Order of messages that one owner of a session has requeued, restored at the next owner.
 
 A quorum queue puts requeued messages into an order of its own when they are more than 32 or the broker is
 busy (RabbitMQ 3.10), and delivers messages that are published meanwhile between them. So the previous owner
-stores fingerprints of the requeued messages in the database, in order, and the next owner buffers what
-arrives until all of them have been redelivered.
+stores fingerprints of the requeued messages in the database, in order, and the next owner buffers the
+messages that arrive until all requeued ones have been redelivered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Held = tuple[ClusterConsumer, int, bool, Content]
 
 
 def print_of(content: Content) -> int:
-    """Return the fingerprint of a message (32 bits): its address, and the length and beginning of its body.
+    """Return the fingerprint of a message: 32 bits of its address, and of length and start of its body.
 
     The content header is not included, because the broker adds to it.
     """
@@ -30,9 +30,9 @@ def print_of(content: Content) -> int:
 
 
 class RequeuedMessages:
-    """Fingerprints of requeued messages in their order, with a buffer for messages that arrive meanwhile.
+    """Messages that must be redelivered in their old order, and a buffer for all that arrive meanwhile.
 
-    Messages are buffered until all requeued ones have arrived.
+    `prints` has the fingerprints of the requeued messages in order.
     """
 
     __slots__ = ("_buffer", "_places", "_prints", "_remaining")
@@ -47,12 +47,12 @@ class RequeuedMessages:
 
     @property
     def count(self) -> int:
-        """Number of requeued messages."""
+        """Number of requeued messages, whether redelivered or not."""
         return len(self._prints)
 
     @property
     def missing_count(self) -> int:
-        """Number of requeued messages that have not arrived."""
+        """Number of requeued messages that have not been redelivered."""
         return self._remaining
 
     @property
@@ -61,7 +61,7 @@ class RequeuedMessages:
         return len(self._buffer)
 
     def hold(self, delivery: Held) -> bool:
-        """Buffer one message. Return True once all requeued messages have arrived."""
+        """Buffer one delivered message. Return True once all requeued messages have been redelivered."""
         _, _, redelivered, content = delivery
         places = self._places.get(print_of(content)) if redelivered else None
         if places:
@@ -72,10 +72,10 @@ class RequeuedMessages:
         return not self._remaining
 
     def prints(self, again: Iterable[Content]) -> tuple[int, ...]:
-        """Return the fingerprints for the next owner, when the messages `again` are requeued.
+        """Return the fingerprints that the next owner must expect when the messages `again` are requeued.
 
-        They are those of the messages that were requeued before, whether they have arrived or not, and then
-        those of the others.
+        They are those of the messages that were requeued before, redelivered or not, followed by those of the
+        others in `again`.
         """
         before = Counter(self._prints)
         others = []
@@ -87,9 +87,9 @@ class RequeuedMessages:
         return (*self._prints, *others)
 
     def in_order(self) -> list[Held]:
-        """Return all buffered messages in their order.
+        """Return all buffered messages in order.
 
-        The requeued ones are first, in their old order; the others follow in the order of arrival.
+        The requeued ones are first, in their old order; the others follow as they arrived.
         """
         return [held for _, held in sorted(self._buffer, key=_place)]
 

@@ -1,12 +1,12 @@
 """Queue of messages that wait for the database to retain them, before they are published to the cluster.
 
 A message with RETAIN is published when the database has it: a subscriber that has a binding by then gets it
-live, and one that is bound later finds it in the database. Of each topic one message is on its way to the
+live, and one that is bound later finds it in the database. Of each topic one message is submitted to the
 database at a time, so that a repeated operation does not undo a later one. Messages that arrive meanwhile are
 combined: the newest is retained, and all are published, in order. Later messages of the same client wait,
 too, because a client's messages keep their order.
 
-While the database is away messages wait for some seconds, and are refused then. A message that is not
+While the database is unavailable messages wait for some seconds, and are refused then. A message that is not
 retained because the limits are reached is published nevertheless, as the embedded broker does.
 """
 
@@ -32,10 +32,10 @@ Key = str | tuple[str, str]
 
 
 class WaitingMessage:
-    """Message that waits.
+    """Message that waits to be retained, or only for earlier messages of its client or topic.
 
-    `stored` is what the database shall retain, or None if it only waits for earlier messages. `part` is None
-    once it is settled.
+    `stored` is what the database must retain, or None if it only waits. `part` is None once the message is
+    settled.
     """
 
     __slots__ = ("at", "is_ready", "keys", "message", "part", "queued_at", "stored")
@@ -52,7 +52,7 @@ class WaitingMessage:
 
 
 class Retaining:
-    """Waiting messages, by client and by topic."""
+    """Messages that wait for the database to retain them, in queues by client and by topic."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class Retaining:
     ) -> None:
         """Create the queue. Messages beyond the limits are released.
 
-        `send` publishes messages of a part. `alone` returns a part of one message whose publisher is not
-        waiting.
+        `send` publishes messages of a part, by their positions. `alone` returns a part with one message whose
+        publisher does not wait for the outcome.
         """
         self.messages_max = messages_max
         self.bytes_max = bytes_max
@@ -80,21 +80,22 @@ class Retaining:
         self._messages = self._byte_count = 0
 
     def share_among(self, quotas: UserQuotas) -> None:
-        """Limit the waiting messages of each user, before there are any."""
+        """Limit the waiting messages of each user. Called before messages wait."""
         self._shares = quotas.waiting_in(self.messages_max, self.bytes_max)
 
     def __len__(self) -> int:
         return self._messages
 
     def has(self, message: Message) -> bool:
-        """Return True if messages of the same client wait."""
+        """Return True if messages of the same client as this one wait."""
         return client_of(message) in self._queues
 
     def add(self, part: SubBatch, at: int, stored: RetainedPublication | None) -> None:
         """Queue the message at position `at` of a part.
 
-        `stored` is what the database shall retain, or None if it only waits for earlier messages. The message
-        is settled with WAITING_FULL if the queue is full, or WAITING_USER_FULL if its user has its share.
+        `stored` is what the database must retain, or None if the message only waits for earlier ones. The
+        message is settled with WAITING_FULL if the queue is full, or WAITING_USER_FULL if its user's share is
+        used up.
         """
         byte_count = part.messages[at].byte_count
         if self._messages >= self.messages_max or self._byte_count + byte_count > self.bytes_max:
@@ -115,13 +116,13 @@ class Retaining:
             self._submit(topic)
 
     def run(self) -> None:
-        """Submit again what failed because the database was away."""
+        """Run the timer: submit messages again that have failed because the database was unavailable."""
         later, self._later = self._later, {}
         for topic in later:
             self._submit(topic)
 
     def _submit(self, topic: str) -> None:
-        """Have the newest message of a topic retained, if any waits."""
+        """Have the newest waiting message of a topic retained, if there is one."""
         waiting = [held for held in self._queues.get(topic, ()) if not held.is_ready]
         if not waiting:
             self._submitted.discard(topic)
@@ -132,7 +133,11 @@ class Retaining:
         self._retained.retain(newest, partial(self._replied, topic, waiting))
 
     def _replied(self, topic: str, waiting: list[WaitingMessage], outcome: Outcome) -> None:
-        """Publish the waiting messages of a topic if the last is in the database; else retry or refuse."""
+        """Process the outcome of retaining the newest of the messages `waiting` for a topic.
+
+        If it is retained, all of them are published. If the database is unavailable they are tried again, or
+        refused after WAIT_SECS.
+        """
         if outcome is ACCEPTED:
             for entry in waiting:
                 entry.is_ready = True
@@ -151,12 +156,13 @@ class Retaining:
             self._submit(topic)
 
     def _refuse(self, entry: WaitingMessage, outcome: Outcome) -> None:
+        """Settle a message that is not retained. If the limits are reached publish it nevertheless."""
         _settle(entry, outcome)
         if outcome is RETAINED_FULL:
             entry.part, entry.at = self._alone(entry.message), 0
 
     def _release(self, changed: list[WaitingMessage]) -> None:
-        """Publish the messages that are ready and first in the queues of their client and topic."""
+        """Publish those of the changed messages that need not wait any more, and those behind them."""
         found: list[WaitingMessage] = []
         heads = deque(changed)
         while heads:
@@ -184,6 +190,7 @@ class Retaining:
                 self._send(part, [entry.at for entry in found[begin:at]])
 
     def _is_first(self, entry: WaitingMessage) -> bool:
+        """Return True if a message is the first one in the queues of its client and topic."""
         for key in entry.keys:
             queue = self._queues.get(key)
             if not queue or queue[0] is not entry:
@@ -198,7 +205,7 @@ def _settle(entry: WaitingMessage, outcome: Outcome) -> None:
 
 
 def _settle_late(waiting: list[WaitingMessage]) -> None:
-    """Settle as LATE the last message, and those of its client from the same or an earlier session."""
+    """Settle as LATE the last message, and those that its client sent in the same or an earlier session."""
     newest = waiting[-1].stored
     for entry in waiting:
         stored = entry.stored
@@ -207,5 +214,5 @@ def _settle_late(waiting: list[WaitingMessage]) -> None:
 
 
 def client_of(message: Message) -> tuple[str, str]:
-    """Return the client whose messages keep their order: its endpoint and identifier."""
+    """Return endpoint and client identifier of a message's sender, whose messages keep their order."""
     return message.sender.endpoint, message.sender.client

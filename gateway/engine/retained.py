@@ -1,10 +1,10 @@
 """Retained messages of all replicas, in the database; those of `$SYS` are each replica's own, in memory.
 
-The usage of each user is read from the database every ten seconds; in between a replica adds what it has
-retained itself. So replicas that retain in the same ten seconds may exceed the limits by that. The database
-knows which message is replaced: the allowed growth in number and bytes is sent with each message, and is
-checked while its topic is locked. A message without capacity by old figures is tried again with new ones
-before its publisher is refused.
+The usage of each user (number and bytes of messages) is read from the database every ten seconds; in between
+a replica adds the messages that it has retained. So replicas that retain in the same ten seconds may together
+exceed the limits. The database knows which message is replaced: the allowed growth in number and bytes is
+sent with each message, and is checked while its topic is locked. A message that exceeds the limits by old
+usage figures is tried again with new ones before its publisher is refused.
 
 The database remembers topics that were cleared for a minute, so that no late message follows. A replica lets
 each user have as many of them as retained messages; others are cleared without.
@@ -68,14 +68,14 @@ Weights = dict[str, tuple[int, int]]
 
 
 class Numbered(NamedTuple):
-    """Message, and at QoS 2 its number, by which replicas recognize duplicates."""
+    """Decoded message and, at QoS 2, its number, by which replicas recognize repeated messages."""
 
     message: Message
     number: Number | None
 
 
 class RetainedPublication(NamedTuple):
-    """Message to retain, and its bytes for the database.
+    """Message to retain, with its encoding for the database.
 
     `client` has sent it in its session of `epoch`, or in no session if that is 0.
     """
@@ -87,19 +87,22 @@ class RetainedPublication(NamedTuple):
 
 
 class UncertainPublication(NamedTuple):
-    """Message that had no capacity by old figures."""
+    """Message that exceeds the limits by old usage figures, and the callback for its outcome."""
 
     publication: RetainedPublication
     done: Done
 
 
 def encode_retained(header: bytes, body: bytes) -> bytes:
-    """Return the bytes for the database."""
+    """Return the encoding of a retained message for the database. `header` is its content header."""
     return HEAD.pack(VERSION, len(header)) + header + body
 
 
 def decode_retained(found: Retained) -> Numbered | None:
-    """Return the message, or None if it cannot be decoded, which is counted."""
+    """Decode a retained message of the database.
+
+    Return None if it cannot be decoded; the error is logged and counted.
+    """
     try:
         version, size = HEAD.unpack_from(found.message)
         if version != VERSION:
@@ -125,11 +128,11 @@ def decode_retained(found: Retained) -> Numbered | None:
 class SharedRetained(LocalRetained):
     """Retained messages of all replicas in the database, and those of `$SYS` in memory.
 
-    As a sink it accepts all messages: the cluster's publisher is the one that waits for the database.
+    As a sink it accepts all messages, because the cluster's publisher has them stored in the database.
     """
 
     def __init__(self, state: StateStore, quota: UserShares) -> None:
-        """Create the retained messages. `quota` has the limits, with the part that one user may use."""
+        """Create the retained messages. `quota` has their limits, and the usage of each user."""
         super().__init__()
         self.quota = quota
         self._state = state
@@ -149,21 +152,24 @@ class SharedRetained(LocalRetained):
 
     @property
     def byte_count(self) -> int:
-        """Size of all retained messages, in bytes."""
+        """Size of all retained messages, those of `$SYS` included, in bytes."""
         return self.shares.total + self.quota.total
 
     def publish(self, part: SubBatch) -> None:
-        """Store messages of `$SYS` in memory, and accept everything."""
+        """Store messages of `$SYS` in memory, and accept all messages of the part."""
         for message in part.messages:
             if message.address.name.startswith(SYS):
                 self.show(message)
         part.accept()
 
     def tick(self) -> None:
-        """Do nothing: messages expire by the clock of the database."""
+        """Do nothing: messages in the database expire by its clock."""
 
     def run(self, now: Monotonic) -> None:
-        """Run the timer, several times per second: repeat operations and read the figures."""
+        """Run the timer, several times per second; `now` is in loop-clock seconds.
+
+        The timer repeats operations that have failed, and reads the usage of each user.
+        """
         self._repeats.tick()
         if now >= self._remembered_until:
             self._remembered.replace({})
@@ -178,11 +184,12 @@ class SharedRetained(LocalRetained):
     # Writing.
 
     def retain(self, publication: RetainedPublication, done: Done, *, is_sure: bool = False) -> None:
-        """Retain a message for its topic; a message without a body clears the topic.
+        """Retain a message for its topic in the database; a message without a body clears the topic.
 
-        `done` is called with ACCEPTED when it is committed, or with the reason why it is not; AWAY leaves
-        that open, and LATE if the same client has published to the topic later. One message of a topic may be
-        on its way at a time. `is_sure`: refuse it if there is no capacity, without reading the figures again.
+        `done` is called with ACCEPTED when that is committed, with AWAY if it may have been committed or not,
+        with LATE if the same client has published to the topic in a later session, or with another reason why
+        the message is not retained. The caller submits one message of a topic at a time. With `is_sure` True
+        a message beyond the limits is refused without reading the usage again.
         """
         message, data, client, epoch = publication
         topic, user = message.address.name, _storable(message.sender.user)
@@ -221,7 +228,7 @@ class SharedRetained(LocalRetained):
         return True
 
     def clear(self, found: Retained, done: Callable[[Reply[Retention]], None]) -> None:
-        """Remove a retained message that was read, unless its topic has another one by now.
+        """Remove the retained message `found`, unless its topic has another one by now.
 
         `done` is called with the reply of the database.
         """
@@ -240,6 +247,7 @@ class SharedRetained(LocalRetained):
     def _replied(
         self, unsure: UncertainPublication, user: str, is_sure: bool, reply: Reply[Retention]
     ) -> None:
+        """Process the reply to a Retain: report the outcome, or wait for new usage figures."""
         (message, *_), done = unsure
         self._on_way -= 1
         self._count_pending(user, -1, -message.byte_count)
@@ -264,17 +272,19 @@ class SharedRetained(LocalRetained):
     # Figures.
 
     def _note(self, retention: Retention | None) -> None:
-        """Subtract the message that was replaced or removed from the figures."""
+        """Subtract the message that was replaced or removed from its user's usage."""
         if retention is not None and retention.before is not None:
             user, weight = retention.before
             self._change(user, -1, -weight)
 
     def _change(self, user: str, count: int, byte_count: int) -> None:
+        """Add a committed change to a user's usage, and remember it while the usage is being read."""
         if self._changes is not None:
             self._changes.append((user, count, byte_count))
         _add(self.quota, user, count, byte_count)
 
     def _count_pending(self, user: str, count: int, byte_count: int) -> None:
+        """Add a message that is submitted to its user's usage, or subtract it after the reply."""
         before = self._pending.get(user, (0, 0))
         pending = self._pending[user] = before[0] + count, before[1] + byte_count
         if not pending[0]:
@@ -282,15 +292,17 @@ class SharedRetained(LocalRetained):
         _add(self.quota, user, count, byte_count)
 
     def _weigh(self) -> None:
+        """Query the usage of each user."""
         self._changes = []
         self._is_exact = not self._on_way
         self._state.query(WeighRetained(), partial(self._weighed, clock.now()))
 
     def _weighed(self, requested_at: Monotonic, reply: Reply[Weights]) -> None:
-        """Use the new figures of each user, and retry messages that had no capacity by the old ones.
+        """Apply the queried usage of each user, and retry messages that exceeded the limits by the old one.
 
-        Messages committed meanwhile may be included already: for some time they may count twice. A query that
-        takes long, because there are many messages, is made less often.
+        Messages that were committed during the query may be included already, so they may count twice until
+        the next one. The longer the query has taken, because there are many messages, the later it is
+        repeated.
         """
         changes, self._changes = self._changes or [], None
         now = clock.now()
@@ -312,6 +324,7 @@ class SharedRetained(LocalRetained):
             self.retain(publication, done, is_sure=True)
 
     def _fail_uncertain(self, outcome: Outcome) -> None:
+        """Report an outcome for all messages that wait for new usage figures."""
         unsure, self._unsure = self._unsure, []
         for one in unsure:
             one.done(outcome)
@@ -331,11 +344,11 @@ class SharedRetained(LocalRetained):
         found: OnPage,
         away: Callable[[], None],
     ) -> None:
-        """Query a page of retained messages for a client of a user, when it is that user's turn.
+        """Query a page of retained messages for a subscriber, in turn with the queries of other users.
 
         `found` is called with the page, or with None if the database rejects the filter. While the database
-        is away `away` is called, and the query is repeated as long as `is_wanted` returns True. `away` is
-        also called if the query is not wanted any more when its turn comes.
+        is unavailable `away` is called, and the query is repeated as long as `is_wanted` returns True. If
+        that returns False when the query is due, `away` is called in place of the query.
         """
 
         def submit_read() -> None:
@@ -351,11 +364,12 @@ class SharedRetained(LocalRetained):
         submit_read()
 
     def read(self, query: MatchRetained, done: Callable[[Reply[list[Retained]]], None]) -> None:
-        """Query a page once. `done` is called with the reply of the database."""
+        """Query a page of retained messages, once and at once. `done` is called with the database's reply."""
         self._state.query(query, done)
 
 
 def _outcome_of(reply: Reply[Retention]) -> Outcome:
+    """Return the outcome for the publisher of a message by the database's reply."""
     if reply.value is not None:
         return ACCEPTED
     if reply.verdict is Committed.FENCED:
@@ -364,7 +378,7 @@ def _outcome_of(reply: Reply[Retention]) -> Outcome:
 
 
 def _add(shares: UserShares, user: str, count: int, byte_count: int) -> None:
-    """Add an item to a user's share, or subtract one if the share has any."""
+    """Add an item to a user's usage, or subtract one (`count` -1) if the user has any."""
     if count > 0:
         shares.add(user, byte_count, count)
     elif shares.count_of(user):
@@ -372,5 +386,5 @@ def _add(shares: UserShares, user: str, count: int, byte_count: int) -> None:
 
 
 def _storable(user: str) -> str:
-    """Return a name without characters that a database rejects."""
+    """Return a user or client name without the characters that a database rejects."""
     return user.encode(errors="replace").decode().replace("\0", "")

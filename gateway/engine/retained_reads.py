@@ -1,11 +1,11 @@
-"""Queries of retained messages: a few at a time, and users take turns.
+"""Queries of retained messages for subscribers: a few at a time, and users take turns.
 
-A client may subscribe to `#` again and again, and each time the database reads what is retained. So at most
-IN_FLIGHT_MAX pages are queried at a time, as many as the database has connections for them; the next one is
-that of the user whose last turn is longest ago. Other clients of a user with many subscriptions wait for
+A client may subscribe to `#` again and again, and each time the database reads all retained messages. So at
+most IN_FLIGHT_MAX pages are queried at a time, as many as the database has connections for them; the next one
+is that of the user whose last turn is longest ago. Other clients of a user with many subscriptions wait for
 these; clients of another user wait for the pages that are being read, and for one page of each other user.
 
-A query whose walk was abandoned, because its client has subscribed again or is lost, is not sent.
+A query whose subscriber has subscribed again or is lost is not sent.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ Done = Callable[[Reply[list[Retained]]], None]
 
 
 class Read(NamedTuple):
-    """Query that waits for its turn.
+    """Query of a page of retained messages that waits to be sent.
 
-    `is_wanted` returns False when it is abandoned; then `drop` is called.
+    `done` is called with its reply. If `is_wanted` returns False when the query is due, it is not sent, and
+    `drop` is called.
     """
 
     query: MatchRetained
@@ -34,7 +35,7 @@ class Read(NamedTuple):
 
 
 class RetainedReads:
-    """Waiting queries by user, in the order in which users have their turns."""
+    """Queue of waiting queries for each user, in the order in which the users take turns."""
 
     def __init__(self, state: StateStore) -> None:
         self._state = state
@@ -44,22 +45,23 @@ class RetainedReads:
 
     @property
     def waiting_count(self) -> int:
-        """Number of queries that wait for their turn."""
+        """Number of queries that are not sent yet."""
         return sum(map(len, self._lines.values()))
 
     def submit(self, user: str, read: Read) -> None:
-        """Send a query for a client of a user, or have it wait."""
+        """Queue a query of a user's client, and send it if fewer than IN_FLIGHT_MAX are in flight."""
         self._lines.setdefault(user, deque()).append(read)
         self._send()
 
     def fail_all(self) -> None:
-        """Reply UNAVAILABLE to all queries that wait, because the database is away."""
+        """Reply UNAVAILABLE to all queries that are not sent yet."""
         lines, self._lines = self._lines, {}
         for line in lines.values():
             for read in line:
                 read.done(Reply(OperationOutcome.UNAVAILABLE))
 
     def _send(self) -> None:
+        """Send waiting queries until IN_FLIGHT_MAX are in flight."""
         if self._is_sending:
             return  # a dropped query has led to another one
         self._is_sending = True
@@ -70,7 +72,7 @@ class RetainedReads:
             self._is_sending = False
 
     def _pop_next(self) -> Read:
-        """Remove and return the query whose turn it is; its user goes to the end of the round."""
+        """Remove the next query and return it. Its user becomes the last one in turn."""
         user, line = next(iter(self._lines.items()))
         read = line.popleft()
         del self._lines[user]

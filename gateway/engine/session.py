@@ -7,10 +7,10 @@ confirmed.
 MQTT sessions are in the database that replicas share (sessions.py). Their queues are consumed by the replica
 to which the client is connected.
 
-Each life of a replica has a queue of its own, so that two processes of one name cannot take each other's
-messages. The queue outlives a short absence of its replica. When the cluster has been away for
-`engine_timeout_secs`, or other replicas have declared this one dead, all clients are disconnected and a new
-life begins.
+The name of the replica's queue contains a random id, `life`, so that two processes of one name cannot take
+each other's messages. The queue outlives a short absence of its replica. When the cluster has been
+unavailable for `engine_timeout_secs`, or other replicas have declared this one dead, all clients are
+disconnected and a new queue is used.
 """
 
 from __future__ import annotations
@@ -75,45 +75,48 @@ KnownAddress = tuple[Address, tuple[Recipient, ...]]
 
 
 class LocalClients(Protocol):
-    """Clients of this replica, as this session uses them."""
+    """Interface of this replica's clients that the session with the cluster uses."""
 
     def local_subscribers(self, address: Address) -> tuple[Sink, ...]:
-        """Return the clients that get messages of a topic by the replica's queue."""
+        """Return this replica's subscribers of a topic that get its messages by the replica's queue."""
 
     def exclude_already_sent(
         self, recipients: tuple[Recipient, ...], message: Message, number: Number | None
     ) -> tuple[Recipient, ...]:
-        """Return the recipients that were not sent this message as a retained one.
+        """Return those of `recipients` that have not received this live message as a retained one.
 
-        `number` is None below QoS 2.
+        `number` is the message's number, None below QoS 2.
         """
 
     def queue_sessions(self) -> list[ClientSession]:
-        """Return the sessions with a queue whose clients are connected here."""
+        """Return the sessions of connected clients that have a queue on the cluster."""
 
     def disconnect_client(self, session: ClientSession, why: str) -> None:
-        """Disconnect the client of a session with a reason; it must reconnect."""
+        """Abort the connection of a session's client for the reason `why`; the client must reconnect."""
 
     @property
     def has_ending_claims(self) -> bool:
-        """True if wills are being published that another replica may publish soon."""
+        """True if a claim of a will that waits to be published here is ending."""
 
     def is_left_to_others(self, receipt: Receipt) -> bool:
-        """Return True if a message must not be sent here any more: it is a will whose claim is ending."""
+        """Return True if a message is a will whose claim is ending: then another replica may publish it."""
 
     def dropped(self, *, expired: bool) -> None:
-        """Count a message that a queue has dropped because it was full, or because it `expired` there."""
+        """Count a message that a queue has dropped because it had `expired` or the queue was full."""
 
     def sweep(self, consumers: Consumers, now: float) -> None:
-        """Run the timer, once per second."""
+        """Run the timer, once per second; `now` is in loop-clock seconds."""
 
 
 class ServedClients(LocalClients, SessionClients, Protocol):
-    """Interface of this replica's clients, for their shared sessions and for the link to the cluster."""
+    """Interface of this replica's clients that their sessions and the session with the cluster use."""
 
 
 class EngineSession(OneSink):
-    """Link session of the engine. `life` is part of the name of the replica's queue."""
+    """Session of this replica with the cluster: the link session of the engine.
+
+    `life` is the random id in the name of the replica's present queue.
+    """
 
     def __init__(
         self,
@@ -128,10 +131,11 @@ class EngineSession(OneSink):
         state: StateStore,
         membership: Membership,
     ) -> None:
-        """Create the session.
+        """Create the session. `replica` is this replica's configured name.
 
-        `time` is queried over this connection. `let_go` disconnects all clients, when the cluster was away
-        for too long or other replicas have declared this one dead.
+        `time` is the estimate of the cluster's time, which is queried over the connection. `let_go`
+        disconnects all clients, when the cluster was unavailable for too long or other replicas have declared
+        this one dead.
         """
         self.time = time
         self.publisher = EnginePublisher(
@@ -181,15 +185,16 @@ class EngineSession(OneSink):
         self._begin_life()
 
     def _begin_life(self) -> None:
+        """Choose a new random id for the name of the replica's queue."""
         self.life = secrets.token_hex(6)
 
     @property
     def queue(self) -> str:
-        """Name of the replica's queue in this life."""
+        """Name of the replica's present queue."""
         return f"{self.names.queues}.{self.replica}.{self.life}"
 
     def gauges(self) -> dict[str, Callable[[], float]]:
-        """Return the engine's gauges, by metric name."""
+        """Return the engine's gauges, functions by metric name."""
         return {
             "gateway_engine_bindings": lambda: len(self.bindings),
             "gateway_engine_clock_skew_seconds": lambda: self.time.skew,
@@ -202,9 +207,10 @@ class EngineSession(OneSink):
         }
 
     def serve(self, clients: ServedClients, number_of: NumberOf, epoch_of: EpochOf) -> None:
-        """Set the clients whose messages these are, and what is known of a message's sender.
+        """Set the clients of this replica, and functions that look up the sender of a message.
 
-        Called before the start.
+        `number_of` returns a message's stored number, `epoch_of` its client with the epoch of the session.
+        Called once, before the session is used.
         """
         self.clients = self.sessions.clients = clients
         self.publisher.number_of = number_of
@@ -212,7 +218,7 @@ class EngineSession(OneSink):
 
     @property
     def unavailable_reason(self) -> str:
-        """Why clients cannot be served; "" if they can."""
+        """Reason why clients cannot be served; "" if they can."""
         if self.stopped:
             return STOPPING
         if not self._up:
@@ -225,23 +231,23 @@ class EngineSession(OneSink):
 
     @property
     def is_up(self) -> bool:
-        """True if the cluster can be reached, and this replica does not stop."""
+        """True if the cluster can be reached and this replica is not stopping."""
         return self._up and not self.stopped
 
     # Interface for the link.
 
     @property
     def idle(self) -> bool:
-        """True if no message waits for the cluster, and nothing is on its way to the database."""
+        """True if the cluster has confirmed all messages and the database all changes of sessions."""
         return self.idle_but(0)
 
     def idle_but(self, held_count: int) -> bool:
-        """Return `idle`; `held_count` has no effect: messages from the cluster pass through no route."""
+        """Return `idle`. `held_count` has no effect, because no route can hold messages from the cluster."""
         return self.publisher.idle and not len(self._batch) and not self.sessions.pending
 
     @property
     def unconfirmed(self) -> int:
-        """Number of messages for the cluster that are not confirmed, sent or not."""
+        """Number of messages that the cluster has not confirmed, including those that are not sent yet."""
         publisher = self.publisher
         return publisher.waiting_messages + publisher.in_flight + len(publisher.retaining)
 
@@ -254,7 +260,7 @@ class EngineSession(OneSink):
         return self._connection
 
     def end_turn(self) -> None:
-        """Publish the batch of this wake-up, let sessions send, and acknowledge what was received."""
+        """Deliver the messages of this wake-up to sessions, have these send, and acknowledge the messages."""
         batch = self._batch
         if len(batch):
             self._batch = Batch(self, clock.now())
@@ -269,7 +275,10 @@ class EngineSession(OneSink):
             self._connection.dealt_with()
 
     def tick(self, now: float) -> None:
-        """Run the timer, once per second, connected or not."""
+        """Run the timer, once per second, connected or not; `now` is in loop-clock seconds.
+
+        The timer disconnects the clients when the cluster has been unavailable for too long.
+        """
         if not self._up:
             self._down_since = now if self._down_since is None else self._down_since
             if now - self._down_since >= self.settings.engine_timeout_secs:
@@ -280,6 +289,7 @@ class EngineSession(OneSink):
             self.clients.sweep(self._connection.consumers, now)
 
     def _disconnect_clients(self, now: float) -> None:
+        """Disconnect all clients, and choose another queue unless a connection is being opened."""
         self._down_since = now
         self._let_go()
         if self._connection is None:
@@ -288,17 +298,20 @@ class EngineSession(OneSink):
     # Interface for batches, whose source this is.
 
     def settle(self, receipts: list[None], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
-        """Count the messages as accepted, whatever the outcome: sessions count their own drops."""
+        """Count the messages as accepted. Their outcomes are ignored: sessions count their own drops."""
         self.stats.accepted_messages += len(receipts)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Return no holds: one slow client does not stop the others."""
+        """Return no functions: the cluster is not held, because one slow client must not stop the others."""
         return []
 
     # Interface for the connection.
 
     def disconnected(self, connection: EngineConnection, why: str) -> None:
-        """Handle the end of a connection; unconfirmed messages are resent over the next one."""
+        """Handle that a connection has ended for the reason `why`.
+
+        Unconfirmed messages are resent over the next connection.
+        """
         if self._connection is not connection:
             return
         self._connection = None
@@ -310,7 +323,10 @@ class EngineSession(OneSink):
         self.status.mark_down(why)
 
     def deliver(self, wire: bytes, raw: bytes, body: Body) -> None:
-        """Pass a message of the replica's queue to the clients that want it."""
+        """Add a message of the replica's queue to this wake-up's batch, for clients that subscribe to it.
+
+        `wire` is the encoded address, `raw` the content header. A repeated QoS 2 message is dropped.
+        """
         found = self._read_content(wire, raw, body)
         if found is None:
             return
@@ -328,6 +344,10 @@ class EngineSession(OneSink):
                 self._batch.add(None, [(recipient, message) for recipient in recipients])
 
     def _read_content(self, wire: bytes, raw: bytes, body: Body) -> tuple[KnownAddress, Arrived, Body] | None:
+        """Decode a message from the cluster. Return its address with recipients, its header and its body.
+
+        If the message is malformed or too large, store it as a dead letter and return None.
+        """
         try:
             entry = self._entries.get(wire) or self._entry(wire)
             arrived = self._parsed.get(raw) or self._read(raw)
@@ -344,8 +364,8 @@ class EngineSession(OneSink):
     def dropped(self, raw: bytes, body: Body) -> None:
         """Count a message that a queue has dropped, and pass queue name and body to `hear_dropped`.
 
-        Logs a warning unless the message had expired: then the queue was full. A message with malformed
-        properties (`raw`) is only counted as refused.
+        `raw` is its content header. A warning is logged if the queue was full, but not for expired messages.
+        A message with a malformed header is only counted as refused.
         """
         try:
             headers = dict(decode_properties(raw).headers or ())
@@ -363,7 +383,7 @@ class EngineSession(OneSink):
             log.warning("queue on cluster full, oldest messages dropped", queue=queue)
 
     def _refuse(self, wire: bytes, body: Body, outcome: Outcome) -> None:
-        """Store a message that cannot be given to any client as a dead letter."""
+        """Store a message from the cluster that cannot be delivered to any client as a dead letter."""
         self.stats.refuse(outcome)
         log.warning("message from cluster undeliverable, dead-lettered", why=outcome.text)
         message = Message(amqp_address(*decode_address(wire)), bytes(body), sender=Sender(ENGINE))
@@ -390,14 +410,14 @@ class EngineSession(OneSink):
         return arrived
 
     def forget_entries(self) -> None:
-        """Clear the cache of recipients, because a subscription was added or removed."""
+        """Clear the cached recipients of all topics, because subscriptions have changed."""
         self._entries.clear()
         self._recipients.clear()
 
     # Bindings, and clients that wait for them.
 
     def bind(self, levels: list[str]) -> None:
-        """Count a subscription of this replica's clients, and bind its key if it is the first one.
+        """Count a subscription of this replica's clients. Bind its key if no other subscription needs it.
 
         `levels` are the levels of the subscription's filter.
         """
@@ -406,21 +426,28 @@ class EngineSession(OneSink):
             self._connection.bind(key, True)
 
     def unbind(self, levels: list[str]) -> None:
-        """Discount a subscription, given its filter's levels, and unbind its key if it was the last."""
+        """Discount a subscription that has ended. Unbind its key if no other subscription needs it.
+
+        `levels` are the levels of the subscription's filter.
+        """
         key = self.bindings.remove(levels)
         if key is not None and self._connection is not None:
             self._connection.bind(key, False)
 
     def after_bound(self, done: Done) -> None:
-        """Call `done` with ACCEPTED when all bindings requested until now are confirmed."""
+        """Call `done` with ACCEPTED when the broker has confirmed all bindings requested until now."""
         self._waiting.append(done)
         self._ask_when_bound()
 
     def handle_checks_complete(self) -> None:
-        """Continue with waiting bindings, because the existence of every queue is known now."""
+        """Request a confirmation for waiting callbacks, because all queues have been checked."""
         self._ask_when_bound()
 
     def _ask_when_bound(self) -> None:
+        """Have the callbacks of `after_bound` called once the bindings requested until now are confirmed.
+
+        While queues are being checked their bindings are not requested yet; then the callbacks wait.
+        """
         connection = self._connection
         if (
             connection is None
@@ -434,6 +461,7 @@ class EngineSession(OneSink):
         connection.after_bound(partial(self._bound, connection, len(waiting)))
 
     def _bound(self, connection: EngineConnection, count: int) -> None:
+        """Call the first `count` callbacks that wait for bindings of this connection."""
         if self._connection is not connection:
             return
         bound, self._binding = self._binding[:count], self._binding[count:]
@@ -444,7 +472,7 @@ class EngineSession(OneSink):
                 contained("connection", error)
 
     def start_serving(self) -> None:
-        """Start to serve, because everything that the engine needs exists."""
+        """Set the link up and consume the queues of sessions, because everything has been declared."""
         assert self._connection is not None
         self._up = True
         self._down_since = None
@@ -457,7 +485,10 @@ class EngineSession(OneSink):
             self.clients.sweep(self._connection.consumers, clock.now())
 
     def _restart_incarnation(self, incarnation: str) -> None:
-        """Disconnect all clients and start a new life, because other replicas have declared this one dead."""
+        """Disconnect all clients and the connection, because other replicas have declared this one dead.
+
+        A new queue is used at the next connection.
+        """
         self._let_go()
         self._begin_life()
         if self._connection is not None:
@@ -466,26 +497,29 @@ class EngineSession(OneSink):
     # Queues of sessions.
 
     def consume(self, session: ClientSession) -> None:
-        """Consume the queue of a session, if the cluster is connected; otherwise `start_serving` does it."""
+        """Consume the queue of a session, now or when the cluster is connected."""
         if self._connection is not None and self._up and not self.stopped:
             self._connection.consumers.begin(session)
 
     def end(self, session: ClientSession, done: Callable[[Sequence[Content]], None]) -> None:
-        """Stop consuming the queue of a session. `done` is called with the requeued contents."""
+        """Stop consuming the queue of a session, and requeue its unsettled messages.
+
+        `done` is called with the contents of these when that is done.
+        """
         if self._connection is None:
             done(())
         else:
             self._connection.consumers.end(session, done)
 
     def delete(self, queue: str, done: Callable[[], None] | None = None) -> None:
-        """Delete a queue. Without a connection it stays, and `done` is not called."""
+        """Delete a queue, and call `done` then. Without a connection do nothing."""
         if self._connection is not None:
             self._connection.delete_queue(queue, done)
 
     def set_binding(self, queue: str, key: str, bound: bool, done: Callable[[], None]) -> None:
         """Bind the queue of an absent client's session to a key, or unbind it if `bound` is False.
 
-        Without a connection `done` is not called.
+        `done` is called when the broker has confirmed that. Without a connection do nothing.
         """
         if self._connection is not None:
             self._connection.set_binding(queue, key, bound, done)
@@ -493,7 +527,7 @@ class EngineSession(OneSink):
     def release_sessions(self, done: Done) -> None:
         """Release the queues of all sessions to other replicas, because the process ends.
 
-        `done` is called when the database has recorded that they are free.
+        `done` is called with ACCEPTED when the database has recorded that.
         """
         self.stopped = True
         sessions = self.clients.queue_sessions()
@@ -504,9 +538,9 @@ class EngineSession(OneSink):
         self.sessions.release_all(sessions, partial(done, ACCEPTED))
 
     def share(self, shared: SharedQueue, *, on: bool) -> None:
-        """Start or stop consuming a shared subscription's queue.
+        """Start to consume the queue of a shared subscription, or stop if `on` is False.
 
-        `on` is True if this replica has members of the subscription.
+        `on` is True if clients of this replica are members of the subscription.
         """
         if self._connection is not None and self._up:
             if on:
@@ -517,27 +551,30 @@ class EngineSession(OneSink):
     # Interface for sessions.
 
     def change(self, session: ClientSession) -> SessionChange:
-        """Return the pending changes of a session, for more to be added; they are stored soon."""
+        """Return the collected changes of a session, to which the caller adds; they are stored soon."""
         return self.sessions.change(session)
 
     def after_stored(self, session: ClientSession, done: Told) -> None:
-        """Call `done` with the outcome when all changes of a session until now are stored, or cannot be."""
+        """Call `done` with ACCEPTED when all changes that a session has collected until now are stored.
+
+        `done` is called with another outcome if they cannot be stored.
+        """
         self.sessions.after_stored(session, done)
 
     def pump(self, session: ClientSession) -> None:
-        """Schedule `session.pump()` for the end of this wake-up."""
+        """Schedule `session.pump()`, which sends queued messages, for the end of this wake-up."""
         self._pumping[session] = None
 
     def next_number(self) -> Number:
-        """Return a number for a message that will be published later."""
+        """Return a new number, by which replicas recognize a QoS 2 message that will be published later."""
         return self.publisher.next_number()
 
     def disconnect_client(self, session: ClientSession, why: str) -> None:
-        """Disconnect the client of a session with a reason; it must reconnect."""
+        """Abort the connection of a session's client for the reason `why`; the client must reconnect."""
         self.clients.disconnect_client(session, why)
 
     def read(self, content: Content) -> tuple[Message, Number | None] | None:
-        """Return the message of a delivery and its number, or None if it cannot be delivered."""
+        """Decode a delivery. Return its message and number, or None if it cannot be delivered."""
         found = self._read_content(*content)
         if found is None:
             return None
@@ -545,17 +582,18 @@ class EngineSession(OneSink):
         return _message(address, arrived, body, self.time.correction), arrived.number
 
     def check_owner(self, session: ClientSession, done: Callable[[bool], None]) -> None:
-        """Call `done` with True if the database has the session as this replica's, with its queue."""
+        """Query if this replica owns a session and its queue, and call `done` with the result."""
         self.sessions.check_owner(session, done)
 
     def bind_queue(self, session: ClientSession, key: str) -> None:
-        """Bind or unbind a key of the session's queue, as `session.unbound` requests."""
+        """Bind or unbind a key of the session's queue; `session.unbound` has which of the two."""
         if self._connection is not None:
             self._connection.consumers.bind(session, key)
 
     # Messages whose publisher is not waiting.
 
     def _alone(self, message: Message) -> SubBatch:
+        """Return a part with one message for the publisher, whose outcome no sender waits for."""
         batch = Batch(self, clock.now())
         part = SubBatch(batch, Recipient(self.publisher))
         part.messages.append(message)
@@ -568,6 +606,10 @@ def _call_soon(function: Callable[[], None]) -> None:
 
 
 def _message(address: Address, arrived: Arrived, body: Body, correction: float) -> Message:
+    """Return the message of a delivery, with its expiry time by the clock of this process.
+
+    `correction` is added to times of the cluster, in seconds.
+    """
     expires = arrived.expires + correction if arrived.expires else arrived.expires
     if arrived.lifetime:
         expires = clock.utc() + arrived.lifetime

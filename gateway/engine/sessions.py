@@ -1,8 +1,9 @@
 """Sessions of this replica's clients in the database that all replicas share.
 
-A connecting client is opened in the database first, and accepted when the reply has reported the session that
-it finds. Later changes of a session are stored by one ChangeSession at a time; replies to the client that
-depend on a change wait until it is stored. While the database is away all of that waits, too.
+The session of a connecting client is opened in the database first, and the client is accepted when the reply
+has reported the session. Later changes of a session are stored by one ChangeSession at a time; replies to the
+client that depend on a change wait until it is stored. While the database is unavailable all of that waits,
+too.
 
 Messages wait in a queue of the session on the cluster. Only one replica may consume it: a replica that takes
 a session over waits until the previous owner has released the queue, and reads from the database which
@@ -87,61 +88,67 @@ Done = Callable[[], None]
 
 
 class SessionClients(Protocol):
-    """Clients of this replica, as their shared sessions use them."""
+    """Interface of this replica's clients that their shared sessions use."""
 
     def session_of(self, client: str) -> ClientSession | None:
         """Return the session of a client that is connected here, or None."""
 
     def connected(self) -> Iterable[ClientSession]:
-        """Return the sessions of all clients that are connected here."""
+        """Return the sessions of all clients that are connected to this replica."""
 
     def is_expected(self, client: str) -> bool:
-        """Return True if the database has opened the client's session but the client is not accepted yet."""
+        """Return True if the database has reported a client's session and the client is not accepted yet."""
 
     def handle_new_owner(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
-        """Disconnect a client whose session has another owner now, or none (None).
+        """Disconnect a client whose session has the new owner `owner` now, or None for an unknown one.
 
-        `at_once` is True if the new owner is a connection to this replica in this wake-up.
+        `at_once` is True if the client has connected to this replica again in this wake-up.
         """
 
     def add_arrival(self, arrival: OpeningClient) -> None:
-        """Record that a client may be accepted."""
+        """Record the session that the database has reported for a client, which may be accepted now."""
 
     def deny_opening(self, opening: Opening, user: str) -> None:
-        """Record that the session that a client requests is that of another `user`."""
+        """Record that the session that a client requests belongs to another user, `user`."""
 
     def disconnect_client(self, session: ClientSession, why: str) -> None:
-        """Disconnect the client of a session with a reason; it must reconnect."""
+        """Abort the connection of a session's client for the reason `why`; the client must reconnect."""
 
     def publish_claimed(self, claim: ClaimedWill, publish: Done) -> None:
-        """Publish the will of a client that was just lost, and call `settle_will` when it is accepted."""
+        """Publish the claimed will of a client that was just lost, by calling `publish`.
+
+        `settle_will` is called when the cluster has accepted it.
+        """
 
     def publish_due_will(self, claim: ClaimedWill, message: bytes) -> None:
-        """Publish the due will of a client that is not connected here.
+        """Publish a claimed will of a client that is not connected here. `message` is the encoded will.
 
-        `settle_will` is called when the will is accepted.
+        `settle_will` is called when the cluster has accepted it.
         """
 
 
 class Queues(Protocol):
-    """Queues of sessions on the cluster."""
+    """Interface of the queues of sessions on the cluster."""
 
     @property
     def is_up(self) -> bool:
-        """True if the cluster can be reached, and this replica does not stop."""
+        """True if the cluster can be reached and this replica is not stopping."""
 
     def consume(self, session: ClientSession) -> None:
-        """Consume the queue of a session."""
+        """Consume the queue of a session, now or when the cluster is connected."""
 
     def end(self, session: ClientSession, done: Callable[[Sequence[Content]], None]) -> None:
-        """Stop consuming the queue of a session. `done` is called with the requeued contents."""
+        """Stop consuming the queue of a session, and requeue its unsettled messages.
+
+        `done` is called with the contents of these when that is done.
+        """
 
     def delete(self, queue: str, done: Done | None = None) -> None:
-        """Delete a queue. Without a connection it stays, and `done` is not called."""
+        """Delete a queue, and call `done` then. Without a connection do nothing."""
 
 
 class SessionWriter:
-    """Writer of one session's changes to the database: one operation at a time, in order."""
+    """Writer of one session's changes to the database. It submits one operation at a time, in order."""
 
     __slots__ = (
         "_callbacks",
@@ -158,10 +165,10 @@ class SessionWriter:
     def __init__(
         self, key: SessionKey, epoch: int, repeats: Repeats, settled: Callable[[OperationOutcome], None]
     ) -> None:
-        """Create the writer.
+        """Create the writer for a session in its present epoch.
 
-        `settled` is called with the verdict of each change: FENCED if the session has another owner, REFUSED
-        if it cannot be stored.
+        `settled` is called with the outcome of each ChangeSession: FENCED if the session has another owner,
+        REFUSED if the database rejects the change.
         """
         self.change = SessionChange()
         self._key = key
@@ -175,16 +182,19 @@ class SessionWriter:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is on its way or has to be stored."""
+        """True if no operation is submitted or has to be submitted."""
         return not self.has_changes and self._leaving is None and not self._is_leaving
 
     @property
     def has_changes(self) -> bool:
-        """A change is on its way or has to be stored."""
+        """True if a ChangeSession is submitted, or if changes have to be submitted."""
         return self._flying is not None or bool(self.change)
 
     def after(self, done: Told) -> None:
-        """Call `done` with the outcome of the changes until now; there must be some."""
+        """Call `done` when all changes until now are stored, or cannot be, with the outcome.
+
+        Called only if `has_changes` is True.
+        """
         if self.change:
             self._callbacks.append(done)
         else:
@@ -194,13 +204,14 @@ class SessionWriter:
     def leave(self, operation: LeaveSession, done: Callable[[Reply[LeftSession], LeaseTime], None]) -> None:
         """Submit the operation of a disconnected client after all pending changes.
 
-        `done` is called with the reply, and when this was requested.
+        `done` is called with the reply, and with the time of the request that it replies to (loop-clock
+        seconds).
         """
         self._leaving = operation, done
         self.flush()
 
     def flush(self) -> None:
-        """Submit the pending changes, unless an operation is on its way."""
+        """Submit the next operation, unless one is submitted already."""
         if self._flying is not None:
             return
         if self.change:
@@ -236,7 +247,7 @@ class SessionWriter:
 
 
 class Takeover:
-    """Session whose queue the previous owner has not released yet."""
+    """Wait of a session here for the previous owner (`before`) to release the session's queue."""
 
     __slots__ = ("before", "started_at")
 
@@ -246,10 +257,10 @@ class Takeover:
 
 
 class Sweep:
-    """Comparison of the clients that are connected here with those that the database has for this replica.
+    """Comparison of the clients that are connected here with the database's sessions of this replica.
 
-    `here` has the sessions that were here when it began and have not been found yet. `strays` has the clients
-    and epochs that the database has and that are not here.
+    `here` has the sessions that were here at the begin and have not been found in the database yet. `strays`
+    has client and epoch of sessions that are connected here by the database, but have no client here.
     """
 
     __slots__ = ("here", "incarnation", "strays")
@@ -261,7 +272,7 @@ class Sweep:
 
 
 class SharedSessions:
-    """Sessions of this replica's clients, and the due wills and sessions that this replica has claimed."""
+    """Sessions of this replica's clients in the shared database, and due work that it has claimed there."""
 
     def __init__(
         self,
@@ -273,7 +284,8 @@ class SharedSessions:
     ) -> None:
         """Create the sessions.
 
-        `prefix` begins the names of queues. `soon` has the event loop call a function after this wake-up.
+        The names of their queues begin with `prefix`. `soon` has the event loop call a function after this
+        wake-up.
         """
         self.clients: SessionClients  # set before the start
         self.count = 0  # sessions of all replicas, as of the last count
@@ -307,12 +319,12 @@ class SharedSessions:
 
     @property
     def pending(self) -> int:
-        """Clients and sessions for which something is on its way to the database."""
+        """Number of clients and sessions that wait for a reply of the database."""
         return len(self._openings) + len(self._next_openings) + len(self._writers) + self._releases
 
     @property
     def unavailable_reason(self) -> str:
-        """Why no more clients should be accepted; "" if they may."""
+        """Reason why no more clients should be accepted, because of the database; "" if they may."""
         if self._away_since is not None and clock.now() - self._away_since >= AWAY_SECS:
             return AWAY
         if len(self._writers) >= UNSTORED_MAX:
@@ -322,10 +334,11 @@ class SharedSessions:
     # Connecting clients.
 
     def open(self, opening: Opening) -> None:
-        """Open the session of a client that connects, and turn away one that opens the same session.
+        """Open the session of a connecting client in the database.
 
-        While another user opens the session, a client that may only have its own waits: it may be refused,
-        and then no other client is turned away for it.
+        An earlier client that is opening the same session is denied. But if it is another user's, and this
+        client may only have a session of its own user, this client waits: it may be refused, and then the
+        earlier one need not be denied.
         """
         client, coming = opening.client, opening.coming
         before = self._openings.get(client)
@@ -358,9 +371,10 @@ class SharedSessions:
     def _opened(
         self, opening: Opening, operation: OpenSession, requested_at: LeaseTime, reply: Reply[OpenedSession]
     ) -> None:
-        """Let a client in, or turn it away; then open the session for one that waits.
+        """Process the reply to an OpenSession that was submitted at `requested_at` (loop-clock seconds).
 
-        `requested_at` is when the operation was submitted.
+        The wills that it has claimed are published, and a client that waits for the same session is opened
+        next.
         """
         if reply.value is not None:
             self._publish_claimed(operation.key, reply.value.wills, requested_at)
@@ -375,7 +389,7 @@ class SharedSessions:
             self.open(waiting)
 
     def _conclude(self, opening: Opening, operation: OpenSession, reply: Reply[OpenedSession]) -> None:
-        """Let a client in that has its session, or turn it away."""
+        """Accept a client whose session the database has opened for this replica; otherwise deny it."""
         client, found, incarnation = opening.client, reply.value, operation.replica
         if found is not None and not found.refused and incarnation != self._membership.incarnation:
             found = None  # other replicas have declared this one dead meanwhile
@@ -405,7 +419,10 @@ class SharedSessions:
         opening.answer()
 
     def _count_earlier(self, found: OpenedSession, count: int) -> None:
-        """Add the session that a client had elsewhere (`count` 1), or subtract it: it is here now (-1)."""
+        """Subtract the session that a client had elsewhere (`count` -1), because it is here now.
+
+        With `count` 1 add the session again.
+        """
         earlier = found.earlier
         if earlier is not None and not earlier.is_here:
             self.elsewhere.change(earlier.user, earlier.weight, count)
@@ -413,10 +430,10 @@ class SharedSessions:
     def _publish_claimed(
         self, key: SessionKey, wills: Iterable[tuple[int, bytes]], requested_at: LeaseTime
     ) -> None:
-        """Publish the wills of earlier connections before the client can publish anything.
+        """Publish wills of a client's earlier connections before the client can publish anything.
 
-        `requested_at` is when they were claimed. If that was long ago, or the cluster is away, nothing is
-        published; other replicas claim the wills later.
+        `wills` has epochs and encoded wills, which were claimed at `requested_at`. If that was long ago, or
+        the cluster is unavailable, nothing is published; other replicas claim the wills later.
         """
         for epoch, message in wills:
             claim = ClaimedWill(key, epoch, requested_at)
@@ -424,9 +441,9 @@ class SharedSessions:
                 self.clients.publish_due_will(claim, message)
 
     def serve(self, session: ClientSession) -> None:
-        """Store that a client with a will is accepted.
+        """Store that a client with a will is accepted, so that its will is published when it is lost.
 
-        The CONNACK waits for that, and the will is in force from then on.
+        The CONNACK waits until that is stored.
         """
         self.change(session).served = True
         self._unserved.add(session)
@@ -434,7 +451,7 @@ class SharedSessions:
     def abandon_arrival(self, arrival: OpeningClient) -> None:
         """Leave the session of a client that disconnected before it was accepted.
 
-        An earlier session continues.
+        A session that the client had before remains.
         """
         operation, found = arrival.operation, arrival.found
         self._cancel(operation, found.queue)
@@ -458,7 +475,7 @@ class SharedSessions:
     # Changes of sessions.
 
     def change(self, session: ClientSession) -> SessionChange:
-        """Return the pending changes of a session, for more to be added."""
+        """Return the collected changes of a session, to which the caller adds; they are submitted soon."""
         writer = self._writers.get(session)
         if writer is None:
             writer = self._writer(session)
@@ -469,13 +486,14 @@ class SharedSessions:
         return writer.change
 
     def _writer(self, session: ClientSession) -> SessionWriter:
+        """Create the writer of a session's changes."""
         key = SessionKey(DOMAIN, session.client_id)
         settled = partial(self._settled, session)
         found = self._writers[session] = SessionWriter(key, session.owner.epoch, self._repeats, settled)
         return found
 
     def check_owner(self, session: ClientSession, done: Callable[[bool], None]) -> None:
-        """Call `done` with True if the database has a session as this replica's, with its queue."""
+        """Query if this replica owns a session and its queue, and call `done` with the result."""
 
         def on_view(reply: Reply[SessionView | None]) -> None:
             if reply.verdict is OperationOutcome.UNAVAILABLE:
@@ -487,7 +505,10 @@ class SharedSessions:
         self._state.query(FindSession(SessionKey(DOMAIN, session.client_id)), on_view)
 
     def after_stored(self, session: ClientSession, done: Told) -> None:
-        """Call `done` with the outcome when all changes of a session until now are stored, or cannot be."""
+        """Call `done` with ACCEPTED when all changes that a session has collected until now are stored.
+
+        `done` is called with another outcome if they cannot be stored.
+        """
         writer = self._writers.get(session)
         if writer is None or not writer.has_changes:
             done(NOT_OURS if session.is_stopped else ACCEPTED)
@@ -495,7 +516,7 @@ class SharedSessions:
             writer.after(done)
 
     def flush(self) -> None:
-        """Submit the pending changes of all sessions."""
+        """Submit the collected changes of all sessions."""
         dirty, self._dirty = self._dirty, {}
         for session in dirty:
             writer = self._writers.get(session)
@@ -509,7 +530,7 @@ class SharedSessions:
             del self._writers[session]
 
     def _settled(self, session: ClientSession, verdict: OperationOutcome) -> None:
-        """Process the result of storing a change of a session: `verdict` is DONE if it is stored."""
+        """Process the outcome of a ChangeSession. If it was not stored stop the session and its client."""
         self._forget_idle(session)
         if session in self._unserved:
             self._unserved.discard(session)
@@ -528,7 +549,7 @@ class SharedSessions:
     def leave(self, session: ClientSession, publish: Done | None) -> None:
         """Leave the session of a client that has disconnected.
 
-        `publish` publishes its will; None if it has no will any more.
+        `publish` publishes the client's will; it is None if the client has no will any more.
         """
         is_held = self._waiting.pop(session, None) is None
         self._expecting.pop(session, None)
@@ -545,7 +566,10 @@ class SharedSessions:
     def _left(
         self, session: ClientSession, publish: Done | None, reply: Reply[LeftSession], requested_at: LeaseTime
     ) -> None:
-        """Process the reply to a LeaveSession that was requested at `requested_at`."""
+        """Process the reply to a LeaveSession that was submitted at `requested_at` (loop-clock seconds).
+
+        Its queue is deleted if the session has ended; a will that the reply has claimed is published.
+        """
         self._forget_idle(session)
         key, epoch = SessionKey(DOMAIN, session.client_id), session.owner.epoch
         left_session = reply.value
@@ -577,10 +601,10 @@ class SharedSessions:
             self.clients.publish_claimed(claim, publish)
 
     def _check_queue(self, key: SessionKey, queue: str) -> None:
-        """Delete a queue that the database does not have for its session.
+        """Delete a queue if, by the database, it is not the queue of the session `key`.
 
-        Called for a session that this replica no longer owns. After a restore from a backup no other replica
-        would delete it.
+        Called for a session that this replica no longer owns. After a restore of the database from a backup
+        no other replica would delete the queue.
         """
 
         def on_view(reply: Reply[SessionView | None]) -> None:
@@ -592,7 +616,10 @@ class SharedSessions:
         self._state.query(FindSession(key), on_view)
 
     def _free(self, session: ClientSession, given_back: Sequence[Content]) -> None:
-        """Release or delete the queue of a session, because it is not consumed here any more."""
+        """Release or delete the queue of a session, because this replica has stopped consuming it.
+
+        `given_back` has the contents of the messages that were requeued.
+        """
         self._ending.discard(session)
         if session in self._ended:
             self._ended.discard(session)
@@ -603,7 +630,10 @@ class SharedSessions:
             self._release(key, session.owner.epoch, fingerprints)
 
     def _release(self, key: SessionKey, epoch: int, given_back: bytes = b"") -> None:
-        """Record in the database that the owner of an epoch does not consume the queue any more."""
+        """Submit a ReleaseSession: the owner in `epoch` does not consume the queue any more.
+
+        `given_back` has the encoded fingerprints of requeued messages.
+        """
         self._releases += 1
 
         def on_released(reply: Reply[None]) -> None:
@@ -620,7 +650,7 @@ class SharedSessions:
         self._repeats.submit(ReleaseSession(key, epoch, given_back), on_released)
 
     def release_all(self, sessions: Sequence[ClientSession], done: Done) -> None:
-        """Release the queues of these sessions, because the process ends.
+        """Release the queues of these sessions to other replicas, because the process ends.
 
         `done` is called when the database has recorded that.
         """
@@ -633,13 +663,16 @@ class SharedSessions:
             self._after_releases.pop()()
 
     def settle_will(self, key: SessionKey, epoch: int) -> None:
-        """Delete a will in the database, because it was published or is void."""
+        """Delete a will in the database, because it was published or must not be."""
         self._repeats.submit(SettleWill(key, epoch), lambda reply: None)
 
     # Queues that had another owner.
 
     def acquire(self, session: ClientSession, found: OpenedSession) -> None:
-        """Consume the queue of a session as soon as the previous owner has released it."""
+        """Consume the queue of a session, now or when the previous owner has released it.
+
+        `found` is the session as OpenSession has reported it.
+        """
         before = found.before if found.present else None
         if before is None:
             self._consume(session, found.given_back)
@@ -655,6 +688,7 @@ class SharedSessions:
             self._query_session(key)
 
     def _consume(self, session: ClientSession, given_back: bytes) -> None:
+        """Consume the queue of a session; `given_back` has the encoded fingerprints of requeued messages."""
         self._waiting.pop(session, None)
         self._consumable.add((session.client_id, session.owner.epoch))
         if fingerprints := decode_fingerprints(given_back):
@@ -663,14 +697,15 @@ class SharedSessions:
         self._queues.consume(session)
 
     def is_waiting(self, session: ClientSession) -> bool:
-        """Return True if the queue of a session is not this replica's to consume yet."""
+        """Return True if the previous owner has not released the queue of a session yet."""
         return session in self._waiting
 
     def _query_session(self, key: SessionKey) -> None:
-        """Query if a session has another owner, or if its queue has been released."""
+        """Query if a session has another owner now, or if its queue has been released, and act on it."""
         self._state.query(FindSession(key), partial(self._handle_view, key))
 
     def _handle_view(self, key: SessionKey, reply: Reply[SessionView | None]) -> None:
+        """Process the database's view of a session: disconnect its client, or consume its queue."""
         session, view = self.clients.session_of(key.client), reply.value
         if reply.verdict is not OperationOutcome.DONE:
             return
@@ -686,7 +721,10 @@ class SharedSessions:
             self._consume(session, view.given_back)
 
     def _release_superseded(self, reply: Reply[list[tuple[SessionKey, int]]]) -> None:
-        """Give up sessions that other replicas have taken over; release those that are not consumed here."""
+        """Process the sessions whose queues may be consumed here although they were opened again.
+
+        Those that are connected or arriving here are queried; queues that are not consumed here are released.
+        """
         self._is_looking = False
         for key, epoch in reply.value or ():
             session = self.clients.session_of(key.client)
@@ -697,11 +735,15 @@ class SharedSessions:
                 self._release(key, epoch)
 
     def _ask_for_owners(self, overdue: list[ClientSession]) -> None:
-        """Query if the owners are alive for which some sessions have waited."""
+        """Query if the previous owners that some sessions wait for are alive."""
         self._is_asking = True
         self._state.query(ListReplicas(), partial(self._judge, overdue))
 
     def _judge(self, overdue: list[ClientSession], reply: Reply[list[ReplicaView]]) -> None:
+        """Consume the queues of waiting sessions that their previous owners do not release in time.
+
+        These owners are dead by `reply`, or have not released the queue for RELEASE_SECS_MAX.
+        """
         self._is_asking = False
         if reply.value is None:
             return
@@ -717,10 +759,10 @@ class SharedSessions:
     # Comparison of the database with this replica.
 
     def _begin_sweep(self, now: Monotonic) -> None:
-        """Begin to compare all clients with the database, page by page.
+        """Begin to compare all clients here with the database, page by page.
 
-        After an outage, a failover or a restore either side may have sessions that the other one has not, and
-        no notice reports that.
+        After an outage, a failover or a restore of the database either side may have sessions that the other
+        one lacks, and no notice reports that.
         """
         self._sweep = Sweep(self._membership.incarnation, self.clients.connected())
         self._sweep_at = Monotonic(now + SWEEP_SECS)
@@ -730,9 +772,9 @@ class SharedSessions:
         self._state.query(FindOwned(sweep.incarnation, after, OWNED_MAX), partial(self._owned, sweep))
 
     def _owned(self, sweep: Sweep, reply: Reply[list[Owned]]) -> None:
-        """Process a page of the comparison.
+        """Process a page of the comparison, and query the next page.
 
-        Clients that are here but not in the database are queried one by one.
+        After the last page, sessions that are here but not in the database are queried one by one.
         """
         if reply.value is None or sweep.incarnation != self._membership.incarnation:
             self._sweep = None  # it is repeated after the outage
@@ -754,10 +796,10 @@ class SharedSessions:
                 self._query_session(SessionKey(DOMAIN, client))
 
     def _note_stray(self, sweep: Sweep, owned: Owned) -> None:
-        """Record that the database has a client as connected here that is not.
+        """Record a session that is connected here by the database, but has no client here.
 
-        The session is given up when two comparisons have found that: until then the client may be about to
-        connect or disconnect.
+        The session is left when two comparisons in a row have found that: until then its client may be about
+        to connect or disconnect.
         """
         client, epoch = owned.key.client, owned.epoch
         session = self.clients.session_of(client)
@@ -775,7 +817,7 @@ class SharedSessions:
     # Notices and the timer.
 
     def handle_notice(self, notice: Notice) -> None:
-        """Query the session that a notice is about."""
+        """Query the session that a notice is about; after a lost notice query everything."""
         if notice.key is not None and notice.event in (NoticeSubject.TAKEN, NoticeSubject.RELEASED):
             self._query_session(notice.key)
         elif notice.event is NoticeSubject.MISSED:
@@ -784,7 +826,8 @@ class SharedSessions:
     def run_due_work(self, work: ClaimedWork, requested_at: LeaseTime) -> None:
         """Publish a due will, or end a due session, which was claimed at `requested_at`.
 
-        If the cluster is away other replicas do it later.
+        `requested_at` is when Reap was submitted. If the cluster is unavailable other replicas do the work
+        later.
         """
         if not self._queues.is_up:
             return
@@ -798,18 +841,21 @@ class SharedSessions:
             self._end(work)
 
     def _end(self, work: ClaimedWork) -> None:
+        """Delete an expired session in the database, because its queue is deleted."""
         assert work.key is not None
         self._repeats.submit(EndSession(work.key, work.epoch), lambda reply: None)
 
     def _delete(self, queue: str) -> None:
-        """Delete the queue of a session that has ended; if that fails another replica does it later."""
+        """Delete the queue of a session that has ended, and record that in the database.
+
+        If that fails another replica does it later.
+        """
         self._queues.delete(queue, partial(self._repeats.submit, ForgetQueue(queue), lambda reply: None))
 
     def tick(self, now: Monotonic) -> None:
         """Run the timer; `now` is in loop-clock seconds.
 
-        The timer repeats operations that failed while the database was away, and queries changes whose
-        notices may be lost.
+        The timer repeats operations that have failed, and queries the changes whose notices may be lost.
         """
         self._repeats.tick()
         is_away = bool(self._state.health.failure)
@@ -834,6 +880,7 @@ class SharedSessions:
             self._state.query(WeighSessions(self._membership.incarnation), self._store_counts)
 
     def _store_counts(self, reply: Reply[SessionCounts]) -> None:
+        """Store the queried numbers of sessions: of all replicas, and by user of those elsewhere."""
         self._is_counting = False
         self.elsewhere.end(None if reply.value is None else reply.value.elsewhere)
         if reply.value is not None:

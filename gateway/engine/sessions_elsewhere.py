@@ -1,9 +1,9 @@
-"""Sessions of each user that are not connected to this replica: their number, subscriptions and bytes.
+"""Usage of each user by sessions that are not connected to this replica: number, subscriptions, bytes.
 
-The database is queried for them every ten seconds. In between, sessions that leave this replica are added,
-and those that it opens are subtracted. A session that is leaving counts until the database has stored that:
-it is not among the queried ones before. What other replicas have added since the last query is not known, so
-a limit may be exceeded by that.
+The database is queried for it every ten seconds. In between, sessions that leave this replica are added, and
+those that it opens are subtracted. A session that is leaving is counted separately until the database has
+stored that. Sessions that other replicas have added since the last query are not known, so limits may be
+exceeded by these.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NONE: Final = UserSessions()
 
 
 class SessionsElsewhere:
-    """Sums of the sessions of each user that are not connected to this replica."""
+    """Usage of each user by the sessions that are not connected to this replica."""
 
     def __init__(self) -> None:
         self.subscriptions = 0  # of all users
@@ -25,25 +25,25 @@ class SessionsElsewhere:
         self._changes: list[tuple[str, Weight, int]] | None = None  # since the current query began
 
     def of(self, user: str) -> UserSessions:
-        """Return the sums of a user."""
+        """Return a user's number of sessions elsewhere, with their subscriptions and bytes."""
         leaving = self._leaving.get(user)
         found = self._sums.get(user, NONE)
         return found if leaving is None else _total(found, leaving)
 
     def begin_leaving(self, user: str, weight: Weight) -> None:
-        """Count a session that this replica has begun to leave."""
+        """Add a session of which this replica has submitted the LeaveSession."""
         _change(self._leaving, user, weight, 1)
         self.subscriptions += weight.subscriptions
 
     def end_leaving(self, user: str, weight: Weight, *, remains: bool) -> None:
-        """Discount a session that was leaving, unless it `remains` in the database."""
+        """Process the reply to a LeaveSession: the session counts further only if it `remains` stored."""
         _change(self._leaving, user, weight, -1)
         self.subscriptions -= weight.subscriptions
         if remains:
             self.change(user, weight, 1)
 
     def change(self, user: str, weight: Weight, count: int) -> None:
-        """Add a session (`count` 1) or subtract one (-1)."""
+        """Add a session to a user's usage (`count` 1), or subtract it (-1)."""
         if self._changes is not None:
             self._changes.append((user, weight, count))
         before = self._sums.get(user, NONE).subscriptions
@@ -51,11 +51,14 @@ class SessionsElsewhere:
         self.subscriptions += self._sums.get(user, NONE).subscriptions - before
 
     def begin(self) -> None:
-        """Note that a query begins, which may or may not see what changes until its reply."""
+        """Start to record changes, because a query begins whose reply may include them or not."""
         self._changes = []
 
     def end(self, found: dict[str, UserSessions] | None) -> None:
-        """Replace the sums by what a query has found; None if it has failed."""
+        """Replace the usage of all users by the result of a query, with the changes recorded since `begin`.
+
+        `found` is None if the query has failed.
+        """
         changes, self._changes = self._changes or [], None
         if found is None:
             return
@@ -71,7 +74,7 @@ def _total(one: UserSessions, other: UserSessions) -> UserSessions:
 
 
 def _change(sums: dict[str, UserSessions], user: str, weight: Weight, count: int) -> None:
-    """Add a session to a user's sums, or subtract it; sums never fall below 0."""
+    """Add a session to a user's sums (`count` 1), or subtract it (-1). Sums never fall below 0."""
     before = sums.get(user, NONE)
     changed = (1, *weight)
     after = UserSessions(*[max(a + count * b, 0) for a, b in zip(before, changed, strict=True)])

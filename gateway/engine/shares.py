@@ -1,10 +1,10 @@
 """Shared subscriptions over all replicas: one queue for each filter, consumed by every replica with members.
 
-The broker divides messages among the replicas, and each replica divides its own among its members. A message
-is acknowledged when the member has acknowledged it. When a member's client is lost its messages are requeued,
-and any other member gets them, here or elsewhere. The queue stays for sessions whose clients are away. When
-the subscription has ended everywhere, the last replica that had it deletes the queue; a queue that no replica
-could delete expires on the broker after a day.
+The broker divides messages among the replicas, and each replica divides its own among its members (subscribed
+clients). A message is acknowledged when the member has acknowledged it. When a member's client is lost its
+messages are requeued, and any other member gets them, at this replica or another. The queue remains for
+sessions whose clients are disconnected. When the subscription has ended everywhere, the last replica that had
+it deletes the queue; a queue that no replica could delete expires on the broker after a day.
 """
 
 from __future__ import annotations
@@ -32,19 +32,22 @@ HASH_BYTES: Final = 8
 
 
 class DeliveryDecoder(Protocol):
-    """Decoder of deliveries, as a shared queue uses it."""
+    """Interface of the decoder of deliveries that a shared queue uses."""
 
     def read(self, content: Content) -> tuple[Message, Number | None] | None:
-        """Return the message of a delivery and its number, or None if it cannot be delivered."""
+        """Decode a delivery. Return its message and number, or None if it cannot be delivered."""
 
 
 class SharedQueue:
-    """Queue of one shared filter, as this replica consumes it."""
+    """Queue of one shared subscription's filter, as this replica consumes it."""
 
     def __init__(
         self, reader: DeliveryDecoder, group: SharedGroup, queue: str, arguments: Headers, prefetch: int
     ) -> None:
-        """Create the state of the queue named `queue`; `group` has the members at this replica."""
+        """Create the state of the queue named `queue`. `group` has the members at this replica.
+
+        `arguments` and `prefetch` are those of the queue and of its consumer.
+        """
         self.group = group
         self.queue = queue
         self.arguments = arguments
@@ -58,28 +61,28 @@ class SharedQueue:
 
     @property
     def needs_queue(self) -> bool:
-        """True: the queue is only consumed while the filter has members here."""
+        """True: a missing queue is declared, since it is only consumed while the filter has members here."""
         return True
 
     def confirm(self, done: Callable[[bool], None]) -> None:
-        """Call `done` with True: any replica with members declares the missing queue."""
+        """Call `done` with True: any replica with members may declare the missing queue."""
         done(True)
 
     @property
     def keys(self) -> Iterable[str]:
-        """Keys to which the queue is bound: that of the filter."""
+        """Binding keys of the queue: the key of the filter, if it has one."""
         return self._keys
 
     def set_backlog(self, count: int) -> None:
-        """Do nothing: the number of waiting messages does not matter."""
+        """Do nothing: the number of messages in the queue has no effect."""
 
     def unreachable(self) -> None:
-        """Do nothing: the queue is checked again by a timer."""
+        """Do nothing: the timer of the namespace tries again to consume the queue."""
 
     def deliver(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:
-        """Give a message to one of the members, or requeue it if there is none.
+        """Queue a message for one of the members, or requeue it on the cluster if there is none.
 
-        A message that the filter does not match is dropped.
+        A message that the filter does not match is settled without delivery.
         """
         found = self._reader.read(content)
         if found is None or not topic_matches(self._pattern, found[0].address.name.split("/")):
@@ -98,7 +101,7 @@ class SharedQueue:
 
 
 def queue_of(prefix: str, topic_filter: str) -> str:
-    """Return the name of the queue of a filter, which is the same at every replica."""
+    """Return the name of the queue of a shared filter, which is the same at every replica."""
     group = topic_filter.split("/", 2)[1]
     digest = blake2b(topic_filter.encode(), digest_size=HASH_BYTES).hexdigest()
     return f"{prefix}.{readable(group)}.{digest}"

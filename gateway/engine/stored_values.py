@@ -29,7 +29,7 @@ FINGERPRINT: Final = Struct(">I")
 
 
 def encode_options(options: SubscriptionOptions) -> bytes:
-    """Return the options of a subscription as bytes."""
+    """Return the encoding of a subscription's options for the database."""
     return OPTIONS.pack(
         options.qos,
         options.no_local,
@@ -40,7 +40,7 @@ def encode_options(options: SubscriptionOptions) -> bytes:
 
 
 def decode_options(data: bytes) -> SubscriptionOptions:
-    """Return the options of a subscription. Raises StoreError if there are too few bytes."""
+    """Decode the options of a subscription. Raises StoreError if there are too few bytes."""
     if len(data) < OPTIONS.size:
         raise StoreError(f"the options of a subscription have {len(data)} bytes, which is too few")
     qos, no_local, as_published, handling, identifier = OPTIONS.unpack_from(data)
@@ -48,12 +48,12 @@ def decode_options(data: bytes) -> SubscriptionOptions:
 
 
 def encode_fingerprints(fingerprints: Sequence[int]) -> bytes:
-    """Return the fingerprints of requeued messages, 32 bits each, as bytes."""
+    """Return the encoding of fingerprints (32 bits each) of requeued messages for the database."""
     return b"".join(map(FINGERPRINT.pack, fingerprints))
 
 
 def decode_fingerprints(data: bytes) -> tuple[int, ...]:
-    """Return the fingerprints; an incomplete one at the end is left out."""
+    """Decode fingerprints of requeued messages; an incomplete one at the end is left out."""
     whole = data[: len(data) // FINGERPRINT.size * FINGERPRINT.size]
     return tuple(one for (one,) in FINGERPRINT.iter_unpack(whole))
 
@@ -82,14 +82,14 @@ ADAPTER: Final = TypeAdapter(StoredWill)
 
 
 def delay_of(will: Will) -> int:
-    """Return the will delay interval in seconds (MQTT 5: 3.1.3.2.2)."""
+    """Return the Will Delay Interval of a will in seconds, 0 without one (MQTT 5: 3.1.3.2.2)."""
     delay = will.properties.get(Property.WILL_DELAY_INTERVAL, 0)
     assert isinstance(delay, int)
     return delay
 
 
 def encode_will(coming: ConnectingClient) -> bytes:
-    """Return the will of a connecting client, and its sender, as bytes."""
+    """Return the encoding of a connecting client's will, which it must have, for the database."""
     will, sender = coming.will, coming.sender
     assert will is not None
     return ADAPTER.dump_json(

@@ -1,10 +1,11 @@
 """Walk of one subscription through the retained messages in the database, page by page.
 
 A page is queried when the one before has been passed to the session. So a client that reads nothing costs one
-page, and nothing is polled: the reply makes the session pull again.
+page, and nothing is polled: the reply makes the session request messages again.
 
 A walk begins when its subscription is bound, and each message is in the database before it is published. So
-no message is missing between the two, but a message may arrive both ways, and in either order.
+no message is missing between the two, but a message may arrive both live (published) and retained, in either
+order.
 
 - A topic of which a retained message has arrived live since the subscription is skipped: the page has that
   message, an older one, or one that arrives live as well.
@@ -40,7 +41,7 @@ ONCE: Final = 2  # value of `assurance`
 class Walked:
     """Record of the retained messages that walks have sent to one client at QoS 2.
 
-    For each walk that goes on it also has the topics of live messages with RETAIN since the walk began.
+    For each walk in progress it also has the topics of live messages with RETAIN since the walk began.
     """
 
     def __init__(self) -> None:
@@ -52,10 +53,10 @@ class Walked:
         self._numbers: dict[Message, Number] = {}  # of messages that the session has not written yet
 
     def is_new(self, message: Message, number: Number | None, qos: int, *, lasting: bool = False) -> bool:
-        """Return False if a live message, or a later one, was sent to the client as a retained one at QoS 2.
+        """Return False if a walk has sent this live message, or a later one of its topic, at QoS 2.
 
-        `qos` is the QoS of the delivery. A `lasting` session tracks sent numbers itself, because its client
-        may be lost before it has the message.
+        `qos` is the QoS of the delivery. With `lasting` True only later ones count, because a session with a
+        queue records the numbers that it has sent itself. A live message with RETAIN is recorded.
         """
         if qos == ONCE and number is not None and self._was_sent(message, number, lasting):
             return False
@@ -66,9 +67,9 @@ class Walked:
         return True
 
     def begin(self, topic_filter: str, *, is_first: bool) -> None:
-        """Begin a walk: a subscription was made, and retained messages will be sent for it.
+        """Record that a walk begins, because its client has subscribed to `topic_filter`.
 
-        `is_first` is True if there was no subscription with that filter before.
+        `is_first` is True if the client had no subscription with that filter before.
         """
         self._live[topic_filter] = {}
         if is_first:
@@ -77,20 +78,23 @@ class Walked:
             self._first.discard(topic_filter)
 
     def is_alone(self, topic_filter: str, topic: str, session: Session) -> bool:
-        """Return True if the session has had no other subscription for the topic, as far as that is known."""
+        """Return True if no other subscription of the session has matched a topic since the walk began.
+
+        False is returned if that is not certain.
+        """
         subscriptions, levels = session.subscriptions, topic.split("/")
         if topic_filter not in self._first or len(subscriptions) > COMPARED_MAX:
             return False
         return sum(topic_matches(one.split("/"), levels) for one in subscriptions) == 1
 
     def end_all_but(self, filters: Collection[str]) -> None:
-        """Forget the walks whose filters are not in `filters`."""
+        """Forget the walks whose filters are not in `filters`, because they have ended."""
         for topic_filter in [one for one in self._live if one not in filters]:
             del self._live[topic_filter]
             self._first.discard(topic_filter)
 
     def _was_sent(self, message: Message, number: Number, lasting: bool) -> bool:
-        """Return True for a message that was sent, or is older than the last one sent of its publisher."""
+        """Return True if a message was sent as retained, or a later one of its publisher and topic."""
         if not lasting and number in self._sent:
             return True
         if not message.retain:
@@ -99,13 +103,16 @@ class Walked:
         return last[0] == number[0] and number[1] < last[1] and client == message.sender.client
 
     def may_send(self, topic_filter: str, topic: str) -> bool:
-        """Return False if a retained message of the topic has arrived live since the subscription."""
+        """Return False if a message of the topic with RETAIN has arrived live since the walk began.
+
+        Then the walk must not send the retained message of the topic.
+        """
         return topic not in self._live.get(topic_filter, ())
 
     def send(self, message: Message, number: Number, *, is_alone: bool) -> None:
-        """Record that a retained message is about to be sent at QoS 2.
+        """Record that a walk is about to send a retained message at QoS 2.
 
-        `is_alone` is the result of that method.
+        `is_alone` is the result of the method with that name.
         """
         self.has_sent = True
         self._sent.add(number)
@@ -116,14 +123,18 @@ class Walked:
         self._numbers[message] = number
 
     def number_of(self, message: Message) -> Number | None:
-        """Return the number of a retained message that is written to the client, and forget it."""
+        """Return the number of a retained message that is being written to the client, and forget it.
+
+        Return None if no walk has sent the message at QoS 2.
+        """
         return self._numbers.pop(message, None)
 
 
 class SharedWalk:
     """Walk of one subscription through the retained messages that the replicas share in the database.
 
-    It has the interface of `Walk`, which reads the retained messages of one process.
+    It has the interface of `Walk`, which reads the retained messages of one process. `done` is True at the
+    end, and `waits` while a page is being read.
     """
 
     def __init__(
@@ -137,7 +148,9 @@ class SharedWalk:
     ) -> None:
         """Create a walk that has not begun.
 
-        `pull` makes the session pull again. `is_wanted` returns False when the walk is abandoned.
+        `grant` is the subscription. `pull` makes the session call `next` again. `is_wanted` returns False
+        when the subscription has been replaced or has ended. `walked` records sent messages, if it is not
+        None.
         """
         self.grant = grant
         self.done = False
@@ -154,7 +167,7 @@ class SharedWalk:
     def next(self, most: int = PIECE_MESSAGES_MAX) -> list[Message]:
         """Return the next messages, at most `most`.
 
-        The list is empty when a page has to be read first, or at the end.
+        The list is empty at the end of the walk, or if a page must be read first, which is then requested.
         """
         if self.done:
             return []
@@ -166,7 +179,7 @@ class SharedWalk:
         return [message for one in some if (message := self._message(one)) is not None]
 
     def begin(self, then: Callable[[], None]) -> None:
-        """Read the first page. `then` is called when it has arrived, or cannot be read now."""
+        """Request the first page. `then` is called when it has arrived, or cannot be read now."""
         self._then = then
         self._read()
 
@@ -176,6 +189,7 @@ class SharedWalk:
         self._retained.match(self._query, user, self._is_current, self._store_page, self._begun)
 
     def _begun(self) -> None:
+        """Call the callback of `begin`, if it has not been called."""
         then, self._then = self._then, None
         if then is not None:
             then()
@@ -184,6 +198,7 @@ class SharedWalk:
         return self._is_wanted(self)
 
     def _store_page(self, found: list[Retained] | None) -> None:
+        """Store a page and inform the session. `found` is None if the database rejects the filter."""
         self.waits = False
         self._page = found or []
         if not found:
@@ -197,6 +212,7 @@ class SharedWalk:
             self._pull()
 
     def _message(self, one: Retained) -> Message | None:
+        """Decode a retained message and record that it is sent. Return None if it must not be sent."""
         walked = self._walked
         if walked is not None and not walked.may_send(self._query.topic_filter, one.topic):
             return None
