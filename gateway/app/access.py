@@ -166,7 +166,7 @@ class Identities:
         return Replaced(len(found.hashes), removed)
 
     def files(self) -> list[Path]:
-        """Return the files that users and their secrets are read from."""
+        """Return the files whose changes affect users: the users file, exports, and files of user secrets."""
         secret = [file for user in self.users.values() for file in (user.password_hash_file, user.scram_file)]
         declared = self._settings.declare
         files = [self._path, *(declared.definitions if declared.users else ()), *secret]
@@ -190,7 +190,7 @@ class Identities:
                 nursery.start_soon(task)
 
     async def close(self) -> None:
-        """Close the connections to authentication servers, within CLOSE_SECS."""
+        """Close the connections to authentication servers. Returns after CLOSE_SECS at most."""
         with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_SECS):
             for asker in self._askers:
                 await asker.close()
@@ -207,10 +207,10 @@ def secrets_of(users: Mapping[str, User]) -> tuple[dict[str, str], dict[str, Key
 
 
 def roles_of(settings: Settings, users: Mapping[str, User] | None = None) -> Roles:
-    """Return the roles, and the assignment of roles to users.
+    """Return the roles of the configuration and of RabbitMQ exports, with the users that have them.
 
-    `users` are the users in force, None those of the configuration alone. Raises ConfigurationError for
-    exports that cannot be read.
+    `users` are the users in force; None stands for those of the configuration alone. Raises
+    ConfigurationError for exports that cannot be read.
     """
     several = read_imports(settings)
     roles = {name: role for one in several for name, role in one.roles.items()}
@@ -235,9 +235,10 @@ def authorizer_of(settings: Settings) -> HttpQuestions | None:
 
 
 def read_imports(settings: Settings) -> list[Imported]:
-    """Return users and permissions of RabbitMQ exports, if `declare.users` is true.
+    """Read the users, permissions and virtual hosts of the configured RabbitMQ exports.
 
-    Raises ConfigurationError for an export that cannot be used.
+    Return an empty list unless `declare.users` is true. Raises ConfigurationError for an export that cannot
+    be used.
     """
     declared = settings.declare
     return [read_imported(file) for file in declared.definitions] if declared.users else []

@@ -27,7 +27,10 @@ def dismiss(session: Session) -> None:
 
 
 def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
-    """Yield every connection that is not closing. Connections may open and close during the iteration."""
+    """Yield a record of every client connection that is not closing.
+
+    Connections may open and close during the iteration.
+    """
     for listener in listeners.values():
         for connection in list(listener.connections):
             stream, sender = connection.stream, connection.sender
@@ -62,7 +65,7 @@ class _Channel(Protocol):
 
 @runtime_checkable
 class _Tagged(Protocol):
-    """Consumer of an AMQP client, identified by its tag on a channel."""
+    """Interface of the consumer of an AMQP 0-9-1 client, which has a tag on a channel."""
 
     tag: str
     no_ack: bool
@@ -84,7 +87,7 @@ class _Handle(Protocol):
 
 @runtime_checkable
 class _Handled(Protocol):
-    """Consumer of an AMQP/Fast client, identified by its handle."""
+    """Interface of the consumer of an AMQP/Fast client, which has a handle."""
 
     unreliable: bool
     prefetch: int

@@ -1,4 +1,4 @@
-"""Access to the console as configured, and the token for the command line of this machine."""
+"""Admission control of the console, and the temporary token for the command line of this machine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ log = structlog.get_logger()
 
 
 class Console:
-    """Admission control of the console.
+    """Admission control of the console, as the configuration demands it.
 
-    It also has the temporary token that the command line uses while HTTP is served.
+    While HTTP is served it also has the temporary token by which the command line logs in.
     """
 
     def __init__(
@@ -34,8 +34,8 @@ class Console:
     ) -> None:
         """Build the admission control from the settings.
 
-        `quotas` limit console sessions, tokens and unread responses by user. Raises ConfigurationError when
-        the tokens cannot be read or written.
+        `access` checks logins, `authorization` has the roles. `quotas` limit console sessions, tokens and
+        unread responses by user. Raises ConfigurationError when the tokens cannot be read or written.
         """
         http = settings.http
 

@@ -62,7 +62,7 @@ class Lines:
         return found
 
     def close(self) -> None:
-        """Close this end."""
+        """Close this end of the connection; the other end then receives None."""
         self._stream.socket.close()
 
 
@@ -89,5 +89,5 @@ class Ordered:
         return cls(sock, Order(**orjson.loads(line)))
 
     def lines(self) -> Lines:
-        """Return the connection for use in the event loop."""
+        """Return the connection to the supervisor for use in the event loop."""
         return Lines(self._sock)

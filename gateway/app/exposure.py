@@ -153,7 +153,7 @@ def _balancers(settings: Settings) -> Iterator[Exposure]:
 
 
 def _is_local(host: str) -> bool:
-    """Return True if a host, name or address, is this machine."""
+    """Return True if a host, given by name or IP address, is the loopback interface of this machine."""
     if host == "localhost":
         return True
     try:

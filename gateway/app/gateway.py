@@ -108,9 +108,10 @@ class Gateway:
     _users: Access | None = None  # None until the users have been read.
 
     def __init__(self, settings: Settings) -> None:
-        """Build all parts from the settings.
+        """Build all parts except listeners and links, and open the store and the journal.
 
-        Raises ConfigurationError (or MappingError) for unusable settings.
+        Raises ConfigurationError (or MappingError) for unusable settings, and StoreError for an unusable
+        store.
         """
         self.settings = settings = with_imported_hosts(settings)
         self.listeners: dict[str, Listener] = {}
@@ -398,7 +399,10 @@ class Gateway:
         return True
 
     def _disconnect_clients(self) -> None:
-        """Disconnect all clients: the engine has been unreachable for longer than they wait."""
+        """Disconnect all clients, because the engine cannot serve them.
+
+        The cluster has been unavailable for too long, or other replicas have declared this one dead.
+        """
         self._shut_down_connections(self._connections(), CloseReason.UNSERVED)
 
     def _connections(self) -> list[IngressClient]:
@@ -577,6 +581,7 @@ class Gateway:
         return *router.routes, *router.answers
 
     def _gauges(self) -> dict[str, Callable[[], float]]:
+        """Return the gauges of all parts, functions by metric name."""
         gauges: dict[str, Callable[[], float]] = {
             "gateway_ended_sessions": lambda: self.quotas.ended.count,
             "gateway_ended_sessions_bytes": lambda: self.quotas.ended.total,
@@ -637,7 +642,7 @@ class Gateway:
             await trio.sleep(0.2)
 
     async def _tell_what_was_limited(self) -> None:
-        """Log, once a minute, how many rate-limited log lines were not written."""
+        """Log every LIMITED_SECS how many log lines were suppressed by rate limits, until cancelled."""
         while True:
             await trio.sleep(LIMITED_SECS)
             _tell_limited()

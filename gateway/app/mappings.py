@@ -113,6 +113,7 @@ class MappingFiles:
         return self._read(drafts)[0]
 
     def _read(self, drafts: Texts) -> tuple[Router, list[MappingFile]]:
+        """Compile the present files, with `drafts` in place of some. Return router and parsed files."""
         settings = self.settings
         endpoints = settings.endpoints()
         remaining = dict(drafts)

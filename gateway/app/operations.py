@@ -39,7 +39,7 @@ from gateway.transport.stream import WriteSet
 
 
 class Operated(Protocol):
-    """Parts of a gateway that the HTTP interface uses."""
+    """Interface of a gateway that its HTTP operations use."""
 
     settings: Settings
     metrics: Metrics
@@ -61,10 +61,10 @@ class Operated(Protocol):
     history: History
 
     async def reload_mappings(self) -> bool:
-        """Read the mapping files again. Return True if the new ones are in force."""
+        """Read the mapping files again. Return True if the new mappings are in force."""
 
     def stop(self) -> None:
-        """Begin to drain."""
+        """Begin to drain; the process ends when that is done."""
 
 
 def endpoint_of(settings: Settings, host: VirtualHost) -> str:
@@ -134,7 +134,7 @@ def pause_links(gateway: Operated) -> None:
 
 
 def states_of(gateway: Operated) -> dict[str, EndpointState]:
-    """Return address and state of each endpoint by name."""
+    """Return the state of each listener and link by name: address, up or not, reason, paused or not."""
     found = {name: EndpointState(listener.place, True) for name, listener in gateway.listeners.items()}
     for name, link in gateway.links.items():
         why = "" if link.is_up else link.down_reason or "not connected yet"

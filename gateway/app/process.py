@@ -1,4 +1,4 @@
-"""Process around a gateway: event loop, cycle collector, exit code."""
+"""Process of a single gateway: it runs the event loop, tunes the cycle collector, returns an exit code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from gateway.settings import Settings
 
 
 def run(settings: Settings, started: Callable[[Gateway], None]) -> int:
-    """Run a gateway until it is stopped. Call `started` when it serves. Return the exit code."""
+    """Run a gateway until it is stopped. Return the exit code of the process.
+
+    `started` is called with the gateway when all its listeners are open.
+    """
     raise_descriptors()
     tune_collector()
     gateway = Gateway(settings)
@@ -30,7 +33,10 @@ def run(settings: Settings, started: Callable[[Gateway], None]) -> int:
 
 
 def run_loop(main: Callable[[], Awaitable[object]]) -> int:
-    """Run `main` in an event loop, and print errors that the user can correct. Return the exit code."""
+    """Run `main` in an event loop. Return the exit code of the process.
+
+    Errors that the user can correct are printed to standard error, and the code is 1.
+    """
     code = 0
     try:
         trio.run(main)
@@ -58,7 +64,7 @@ def freeze_objects() -> None:
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    """Return the errors of a group and of its subgroups."""
+    """Return the single errors in an exception group and in the groups within it."""
     found: list[BaseException] = []
     for error in group.exceptions:
         found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]

@@ -78,7 +78,7 @@ class SharedMessages:
                 query = replace(query, after=found[-1].topic)
 
     async def settle(self) -> None:
-        """Do nothing: clearing is committed by the database."""
+        """Do nothing: `remove` returns only when the database has committed the removals."""
 
     async def _replies(
         self, submit: Callable[[V, Callable[[Reply[T]], None]], None], requests: list[V]

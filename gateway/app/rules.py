@@ -73,7 +73,7 @@ class Ruled(Protocol):
 
 
 class Rules:
-    """Users and roles in force at a gateway, and the files that they are read from."""
+    """Reload of the users and roles in force at a gateway when their files change."""
 
     def __init__(self, gateway: Ruled) -> None:
         self._gateway = gateway
@@ -88,7 +88,7 @@ class Rules:
         self._warn_without_roles()
 
     def _warn_without_roles(self) -> None:
-        """Warn if users are configured but no roles, which permits every client everything."""
+        """Log a warning if users are configured but no roles, because every client may then do everything."""
         if self._gateway.settings.users and not self._gateway.authorization.is_configured:
             log.warning("users configured without roles, everything permitted")
 
@@ -126,6 +126,7 @@ class Rules:
             return await self._reload()
 
     async def _reload(self) -> bool:
+        """Read users and roles again and put them in force. Return False if a file is unusable."""
         reloads, identities = self._gateway.metrics.rule_reloads, self._gateway.identities
         try:
             settings, found, roles = await computed(self._read)

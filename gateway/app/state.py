@@ -56,13 +56,16 @@ class SharedState:
 
     @property
     def unavailable_reason(self) -> str:
-        """Reason why the state cannot be used; empty if it can."""
+        """Reason why the shared state cannot be used; "" if it can.
+
+        The database is unavailable, or this replica has not joined the others.
+        """
         return self.store.health.failure or self.membership.unavailable_reason
 
     def start(self, writes: WriteSet) -> None:
         """Start the database threads.
 
-        Replies and notices are handled in this loop, each in a wake-up of its own.
+        Replies and notices of the database are handled in the running event loop, each in a separate wake-up.
         """
         self.store.start(caller_of(writes), self._noticed)
 
@@ -124,7 +127,7 @@ class SharedState:
 
 
 def open_state(settings: Settings, quotas: UserQuotas) -> SharedState | None:
-    """Return the state that replicas share, or None without a cluster.
+    """Return the shared state of replicas. Without a cluster as the engine return None.
 
     `quotas` has the limits of dead letters and of retained messages. Raises ConfigurationError if psycopg is
     not installed.

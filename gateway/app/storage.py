@@ -1,4 +1,4 @@
-"""Store of a gateway: opened before the event loop runs, started in it."""
+"""Opening and start of a gateway's store, before and in the event loop."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def open_store(
 
 
 def return_key(store: Store | None) -> bytes:
-    """Return the key that signs return addresses, from the store or new.
+    """Return the key that signs return addresses: the stored one, or a new one, which is stored.
 
-    The key survives restarts, so that responses reach requesters from before. Call it before the store
-    starts.
+    A stored key survives restarts, so that replies still reach requesters from before a restart. Called
+    before the store's thread is started.
     """
     if store is None:
         return secrets.token_bytes(KEY_BYTES)

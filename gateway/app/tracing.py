@@ -37,7 +37,7 @@ def tracing_of(
 
 
 async def close(tracing: Tracing | None) -> None:
-    """Send the remaining spans, for at most CLOSE_SECS."""
+    """Export the remaining spans and stop tracing. Returns after CLOSE_SECS at most."""
     if tracing is not None:
         with trio.move_on_after(CLOSE_SECS, shield=True):
             await trio.to_thread.run_sync(tracing.close, abandon_on_cancel=True)

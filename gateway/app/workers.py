@@ -1,10 +1,10 @@
 """Supervisor of several gateways on one machine that share the listeners' ports.
 
-The supervisor serves no client. It reserves the ports while a worker restarts; starts the workers and
-restarts those that end, or leave SILENT_MAX requests unanswered; forwards SIGHUP and SIGTERM to all; and
-serves combined health and metrics over HTTP. A worker is the same program with another `Order`
-(`gateway/app/control.py`); a fault of one does not affect the others. Each reads the configuration itself, so
-a restarted worker uses it as it is then.
+The supervisor serves no MQTT or AMQP client. It reserves the ports while a worker restarts; starts the
+workers, and restarts those that end or do not reply to SILENT_MAX requests; forwards SIGHUP and SIGTERM to
+all; and serves combined health and metrics over HTTP. A worker is the same program with an `Order`
+(`gateway/app/control.py`); a fault of one does not affect the others. Each worker reads the configuration
+itself, so a restarted worker uses the present one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class WorkerFailed(GatewayError):
 
 
 class Worker:
-    """One worker process and its restarts."""
+    """Supervisor's view of one worker: its present process, its readiness, and its restarts."""
 
     def __init__(self, number: int, command: Sequence[str], order: Order) -> None:
         self.number = number
@@ -77,7 +77,7 @@ class Worker:
         return self.started and self.reasons != [UNANSWERED]
 
     def signal(self, number: signal.Signals) -> bool:
-        """Send a signal to the process. Return False if it does not run."""
+        """Send a signal to the worker's process. Return False if no process runs."""
         process = self._process
         if process is None or process.poll() is not None:
             return False
@@ -85,7 +85,7 @@ class Worker:
         return True
 
     async def run(self, stopping: trio.Event) -> None:
-        """Keep the worker running until `stopping` is set and it has ended.
+        """Run the worker, and restart it when it ends, until `stopping` is set and it has ended.
 
         Raises WorkerFailed if its first process ends before it has served.
         """
@@ -210,7 +210,7 @@ class Supervisor:
     """All workers of a configuration, and the HTTP server for them."""
 
     def __init__(self, settings: Settings) -> None:
-        """Reserve the ports and prepare the workers.
+        """Reserve the ports of all listeners, and prepare the workers.
 
         Raises ConfigurationError when a port is not available, and for invalid mapping files.
         """
@@ -267,7 +267,7 @@ class Supervisor:
         log.info("stopped")
 
     def stop(self) -> None:
-        """Drain and stop all workers."""
+        """Begin to drain and stop all workers; `run` returns when they have ended."""
         self._stopping.set()
 
     async def _tell_started(self, started: Callable[[Supervisor], None]) -> None:
@@ -340,7 +340,10 @@ class Supervisor:
                 worker.signal(signal.SIGHUP)
 
     async def _end_workers(self) -> None:
-        """Stop the workers, and kill those that have not ended KILL_SECS after the drain timeout."""
+        """Wait for `stop`, then have all workers drain.
+
+        Those that have not ended KILL_SECS after the drain timeout are killed.
+        """
         await self._stopping.wait()
         async with trio.open_nursery() as nursery:
             for worker in self.workers:

@@ -6,11 +6,11 @@ message of the session's queue is acknowledged to the cluster when the client ha
 Unacknowledged messages are delivered by the next replica to which the client connects, under another packet
 id, which makes no difference at QoS 1.
 
-At QoS 2 the shared database stores which message has which packet id before the client receives it, and that
-the client has it before PUBREL is sent. So the next owner of the session continues: a message that was sent
-is resent under its old id, and a message that the client has is acknowledged and not sent. The packet ids of
-messages that the client publishes are stored before these are published, with the numbers by which
-subscribers' replicas recognize duplicates.
+At QoS 2 the shared database stores which message has which packet id before the message is sent to the
+client, and stores that the client has received it before PUBREL is sent. So the next owner of the session
+continues: a message that was sent is resent under its old id, and a message that the client has is
+acknowledged to the cluster and not sent. The packet ids of messages that the client publishes are stored
+before these are published, with the numbers by which subscribers' replicas recognize duplicates.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ClusterOrigin(NamedTuple):
     again: bool
 
     def settle(self) -> None:
-        """Acknowledge the message on the cluster."""
+        """Acknowledge the message to the cluster."""
         self.consumer.settle(self.tag)
 
     def requeue(self) -> None:
@@ -708,7 +708,7 @@ class ClientSession(Session):
         self._engine.disconnect_client(self, "the node that has its queue is down")
 
     def discarded(self) -> None:
-        """Clear the session after its end; its stored contents are deleted by LeaveSession."""
+        """Release what is cached for a session that has ended. LeaveSession deletes its stored contents."""
         self._grant = None
 
 
@@ -786,4 +786,4 @@ def _settle(delivery: ClusterOrigin, outcome: Outcome) -> None:
 
 
 def _do_nothing() -> None:
-    """Do nothing: no caller waits for the binding."""
+    """Do nothing: the callback for the end of a binding."""

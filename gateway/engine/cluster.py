@@ -95,7 +95,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
     # Interface for the session and the consumers.
 
     def abort(self, why: str) -> None:
-        """Abort the connection at once, for this reason; the link reconnects."""
+        """Abort the connection at once for the reason `why`; the link reconnects."""
         self._why = why
         self._stream.abort(why)
 
@@ -124,7 +124,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
 
     @abstractmethod
     def _opened(self) -> None:
-        """Open the channels, because the handshake is over."""
+        """Request the channels, because the handshake is over."""
 
     @abstractmethod
     def _channel_opened(self, number: int) -> None:
@@ -132,7 +132,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
 
     @abstractmethod
     def _deliveries(self, contents: Sequence[Delivery]) -> None:
-        """Process delivered messages."""
+        """Process messages that consumers on this connection have received."""
 
     @abstractmethod
     def _method(self, event: MethodReceived) -> None:
@@ -166,6 +166,10 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         """Do nothing. Called when the publishing channel confirms, so that messages can be published."""
 
     def _process(self, events: list[Event]) -> None:
+        """Process parsed events in order.
+
+        Once the connection is ending only confirms, returned messages and closings are processed.
+        """
         for event in events:
             if isinstance(event, Confirms):
                 self._confirmed(event)

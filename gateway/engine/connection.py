@@ -184,7 +184,7 @@ class EngineConnection(ClusterConnection):
             self.consumers.set_binding(queue, key, bound, done)
 
     def after_bound(self, done: Done) -> None:
-        """Call `done` when all declarations requested until now have been confirmed."""
+        """Call `done` when the broker has confirmed all declarations requested until now."""
         if not self._callbacks:
             done()
             return
@@ -301,6 +301,7 @@ class EngineConnection(ClusterConnection):
             self.abort("the cluster has cancelled a consumer")
 
     def _deliveries(self, contents: Sequence[Delivery]) -> None:
+        """Pass each delivered message to the user of the channel on which it has arrived."""
         session = self._session
         consuming, dropping, consumers = self._consuming, self._dropping, self.consumers
         for number, name, tag, redelivered, wire, raw, body in contents:

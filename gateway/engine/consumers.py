@@ -669,7 +669,7 @@ class Consumers:
             self._broker.wake()
 
     def flush(self) -> None:
-        """Encode the collected acknowledgements."""
+        """Encode the collected acknowledgements for sending."""
         acks, self._acks = self._acks, []
         for channel, tag in acks:
             self._broker.machine.ack(channel, tag)

@@ -86,7 +86,7 @@ class Candidate:
 
 
 class Elections:
-    """Leases of all elected links, as this replica holds or requests them."""
+    """Candidates of this replica for all elected links, and requests of their leases."""
 
     def __init__(self, state: StateStore, membership: Membership) -> None:
         self.candidates: list[Candidate] = []

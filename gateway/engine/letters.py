@@ -285,7 +285,10 @@ class SharedLetters:
             self._repeats.call_later(partial(self._release, ids))
 
     def delete(self, ids: Iterable[str], then: Then) -> None:
-        """Delete dead letters; `then` is called when the database has deleted them, possibly much later."""
+        """Delete the dead letters with these ids, even if another replica has claimed them.
+
+        `then` is called when the database has deleted them, possibly much later.
+        """
         letter_ids = list(ids)
         for id in letter_ids:
             self._mine.pop(id, None)
@@ -326,8 +329,7 @@ class SharedLetters:
     def tick(self, now: Monotonic) -> None:
         """Run the timer; `now` is in loop-clock seconds.
 
-        The timer repeats operations that failed while the database was away, renews claims, and reads the
-        usage of each user.
+        The timer repeats operations that have failed, renews claims, and reads the usage of each user.
         """
         self._repeats.tick()
         unsubmitted, self._unsubmitted = self._unsubmitted, {}

@@ -31,7 +31,7 @@ class Period:
         self.users: dict[str, tuple[int, int]] = {}
 
     def add(self, user: str, count: int, byte_count: int) -> None:
-        """Add messages of a user."""
+        """Add `count` messages of a user that have `byte_count` bytes together."""
         before = self.users.get(user, (0, 0))
         self.users[user] = before[0] + count, before[1] + byte_count
         self.count += count

@@ -310,7 +310,7 @@ class SharedOutboxes(AmqpLinkSession):
         self._arrange()
 
     def tick(self, now: float) -> None:
-        """Run the timer, once per second: start or stop consuming if the state of the link has changed."""
+        """Run the timer, once per second: start or stop consuming when the state of the link has changed."""
         super().tick(now)
         self._arrange()
 

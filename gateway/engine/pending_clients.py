@@ -28,7 +28,7 @@ class Opening:
         return self.coming.client_id
 
     async def wait(self) -> None:
-        """Wait for the reply of the database."""
+        """Wait until the database has replied to the OpenSession, or the client is denied."""
         await self._answered.wait()
 
     def answer(self) -> None:

@@ -57,7 +57,7 @@ class RequeuedMessages:
 
     @property
     def buffered_count(self) -> int:
-        """Number of buffered messages."""
+        """Number of buffered messages, requeued ones and others."""
         return len(self._buffer)
 
     def hold(self, delivery: Held) -> bool:

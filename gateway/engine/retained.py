@@ -333,7 +333,7 @@ class SharedRetained(LocalRetained):
 
     @property
     def is_away(self) -> bool:
-        """True while the database cannot be reached."""
+        """True while the database cannot be used."""
         return bool(self._state.health.failure)
 
     def match(

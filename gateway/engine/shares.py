@@ -108,4 +108,4 @@ def queue_of(prefix: str, topic_filter: str) -> str:
 
 
 def _do_nothing() -> None:
-    """Do nothing: no caller waits for the binding."""
+    """Do nothing: the callback for the end of a binding."""

@@ -1,8 +1,8 @@
-"""Encoding of values that are opaque to the shared database.
+"""Encoding of values that the shared database stores as bytes.
 
-These are wills, options of subscriptions, and fingerprints. Two versions of the gateway run side by side
-during an update. A later version may append bytes to the options of a subscription, and fields to a will; an
-earlier version ignores them.
+These are wills, options of subscriptions, and fingerprints of requeued messages. Two versions of the gateway
+run side by side during an update. A later version may append bytes to the options of a subscription, and
+fields to a will; an earlier version ignores them.
 """
 
 from __future__ import annotations

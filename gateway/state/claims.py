@@ -40,7 +40,10 @@ NOBODY: Final = ""
 
 
 class ReplicaRow(NamedTuple):
-    """Row of `replica`. `seen` is the time of the last heartbeat in UTC seconds."""
+    """Row of `replica`: one incarnation. `seen` is when its last heartbeat arrived, in UTC seconds.
+
+    `name` is the configured name. `dead` is 1 once the incarnation has ended or was declared dead.
+    """
 
     replica: str
     name: str
@@ -79,12 +82,12 @@ class Replicas:
         return DONE if isinstance(operation, QuitReplica) else Reply(OperationOutcome.DONE, now)
 
     def writes(self) -> list[OperationStatement]:
-        """Return the statements that write the changes."""
+        """Return the statements that write the group's changes to the table."""
         return self._table.writes()
 
 
 class LeaseRow(NamedTuple):
-    """Row of `lease`. `until` is the end of the lease in UTC seconds."""
+    """Row of `lease`. `until` is when the lease ends, in UTC seconds; `holder` is "" without a holder."""
 
     name: str
     holder: str
@@ -126,7 +129,7 @@ class Leases:
         return Reply(OperationOutcome.DONE, Lease(operation.replica, epoch))
 
     def writes(self) -> list[OperationStatement]:
-        """Return the statements that write the changes."""
+        """Return the statements that write the group's changes to the table."""
         return self._table.writes()
 
 
@@ -193,7 +196,7 @@ class Identifiers:
         return Claim.OURS
 
     def writes(self) -> list[OperationStatement]:
-        """Return the statements that write the changes."""
+        """Return the statements that write the group's changes to the table."""
         return self._table.writes()
 
 
@@ -294,7 +297,7 @@ class GroupLetters:
         self._deleted.add(id)
 
     def writes(self) -> list[OperationStatement]:
-        """Return the statements that write the changes."""
+        """Return the statements that write the group's changes to the tables."""
         calls = []
         if self._deleted:
             calls.append(OperationStatement(DELETE, "id text", [(id,) for id in sorted(self._deleted)]))

@@ -21,9 +21,9 @@ Rows = list[tuple[Any, ...]]
 
 
 class OperationStatement(NamedTuple):
-    """Statement with the rows of `op`.
+    """SQL statement of a group, with the rows of its relation `op`.
 
-    `columns` has their names and types, such as `client text, epoch bigint`.
+    `columns` has the names and SQL types of the rows' values, such as `client text, epoch bigint`.
     """
 
     sql: str
@@ -85,11 +85,11 @@ class Database(ABC):
 
     @abstractmethod
     def rollback(self) -> None:
-        """Roll the transaction back."""
+        """Roll the transaction of the group back."""
 
     @abstractmethod
     def match(self, query: MatchRetained) -> Rows:
-        """Return rows of the retained messages that match the MQTT filter in `query`.
+        """Return rows of the page of retained messages that `query` asks for.
 
         A row has topic, message, expiry (in seconds from now) and user.
         """

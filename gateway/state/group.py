@@ -70,7 +70,7 @@ class LockedRows(Protocol):
         """
 
     def writes(self) -> list[OperationStatement]:
-        """Return the statements that write the changes."""
+        """Return the statements that write the changed rows to the database."""
 
 
 KINDS: Final[tuple[tuple[type[LockedRows], tuple[type, ...]], ...]] = (

@@ -1,4 +1,4 @@
-"""Operations on state, their results, and the store that runs them.
+"""Operations on the shared state, their results, and the store that runs them.
 
 The event loop never waits for a database. `StateStore.submit` queues an operation; a thread commits all
 collected operations as one group and has the loop call `done` with a reply. Operations with the same
@@ -8,10 +8,10 @@ A session belongs to the *epoch* of its latest OpenSession. Operations of an own
 fenced once another epoch is current: nothing is changed, and the owner must not send anything to its client
 any more. Only the clock of the database counts: no operation carries a point in time, only durations.
 
-An operation with the reply UNAVAILABLE has been committed or not. Repeating any of them is harmless: each
-sets a state, and none adds to one. Only a repeated OpenSession gets a new epoch.
+An operation with the reply UNAVAILABLE has been committed or not. Repeating any operation is harmless,
+because each sets a state and none adds to one. Only a repeated OpenSession gets a new epoch.
 
-Wills, options of subscriptions, messages and reasons of dead letters are opaque bytes of the caller.
+Wills, options of subscriptions, messages and reasons of dead letters are bytes that the caller has encoded.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Contents:
     received: dict[tuple[bytes, int], int] = field(default_factory=dict)
 
     def copy(self) -> Contents:
-        """Return an independent copy."""
+        """Return a copy that later changes of this object do not affect."""
         return Contents(dict(self.subscriptions), dict(self.packets), dict(self.received))
 
     def clear(self) -> None:
@@ -518,11 +518,11 @@ class Heartbeat(OfReplica, Operation[float]):
 
 @dataclass(frozen=True, slots=True)
 class QuitReplica(OfReplica, Operation[None]):
-    """End the incarnation. Sessions that it still owns lose their owner."""
+    """End the incarnation because its process stops. Its sessions lose their owner."""
 
 
 class ReplicaView(NamedTuple):
-    """Replica that is not dead; `silent_secs` is the time since its last heartbeat."""
+    """Incarnation that is not dead; `silent_secs` is the time since its last heartbeat."""
 
     replica: str
     name: str
@@ -533,7 +533,7 @@ class ReplicaView(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ListReplicas(Query[list[ReplicaView]]):
-    """Query of the replicas that are not dead."""
+    """Query of the incarnations that are not dead."""
 
     @property
     def subject(self) -> object:
@@ -668,7 +668,7 @@ class WeighRetained(Query[dict[str, tuple[int, int]]]):
 
 
 class Claim(Enum):
-    """Result of ClaimIds for one identifier."""
+    """Result of ClaimIds for one identifier: whose it is."""
 
     OURS = "ours"
     OPEN = "open"  # another replica has claimed it
@@ -755,7 +755,7 @@ class OfLetters:
 
     @property
     def subject(self) -> object:
-        """Subject of all dead letters."""
+        """Subject of all operations on dead letters, which are committed in order."""
         return "letters"
 
 
@@ -818,7 +818,7 @@ class WeighLetters(Query[dict[str, tuple[int, int]]]):
 
 
 class NoticeSubject(Enum):
-    """Subject of a notice."""
+    """Change that a notice reports."""
 
     TAKEN = "taken"  # a session of this replica has another owner
     RELEASED = "released"  # the queue of a session of this replica is free

@@ -72,7 +72,7 @@ class NoticeReceiver(Protocol):
         """End the present connection; `run` reconnects."""
 
     def stop(self) -> None:
-        """Make `run` return."""
+        """Have `run` return soon."""
 
 
 class Item:
@@ -181,7 +181,7 @@ class Committer:
             self.busy_since = None
 
     def _work(self) -> None:
-        """Commit one group, and run the queries that arrived with it."""
+        """Commit pending operations as one group, then run pending queries; at most GROUP_MAX items."""
         self._notify()
         some, rest = self._pending[:GROUP_MAX], self._pending[GROUP_MAX:]
         operations = [item for item in some if isinstance(item.work, Operation)]
@@ -356,14 +356,14 @@ class LanedStore(StateStore):
         return not any(thread.is_alive() for thread in self._threads)
 
     def submit(self, operation: Operation[T], done: Callable[[Reply[T]], None]) -> None:
-        """Queue an operation for the lane of its subject; `done` gets the reply."""
+        """Queue an operation for the lane of its subject; `done` is called with the reply."""
         self._submit(self._lanes[hash(operation.subject) % len(self._lanes)], operation, done)
 
     def query(self, query: Query[T], done: Callable[[Reply[T]], None]) -> None:
-        """Queue a query; `done` gets the reply.
+        """Queue a query; `done` is called with the reply.
 
-        A query with a subject runs in the lane of that subject, after its operations. The others run in a
-        reader, if there is one; reports have a reader of their own.
+        A query with a subject runs in the lane of that subject, after its operations. Others run in a reader,
+        if there is one; reports have a reader of their own.
         """
         subject, lanes, readers = query.subject, self._lanes, self._readers
         if subject is not None:
@@ -398,7 +398,11 @@ class LanedStore(StateStore):
             self._interrupt([one for one in self._all if one.busy_secs() >= one.patience_secs])
 
     def _expire_items(self, oldest: Callable[[Committer], float]) -> None:
-        """Reply UNAVAILABLE to items that were submitted at `oldest(lane)` (monotonic seconds) or before."""
+        """Reply UNAVAILABLE to items that have waited too long.
+
+        `oldest` returns, for a lane, the monotonic time until which its items must have been submitted for
+        that.
+        """
         for lane in self._all:
             cutoff = oldest(lane)
             expired: list[Answer] = []

@@ -137,7 +137,7 @@ class DatabaseSocket:
             before.close()
 
     def end(self) -> None:
-        """End the connection, if there is one."""
+        """End the connection that uses the socket, if there is one. Called by other threads."""
         with self._lock, suppress(OSError):  # it has ended by itself
             if self._socket is not None:
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -216,12 +216,12 @@ class PostgreSQLDatabase(Database):
         return connection.execute(NEXT_GROUP, (str(self._number), self._lane), prepare=True)
 
     def commit(self) -> None:
-        """Commit the transaction."""
+        """Commit the transaction of the group."""
         with _translated(None):
             self._open.execute("COMMIT")
 
     def rollback(self) -> None:
-        """Roll the transaction back."""
+        """Roll the transaction of the group back."""
         with _translated(None):
             self._open.execute("ROLLBACK")
 
@@ -275,7 +275,7 @@ class PostgreSQLDatabase(Database):
         self.run([call])
 
     def interrupt(self) -> None:
-        """End the connection, so that the pending call of its thread raises LostError."""
+        """End the connection, so that the thread's pending call raises LostError. Called by other threads."""
         self._wire.end()
 
     def close(self) -> None:
@@ -370,6 +370,7 @@ class Server:
             wire.close()
 
     def _migrate(self, connection: Connection) -> None:
+        """Create the schema if it is missing, and apply the missing migrations, in the open transaction."""
         if connection.info.server_version < VERSION_MIN:
             raise StoreError("PostgreSQL 15 or later is needed")
         connection.execute("SELECT pg_advisory_xact_lock($1)", (MIGRATE_LOCK,))
@@ -491,7 +492,7 @@ class NoticeListener:
         self._wire.end()
 
     def stop(self) -> None:
-        """Make `run` return."""
+        """Have `run` return soon."""
         self._ended.set()
 
     def run(self, on_notice: Callable[[Notice], None], is_slow: Callable[[], bool]) -> None:

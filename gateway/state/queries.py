@@ -150,6 +150,7 @@ def _listing(query: ListLetters) -> OperationStatement:
 
 
 def _find_absent(database: Database, query: FindAbsent) -> list[AbsentSession]:
+    """Return a page of the sessions of disconnected clients, with their subscriptions."""
     columns = "domain text, client text"
     rows = database.run([OperationStatement(f"{ABSENT}{query.limit}", columns, [query.after])])[0]
     found: dict[SessionKey, AbsentSession] = {}
@@ -165,6 +166,7 @@ def _find_absent(database: Database, query: FindAbsent) -> list[AbsentSession]:
 
 
 def _session(database: Database, key: SessionKey) -> SessionView | None:
+    """Return the stored session with this key, or None if there is none."""
     rows = database.run([OperationStatement(SESSION, "domain text, client text", [key])])[0]
     if not rows:
         return None

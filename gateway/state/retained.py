@@ -104,7 +104,7 @@ class RetainedMessages:
         return current != operation.epoch
 
     def writes(self) -> list[OperationStatement]:
-        """Return the statements that write the changes."""
+        """Return the statements that write the group's changes to the table."""
         return self._table.writes()
 
 

@@ -95,7 +95,7 @@ class WillRow(NamedTuple):
 
 
 class StoredSubscriptionRow(NamedTuple):
-    """Row of `subscription`."""
+    """Row of `subscription`: a filter of a session, with its encoded options."""
 
     domain: str
     client: str
@@ -523,7 +523,7 @@ class Sessions:
     # Writing.
 
     def writes(self) -> list[OperationStatement]:
-        """Return the statements that write the changes."""
+        """Return the statements that write the group's changes to the tables."""
         calls = []
         if wiped := sorted(self._wiped):
             calls = [table.delete(wiped) for table in (self._subscriptions, self._packets, self._received)]

@@ -40,7 +40,7 @@ NEXT_GROUP: Final = "UPDATE lane SET number = ?, seen = state_now() WHERE id = ?
 
 
 class SQLiteDatabase(Database):
-    """Connection to a SQLite file for one thread."""
+    """Connection to a SQLite file for the thread of its only lane."""
 
     def __init__(self, path: Path, clock: Callable[[], float], on_notice: Callable[[Notice], None]) -> None:
         self._path = path
@@ -67,7 +67,7 @@ class SQLiteDatabase(Database):
         return self._connection
 
     def begin(self, number: int) -> None:
-        """Begin the transaction of a group. Raises LostError also if another process uses the file."""
+        """Begin the transaction of a group. Raises LostError also if another process has changed the file."""
         try:
             self._open.execute("BEGIN IMMEDIATE")
             if not self._open.execute(NEXT_GROUP, (number, LANE, number)).rowcount:
@@ -100,14 +100,14 @@ class SQLiteDatabase(Database):
         return []
 
     def commit(self) -> None:
-        """Commit the transaction."""
+        """Commit the transaction of the group."""
         try:
             self._open.commit()
         except sqlite3.Error as error:
             raise LostError(str(error)) from error
 
     def rollback(self) -> None:
-        """Roll the transaction back."""
+        """Roll the transaction of the group back."""
         try:
             self._open.rollback()
         except sqlite3.Error as error:
@@ -128,7 +128,7 @@ class SQLiteDatabase(Database):
             raise LostError(str(error)) from error
 
     def notify(self, notices: Sequence[Noted]) -> None:
-        """Deliver notices directly: all replicas of the database are in this process."""
+        """Pass notices to the callback of this process, because all replicas of the database are in it."""
         for noted in notices:
             self._on_notice(Notice(noted.event, noted.key))
 
@@ -140,7 +140,7 @@ class SQLiteDatabase(Database):
                 connection.interrupt()
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, if there is one."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

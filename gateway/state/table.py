@@ -104,7 +104,7 @@ class Table(Generic[R]):
     # Changing.
 
     def put(self, row: R) -> None:
-        """Create or replace a row."""
+        """Create a row, or replace the row that has the same key."""
         key = row[: self._keys]
         self.rows[key] = row
         self._changed[key] = None
@@ -126,7 +126,7 @@ class Table(Generic[R]):
     # Writing.
 
     def writes(self) -> list[OperationStatement]:
-        """Return the statements that write the changes, in the order of keys."""
+        """Return the statements that write the group's changes to the table, in the order of keys."""
         calls = []
         if self._removed:
             calls.append(self.delete(sorted(self._removed)))
