@@ -49,7 +49,7 @@ from gateway.state.interface import (
 log = structlog.get_logger(limited=True)
 
 PAGE: Final = 100  # sessions that are read at a time
-RETRY_SECS: Final = 1.0  # between two attempts while the database or the cluster is away
+RETRY_SECS: Final = 1.0  # between two attempts while database or cluster are unavailable
 BIND_SECS: Final = 5.0  # after which a binding or unbinding without a reply is repeated
 T = TypeVar("T")
 Judge = Callable[[str, str, Mapping[str, SubscriptionOptions]], list[str]]
@@ -135,7 +135,7 @@ class AbsentReview:
             for absent in page:
                 try:
                     ended += await self._check(absent)
-                except Exception as error:  # it concerns one session; its client's return is checked, too
+                except Exception as error:  # in one session, which is checked again when its client connects
                     contained("reload", error, client=absent.key.client)
             if len(page) < PAGE:
                 break

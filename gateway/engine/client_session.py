@@ -101,7 +101,7 @@ class SessionChange:
         self.subscriptions: dict[str, bytes | None] = {}
         self.packets: dict[tuple[int, int], Packet | None] = {}
         self.received: dict[tuple[bytes, int], int | None] = {}
-        self.weight: Weight | None = None  # with `subscriptions`
+        self.weight: Weight | None = None  # set whenever `subscriptions` change
 
     def __bool__(self) -> bool:
         return bool(self.served or self.subscriptions or self.packets or self.received)
@@ -191,7 +191,7 @@ class ClientSession(Session):
         self._reserved: dict[int, Number | None] = {}  # packet ids of QoS 2 that are stored, or being stored
         self._sent: dict[Number, int] = {}  # the inverse of `_reserved`: packet id by number
         self._recent = Recent(0)  # a session that ends with its connection gets no redeliveries
-        self._old = 0  # messages still to come that were in the queue before the client
+        self._old = 0  # messages to come that were in the queue before the client connected
         # Messages that an earlier owner requeued, until all of them have arrived.
         self._given_back: RequeuedMessages | None = None
         self._cached: dict[str, Grant | None] = {}
@@ -725,7 +725,7 @@ class SharedReceivedIds(ReceivedIds):
     def __init__(self, engine: Engine, session: ClientSession, numbers: dict[int, Number]) -> None:
         super().__init__()
         self.is_lost = False
-        self._unstored: dict[int, Number] = {}  # ids that are on their way to the database
+        self._unstored: dict[int, Number] = {}  # ids that the database has not confirmed
         self._engine = engine
         self._session = session
         self._numbers = dict(numbers)

@@ -47,7 +47,9 @@ TRANSIENT: Final = b"\x10\x00\x01"  # a content header with delivery-mode 1
 TIME_SECS: Final = 10.0  # between two queries of the cluster's time
 DROPPED_PREFETCH: Final = 1_000
 DROPPED_MAX: Final = 10_000  # length limit of the queue of dropped messages, which wait to be counted
-OUTLIVES_SECS: Final = 60.0  # beyond engine_timeout_secs, for which the queue of an absent replica is kept
+OUTLIVES_SECS: Final = (
+    60.0  # in addition to engine_timeout_secs, until the queue of an absent replica expires
+)
 
 
 class ConnectionSession(Protocol):

@@ -238,7 +238,7 @@ class Consumers:
         self._by_name: dict[tuple[int, bytes], ClusterConsumer] = {}
         self._numbers = 0
         self._turn = 0
-        self._waiting: list[ClusterConsumer] = []  # that wait for channels
+        self._waiting: list[ClusterConsumer] = []  # consumers that wait for channels
         self._acks: list[tuple[int, int]] = []
         self._live = True
         self._closed = False  # True when no queue is consumed any more
@@ -705,7 +705,7 @@ def _clear_then_call(target: QueueOwner, key: str, done: Done) -> Done:
     """Return a callback that calls `done` and marks the key as bound, unless the key was changed again."""
 
     def call() -> None:
-        if target.unbound.get(key, (True, None))[1] is done:  # else a later change of the key is on its way
+        if target.unbound.get(key, (True, None))[1] is done:  # else the key was changed again since
             del target.unbound[key]
             done()
 

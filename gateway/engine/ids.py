@@ -82,7 +82,7 @@ class SharedIds(Deduplication):
         self._membership = membership
         self._repeats = Repeats(state)
         self._lines: dict[str, Lines] = {}
-        # Claims to release, by route and id: the database was away when they were to be released.
+        # Claims by route and id whose release has failed, because the database was unavailable.
         self._unfreed: dict[tuple[str, str], None] = {}
         self._repeated_count = 0  # claims whose release was submitted again and has no reply yet
 

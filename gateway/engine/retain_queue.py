@@ -27,7 +27,7 @@ from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.shares import UserShares
 
-WAIT_SECS: Final = 10.0  # how long messages wait while the database is away
+WAIT_SECS: Final = 10.0  # how long messages wait while the database is unavailable
 Key = str | tuple[str, str]
 
 
@@ -75,7 +75,7 @@ class Retaining:
         self._send = send
         self._alone = alone
         self._queues: dict[Key, deque[WaitingMessage]] = {}
-        self._submitted: set[str] = set()  # topics with a message on its way or waiting for the database
+        self._submitted: set[str] = set()  # topics with a submitted message, or one to be submitted again
         self._later: dict[str, None] = {}  # topics that wait for the database to return
         self._messages = self._byte_count = 0
 

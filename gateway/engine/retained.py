@@ -137,14 +137,14 @@ class SharedRetained(LocalRetained):
         self.quota = quota
         self._state = state
         self._repeats = Repeats(state)
-        self._pending: Weights = {}  # messages on their way to the database, by user
+        self._pending: Weights = {}  # submitted messages without a reply, by user
         self.reads = RetainedReads(state)
         self._changes: list[tuple[str, int, int]] | None = None  # since the current read began
         self._unsure: list[UncertainPublication] = []
         self._remembered = UserShares("cleared topics")  # that the database remembers
         self._remembered_until = Monotonic(0.0)
         self._on_way = 0  # operations without a reply yet
-        self._is_exact = False  # True if nothing was on its way when the figures were read
+        self._is_exact = False  # True if no operation was pending when the figures were read
         self._read_at = self._weigh_at = self._weigh_soonest = Monotonic(0.0)
 
     def __len__(self) -> int:

@@ -71,14 +71,14 @@ log = structlog.get_logger(limited=True)
 
 DOMAIN: Final = MQTT.name  # domain of client identifiers
 UNSTORED_MAX: Final = 50_000  # sessions with pending changes, beyond which no more clients are accepted
-AWAY_SECS: Final = 5.0  # how long the database may be away before no more clients are accepted
+AWAY_SECS: Final = 5.0  # how long the database may be unavailable until clients are refused
 LOOK_SECS: Final = 1.0  # between two queries for changes whose notices may be lost
 COUNT_SECS: Final = 10.0  # between two queries for the number of sessions, and for what each user has
 SWEEP_SECS: Final = 60.0  # between two comparisons of all clients with the database
 OWNED_MAX: Final = 1_000  # sessions in one page of a comparison
 STRAY_SECS: Final = 10.0  # until the next comparison when one has found a stray session
 RELEASE_SECS: Final = 1.0  # until the heartbeat of an owner that has not released a queue is checked
-RELEASE_SECS_MAX: Final = 5.0  # how long an owner that is alive has
+RELEASE_SECS_MAX: Final = 5.0  # how long an owner that is alive may take to release a queue
 ALIVE_SECS: Final = 4.0  # maximum age of the last heartbeat of a replica that is alive
 GIVEN_BACK_SECS: Final = 3.0  # how long requeued messages of a queue are awaited
 TAKEN_OVER: Final = "a later connection has the same client identifier"
@@ -175,7 +175,7 @@ class SessionWriter:
         self._epoch = epoch
         self._repeats = repeats
         self._settled = settled
-        self._flying: list[Told] | None = None  # callbacks of the operation that is on its way, if any
+        self._flying: list[Told] | None = None  # callbacks of the submitted change, if any
         self._callbacks: list[Told] = []  # callbacks that wait for `change`
         self._leaving: tuple[LeaveSession, Callable[[Reply[LeftSession], LeaseTime], None]] | None = None
         self._is_leaving = False  # it is on its way
@@ -309,7 +309,7 @@ class SharedSessions:
         self._unserved: set[ClientSession] = set()  # with wills that are not in force yet
         self._ended: set[ClientSession] = set()  # whose queue is deleted when it is not consumed any more
         self._ending: set[ClientSession] = set()  # whose queue is still consumed
-        self._releases = 0  # ReleaseSession operations on their way
+        self._releases = 0  # ReleaseSession operations without a reply
         self._after_releases: list[Done] = []
         self._away_since: Monotonic | None = None
         self._is_looking = self._is_counting = self._is_asking = False

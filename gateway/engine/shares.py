@@ -26,7 +26,7 @@ EXPIRES_SECS: Final = 86_400.0
 TOUCH_SECS: Final = EXPIRES_SECS / 8  # between renewals of queues that only absent clients need
 GRACE_SECS: Final = 2.0  # until a queue that seems to have no members is deleted
 # How old a list of the shared filters that sessions have may be for queues to be deleted by it. Later, a
-# client may have subscribed elsewhere and be away: only the queue has its messages.
+# client may have subscribed elsewhere and disconnected: only the queue has its messages.
 LIST_AGE_SECS_MAX: Final = 5.0
 HASH_BYTES: Final = 8
 

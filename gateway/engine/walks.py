@@ -47,7 +47,7 @@ class Walked:
     def __init__(self) -> None:
         self.has_sent = False
         self._first: set[str] = set()  # filters of walks whose subscriptions were new
-        self._live: dict[str, dict[str, None]] = {}  # topics by the filter of a walk that goes on
+        self._live: dict[str, dict[str, None]] = {}  # topics by the filter of a walk in progress
         self._sent = Recent(CHUNKS_MAX)
         self._topics: dict[str, tuple[str, Number]] = {}  # publisher and number of what was sent last
         self._numbers: dict[Message, Number] = {}  # of messages that the session has not written yet

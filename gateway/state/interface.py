@@ -103,7 +103,7 @@ class OperationOutcome(Enum):
 
     DONE = "done"
     FENCED = "fenced"  # the caller is no longer the owner; nothing was changed
-    UNAVAILABLE = "unavailable"  # the database is away; it may have been committed
+    UNAVAILABLE = "unavailable"  # the database has not replied; it may have been committed
     REFUSED = "refused"  # the database rejects the values; nothing was changed
 
 

@@ -506,7 +506,7 @@ class NoticeListener:
                 with self._server.connect(f"{self._server.schema} notices", self._wire) as connection:
                     self._wait(connection, on_notice, is_slow)
             except (psycopg.Error, LostError):
-                self._ended.wait(NOTICE_SECS)  # the lanes report why the database is away
+                self._ended.wait(NOTICE_SECS)  # the lanes report why the database cannot be used
             finally:
                 self._wire.close()
 
