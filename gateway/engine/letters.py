@@ -83,7 +83,7 @@ class SharedLetters:
         self._reader = MessageReader()
         self._last = 0
         self._unsaved: dict[str, UnsavedLetter] = {}
-        # Their ids by user, within the limits that apply to all.
+        # Ids of unsaved dead letters by user, within the limits of all dead letters.
         waiting = UserShares(shares.resource, count_max=shares.count_max, bytes_max=shares.bytes_max)
         self._waiting: UserEntries[str] = UserEntries(waiting)
         self._unsubmitted: dict[str, None] = {}  # ids of unsaved ones that must be submitted again

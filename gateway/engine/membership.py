@@ -68,7 +68,7 @@ class Membership:
         self._heard_at: float | None = None  # time of the database at the last heartbeat
         self._steady_since: LeaseTime | None = None  # since then each heartbeat was confirmed soon
         self._listened = ""  # the last incarnation whose notices were requested
-        self.may_act: Callable[[], bool] | None = None  # returns False while claimed work could not be done
+        self.may_act: Callable[[], bool] | None = None  # returns False while the cluster is unavailable
 
     @property
     def unavailable_reason(self) -> str:

@@ -66,7 +66,7 @@ log = structlog.get_logger(limited=True)
 
 Asked = tuple[Session, str, SubscriptionOptions]
 FILTER_BYTES_MAX: Final = (
-    1_500  # besides a client identifier: PostgreSQL limits a row of an index to 2 704 bytes
+    1_500  # with a client identifier it fits into an index row of PostgreSQL (2 704 bytes)
 )
 LIST_SECS: Final = 60.0  # between two queries for shared subscriptions that have ended
 WALKED_SECS: Final = 60.0  # how late a message may arrive live that was sent as a retained one
@@ -106,16 +106,16 @@ class EngineNamespace(MqttNamespace):
         self._engine = engine
         self._common = retained
         self._state = state
-        self._change_count = 0  # counter of changes that clients wait for
-        self._walks: list[Asked] = []  # walks without a barrier yet behind which they begin
-        self._barrier_walks: list[list[Asked]] = []  # walks with a barrier, by barrier
+        self._change_count = 0  # see `change_count`
+        self._walks: list[Asked] = []  # walks that begin after the next `after_recorded`
+        self._barrier_walks: list[list[Asked]] = []  # walks that begin when pending bindings are confirmed
         # Sessions with walks: None while a walk is running, else when the last one ended (monotonic).
         self._walking: dict[ClientSession, float | None] = {}
-        # Callbacks that wait until the queue of a session is this replica's, and bound.
+        # Callbacks that wait until this replica owns the queue of a session and has bound it.
         self._unbound: list[tuple[ClientSession, Callable[[Outcome], None], Outcome]] = []
         self._arrived: dict[str, OpeningClient] = {}  # clients that are about to be accepted
         self._refused: dict[str, tuple[Opening, str]] = {}  # clients whose session is another user's
-        self._lost: dict[str, Callable[[], None]] = {}  # publish wills of leaving clients
+        self._lost: dict[str, Callable[[], None]] = {}  # functions that publish wills of leaving clients
         # Wills that this replica has claimed, by the keys under which they are published, and the one whose
         # publishing is starting.
         self._publishing: dict[str, ClaimedWill] = {}
@@ -133,7 +133,7 @@ class EngineNamespace(MqttNamespace):
         self.filter_bytes_max = FILTER_BYTES_MAX
         self._shared: dict[str, SharedQueue] = {}  # with members here, by filter
         self._unused: dict[str, float] = {}  # filters without a member here, and since when (monotonic)
-        self._unused_of: dict[str, str] = {}  # users for whom those of them count that had a member here
+        self._unused_of: dict[str, str] = {}  # users for whom unused filters count, by filter
         self._shared_of_all: set[str] = set()  # filters that sessions of all replicas have
         self._touched = self._listed = 0.0
         self._is_listing = False

@@ -53,7 +53,7 @@ class NumberSet:
         """Add a count. Return False if it is in the set already."""
         chunks, chunk, bit = self._chunks, count >> CHUNK_BITS, 1 << (count & CHUNK - 1)
         at = len(chunks)
-        if at and chunks[-1] >= chunk:  # else it is the highest of all, as most are
+        if at and chunks[-1] >= chunk:  # else the chunk is higher than all others, as usual
             at = bisect_left(chunks, chunk)
         if at == len(chunks) or chunks[at] != chunk:
             chunks.insert(at, chunk)

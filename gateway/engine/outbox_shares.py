@@ -51,8 +51,8 @@ class SharedOutboxShares:
         self._refusals = refusals
         self._removes = removes
         self._periods: deque[Period] = deque([Period()])
-        self._waiting = 0  # as counted last
-        self._added_count = 0  # messages put here since
+        self._waiting = 0  # messages in the queue at the last count
+        self._added_count = 0  # messages that this replica has added since
 
     def reconcile(self, waiting: int) -> None:
         """Record that the queue has `waiting` messages, and forget added messages that have been consumed."""
@@ -91,7 +91,7 @@ class SharedOutboxShares:
             return ""
         mine, mine_bytes = quota.count_of(user), quota.of(user)
         if not mine or (self._removes and mine == quota.count and mine >= count):
-            return ""  # there is nothing of others, or nothing of the user
+            return ""  # there are no messages of others, or none of the user
         part = max((quota.count_max - quota.user_count_max) // PARTS, 1)
         part_bytes = (quota.bytes_max - quota.user_bytes_max) // PARTS
         if mine < part and mine_bytes + byte_count <= part_bytes:
