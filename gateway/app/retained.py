@@ -29,7 +29,7 @@ V = TypeVar("V")
 class SharedMessages:
     """Retained messages of all replicas, and this replica's own `$SYS` messages, for the HTTP API.
 
-    `flush` submits what was queued for the database.
+    `flush` sends what the calls have queued for the database and the store.
     """
 
     def __init__(self, retained: SharedRetained, flush: Callable[[], None]) -> None:

@@ -241,7 +241,7 @@ class EngineConnection(ClusterConnection):
         yield m.QueueBind(answers, names.direct, answers)
 
     def _declare_queue(self, there: bool) -> None:
-        """Declare the replica's queue unless it is `there`, and request the bindings that differ."""
+        """Declare the replica's queue unless it exists (`there`), and request the bindings that differ."""
         session = self._session
         if not there:
             session.bindings.reset()

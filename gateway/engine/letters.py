@@ -116,8 +116,8 @@ class SharedLetters:
     ) -> None:
         """Store messages as dead letters of a route, with the outcome as the reason.
 
-        `crossed` is True if the route has translated them. `then` is called when the database has stored all
-        of them, or when they are lost because they exceed the limits.
+        `crossed` is True if the route has translated them. `then` is called when the database has stored the
+        last of them, or when that one is lost because it exceeds the limits.
         """
         message_list = list(messages)
         reason = _encode(outcome, crossed)

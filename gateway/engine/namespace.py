@@ -226,8 +226,8 @@ class EngineNamespace(MqttNamespace):
     def _read(self, session: Session | None, done: Callable[[Outcome], None], outcome: Outcome) -> None:
         """Call `done` when the subscriptions of a session are stored.
 
-        Called after the first pages of the walks have been read. Subscriptions are stored when the session's
-        queue is bound, which takes longer while another owner has the queue.
+        Called after the first pages of their retained messages have been read. Subscriptions are stored when
+        the session's queue is bound, which takes longer while another owner has the queue.
         """
         if isinstance(session, ClientSession) and session.unbound and not session.is_stopped:
             self._unbound.append((session, done, outcome))

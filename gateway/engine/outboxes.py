@@ -692,7 +692,10 @@ class RemovedMessageSink:
             )
 
     def _settle_stored(self, part: SubBatch, at: int, message: Message | None, outcome: Outcome) -> None:
-        """Acknowledge a message whose dead letter is stored, and report it to the journal unless None."""
+        """Acknowledge a message, because its dead letter is stored, and report its departure to the journal.
+
+        `message` is None if it could not be decoded; then it is not reported.
+        """
         part.settle_at((at,))
         if message is not None:
             self._outboxes.note(self._route, [message], outcome, WAS_BURIED)
@@ -783,7 +786,10 @@ class Drain:
         part.settle_at((at,), outcome)
 
     def _settle_stored(self, part: SubBatch, at: int, message: Message | None, outcome: Outcome) -> None:
-        """Acknowledge a message whose dead letter is stored, and report it to the journal unless None."""
+        """Acknowledge a message, because its dead letter is stored, and report its departure to the journal.
+
+        `message` is None if it could not be decoded; then it is not reported.
+        """
         self.route.failed += 1
         part.settle_at((at,))
         if message is not None:

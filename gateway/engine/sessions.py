@@ -449,7 +449,7 @@ class SharedSessions:
         self._unserved.add(session)
 
     def abandon_arrival(self, arrival: OpeningClient) -> None:
-        """Leave the session of a client that disconnected before it was accepted.
+        """Submit a LeaveSession for the session of a client that disconnected before it was accepted.
 
         A session that the client had before remains.
         """
@@ -547,7 +547,7 @@ class SharedSessions:
         session.stop()
 
     def leave(self, session: ClientSession, publish: Done | None) -> None:
-        """Leave the session of a client that has disconnected.
+        """Submit a LeaveSession for a client that has disconnected, and stop consuming its queue.
 
         `publish` publishes the client's will; it is None if the client has no will any more.
         """

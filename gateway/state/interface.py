@@ -398,7 +398,7 @@ class FindSuperseded(Query[list[tuple[SessionKey, int]]]):
 
 
 class Owned(NamedTuple):
-    """Session of a client that is connected according to the database."""
+    """Session whose client is connected, by the database, to the replica that queries it."""
 
     key: SessionKey
     epoch: int
@@ -668,7 +668,7 @@ class WeighRetained(Query[dict[str, tuple[int, int]]]):
 
 
 class Claim(Enum):
-    """Result of ClaimIds for one identifier: whose it is."""
+    """Result of ClaimIds for one identifier: claimed by the caller or another replica, or accepted."""
 
     OURS = "ours"
     OPEN = "open"  # another replica has claimed it
