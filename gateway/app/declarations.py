@@ -22,8 +22,8 @@ log = structlog.get_logger()
 def declare_all(settings: Settings, hosts: AmqpHosts) -> None:
     """Declare the exchanges, queues and bindings of the configuration and of RabbitMQ exports in `hosts`.
 
-    Logs how many objects were declared. Raises ConfigurationError with a line for each fault; then `hosts`
-    may not be used.
+    Logs how many objects were declared. Raises ConfigurationError with a line for each fault; then the
+    gateway must not start.
     """
     declared, findings = gather(settings)
     destinations = sum(

@@ -389,7 +389,7 @@ class SharedOutboxes(AmqpLinkSession):
     # Interface for batches, whose source this is.
 
     def handle_release(self, receipt: tuple[AmqpLinkConsumer, int, Message], outcome: Outcome) -> None:
-        """Requeue a released message, now or when the store can be written again.
+        """Requeue a released message after a delay, or when the store can be written again.
 
         Another replica may deliver it next.
         """
