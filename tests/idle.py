@@ -178,7 +178,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     SelectionWork: ("_calls",),
     DeadLettering: ("_next_turn", "_postponed", "_retry", "_waiting", "noted"),
     WaitingDeaths: ("_lines",),
-    DeadLetters: ("_waiting",),
+    DeadLetters: ("_unread", "_waiting"),
     DurableSession: ("_moving",),
     EndedSessions: ("_evicted", "_logs", "_open", "_waiting"),
     MqttNamespace: ("_leftovers", "_unshared"),

@@ -206,7 +206,7 @@ class DeadLetters:
         self._last = 0
         self._told_refused = 0
         self._waiting: list[Callable[[], None]] = []  # called when the disk accepts dead letters again
-        self._unread: list[Callable[..., None]] = []  # add those whose bodies could not be read
+        self._unread: list[Callable[..., None]] = []  # add letters whose bodies could not be read yet
 
     def __len__(self) -> int:
         common = 0 if self._common is None else len(self._common)
