@@ -65,19 +65,19 @@ class ListedIdentifiers:
         self._next = first
         self._ids: dict[tuple[PriorityQueue, int], int] = {}
         self._places: dict[int, tuple[PriorityQueue, int]] = {}
-        self._delete_expired: dict[PriorityQueue, PositionSet] = {}
+        self._forgotten: dict[PriorityQueue, PositionSet] = {}
 
     def __len__(self) -> int:
         """Return the number of identifiers and of ranges of forgotten ones."""
-        return len(self._places) + sum(map(len, self._delete_expired.values()))
+        return len(self._places) + sum(map(len, self._forgotten.values()))
 
     def renewed(self) -> ListedIdentifiers:
         """Return identifiers for a list of all messages: these, or new ones if some are forgotten."""
-        return ListedIdentifiers(self._next) if self._delete_expired else self
+        return ListedIdentifiers(self._next) if self._forgotten else self
 
     def is_forgotten(self, queue: PriorityQueue, position: int) -> bool:
         """Return True if a message was listed and its identifier is forgotten."""
-        forgotten = self._delete_expired.get(queue)
+        forgotten = self._forgotten.get(queue)
         return forgotten is not None and position in forgotten
 
     def number_of(self, queue: PriorityQueue, position: int) -> int | None:
@@ -94,9 +94,9 @@ class ListedIdentifiers:
         oldest = self._places.pop(number - INDEXED_MAX, None)
         if oldest is not None:
             del self._ids[oldest]
-            if oldest[0] not in self._delete_expired:
-                self._delete_expired[oldest[0]] = PositionSet()
-            self._delete_expired[oldest[0]].add(oldest[1])
+            if oldest[0] not in self._forgotten:
+                self._forgotten[oldest[0]] = PositionSet()
+            self._forgotten[oldest[0]].add(oldest[1])
         return number
 
     def find(self, number: int) -> tuple[PriorityQueue, Message] | None:
