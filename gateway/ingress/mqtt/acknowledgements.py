@@ -1,8 +1,9 @@
 """Processing of a client's acknowledgements: their effect on its session, and the responses to them.
 
-The response to PUBREC is PUBREL, and to PUBREL it is PUBCOMP. Either lets the client forget the identifier.
-For a session that survives a restart, they are therefore sent only when the change that they confirm is on
-disk, or wherever else it survives. PUBACK and PUBCOMP end a delivery and have no response.
+The response to PUBREC is PUBREL, and to PUBREL it is PUBCOMP. Either lets the client forget the packet
+identifier. For a session that survives a restart, they are therefore sent only when the change that they
+confirm is stored: on the local disk, or in the log that replicas share. PUBACK and PUBCOMP end a delivery and
+have no response.
 """
 
 from __future__ import annotations
@@ -23,27 +24,31 @@ PUBCOMP = PacketType.PUBCOMP
 
 
 class DelayedAcknowledgements:
-    """PUBREL and PUBCOMP packets of one connection that wait for the disk, or for the log of the engine."""
+    """PUBREL and PUBCOMP packets of one connection that are sent when the session's changes are stored."""
 
     __slots__ = ("_after", "_machine", "_stream", "_unsaid")
 
     def __init__(
         self, after: Callable[[Callable[[Outcome], None]], None], machine: ServerConnection, stream: Stream
     ) -> None:
-        """Create an empty object. `after` registers a function to call when all recorded so far is safe."""
+        """Create an empty object.
+
+        `after` registers a function that is called with the outcome of storing all session changes made so
+        far.
+        """
         self._after = after
         self._machine = machine
         self._stream = stream
         self._unsaid: list[tuple[PacketType, list[int]]] = []
 
     def send_when_stored(self, kind: PacketType, packet_ids: list[int]) -> None:
-        """Send acknowledgements of this kind when everything recorded so far is safe."""
+        """Send acknowledgements of this kind when all session changes made so far are stored."""
         self._after(partial(self._committed, kind, packet_ids))
 
     def _committed(self, kind: PacketType, packet_ids: list[int], outcome: Outcome) -> None:
         """Send the acknowledgements after a successful write.
 
-        After a failed write they are kept for another attempt.
+        After a failed write, `tick` tries again.
         """
         if outcome is not ACCEPTED:
             self._unsaid.append((kind, packet_ids))
@@ -52,7 +57,10 @@ class DelayedAcknowledgements:
             self._stream.mark()
 
     def tick(self) -> None:
-        """Retry after failed writes: the records are still in memory and may be on disk by now."""
+        """Try again to send the acknowledgements whose write had failed.
+
+        The session changes are still in memory and may be on disk by now.
+        """
         if self._unsaid:
             unsaid, self._unsaid = self._unsaid, []
             for kind, packet_ids in unsaid:
@@ -66,9 +74,10 @@ def acknowledged(
     kind: PacketType,
     rows: list[tuple[int, int]],
 ) -> None:
-    """Process acknowledgements of one kind; a row is a packet identifier and a reason code (5: 4.3).
+    """Process a client's acknowledgements of one kind, and send the responses to them.
 
-    `answers` is None if no response waits for the disk. Raises RemoteProtocolError if a delivery awaits
+    A row is a packet identifier and a reason code (5: 4.3). `answers` delays the responses until the
+    session's changes are stored; None sends them at once. Raises RemoteProtocolError if a delivery awaits
     another kind of acknowledgement.
     """
     if kind is not PUBREL and any(not session.expects_ack(kind, packet_id) for packet_id, _ in rows):
@@ -97,10 +106,11 @@ def _answer(
     packet_ids: list[int],
     is_known: Callable[[int], bool],
 ) -> None:
-    """Send responses to acknowledgements, or have them wait for the disk.
+    """Send responses of this kind to acknowledgements, at once or, with `answers`, when changes are stored.
 
-    `is_known` returns True if it knew the packet identifier. In MQTT 5 an unknown identifier gets reason code
-    0x92, in older versions the normal response (3.1.1: 4.3.3).
+    `is_known` applies the acknowledgement to the session, and returns False if the packet identifier is not
+    in use. In MQTT 5 the response then has reason code 0x92, in older versions it is the normal one (3.1.1:
+    4.3.3).
     """
     waiting = []
     for packet_id in packet_ids:

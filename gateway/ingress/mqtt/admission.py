@@ -123,7 +123,7 @@ class AdmittedGuest(MqttGuest):
 
     @property
     def leaves_a_will(self) -> bool:
-        """True if a will is published when the connection is lost."""
+        """True if the client's will is published when its connection is lost."""
         return self.will is not None
 
     @abstractmethod
@@ -144,10 +144,13 @@ class AdmittedGuest(MqttGuest):
 
     @abstractmethod
     def send_due_retained(self) -> None:
-        """Continue to send the retained messages that the session is due."""
+        """Continue to send the retained messages that match the session's new subscriptions."""
 
     def _connect(self, packet: Connect) -> None:
-        """Admit the client, refuse it, or start to verify it; the machine holds later packets meanwhile."""
+        """Process CONNECT: admit the client, refuse it, or start to verify its credentials.
+
+        The protocol machine holds back later packets during the verification.
+        """
         method = packet.properties.get(Property.AUTHENTICATION_METHOD)
         if method is not None:
             if self.machine.state is State.CLOSED:
@@ -188,8 +191,8 @@ class AdmittedGuest(MqttGuest):
     def _authenticate(self, packet: Connect | Auth) -> None:
         """Process the next packet of an enhanced authentication.
 
-        After failed logins of the same user or address a new client is delayed first. Raises
-        RemoteProtocolError for AUTH before the previous response.
+        After failed logins of the same user or address, the response to a new client is delayed. Raises
+        RemoteProtocolError for an AUTH packet that arrives before the response to the previous one.
         """
         machine, stream = self.machine, self.stream
         if machine.state is State.CLOSED:
@@ -213,7 +216,7 @@ class AdmittedGuest(MqttGuest):
             self._prove(ongoing, packet)
 
     def _prove(self, ongoing: Authentication, packet: Connect | Auth) -> None:
-        """Process the next SCRAM message: send AUTH, admit the client or refuse it."""
+        """Process the next SCRAM message of the client: send AUTH, admit the client or refuse it."""
         machine, failures, remote = self.machine, self._ingress.access.failures, self.stream.remote
         refused = bool(ongoing.claimed_user) and failures.is_refused(remote, ongoing.claimed_user)
         try:
@@ -237,7 +240,7 @@ class AdmittedGuest(MqttGuest):
             self._admit(ongoing.connect, principal, PROOF_REFUSED[Denial.WRONG.value], properties)
 
     def _show(self, ongoing: TokenShown, packet: Connect | Auth) -> None:
-        """Verify the token in the packet, or request it with AUTH if the packet has none."""
+        """Verify the token in the packet, or request one by sending AUTH if the packet has none."""
         token = packet.properties.get(Property.AUTHENTICATION_DATA, b"")
         if not token:
             self.machine.send_auth(Auth(ReasonCode.CONTINUE_AUTHENTICATION, ongoing.properties))
@@ -296,7 +299,10 @@ class AdmittedGuest(MqttGuest):
         why: Denial,
         error: str,
     ) -> None:
-        """Refuse an enhanced authentication: by CONNACK, or by DISCONNECT if the client is connected."""
+        """Refuse a client whose enhanced authentication failed.
+
+        The refusal is a CONNACK, or a DISCONNECT if the client is already connected.
+        """
         self._ingress.logins.log_denied(self.stream, user, why, self.sender.client)
         if self.machine.state is not State.OPEN:
             self._refuse_connect(PROOF_REFUSED[why.value], "")
@@ -307,7 +313,7 @@ class AdmittedGuest(MqttGuest):
         self.stream.end(f"authentication failed: {error}")
 
     def _verified(self, packet: Connect, found: Principal | Denial) -> None:
-        """Admit or refuse the client after its password was verified, then process what follows CONNECT."""
+        """Admit or refuse the client once its password is verified, then process packets behind CONNECT."""
         if isinstance(found, Denial):
             self._deny(packet, found)
             return
@@ -325,9 +331,9 @@ class AdmittedGuest(MqttGuest):
     ) -> None:
         """Check the CONNECT of an authenticated client, open its session and send the CONNACK.
 
-        `otherwise` is the reason code of the refusal if `principal` is None. `proof` has the CONNACK
-        properties of an enhanced authentication. `assigned` is the identifier of a client without one that
-        had to wait.
+        If `principal` is None the client is refused with the reason code `otherwise`. `proof` has the CONNACK
+        properties of an enhanced authentication. `assigned` is the client identifier that was assigned to a
+        client without one before its checks were pending.
         """
         if principal is None:
             self._refuse(otherwise, "")
@@ -401,7 +407,7 @@ class AdmittedGuest(MqttGuest):
         proof: Mapping[Property, Any],
         client_id: str,
     ) -> None:
-        """Admit a client whose pending checks are complete, then process what follows CONNECT."""
+        """Admit a client when its pending checks are complete, then process packets behind CONNECT."""
         if self.is_closed:
             return
         if self._ingress.access.is_removed(principal):
@@ -415,8 +421,8 @@ class AdmittedGuest(MqttGuest):
     def _forbidden(self, subscriptions: Mapping[str, SubscriptionOptions], rights: Rights) -> dict[str, str]:
         """Return the topic filters of a session that are not allowed any more, with the rules that deny them.
 
-        Raises Pending for the first one that needs a pending decision. What was decided is stored until the
-        client is admitted, since a decision may be cached for less time than all of them take.
+        Raises Pending at the first filter whose decision is pending. Decisions are stored until the client is
+        admitted, because a decision may expire from the cache before all of them are available.
         """
         generation = self._ingress.authorization.generation
         if self._decisions is None or self._decisions[0] != generation:
@@ -432,10 +438,7 @@ class AdmittedGuest(MqttGuest):
         }
 
     def _refusal(self, packet: Connect, rights: Rights, sender: Sender) -> tuple[ReasonCode, str] | None:
-        """Return the reason code and text why an authenticated client cannot have its session.
-
-        Return None if it can.
-        """
+        """Return reason code and text if an authenticated client cannot have its session, or else None."""
         namespace, user, remote = self._ingress.namespace, sender.user, sender.address
         client_id = packet.client_id
         existing = namespace.sessions.get(client_id)
@@ -463,10 +466,10 @@ class AdmittedGuest(MqttGuest):
         return refused
 
     def _not_its_own(self, packet: Connect, rights: Rights, sender: Sender) -> tuple[ReasonCode, str] | None:
-        """Return the reason code and text why a client may not use a client identifier or session.
+        """Return reason code and text if the client may not use its identifier or session, or else None.
 
-        Return None if it may. Rules may bind identifiers to users. A session belongs to its user alone, since
-        a user that resumed it would receive what was subscribed to with another user's rights.
+        Rules may bind identifiers to users. A session belongs to its user alone, because another user who
+        resumed it would receive the messages of subscriptions that were made with the first user's rights.
         """
         decision = rights.enters_mqtt()
         if not decision.allowed:
@@ -485,9 +488,9 @@ class AdmittedGuest(MqttGuest):
         return None
 
     def _will_refusal(self, will: Will, rights: Rights, sender: Sender) -> tuple[ReasonCode, str] | None:
-        """Return the reason code and text why a will is refused, or None.
+        """Return reason code and text if a will is refused, or else None.
 
-        (5: 3.2.2; [MQTT-3.2.2-12], [MQTT-3.2.2-13])
+        The clauses are 5: 3.2.2, [MQTT-3.2.2-12] and [MQTT-3.2.2-13].
         """
         offer = self._ingress.offer_to_all
         if will.qos > offer.qos_max:
@@ -512,7 +515,7 @@ class AdmittedGuest(MqttGuest):
         self._refuse_connect(LOGIN_REFUSED[why.value], WHY_DENIED[why])
 
     def _refuse(self, reason: ReasonCode, text: str) -> None:
-        """Refuse the client's CONNECT with this reason; log it in the log and the audit log."""
+        """Refuse the client's CONNECT with this reason code and text, and log it, also in the audit log."""
         assert self.machine.connect is not None
         packet = self.machine.connect
         self._ingress.log_refused_connect(packet, self.stream.remote, reason, text)
@@ -526,7 +529,10 @@ class AdmittedGuest(MqttGuest):
         self._refuse_connect(reason, text)
 
     def not_served(self, why: str) -> None:
-        """Refuse the CONNECT, as the server is unavailable, unless the connection is closed."""
+        """Refuse the CONNECT because the server is unavailable; do nothing if the connection is closed.
+
+        `why` is the reason for the log.
+        """
         if not self.is_closed:
             self._refuse(CONNECT_REFUSED[Reason.TARGET_DOWN], why)
 

@@ -68,7 +68,7 @@ class Authentication:
 
 
 class TokenShown:
-    """Token authentication of one connection: a token follows in CONNECT or in AUTH packets."""
+    """Enhanced authentication of one connection by a token, which arrives in a CONNECT or AUTH packet."""
 
     __slots__ = ("connect", "method")
 
@@ -78,5 +78,5 @@ class TokenShown:
 
     @property
     def properties(self) -> dict[Property, Any]:
-        """Properties of every response."""
+        """Properties of every AUTH or CONNACK response of this authentication."""
         return {Property.AUTHENTICATION_METHOD: self.method}

@@ -87,14 +87,14 @@ FAREWELLS: Final = {
 
 
 def _size_of(event: Event) -> int:
-    """Return the bytes of memory that the filters in an event occupy."""
+    """Return the bytes of memory that the topic filters of a SUBSCRIBE or UNSUBSCRIBE occupy."""
     if isinstance(event, Subscribe):
         return sum([len(one.filter) + FILTER_BYTES for one in event.subscriptions])
     return sum([len(one) + FILTER_BYTES for one in event.filters]) if isinstance(event, Unsubscribe) else 0
 
 
 class BegunPacket:
-    """Progress of a SUBSCRIBE or UNSUBSCRIBE that is processed in more than one turn."""
+    """Progress of a SUBSCRIBE or UNSUBSCRIBE whose filters are processed in several portions."""
 
     __slots__ = ("reasons", "recorded")
 
@@ -166,7 +166,10 @@ class MqttConnection(AdmittedGuest):
     # Permissions.
 
     def current_rights(self) -> Rights:
-        """Return the client's rights under the current rules, and update `rights` and `offer`."""
+        """Return the client's rights under the current rules, and store them in `rights`.
+
+        Also update `offer`, the highest QoS and the retain availability that these rights permit.
+        """
         rights = self._current_rights.of(self.principal, self.sender.client)
         if rights is not self.rights:
             self.rights = rights
@@ -181,10 +184,10 @@ class MqttConnection(AdmittedGuest):
         self._ingress.recheck(self)
 
     def rules_changed(self) -> None:
-        """Recheck the client against changed rules: end its forbidden subscriptions.
+        """Recheck the client after a change of the access rules: end its forbidden subscriptions.
 
-        If there were any, or if the client may no longer connect, disconnect it, since MQTT cannot report
-        less. Raises Pending if a check has to wait.
+        If there were any, or if the client may no longer connect, disconnect it, because MQTT has no message
+        that ends only a subscription. Raises Pending if a permission decision is pending.
         """
         if self.session is None or self.machine.state is not OPEN:
             return
@@ -200,7 +203,7 @@ class MqttConnection(AdmittedGuest):
     # Interface to the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Process received bytes, or postponed events if `data` is empty.
+        """Process received bytes, or the events that were postponed earlier if `data` is empty.
 
         A protocol error ends this connection and is counted. `now` is in loop-clock seconds.
         """
@@ -232,7 +235,12 @@ class MqttConnection(AdmittedGuest):
             self._fail(error)
 
     def _without_waiting(self, events: list[Event]) -> list[Event]:
-        """Return the events to process now: released ones, then those of `events` that need not wait."""
+        """Add the events that have to wait to `waiting`. Return those to process now.
+
+        The result begins with earlier events that need not wait any more. Publishes wait while a full queue
+        or session holds the client, and later packets that must not overtake them wait as well. Reading stops
+        when too many events wait.
+        """
         waiting = self.waiting
         ready_events = waiting.take_released()
         if self._awaits_ids and len(ready_events) > 1:
@@ -306,13 +314,17 @@ class MqttConnection(AdmittedGuest):
             ingress.namespace.discard(session)
 
     def _drop_waiting(self, events: list[Event]) -> None:
-        """Count the publishes of a lost connection that were not processed as refused."""
+        """Count the publishes in `events` as refused: the connection was lost before they were processed."""
         lost = sum([len(event.rows) for event in events if isinstance(event, Publishes)])
         if lost:
             self._ingress.stats.drop(LOST_WAITING, lost)
 
     def _publish_last(self, events: list[Event]) -> None:
-        """Publish what still waited when the connection was lost, up to a malformed packet."""
+        """Publish the messages that still waited when the connection was lost, up to a malformed packet.
+
+        Other packets in `events` are dropped. Messages whose permission or routing decision is pending are
+        postponed.
+        """
         for number, event in enumerate(events, 1):
             try:
                 rows = self._publishes(event.rows) if isinstance(event, Publishes) else []
@@ -379,9 +391,10 @@ class MqttConnection(AdmittedGuest):
             self._ingress.suspend(self.stream, pending.awaited, partial(self._publish_again, receipt))
 
     def shut_down(self, farewell: CloseReason) -> None:
-        """Disconnect the client; MQTT 5 gets 0x87, 0x89, 0x8B, 0x98, 0x9C or 0x9D.
+        """Disconnect the client for the reason `farewell`; an MQTT 5 client receives its reason code.
 
-        The will is published, unless the client is referred to another server, where it continues.
+        The will is published, except when the gateway stops and refers the client to another server, where
+        its session continues.
         """
         reason, reference = FAREWELLS.get(farewell, ReasonCode.ADMINISTRATIVE_ACTION), ""
         if farewell is CloseReason.STOPPING:
@@ -405,7 +418,7 @@ class MqttConnection(AdmittedGuest):
         return self.machine.state is not State.OPEN or self.stream.congested
 
     def send(self, rows: list[OutgoingPublish]) -> list[OutgoingPublish]:
-        """Encode deliveries. Return those that cannot be sent.
+        """Encode deliveries as PUBLISH packets. Return the rows that cannot be sent.
 
         These exceed the client's Maximum Packet Size, or have properties that cannot be encoded.
         """
@@ -454,14 +467,14 @@ class MqttConnection(AdmittedGuest):
         return rows
 
     def handle_error(self, error: Exception) -> None:
-        """Close the connection at the end of the wake-up, because of this error."""
+        """Close the connection because of this internal error, when the current wake-up ends."""
         self.stream.fail_later(error)
 
     def send_release(self, packet_id: int) -> None:
-        """Send PUBREL to a client that has resumed its session.
+        """Send the PUBREL of an unfinished QoS 2 delivery to a client that has resumed its session.
 
-        The packet follows the CONNACK, which waits for the disk. While the disk fails the CONNACK does not
-        wait, so the PUBREL waits individually.
+        It is sent behind the CONNACK, which is delayed until the session's changes are on disk. While disk
+        writes fail, the CONNACK is not delayed, so the PUBREL itself is delayed until it is on disk.
         """
         if self._answers is not None and self._ingress.namespace.failing:
             self._answers.send_when_stored(PacketType.PUBREL, [packet_id])
@@ -470,7 +483,7 @@ class MqttConnection(AdmittedGuest):
         self.stream.mark()
 
     def send_received(self, packet_id: int) -> None:
-        """Queue a PUBREC for the end of the wake-up."""
+        """Queue a PUBREC, which is sent when the current wake-up ends."""
         if self._pubrecs is None:
             self._pubrecs = [packet_id]
         else:
@@ -509,7 +522,7 @@ class MqttConnection(AdmittedGuest):
             self._accept_once(packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS)
 
     def _publish_on(self) -> None:
-        """Release publishes that were held at the limit of unsettled messages, once half of it is reached."""
+        """Release the client's held publishes once at most half of the permitted messages are unsettled."""
         if self._let_publish is not None and self.unsettled <= self._ingress.unsettled_max // 2:
             let_publish, self._let_publish = self._let_publish, None
             let_publish()
@@ -536,10 +549,11 @@ class MqttConnection(AdmittedGuest):
             session.outlet.send_received(packet_id)
 
     def handle_refusal(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Handle a message that a target has refused.
+        """Handle a published message that a target has refused with this outcome.
 
-        MQTT 5 clients get a reason code. For older versions the message is retried, or becomes a dead letter
-        and is acknowledged.
+        An MQTT 5 client is sent the reason code. For an older version the message is published again later,
+        or becomes a dead letter and is acknowledged if a repetition is pointless. If the client has resent
+        the message on a newer connection, that connection handles the refusal.
         """
         _, packet_id, qos, _, _ = receipt
         if self.is_closed or self.machine.state is not State.OPEN:
@@ -574,47 +588,48 @@ class MqttConnection(AdmittedGuest):
 
     @staticmethod
     def _is_final(receipt: Receipt, outcome: Outcome) -> bool:
-        """Return True if no route of the message is configured for another attempt."""
+        """Return True if the message was rejected and none of its routes has `on_reject: retry`."""
         entry = receipt[4]
         return outcome.verdict is Verdict.REJECTED and not any(
             branch.route.on_reject == "retry" for branch in entry.plan.branches
         )
 
     def _try_again(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Schedule another attempt for a message; its acknowledgement waits."""
+        """Schedule another attempt to publish a refused message; its acknowledgement is delayed."""
         _, packet_id, qos, _, _ = receipt
         if qos == 2 and self.session is not None:
             self.session.received_ids.mark_refused(packet_id)
         self._needed_retries().add(receipt, outcome, self._ingress.now())
 
     def _needed_retries(self) -> Retries:
-        """Return the object for retries, created at first use."""
+        """Return the connection's `Retries`, which are created at first use."""
         if self._retries is None:
             self._retries = Retries(self._ingress.disk_healthy)
         return self._retries
 
     def note_undone(self, packet_id: int, routes: frozenset[str]) -> None:
-        """Record the names of the only routes that have not accepted a message, for its next attempt."""
+        """Record the routes (by name) that have not accepted a message; only these get its next attempt."""
         if not self.is_closed and self.machine.state is State.OPEN and self.machine.version < Version.V5:
             self._needed_retries().note_undone(packet_id, routes)
 
     def remaining_entry(self, packet_id: int, entry: RoutingEntry) -> RoutingEntry:
-        """Return the part of an entry that a retried message still has to reach."""
+        """Return the entry restricted to the routes that have not accepted the message yet."""
         return entry if self._retries is None else self._retries.remaining_entry(packet_id, entry)
 
     def cannot_notify(self, retries: bool, outcome: Outcome) -> bool:
-        """Return True if a route has to store a rejected message, because the client cannot be notified.
+        """Return True if the client cannot be notified that a route rejected its message.
 
-        `retries` is True if the route is configured for another attempt, in case that can change the outcome.
+        The route then has to store a dead letter. This applies to clients before MQTT 5, for outcomes that
+        are final and for routes that are not retried. `retries` is True if the route has `on_reject: retry`.
         """
         if self.is_closed or self.machine.state is not State.OPEN or self.machine.version == Version.V5:
             return False
         return outcome.reason in FINAL or not retries
 
     def _forget_incoming(self, receipt: Receipt, *, refusal_sent: bool) -> None:
-        """Forget the identifier of a refused QoS 2 message, so that a repetition is published.
+        """Forget the packet identifier of a refused QoS 2 message, so that a repetition is published again.
 
-        `refusal_sent` is False if the client was sent no refusal.
+        `refusal_sent` is True if the client was sent the refusal.
         """
         _, packet_id, qos, _, _ = receipt
         if qos == 2 and self.session is not None:
@@ -623,9 +638,10 @@ class MqttConnection(AdmittedGuest):
     # Packets.
 
     def _perform(self, event: Event) -> bool:
-        """Execute a packet, and return False if it must be postponed.
+        """Execute a packet. Return False if it must be postponed.
 
-        A packet is postponed because a result is pending, or because a part of it is left.
+        A packet is postponed because a result that it needs is pending, or because only some of its filters
+        were processed.
         """
         try:
             return self._control(event)
@@ -634,9 +650,9 @@ class MqttConnection(AdmittedGuest):
             return False
 
     def _control(self, event: Event) -> bool:
-        """Execute a packet other than PUBLISH, and return False if a part is left for another turn.
+        """Execute a packet other than PUBLISH. Return False if some of its filters are left for later.
 
-        Raises Pending if a check has to wait.
+        Raises Pending if a permission decision is pending.
         """
         if isinstance(event, Acks):
             assert self.session is not None
@@ -659,10 +675,11 @@ class MqttConnection(AdmittedGuest):
         return True
 
     def _filters(self, event: Subscribe | Unsubscribe) -> bool:
-        """Process the filters of a SUBSCRIBE or UNSUBSCRIBE, from the first one left.
+        """Process the filters of a SUBSCRIBE or UNSUBSCRIBE that are not processed yet.
 
-        Return False if the turn's time is used up: a thousand deep filters take longer than others should
-        wait.
+        Return False if the connection's time slice was used up before the last filter, and True when the
+        acknowledgement has been encoded. A packet may contain thousands of filters, for which other clients
+        should not have to wait.
         """
         session, begun = self.session, self._begun
         assert session is not None
@@ -679,10 +696,10 @@ class MqttConnection(AdmittedGuest):
         return True
 
     def _publishes(self, rows: list[PublishRow]) -> list[PublishRow]:
-        """Publish rows. Return those that are postponed to another turn.
+        """Publish rows. Return the rows that are postponed to a later time slice of the connection.
 
-        Rows are postponed if the turn's time is used up by topics not yet in the cache, or if a decision is
-        pending.
+        Rows are postponed if the time slice is used up by topics that are not cached yet, or if a permission
+        or routing decision is pending.
         """
         postponed = self._prepare(rows)
         if postponed is not None:
@@ -700,9 +717,10 @@ class MqttConnection(AdmittedGuest):
         return postponed
 
     def _prepare(self, rows: list[PublishRow]) -> list[PublishRow] | None:
-        """Check the conditions for all rows. Return None if they may be published.
+        """Check the conditions that concern all rows. Return None if the rows may be published.
 
-        Otherwise return the rows that are postponed to another turn: none if all were refused.
+        Otherwise return the rows that are postponed: an empty list if all were refused for lack of memory.
+        Raises RemoteProtocolError for a QoS or RETAIN that the client may not use.
         """
         ingress = self._ingress
         dispatcher = ingress.dispatcher
@@ -717,9 +735,9 @@ class MqttConnection(AdmittedGuest):
         return None if self._answers is None else self._waits_for_ids(rows)
 
     def _publish_together(self, rows: list[PublishRow]) -> list[PublishRow] | None:
-        """Publish rows that differ only in packet identifier and body. Return the postponed rows.
+        """Publish rows that differ only in packet identifier and body. Return the rows that are postponed.
 
-        Return None if the rows differ, or must be published one by one for another reason.
+        Return None if the rows differ in anything else, or must be published one by one for another reason.
         """
         ingress, entries, topic = self._ingress, self._entries, rows[0][1]
         if self._retries is not None and self._retries.active_holds is not None:
@@ -739,7 +757,7 @@ class MqttConnection(AdmittedGuest):
         return []
 
     def _publish_each(self, rows: list[PublishRow]) -> list[PublishRow]:  # noqa: PLR0912, PLR0915 - every message
-        """Publish rows one by one. Return those that are postponed to another turn."""
+        """Publish rows one by one. Return the rows that are postponed to a later time slice."""
         ingress = self._ingress
         dispatcher = ingress.dispatcher
         entries = self._entries
@@ -797,10 +815,11 @@ class MqttConnection(AdmittedGuest):
         return postponed
 
     def _waits_for_ids(self, rows: list[PublishRow]) -> list[PublishRow] | None:
-        """Return None if the identifiers of all QoS 2 messages in rows are stored, or need not be.
+        """Have the packet identifiers of the QoS 2 messages in rows stored. Return None if all of them are.
 
-        Otherwise return the rows that are postponed until they are. If the client has moved to another
-        replica, it repeats QoS 1 and 2 there, and only QoS 0 is published here.
+        Otherwise return the rows, which are postponed until the identifiers are stored. If the client has
+        moved to another replica it repeats QoS 1 and 2 there, so only the messages with QoS 0 are published
+        here.
         """
         session = self.session
         packet_ids = [packet_id for flags, _, packet_id, _, _ in rows if flags >> 1 & 3 == 2]
@@ -825,9 +844,9 @@ class MqttConnection(AdmittedGuest):
         return None
 
     async def _await_ids(self, awaited: Awaited) -> None:
-        """Release held publishes when their identifiers are recorded.
+        """Release the held publishes when `awaited`, the storage of their packet identifiers, is complete.
 
-        Reading goes on meanwhile, so that the client's acknowledgements and pings are processed.
+        Reading continues meanwhile, so that the client's acknowledgements and pings are processed.
         """
         await awaited.wait()
         let_ids, self._let_ids = self._let_ids, None
@@ -836,7 +855,10 @@ class MqttConnection(AdmittedGuest):
         self._ingress.flush()
 
     def _publish_burst(self, entry: RoutingEntry, burst: Burst) -> None:
-        """Publish a burst of messages. Raises RemoteProtocolError for malformed properties."""
+        """Publish a burst of messages to the targets of `entry`.
+
+        Raises RemoteProtocolError for malformed properties.
+        """
         flags, raw, packet_ids, bodies = burst
         property_set, expires, hops = NO_PROPERTIES, NEVER, 0
         if raw:
@@ -863,10 +885,11 @@ class MqttConnection(AdmittedGuest):
                     self._ingress.handle_unrouted(entry, message, receipt)
 
     def _first_seen(self, topic: bytes, entries: dict[bytes, RoutingEntry]) -> RoutingEntry:
-        """Return the entry of a topic that is not in `entries`, and cache it there. Raises Pending.
+        """Resolve the routing entry of a topic that is not in `entries`, and cache it there.
 
         The topic is checked against the client's permissions and the routing. A topic that may not be
-        published to gets an entry without targets; `MqttIngress.handle_unrouted` reports the reason.
+        published to gets an entry without targets; `MqttIngress.handle_unrouted` reports the reason. Raises
+        Pending if the permission decision is pending.
         """
         address = topic_address(decode_topic(topic), topic)
         entry: RoutingEntry
@@ -901,7 +924,7 @@ class MqttConnection(AdmittedGuest):
 
     @property
     def begun(self) -> int:
-        """Bytes of an incomplete packet."""
+        """Number of bytes of an incomplete packet that the protocol machine has stored."""
         return self.machine.begun
 
     def let_go_for_memory(self) -> None:
@@ -910,16 +933,16 @@ class MqttConnection(AdmittedGuest):
 
     @property
     def _unacknowledged(self) -> int:
-        """Messages that count against the gateway's Receive Maximum.
+        """Number of messages that count against the Receive Maximum which the gateway sent to the client.
 
         QoS 1 counts until PUBACK, QoS 2 until PUBCOMP (5: 3.3.4).
         """
         return self.unsettled if self._unreleased is None else self.unsettled + len(self._unreleased)
 
     def _overrun(self) -> None:
-        """Handle too many unsettled messages: hold the publishes of clients before MQTT 5.
+        """Handle too many unsettled messages: hold further publishes of a client before MQTT 5.
 
-        Raises RemoteProtocolError for an MQTT 5 client above the Receive Maximum, which it was notified of.
+        Raises RemoteProtocolError for an MQTT 5 client that has exceeded the Receive Maximum of its CONNACK.
         """
         if self.machine.version is not Version.V5:
             self._let_publish = self.waiting.hold(EVERY_CHANNEL)
@@ -931,7 +954,7 @@ class MqttConnection(AdmittedGuest):
     def _decline(
         self, entry: RoutingEntry, message: Message, receipt: Receipt | None, outcome: Outcome
     ) -> None:
-        """Refuse a message whose body is too large, or not UTF-8 as marked."""
+        """Refuse a message whose body is too large, or is marked as UTF-8 and is not."""
         self._ingress.refuse(entry, message, outcome)
         self._tell_declined(message, receipt, outcome)
 
@@ -943,7 +966,7 @@ class MqttConnection(AdmittedGuest):
             self._ingress.tell_refused(message, outcome)
 
     def _oversized(self, packet: Oversized) -> None:
-        """Refuse a PUBLISH whose body was skipped because of its size; nothing is left to publish again."""
+        """Refuse a PUBLISH whose body was too large and has been skipped, so that it cannot be retried."""
         ingress, publish = self._ingress, packet.publish
         ingress.stats.messages_in += 1
         address = topic_address(publish.topic)
@@ -982,7 +1005,11 @@ class MqttConnection(AdmittedGuest):
         return False
 
     def _note_local_delivery(self, packet_id: int, entry: RoutingEntry) -> None:
-        """Have the session notified when the targets of a QoS 2 message have it, if all are local."""
+        """Have the packet identifier of a QoS 2 message recorded together with its delivery to local targets.
+
+        This is done when the batch has been sent. Nothing is noted if the session ends with its connection,
+        or if a target of the entry is not local.
+        """
         session = self.session
         if session is not None and session.is_durable and self._ingress.delivers_locally(entry):
             slot = len(self._ingress.batch)  # the message's, which is published now
@@ -991,11 +1018,12 @@ class MqttConnection(AdmittedGuest):
     # Subscriptions and DISCONNECT.
 
     def _subscribe(self, session: Session, packet: Subscribe, reasons: list[int]) -> bool:
-        """Subscribe to the filters not yet in `reasons`. Return False if some are left for another turn.
+        """Subscribe to the filters of a SUBSCRIBE that have no reason code in `reasons` yet.
 
-        Then send the SUBACK and start to send the retained messages. Each filter is granted or refused
-        individually. A client that sent DISCONNECT right behind gets no SUBACK. Raises RemoteProtocolError
-        for a malformed filter before MQTT 5.
+        Append a reason code for each: filters are granted or refused individually. Return False if the
+        connection's time slice was used up before the last filter. After the last one, send the SUBACK,
+        unless the client has already sent DISCONNECT, and start to send retained messages. Raises
+        RemoteProtocolError for a malformed filter before MQTT 5.
         """
         machine, rights = self.machine, self.current_rights()
         assert machine.connect is not None
@@ -1039,9 +1067,9 @@ class MqttConnection(AdmittedGuest):
         rights: Rights,
         subscription: Subscription,
     ) -> Reason | None:
-        """Return why a filter of a SUBSCRIBE is refused, or None.
+        """Return the reason why a filter of a SUBSCRIBE is refused, or None if it is granted.
 
-        Raises Pending if the permission check has to wait.
+        Raises Pending if the permission decision is pending.
         """
         limits = self._ingress.limits
         decision = rights.mqtt_subscribe(subscription.filter, subscription.qos)
@@ -1065,9 +1093,10 @@ class MqttConnection(AdmittedGuest):
         return None
 
     def _unsubscribe(self, session: Session, packet: Unsubscribe, reasons: list[int]) -> bool:
-        """Unsubscribe from the filters not yet in `reasons`. Return False if some are left for another turn.
+        """Remove the subscriptions to filters of an UNSUBSCRIBE that have no reason code in `reasons` yet.
 
-        Then send the UNSUBACK.
+        Append a reason code for each. Return False if the connection's time slice was used up before the last
+        filter. After the last one, send the UNSUBACK.
         """
         namespace = self._ingress.namespace
         for topic_filter in islice(packet.filters, len(reasons), None):
@@ -1119,7 +1148,7 @@ class MqttConnection(AdmittedGuest):
         self.stream.mark()
 
     def wait_for_commit(self, before: int) -> None:
-        """Delay output until all changes since `before`, a value of `namespace.change_count`, are safe."""
+        """Delay output until all changes since `before`, a value of `namespace.change_count`, are on disk."""
         namespace = self._ingress.namespace
         if namespace.has_unstored_changes(before):
             self.stream.hold_output()
@@ -1134,7 +1163,7 @@ class MqttConnection(AdmittedGuest):
         self.send_due_retained()
 
     def send_due_retained(self) -> None:
-        """Continue to send the retained messages that the session is due."""
+        """Continue to send the retained messages that match the session's new subscriptions."""
         if self.session is not None and self.session.walks and not self.is_closed:
             self._ingress.send_due_retained(self.session)
 
@@ -1175,12 +1204,12 @@ class MqttConnection(AdmittedGuest):
 
 
 def _not_repeated(rows: list[PublishRow]) -> list[PublishRow]:
-    """Return the rows with QoS 0, which no client sends again."""
+    """Return the rows with QoS 0, which a client never sends again."""
     return [row for row in rows if not row[0] >> 1 & 3]
 
 
 def _joined(events: list[Event]) -> list[Event]:
-    """Return events with adjacent publishes merged, so that their identifiers are stored together."""
+    """Return events with adjacent publishes merged, so that their packet identifiers are stored together."""
     found: list[Event] = []
     for event in events:
         last = found[-1] if found else None

@@ -43,32 +43,36 @@ class MqttGuest(IngressClient):
 
     @abstractmethod
     def handle_refusal(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Handle a message that a target has refused."""
+        """Handle a published message that a target has refused with this outcome."""
 
     @abstractmethod
     def cannot_notify(self, retries: bool, outcome: Outcome) -> bool:
-        """Return True if the route has to store a rejected message, because the client cannot be notified.
+        """Return True if the client cannot be notified that a route rejected its message.
 
-        `retries` is True if the route is configured for another attempt.
+        The route then has to store a dead letter. `retries` is True if the route has `on_reject: retry`.
         """
 
     @abstractmethod
     def note_undone(self, packet_id: int, routes: frozenset[str]) -> None:
-        """Record the names of the only routes that have not accepted a message, for its next attempt."""
+        """Record the routes (by name) that have not accepted a message; only these get its next attempt."""
 
     @abstractmethod
     def remaining_entry(self, packet_id: int, entry: RoutingEntry) -> RoutingEntry:
-        """Return the part of an entry that a retried message still has to reach."""
+        """Return the entry restricted to the routes that have not accepted the message yet."""
 
     @abstractmethod
     def not_served(self, why: str) -> None:
-        """Refuse a CONNECT that has no response yet, as the server is unavailable (0x88; 3.1.1: code 3)."""
+        """Refuse a CONNECT that has no response yet, as the server is unavailable (0x88; 3.1.1: code 3).
+
+        `why` is the reason for the log.
+        """
 
     @abstractmethod
     def handle_takeover(self, *, patient: bool = False) -> None:
         """Disconnect the client, because another connection uses its client identifier (3.1.4).
 
-        `patient` True: a DISCONNECT that is on its way may arrive first.
+        `patient` True delays the end, so that packets that are on their way, such as DISCONNECT, may still
+        arrive.
         """
 
 

@@ -91,7 +91,7 @@ class MqttIngress(ListenerSource):
         return self._namespace
 
     def requester(self, reply_to: str) -> Address | None:
-        """Return the address of a response topic, or None if no client may publish to it."""
+        """Return the address of the response topic `reply_to`, or None if no client may publish to it."""
         try:
             address = MQTT.address("", reply_to)
         except NameRefused:
@@ -101,7 +101,7 @@ class MqttIngress(ListenerSource):
     # Interface to the listener.
 
     def end_turn(self) -> None:
-        """Send the batch, then have the identifiers of its QoS 2 messages stored."""
+        """Send the batch, then record the QoS 2 identifiers of its messages with local targets only."""
         local_ids, self.local_ids = self.local_ids, []
         batch = self.batch
         before, self._handing_on = self._handing_on, True
@@ -127,7 +127,7 @@ class MqttIngress(ListenerSource):
         self.namespace.system.tick(now, self.options.sys_interval_secs)
 
     async def _expire_more(self, now: float) -> None:
-        """Discard the remaining expired sessions, in portions between which others are served."""
+        """Discard the remaining expired sessions in portions, between which other tasks run."""
         more = True
         while more:
             await trio.lowlevel.checkpoint()
@@ -177,7 +177,11 @@ class MqttIngress(ListenerSource):
 
     @property
     def accepted_in_memory(self) -> bool:
-        """True while targets get messages: what they accept in that time is not on disk."""
+        """True while targets accept messages in memory only, before these are written to disk.
+
+        This is so while a batch is being sent, and while the dispatcher delivers messages later than their
+        batch.
+        """
         return self._handing_on or self.dispatcher.accepts_in_memory()
 
     @staticmethod
@@ -255,7 +259,7 @@ class MqttIngress(ListenerSource):
         return Offer(min(offer.qos_max, rights.mqtt.qos_max), offer.retain and rights.mqtt.retain)
 
     def expiry_secs_max(self, rights: Rights) -> int:
-        """Return the seconds for which a session with these rights may outlive its connection."""
+        """Return the maximum session expiry, in seconds, of a client with these rights."""
         own = None if rights.unlimited else rights.mqtt.session_expiry_secs_max
         most = self.limits.session_expiry_secs_max
         return most if own is None else min(own, most)
@@ -282,9 +286,9 @@ class MqttIngress(ListenerSource):
             self.handle_unrouted(entry, message, receipt)
 
     def send_due_retained(self, session: Session) -> None:
-        """Send a portion of the retained messages that a session is due.
+        """Send a portion of the retained messages that match a session's new subscriptions.
 
-        A task sends the rest as the client reads.
+        A task sends the rest as fast as the client reads.
         """
         session.pull()
         if session.pulls:
@@ -312,9 +316,9 @@ class MqttIngress(ListenerSource):
         self._sending = False
 
     def _pull(self, session: Session) -> bool:
-        """Send a portion of the due retained messages to one session.
+        """Send a portion of the retained messages that a session is still to receive.
 
-        Return True if there was a portion, or if it was dropped because of an error.
+        Return True if there was a portion, or if the rest was dropped because of an error.
         """
         try:
             if not session.pull():
@@ -336,9 +340,10 @@ class MqttIngress(ListenerSource):
                 outlet.stream.fail(error)
 
     async def await_goodbye(self, stream: Stream, then: Callable[[], None]) -> None:
-        """Call `then` after GOODBYE_SECS.
+        """Call `then` after GOODBYE_SECS seconds.
 
-        The client of `stream` has moved to another replica; what it sent here before may still arrive.
+        The client of `stream` has moved to another replica; packets that it sent to this replica before may
+        still arrive in that time.
         """
         await trio.sleep(GOODBYE_SECS)
         try:
@@ -355,7 +360,7 @@ class MqttIngress(ListenerSource):
         self.logins.count_accepted()
 
     def disconnect_client(self, connection: MqttGuest, reason: ReasonCode) -> None:
-        """Disconnect a client for this reason, log and count it."""
+        """Send DISCONNECT with this reason code, close the connection, and log and count this."""
         word = reason_name(reason)
         self.stats.protocol_errors.add(word)
         log.warning(
@@ -401,7 +406,11 @@ class MqttIngress(ListenerSource):
         )
 
     def new_batch(self) -> Batch:
-        """Return an empty batch, whose routes store rejected messages if the client cannot be notified."""
+        """Return an empty batch that is connected to this source's functions for rejected messages.
+
+        A route stores a rejected message as a dead letter if the client cannot be notified, and retries reach
+        only the routes that have not accepted the message.
+        """
         batch = super().new_batch()
         batch.untold = self._cannot_notify_source
         batch.undone = self._note_undone
@@ -409,14 +418,18 @@ class MqttIngress(ListenerSource):
 
     @staticmethod
     def _note_undone(receipt: Receipt | SentWill | None, routes: frozenset[str]) -> None:
-        """Have the next attempt of a message go only to the routes that have not accepted it."""
+        """Record the routes (by name) that still have to accept a receipt's message in its next attempt."""
         if receipt is not None and not isinstance(receipt, SentWill):
             receipt[0].note_undone(receipt[1], routes)
 
     def _cannot_notify_source(
         self, receipt: Receipt | SentWill | None, retries: bool, outcome: Outcome
     ) -> bool:
-        """Return True if a route must store a rejected message, as its client is not notified; see Untold."""
+        """Return True if the client cannot be notified that a route rejected its message.
+
+        The route then stores a dead letter. `retries` is True if the route has `on_reject: retry`. The
+        function is an `Untold` of gateway.model.batch.
+        """
         if receipt is None:
             return False
         if isinstance(receipt, SentWill):
@@ -443,9 +456,9 @@ class MqttIngress(ListenerSource):
         self.dead_letters.add([message], "", outcome, then, full=full)
 
     def drop_forbidden(self, session: Session, rights: Rights, sender: Sender) -> bool:
-        """End the subscriptions that are not allowed. Return True if there were any.
+        """End the subscriptions that the rights do not allow. Return True if there were any.
 
-        Raises Pending, with none ended, if the check of one is pending.
+        Raises Pending, before any subscription is ended, if the decision on one of them is pending.
         """
         forbidden = {
             topic_filter: decision.rule
@@ -464,7 +477,10 @@ class MqttIngress(ListenerSource):
     def leave_will(
         self, session: Session, will: Will | None, sender: Sender, principal: Principal | None
     ) -> None:
-        """Publish the will, if any: now, or when its delay is over or the session ends (5: 3.1.2.5)."""
+        """Publish the will of a lost connection, if it has one.
+
+        It is published now, or when its delay is over or the session ends (5: 3.1.2.5).
+        """
         client_id = session.client_id
         if will is None:
             self.namespace.forget_will(client_id)

@@ -53,9 +53,9 @@ def has_valid_format(message: Message) -> bool:
 
 
 def topic_refusal(name: str, levels_max: int) -> Outcome | None:
-    """Return why no client may publish to a topic, or None.
+    """Return the outcome with which every publish to a topic is refused, or None.
 
-    Reasons are too many levels, and the gateway's own topics.
+    A topic with too many levels is refused, and so are the gateway's own topics.
     """
     if name.count("/") >= levels_max:
         return TOO_DEEP

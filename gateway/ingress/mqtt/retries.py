@@ -20,7 +20,7 @@ DOUBLINGS_MAX: Final = 5
 
 
 class Retries:
-    """Refused messages of one connection. The second element of a receipt is its packet identifier."""
+    """Refused messages of one connection that are published again, stored as receipts."""
 
     __slots__ = ("_undone", "_waiting", "attempts", "held_receipts")
 

@@ -30,7 +30,10 @@ class DeniedEntry(RoutingEntry):
 
 
 class RoutingTable:
-    """Routing entries of one listener, by rights (their `key`) and topic."""
+    """Cached routing entries of one listener, in one table per set of rights, by topic.
+
+    Clients with equal rights (their `key`) share a table.
+    """
 
     __slots__ = (
         "_endpoint",
@@ -57,7 +60,7 @@ class RoutingTable:
         self._leads_back = False
 
     def of(self, key: object) -> dict[bytes, RoutingEntry]:
-        """Return the table of entries for these rights, after removing stale entries.
+        """Return the table of entries for the rights with this key, after removing stale entries.
 
         Connections call it again when `dispatcher.generation` has changed.
         """
@@ -93,7 +96,7 @@ class RoutingTable:
         self._through.clear()
 
     def resolve(self, address: Address, entries: dict[bytes, RoutingEntry]) -> RoutingEntry:
-        """Look up the entry of a topic and cache it in `entries`."""
+        """Find the routing entry of a topic and cache it in `entries`."""
         entry = self.dispatcher.entry(self._endpoint, self._namespace, address)
         self.cache_entry(entry, entries)
         plan = entry.plan
@@ -107,14 +110,14 @@ class RoutingTable:
         return entry
 
     def _returns(self, plan: RoutingPlan) -> bool:
-        """Return True if a route of the plan leads back into the topic tree."""
+        """Return True if a route of the plan publishes to a topic of this listener."""
         namespaces = self.dispatcher.namespaces
         return any(
             namespaces.get(branch.route.target_endpoint) is self._namespace for branch in plan.branches
         )
 
     def find(self, address: Address) -> RoutingEntry:
-        """Return the entry of a topic without regard to rights."""
+        """Return the routing entry of a topic, without checking a client's rights."""
         shared = self.of(EVERYBODY)
         return shared.get(address.wire) or self.resolve(address, shared)
 
