@@ -56,7 +56,7 @@ VERSION: Final = "0-9-1"
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class AmqpEntrance(ListenerSource):
-    """AMQP 0-9-1 listener, as far as admission needs it."""
+    """Source of an AMQP 0-9-1 listener, as far as the admission of clients needs it."""
 
     def __init__(self, name: str, services: Services, guests: IngressClients) -> None:
         super().__init__(name, services, guests)
@@ -88,11 +88,11 @@ class AmqpEntrance(ListenerSource):
         return login, password.encode()
 
     def report_refused(self, remote: str, text: str) -> None:
-        """Log why a client was refused before it entered a virtual host."""
+        """Log that a client was refused before it entered a virtual host; `text` is the reason."""
         log.warning("client refused by AMQP listener", listener=self.name, remote=remote, error=text)
 
     def report_closed(self, remote: str, text: str, *, channel: bool) -> None:
-        """Log why the gateway closed a client's channel, or else its connection."""
+        """Log that the gateway closed a client's channel (`channel` True) or connection, and why (`text`)."""
         if channel:
             log.warning(
                 "client channel closed by AMQP listener", listener=self.name, remote=remote, error=text
@@ -105,7 +105,7 @@ class AmqpEntrance(ListenerSource):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
-    """Client connection during its handshake, and its permission checks afterwards."""
+    """AMQP 0-9-1 connection of a client during its handshake, and its permission checks afterwards."""
 
     def __init__(self, entrance: AmqpEntrance, stream: Stream, machine: ServerConnection, now: float) -> None:
         self.stream = stream
@@ -124,17 +124,20 @@ class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
 
     @abstractmethod
     def _set_up_client(self) -> None:
-        """Set up the admitted client, which waits for connection.open-ok."""
+        """Set up the admitted client and send connection.open-ok."""
 
     @abstractmethod
     def _dismiss(self, code: int, text: str, class_id: int = 0, method_id: int = 0) -> None:
-        """Close the connection with this reply code, text and method, and release what it holds."""
+        """Close the connection with this reply code and text, and release its channels.
+
+        `class_id` and `method_id` identify the method that caused the error; 0 is none.
+        """
 
     @abstractmethod
     def _recheck(self) -> None:
-        """Close channels that use what the client may no longer use.
+        """Close the channels that use something that the rules now forbid.
 
-        Raises Pending if a check has to wait.
+        Raises Pending if a permission decision is pending.
         """
 
     @property
@@ -155,9 +158,9 @@ class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
         return self._current_rights.of(self.principal)
 
     def check(self, permission: str, kind: str, name: str) -> None:
-        """Check `configure`, `write` or `read` on an exchange or queue (`kind`).
+        """Check the permission `configure`, `write` or `read` on an exchange or queue (`kind`).
 
-        Raises Refused 403 with RabbitMQ's text if it is not allowed.
+        Raises AmqpRefused 403 with RabbitMQ's text if it is not granted.
         """
         rights = self.rights
         if rights.unlimited:
@@ -171,7 +174,7 @@ class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
     def check_topic(self, permission: str, exchange: str, key: str | None) -> None:
         """Check a permission for a routing key of a topic exchange; None stands for all keys.
 
-        Raises Refused 403.
+        Raises AmqpRefused 403 if it is not granted.
         """
         rights = self.rights
         if rights.unlimited:
@@ -183,15 +186,15 @@ class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
             self._refuse_access(permission, resource, decision.rule)
 
     def _refuse_access(self, permission: str, resource: str, rule: str) -> NoReturn:
-        """Log the denial and raise Refused 403."""
+        """Log the denial and raise AmqpRefused 403."""
         self._entrance.record_denial(self.sender, permission, resource, rule)
         raise access_refused(f"access to {resource} refused for user '{self.sender.user}'")
 
     def rules_changed(self) -> None:
-        """Recheck the client against changed rules.
+        """Recheck the client after a change of the access rules.
 
-        Close the connection if its virtual host may not be entered any more, or else channels that consume
-        what may not be read any more.
+        Close the connection if the client may not enter its virtual host any more. Otherwise close the
+        channels that use something that is now forbidden.
         """
         if not self._ready or self.machine.closed:
             return
@@ -280,7 +283,7 @@ class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
             )
 
     def _verified(self, mechanism: str, user: str, found: Principal | Denial) -> None:
-        """Admit or deny the client after its password or token was verified, then process further input."""
+        """Admit or deny the client when its password or token is verified, then process further input."""
         if isinstance(found, Denial):
             self._entrance.logins.log_denied(self.stream, user, found)
             self._deny(mechanism, WHY[found])
@@ -324,9 +327,10 @@ class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
         self.stream.mark()
 
     def _deny(self, mechanism: str, why: str) -> None:
-        """Refuse the login.
+        """Refuse the login, and log why.
 
-        The client gets reply code 403 if it has the capability for that; otherwise its stream is closed.
+        A client with the capability `authentication_failure_close` gets reply code 403. The stream of other
+        clients is closed.
         """
         self._entrance.stats.refused.add("access_refused")
         self._entrance.report_refused(self.stream.remote, why)

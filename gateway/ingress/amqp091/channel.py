@@ -84,14 +84,15 @@ class AmqpSource(AmqpEntrance):
     def publish_large(
         self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt | None
     ) -> bool:
-        """Publish a message that may exceed limits.message_bytes_max, the most that routes carry.
+        """Publish a message whose body may exceed limits.message_bytes_max, the most that routes carry.
 
-        Return False if neither a queue nor a route matches.
+        `receipt` is None if the client expects no confirm. Return False if neither a queue nor a route
+        matches.
         """
 
     @abstractmethod
     def handle_unrouted(self, entry: RoutingEntry, message: Message, receipt: Receipt | None) -> None:
-        """Handle a message that no queue and no route matches."""
+        """Handle a message that no queue and no route matches, as its properties and its confirm require."""
 
     def undeliverable(self, message: Message, outcome: Outcome = UNDELIVERABLE) -> None:
         """Turn a message that cannot be encoded for its consumer into a dead letter.
@@ -144,13 +145,16 @@ class AmqpGuest(HandshakingAmqpClient):
 
     @abstractmethod
     def count_settled(self, count: int) -> None:
-        """Count `count` publishes as settled, after their channels were notified."""
+        """Count `count` publishes as settled, after their outcomes were reported to the channels."""
 
     @abstractmethod
     def refuse(
         self, number: int, error: RemoteProtocolError | AmqpRefused, method: type[Method] | Method
     ) -> None:
-        """Close the channel or the connection, depending on the error's code; `method` caused the error."""
+        """Close the channel `number` or the whole connection, depending on the code of `error`.
+
+        `method` is the client's method that caused the error.
+        """
 
 
 class AmqpConsumer:
@@ -218,10 +222,7 @@ class AmqpConsumer:
     def _rows_that_came_back(
         self, position: int, messages: list[Message], redelivered: bool, utc: float
     ) -> list[DeliverRow]:
-        """Return the deliveries of a quorum queue, with the number of earlier deliveries of each.
-
-        A message that was not delivered before gets no such number.
-        """
+        """Return the deliveries of a quorum queue, with `x-delivery-count` for those delivered before."""
         queue, deliveries = self.queue, self.queue.deliveries
         assert deliveries is not None
         return [
@@ -294,7 +295,11 @@ class AmqpConsumer:
     def _hold_back(
         self, position: int, messages: list[Message], rows: list[DeliverRow], stopped: tuple[int, str]
     ) -> tuple[list[Message], list[DeliverRow]]:
-        """Return to the queue what was not sent because a body cannot be read now. Return what was sent."""
+        """Return to the queue the messages that were not sent, because a body on disk is unreadable now.
+
+        Return the messages that were sent, and their rows. `stopped` is the delivery tag of the first unsent
+        message, and the reason.
+        """
         self._deliverer.stopped = None
         tag, why = stopped
         count = tag - self._channel.next_tag
@@ -303,11 +308,11 @@ class AmqpConsumer:
         return messages[:count], rows[:count]
 
     def handle_error(self, error: Exception) -> None:
-        """Close the connection at the end of the wake-up, because of this error."""
+        """Close the connection because of this internal error, when the current wake-up ends."""
         self._channel.connection.stream.fail_later(error)
 
     def cancelled(self, queue: Queue) -> None:
-        """Remove the consumer of a deleted queue.
+        """Remove this consumer, because its queue was deleted.
 
         Send basic.cancel if the client has the capability `consumer_cancel_notify`.
         """
@@ -351,12 +356,13 @@ class AmqpChannel:
         return not self.prefetch_all or self.outstanding < self.prefetch_all
 
     def limit(self, prefetch: int) -> None:
-        """Set the limit of basic.qos(global); 0 is no limit.
+        """Set the limit of basic.qos(global) to `prefetch` messages; 0 is no limit.
 
-        A larger limit for which queues wait takes effect after RAISE_SECS. Reason: some clients (Celery, for
-        example) read until no bytes are left, run their timers, and sleep until more bytes arrive. They do
-        not send what these timers settle before they wake up, so both sides would wait. Deliveries sent
-        directly behind basic.qos-ok would be read before the timers and would not wake the client.
+        A larger limit for which queues wait takes effect after RAISE_SECS seconds. Reason: some clients
+        (Celery, for example) read until no bytes are left, run their timers, and sleep until more bytes
+        arrive. They do not send the acknowledgements that these timers issue before they wake up, so both
+        sides would wait. Deliveries sent directly behind basic.qos-ok would be read before the timers and
+        would not wake the client.
         """
         if self._raise is not None:
             self._raise.cancel()
@@ -445,14 +451,14 @@ class AmqpChannel:
         return deliveries
 
     def restore_unacknowledged(self, deliveries: list[tuple[int, Unacknowledged]]) -> None:
-        """Add deliveries that `pop_tagged` removed to the unacknowledged ones again."""
+        """Make deliveries that `pop_tagged` removed unacknowledged again."""
         self.unacknowledged = dict(sorted((*self.unacknowledged.items(), *deliveries)))
 
     def settle(self, deliveries: Sequence[Unacknowledged], requeue: bool | None, touched: Touched) -> None:
-        """Settle removed deliveries in their queues: acknowledge, requeue or reject them.
+        """Settle deliveries that `pop_tagged` removed: acknowledge, requeue or reject them in their queues.
 
-        `requeue` None acknowledges, True requeues and False rejects. Add to `touched` what the caller has to
-        dispatch then: first the lines for shared credit, then the queues.
+        `requeue` None acknowledges, True requeues and False rejects. Add to `touched` the objects that the
+        caller has to dispatch afterwards: first the lines for shared credit, then the queues.
         """
         byte_count = 0
         for line in (self.connection.line, self.line):
@@ -477,7 +483,7 @@ class AmqpChannel:
     def drop(self, tags: list[int]) -> None:
         """Settle deliveries that can never be sent, because their properties exceed the client's frame-max.
 
-        Their queue is dispatching at this time, so it sees the returned credit without a call.
+        Called while their queue delivers: it notices the returned credit itself.
         """
         for tag in tags:
             self.settle([one for _, one in self.pop_tagged(tag, False)], None, {})
@@ -485,7 +491,7 @@ class AmqpChannel:
     def set_aside(
         self, consumer: AmqpConsumer, tag: int, position: int, message: Message, redelivered: bool
     ) -> None:
-        """Leave a delivery to other consumers, because its properties exceed the client's frame-max."""
+        """Leave a delivery whose properties exceed the client's frame-max to other consumers of its queue."""
         if self.unacknowledged.pop(tag, None) is not None:
             consumer.outstanding -= 1
             self.outstanding -= 1
@@ -494,14 +500,14 @@ class AmqpChannel:
         self.connection.ingress.log_oversized(self.connection.sender, consumer.queue.name)
 
     def recover(self) -> None:
-        """Requeue all unacknowledged deliveries, without those settled in an open transaction."""
+        """Requeue all unacknowledged deliveries, except those that an open transaction has settled."""
         touched: Touched = {}
         self.settle([one for _, one in self.pop_tagged(0, True)], True, touched)
         for one in touched:
             one.dispatch()
 
     def request(self, tag: str) -> None:
-        """Start to consume direct replies with the consumer tag `tag`."""
+        """Start to consume direct replies (`amq.rabbitmq.reply-to`) with this consumer tag."""
         deliverer = Deliverer(self.connection.machine, self.number, tag)
 
         def deliver(messages: list[Message]) -> None:
@@ -523,7 +529,10 @@ class AmqpChannel:
         self.requester_tag = tag
 
     def _replies(self, messages: list[Message]) -> tuple[list[Message], list[DeliverRow]]:
-        """Return direct replies, and encoded; those that cannot be encoded become dead letters."""
+        """Encode direct replies. Return the messages that can be encoded, and their encoded deliveries.
+
+        The others become dead letters.
+        """
         utc = clock.utc()
         sound: list[Message] = []
         rows: list[DeliverRow] = []
@@ -561,7 +570,7 @@ class AmqpChannel:
     # Returns and confirms.
 
     def send_back(self, content: Content) -> None:
-        """Send basic.return for a mandatory message that was not routed; its ack follows.
+        """Send basic.return for a mandatory message that was not routed; the caller then confirms it.
 
         Close the channel if the body cannot be read from the spool.
         """
@@ -586,9 +595,9 @@ class AmqpChannel:
         return self.published
 
     def confirmed(self, number: int) -> None:
-        """Queue the basic.ack of a publish; it is sent with others when the wake-up ends.
+        """Queue the basic.ack of a publish, which is sent with others when the wake-up ends.
 
-        AmqpIngress.settle contains a copy of this for speed.
+        AmqpIngress.settle contains a copy of this code for speed.
         """
         self.connection.confirming[self] = None
         if self.unconfirmed.pop(number, self) is None:
@@ -602,8 +611,8 @@ class AmqpChannel:
     def tell_confirms(self) -> None:
         """Send the collected confirms to the publisher.
 
-        One `multiple` ack is sent for those below the first unconfirmed publish, and single acks for those
-        above it.
+        One ack with `multiple` confirms the publishes below the first unconfirmed one. Those above it get
+        single acks.
         """
         settled = self.settled
         if not settled:
@@ -633,20 +642,20 @@ PendingPublish = tuple[RoutingEntry, Message, Content | None]  # for the commit
 
 
 class Routed:
-    """Routing namespace of one message that was routed earlier: it matches the queues found then."""
+    """Namespace of one message whose queues were determined earlier: it leads to these queues only."""
 
     def __init__(self, host: VirtualHost, sinks: Iterable[Sink]) -> None:
         self._host = host
         self._sinks = tuple(sinks)
 
     def sinks(self, address: Address) -> tuple[Sink, ...] | None:
-        """Return None: the sinks depend on the message."""
+        """Return None, because the sinks depend on the message and not only on its address."""
         return None
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """Return the sinks chosen earlier.
+        """Return the queues that were determined earlier, as far as they exist.
 
-        A queue is looked up by its name, and left out if no queue has the name now.
+        Each is looked up by its name, so a new queue of the same name is included.
         """
         queues = self._host.queues
         found = (queues.get(one.name) if isinstance(one, AmqpQueue) else one for one in self._sinks)
@@ -654,7 +663,7 @@ class Routed:
 
     @property
     def retained(self) -> None:
-        """None, because AMQP has no retained messages."""
+        """Sink for retained messages: None, because AMQP has none."""
 
 
 def _is_default_exchange(entry: RoutingEntry) -> bool:
@@ -702,7 +711,7 @@ class Transaction:
         return {_published_to(message) for _, message, _ in self._publishes}
 
     def publish(self, entry: RoutingEntry, message: Message, content: Content | None) -> tuple[int, int]:
-        """Store a message for the commit. Return the count and the bytes of all stored publishes.
+        """Add a message to the commit. Return the number and the total bytes of all messages added so far.
 
         Raises RemoteProtocolError if the routing depends on the message's headers and these are malformed.
         """
@@ -715,13 +724,17 @@ class Transaction:
         return len(self._publishes), self.byte_count
 
     def restrain(self, on: bool) -> None:
-        """Forbid further publishes (`on` True), which then close the channel, or allow them."""
+        """Forbid further publishes in this transaction (`on` True), or allow them again.
+
+        A publish that is forbidden closes the channel.
+        """
         self.is_restrained = on
 
     def settle(self, tag: int, multiple: bool, requeue: bool | None) -> bool:
-        """Store a settlement for the commit: acknowledge (`requeue` None), requeue or reject.
+        """Store a settlement for the commit: acknowledge (`requeue` None), requeue (True) or reject (False).
 
-        Return False if the tag is unknown.
+        It applies to the delivery `tag`, or with `multiple` to all up to it. Return False if the tag is
+        unknown.
         """
         deliveries = self._channel.pop_tagged(tag, multiple)
         if deliveries:
@@ -729,7 +742,7 @@ class Transaction:
         return bool(deliveries) or (multiple and tag == 0)
 
     def rollback(self) -> None:
-        """Discard all publishes; what was acknowledged or rejected is unacknowledged again."""
+        """Discard all publishes, and make the acknowledged or rejected deliveries unacknowledged again."""
         self._publishes.clear()
         self.byte_count = 0
         settlements, self._settlements = self._settlements, []
@@ -782,12 +795,15 @@ class Transaction:
         self.record_outcome(True)
 
     def _must_be_whole(self, publishes: list[PendingPublish]) -> bool:
-        """Return True if a durable message needs the disk and something else is part of the same commit."""
+        """Return True if the commit must be atomic on disk.
+
+        This is so if it has a durable message, and any other message or settlement.
+        """
         lasting = any(message.durable for _, message, _ in publishes)
         return lasting and (len(publishes) > 1 or bool(self._committing))
 
     def _acknowledge_beside(self) -> None:
-        """Write the acknowledgements in the disk transaction of the messages just published."""
+        """Write the transaction's acknowledgements to disk in the same write as its messages."""
         for deliveries, requeue in self._committing:
             if requeue is None:
                 for _, (queue, _, position, _) in deliveries:
@@ -795,7 +811,10 @@ class Transaction:
                         queue.storage.forget_beside((position,))
 
     def _routed(self, entry: RoutingEntry, message: Message) -> RoutingEntry:
-        """Return the entry with the sinks chosen now, for a message whose routing depends on its content."""
+        """Return the entry with the queues that match the message now.
+
+        Used for messages whose routing depends on their content, such as headers.
+        """
         namespace = entry.plan.namespace
         assert namespace is not None
         try:
@@ -830,14 +849,14 @@ class Transaction:
         ]
 
     def record_outcome(self, accepted: bool) -> None:
-        """Record the outcome of one part of the commit; finish the commit after the last part."""
+        """Record the outcome of one part of a commit, and finish the commit after its last part."""
         self._failed |= not accepted
         self._open -= 1
         if not self._open:
             self._finish()
 
     def _finish(self) -> None:
-        """Apply the settlements after the last publish, and report the result.
+        """Apply the settlements when the last publish has an outcome, and report the result.
 
         If a publish was refused, the deliveries become unacknowledged again, or are requeued if the channel
         is closed.
@@ -860,7 +879,7 @@ class Transaction:
             self._answer(not self._failed)
 
     def _answer(self, whole: bool) -> None:
-        """Call the function given to `commit`, unless the channel is closed."""
+        """Call the callback of `commit` with `whole`, unless the channel is closed."""
         then, self._then = self._then, None
         if then is not None and not self._closed:
             then(whole)

@@ -153,9 +153,9 @@ class AmqpConnection(AmqpActions):
         self._refuse_access("write", resource, rule)
 
     def _recheck(self) -> None:
-        """Close channels whose consumers or transaction use what the client may no longer use.
+        """Close the channels whose consumers or transaction use something that the rules now forbid.
 
-        Raises Pending if a check has to wait.
+        Raises Pending if a permission decision is pending.
         """
         for channel in list(self.channels.values()):
             try:
@@ -247,7 +247,10 @@ class AmqpConnection(AmqpActions):
     # Events.
 
     def _process(self, events: list[Event]) -> None:
-        """Process events in order; postpone the rest while the stream is suspended or a result is pending."""
+        """Process events in order.
+
+        The rest is postponed while the stream is suspended or a result is pending.
+        """
         self.stream.expect(self.machine.body_bytes_remaining)
         if self.waiting.on:
             events = self._without_waiting(events)
@@ -269,7 +272,12 @@ class AmqpConnection(AmqpActions):
         self.stream.mark()
 
     def _without_waiting(self, events: list[Event]) -> list[Event]:
-        """Return the events to process now: released ones, then those of `events` that need not wait."""
+        """Add the events that have to wait to `waiting`. Return those to process now.
+
+        The result begins with earlier events that need not wait any more. Publishes of a channel wait while a
+        full queue holds it, and later events of the channel that must not overtake them wait as well. Reading
+        stops when too many events wait.
+        """
         waiting = self.waiting
         ready_events = waiting.take_released()
         for event in events:
@@ -297,7 +305,7 @@ class AmqpConnection(AmqpActions):
         return ready_events
 
     def _unheld(self, contents: list[Content]) -> list[Content]:
-        """Hold the messages of held channels, and return the others."""
+        """Store the messages of held channels in `waiting`. Return the messages of other channels."""
         unheld: list[Content] = []
         by_channel: dict[int, list[Content]] = {}
         for content in contents:
@@ -312,9 +320,9 @@ class AmqpConnection(AmqpActions):
         return unheld
 
     def _unheld_acks(self, acks: list[tuple[int, int, bool]]) -> list[tuple[int, int, bool]]:
-        """Return the acknowledgements to process now.
+        """Store acknowledgements that have to wait. Return the others, which can be processed now.
 
-        Hold those that belong to a transaction on a channel where earlier events wait.
+        Those wait that belong to a transaction on a channel whose earlier events wait.
         """
         unheld: list[tuple[int, int, bool]] = []
         for ack in acks:
@@ -326,7 +334,7 @@ class AmqpConnection(AmqpActions):
         return unheld
 
     def _must_wait(self, event: MethodReceived) -> bool:
-        """Return True if a method has to wait behind earlier publishes of its channel."""
+        """Return True if a method has to wait until earlier publishes of its channel are processed."""
         channel = self.channels.get(event.channel)
         if channel is not None and channel.transaction is None and isinstance(event.method, AHEAD):
             return False
@@ -335,9 +343,10 @@ class AmqpConnection(AmqpActions):
         return self.waiting.has(event.channel)
 
     def _blocks(self, number: int, *, publishes: bool) -> bool:
-        """Return True if an event of a channel has to wait.
+        """Return True if an event of channel `number` has to wait.
 
-        An event waits because it publishes, or because earlier events of the channel wait.
+        A publish (`publishes` True) waits if the channel is held. Other events, and publishes in a
+        transaction, wait only if earlier events of the channel wait.
         """
         waiting = self.waiting
         channel = self.channels.get(number)
@@ -351,7 +360,7 @@ class AmqpConnection(AmqpActions):
         self.waiting.forget(number)
 
     def _drop_publishes(self, events: list[Event], outcome: Outcome) -> None:
-        """Count as refused the messages of events, which will not be processed."""
+        """Count the messages in `events`, which will not be processed, as refused with this outcome."""
         lost = 0
         for event in events:
             if isinstance(event, Publishes):
@@ -383,9 +392,10 @@ class AmqpConnection(AmqpActions):
         return True
 
     def _check_large(self, data: bytes) -> None:
-        """Resolve the target of a large message in advance. Raises Pending if that has to wait.
+        """Resolve and cache the target of a large message before its body is published.
 
-        Other errors are left to the publish itself.
+        `data` is its encoded basic.publish. Raises Pending if a permission decision is pending; other errors
+        are reported when the message is published.
         """
         entries = self._ingress.entries_of(self.rights, self.host)
         if data not in entries:
@@ -406,7 +416,7 @@ class AmqpConnection(AmqpActions):
             self._closed(event)
 
     def _channel_opened(self, event: ChannelOpened) -> None:
-        """Create a channel, or close the connection at a limit of what all connections of its user open."""
+        """Create a channel, or close the connection if its user's share of memory is used up."""
         if reached := self._holding.take(CHANNEL_BYTES):
             text = f"RESOURCE_ERROR - {reached} is reached"
             self._report(ReplyCode.RESOURCE_ERROR, text)
@@ -430,7 +440,7 @@ class AmqpConnection(AmqpActions):
         self._close_channels()
 
     def _set_up_client(self) -> None:
-        """Enter the virtual host and confirm connection.open."""
+        """Enter the virtual host and send connection.open-ok."""
         ingress = self._ingress
         self.host = next(host for host in ingress.hosts if host.name == self.host_name)
         self.endpoint = ingress.endpoint_of(self.host)
@@ -442,9 +452,10 @@ class AmqpConnection(AmqpActions):
     # Publishing.
 
     def _publish_large(self, content: Content) -> None:
-        """Publish a message whose body is in the spool.
+        """Publish a message whose body is in a spool file.
 
-        A durable message's file is first synchronised to disk, in a task; later input waits for that.
+        The file of a durable message is first synchronised to disk, in a task; later input of the client
+        waits for that.
         """
         _, _, raw, body = content
         try:
@@ -485,10 +496,10 @@ class AmqpConnection(AmqpActions):
         self._ingress.tasks.start_soon(task)
 
     def _publishes(self, contents: list[Content], *, large: bool = False) -> list[Content]:
-        """Publish messages. Return those that are postponed to another turn.
+        """Publish messages. Return those that are postponed to a later time slice of the connection.
 
-        Messages are postponed if the turn's time is used up by targets not yet in the cache, or if a decision
-        on them is pending. A `large` message, which is always alone, is never postponed.
+        Messages are postponed if the time slice is used up by targets that are not cached yet, or if a
+        permission decision is pending. A `large` message, which is always alone, is never postponed.
         """
         ingress = self._ingress
         memory = ingress.dispatcher.memory
@@ -505,7 +516,7 @@ class AmqpConnection(AmqpActions):
         return postponed
 
     def _publish_each(self, contents: list[Content], *, large: bool) -> list[Content]:  # noqa: PLR0915 - every message
-        """Publish messages one by one. Return those that are postponed to another turn."""
+        """Publish messages one by one. Return those that are postponed to a later time slice."""
         ingress = self._ingress
         dispatcher = ingress.dispatcher
         entries = ingress.entries_of(self.rights, self.host)
@@ -573,9 +584,9 @@ class AmqpConnection(AmqpActions):
         return postponed
 
     def _refuse_publish(self, content: Content, refusal: RemoteProtocolError | AmqpRefused) -> None:
-        """Close the channel of a message that may not be published.
+        """Close the channel of a message that may not be published, because of the error `refusal`.
 
-        A message that was refused, rather than malformed, is recorded.
+        The message is recorded as refused, unless it was malformed.
         """
         number, data, raw, body = content
         if isinstance(refusal, AmqpRefused):
@@ -684,7 +695,10 @@ class AmqpConnection(AmqpActions):
     def refuse(
         self, number: int, error: RemoteProtocolError | AmqpRefused, method: type[m.Method] | m.Method
     ) -> None:
-        """Close the channel or the connection, depending on the error's code; `method` caused the error."""
+        """Close the channel `number` or the whole connection, depending on the code of `error`.
+
+        `method` is the client's method that caused the error.
+        """
         code = error.code if isinstance(error, AmqpRefused) else error.reason
         ids = method.index >> 16, method.index & 0xFFFF
         fault = RemoteProtocolError(str(error), reason=code, class_id=ids[0], method_id=ids[1])
@@ -766,9 +780,9 @@ class AmqpConnection(AmqpActions):
             self._wait_for_commit()
 
     def _wait_for_commit(self) -> None:
-        """Hold the output until declarations and deletions are on disk.
+        """Delay output until the declarations and deletions made so far are on disk.
 
-        A failed write aborts the connection, because the result is then unknown.
+        A failed write aborts the connection, because it is then unknown whether they survive a restart.
         """
 
         def committed(outcome: Outcome) -> None:
@@ -787,21 +801,22 @@ class AmqpConnection(AmqpActions):
         self._block("disk", reason)
 
     def notify_memory(self, short: bool) -> None:
-        """Block or unblock publishing, because memory is short or no longer is.
+        """Notify the client that memory is short (`short` True), or no longer is.
 
-        `short` True is reported only to a client that publishes at that time.
+        The client gets connection.blocked or connection.unblocked. The caller reports `short` True only to
+        clients that publish at that time.
         """
         self._block("memory", "low on memory" if short else "")
 
     @property
     def begun(self) -> int:
-        """Bytes of messages that are incomplete or not committed."""
+        """Number of bytes of messages that are incomplete or belong to an open transaction."""
         channels = self.channels.values()
         return self.machine.begun + sum(one.transaction.byte_count for one in channels if one.transaction)
 
     @property
     def outstanding_bytes(self) -> int:
-        """Bytes of unacknowledged deliveries."""
+        """Number of bytes of unacknowledged deliveries."""
         return self.outstanding.byte_count
 
     @property
@@ -818,9 +833,10 @@ class AmqpConnection(AmqpActions):
         self.stream.end(LOW_ON_MEMORY.text)
 
     def _block(self, cause: str, reason: str) -> None:
-        """Update one reason for blocking.
+        """Set the reason for which `cause` blocks publishing; an empty `reason` ends this block.
 
-        Send connection.blocked or connection.unblocked on a change, if the client has that capability.
+        Send connection.blocked when the first cause blocks and connection.unblocked when none does any more,
+        if the client has that capability.
         """
         self._blocked[cause] = reason
         blocked = any(self._blocked.values())

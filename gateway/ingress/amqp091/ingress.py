@@ -47,7 +47,7 @@ class AmqpIngress(AmqpSource):
         return self.hosts[0]
 
     def requester(self, reply_to: str) -> Address | None:
-        """Return the address of a reply-to, or None if it is no valid name.
+        """Return the address of a message's reply-to, or None if it is no valid name.
 
         A reply-to is a routing key of the default exchange.
         """
@@ -92,7 +92,7 @@ class AmqpIngress(AmqpSource):
     # Interface to connections.
 
     def endpoint_of(self, host: VirtualHost) -> str:
-        """Return the endpoint name under which routes find what is published to a virtual host.
+        """Return the endpoint name by which routes select messages that are published to a virtual host.
 
         The first virtual host has the listener's name. The others have a name that no route can contain.
         """
@@ -121,9 +121,10 @@ class AmqpIngress(AmqpSource):
     def publish_large(
         self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt | None
     ) -> bool:
-        """Publish a message that may exceed limits.message_bytes_max, the most that routes carry.
+        """Publish a message whose body may exceed limits.message_bytes_max, the most that routes carry.
 
-        Return False if neither a queue nor a route matches.
+        `receipt` is None if the client expects no confirm. Return False if neither a queue nor a route
+        matches.
         """
         most = self.limits.message_bytes_max
         return self.dispatcher.publish_large(batch, entry, message, receipt, most)

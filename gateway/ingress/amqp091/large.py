@@ -20,7 +20,7 @@ class LargeBody:
     __slots__ = ("_file",)
 
     def __init__(self, spool: Spool, size: int, user: str) -> None:
-        """Create the file. `user` is charged for it.
+        """Create a spool file for `size` bytes, which count in the share of `user`.
 
         Raises RemoteProtocolError with code 406 if the spool, or the user's share of it, is full.
         """

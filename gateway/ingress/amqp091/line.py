@@ -1,8 +1,8 @@
-"""Queues that wait for credit that several consumers share: the credit of a channel or of a whole connection.
+"""Queues that wait for credit that several consumers share: the credit of a channel or of a connection.
 
-Returned shared credit belongs to no particular queue. A queue that could not deliver to a consumer for lack
-of such credit therefore joins a line. Once served it goes to the end of the line, so that each queue gets its
-turn, however many messages the first one has.
+When a client acknowledges, credit becomes free that no particular queue is entitled to. A queue that could
+not deliver to a consumer for lack of such credit therefore joins a line. After a delivery it goes to the end
+of the line, so that all queues are served in turn, however many messages each has.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gateway.broker.queue import Queue
 
 
 class CreditQueue:
-    """Queues waiting for shared credit, in order of waiting time.
+    """Line of queues that wait for shared credit; the one that has waited longest is first.
 
     `has_room` returns True while there is credit.
     """
@@ -28,11 +28,11 @@ class CreditQueue:
         return bool(self._queues)
 
     def join(self, queue: Queue) -> None:
-        """Append the queue; a queue that already waits keeps its place."""
+        """Append a queue to the line; a queue that waits already keeps its position."""
         self._queues.setdefault(queue)
 
     def dispatch(self) -> None:
-        """Dispatch the waiting queues in turn, until the credit is used up."""
+        """Let the waiting queues deliver in turn, until the credit is used up."""
         for _ in range(len(self._queues)):
             queue = next(iter(self._queues), None)
             if queue is None or not self._has_room():

@@ -71,15 +71,19 @@ class AmqpActions(AmqpGuest):
         return self.host.queue(name or channel.last_queue, self)
 
     def _check_queue(self, channel: AmqpChannel, permission: str, name: str) -> None:
-        """Check a permission on the named queue, or on the last declared one. Raises AmqpRefused 403.
+        """Check a permission on the queue `name`, or on the last declared one if it is empty.
 
-        Without either, nothing is checked, since `_queue` refuses that.
+        Raises AmqpRefused 403 if it is not granted. Does nothing if the name is empty and no queue was
+        declared, because `_queue` refuses that.
         """
         if name or channel.last_queue:
             self.check(permission, "queue", name or channel.last_queue)
 
     def _bindable(self, channel: AmqpChannel, name: str) -> AmqpQueue | None:
-        """Return the queue to unbind or delete, or None if it does not exist, which is no error."""
+        """Return the queue to unbind or delete, or None if it does not exist.
+
+        As in RabbitMQ, unbinding or deleting such a queue is no error.
+        """
         if name and name not in self.host.queues:
             return None
         return self._queue(channel, name)
@@ -138,7 +142,7 @@ class AmqpActions(AmqpGuest):
     def _queue_declare(self, channel: AmqpChannel, method: m.QueueDeclare) -> None:
         """Declare a queue, or check that it exists (`passive`), and make it the channel's last queue.
 
-        `amq.rabbitmq.reply-to`, and names made from it, are answered without a queue.
+        For `amq.rabbitmq.reply-to`, and names derived from it, the reply is sent without creating a queue.
         """
         name = without_line_ends(method.queue)
         if name == REPLY_TO or name.startswith(PREFIX):
@@ -212,9 +216,9 @@ class AmqpActions(AmqpGuest):
         self._reply(channel, not method.no_wait, m.QueueDeleteOk(count))
 
     def _check_unconditional(self, queue: AmqpQueue, method: m.QueueDelete) -> None:
-        """Raise AmqpRefused 540 if a quorum queue is to be deleted under a condition.
+        """Raise AmqpRefused 540 for a conditional delete (`if-unused`, `if-empty`) of a quorum queue.
 
-        A quorum queue does not know in time what it contains.
+        Its message count is not available when the method is executed.
         """
         for flag, wanted in (("if-unused", method.if_unused), ("if-empty", method.if_empty)):
             if wanted:
@@ -290,7 +294,7 @@ class AmqpActions(AmqpGuest):
     def _basic_get(self, channel: AmqpChannel, method: m.BasicGet) -> None:
         """Send the queue's next message, or basic.get-empty.
 
-        Raises Pending while the queue reads messages from disk, or while its messages may be withdrawn.
+        Raises Pending while the queue reads messages from disk, or while deliveries may still be withdrawn.
         Raises AmqpRefused 405 for a quorum queue with a single active consumer, and 406 if too many messages
         are unacknowledged.
         """
@@ -335,11 +339,12 @@ class AmqpActions(AmqpGuest):
         self.stream.queued += len(message.body)
 
     def _take_sound(self, queue: AmqpQueue) -> tuple[int, Message, bool, bytes] | None:
-        """Remove the next message that can be sent to the client from a queue, and return it.
+        """Remove the next message from a queue that can be sent to this client, and return it.
 
         The result has the position, the message, the redelivered flag and the encoded properties. Return None
         if there is no such message. Messages that do not fit the client's frames are set aside for other
-        consumers; others that cannot be sent become dead letters. Raises Pending if a body is unreadable now.
+        consumers; others that cannot be sent become dead letters. Raises Pending if a body cannot be read
+        from disk now.
         """
         utc = clock.utc()
         most = self.machine.payload_max - HEADER_SIZE

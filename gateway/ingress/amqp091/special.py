@@ -1,8 +1,9 @@
 """Published messages whose properties affect routing or must be checked: user-id, reply-to, CC and BCC.
 
-`essentials` reports which messages have such properties, so that the many others cost nothing here. The
-user-id is compared with the client's user. A direct reply-to is replaced by the name of the channel's reply
-address. The keys in CC and BCC are added to the routing key; BCC is removed later, on delivery.
+`essentials` detects the messages that have such properties, so that all others are published without this
+code. The user-id is compared with the client's user. A direct reply-to is replaced by the name of the
+channel's reply address. The keys in CC and BCC are added to the routing key; BCC is removed later, on
+delivery.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ VISIBLE, BLIND = COPIES
 
 
 class Copies:
-    """Routing namespace of one message with CC or BCC: it matches the queues of any of its keys."""
+    """Namespace of one message with CC or BCC: it leads to the queues that any of the keys matches."""
 
     def __init__(self, host: VirtualHost, exchange: str, keys: Sequence[str]) -> None:
         self._host = host
@@ -35,7 +36,7 @@ class Copies:
         self._keys = keys
 
     def sinks(self, address: Address) -> tuple[Sink, ...] | None:
-        """Return None: the sinks depend on the message."""
+        """Return None, because the sinks depend on the message and not only on its address."""
         return None
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
@@ -44,18 +45,18 @@ class Copies:
 
     @property
     def retained(self) -> None:
-        """None, because AMQP has no retained messages."""
+        """Sink for retained messages: None, because AMQP has none."""
 
 
 def look_closer(
     channel: AmqpChannel, entry: RoutingEntry, properties: PropertySet
 ) -> tuple[RoutingEntry, PropertySet]:
-    """Return the routing entry of a message with special properties, and its properties.
+    """Return the routing entry and the properties of a message with user-id, reply-to, CC or BCC.
 
-    A direct reply-to in them is replaced by the channel's reply address. Raises Refused 406 if the user-id is
-    not the client's user, if CC or BCC are no arrays or have more than COPIES_MAX keys, if the headers cannot
-    be re-encoded, or if a direct reply is requested on a channel that does not consume direct replies. Raises
-    Refused 403 if the client may not write to a copied key.
+    A direct reply-to is replaced by the channel's reply address. Raises AmqpRefused 406 if the user-id is not
+    the client's user, if CC or BCC is not an array or has more than COPIES_MAX keys, if the headers cannot be
+    re-encoded, or if a direct reply is requested on a channel that does not consume direct replies. Raises
+    AmqpRefused 403 if the client may not write to a copied key.
     """
     native = decode_properties(properties.raw)
     principal = channel.connection.principal
@@ -90,7 +91,7 @@ def look_closer(
 
 
 def _copies(headers: Headers, name: str) -> list[str]:
-    """Return the keys in the header `name`, CC or BCC. Raises Refused 406 if it is not an array."""
+    """Return the keys in the header `name`, CC or BCC. Raises AmqpRefused 406 if it is not an array."""
     found = dict(headers).get(name)
     if found is not None and found.type is not ValueType.ARRAY:
         kind = TYPE_NAMES[found.type]

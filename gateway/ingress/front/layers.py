@@ -46,13 +46,20 @@ class Front(NamedTuple):
         return None if self.tls is None else TlsFilter(self.tls(), server_side=True)
 
     def checked(self, stream: Stream) -> Filter | None:
-        """Return the layers of a new stream behind a check of its first bytes against TLS."""
+        """Return a filter for a new stream that first checks whether the client's first bytes are TLS or not.
+
+        If they are as configured, it passes them on to the stream's present layer. A shared port needs no
+        check: its layer is returned, or None if there is none.
+        """
         if self.detects:
             return stream.layer
         return FirstBytesFilter(stream, stream.layer, secure=self.tls is not None)
 
     def upgraded(self, message_bytes_max: int) -> Filter | None:
-        """Return a WebSocket filter for a new connection, or None without WebSocket."""
+        """Return a WebSocket filter for a new connection, or None without WebSocket.
+
+        `message_bytes_max` is the largest message in bytes.
+        """
         if not self.websocket_path:
             return None
         return WebSocketFilter(

@@ -1,4 +1,4 @@
-"""Base of connections whose protocol has not begun: received bytes are collected until it is known.
+"""Base of connections whose protocol has not begun: received bytes are collected until it can begin.
 
 A subclass decides by the collected bytes: it hands the stream to another owner, or refuses the client. A
 connection that sends too little within limits.connect_timeout_secs is closed.
@@ -37,22 +37,28 @@ class PendingConnection(IngressClient):
         self._answer = b""
 
     def examine(self, now: float) -> None:
-        """Decide about the connection after more bytes have been received."""
+        """Decide by the bytes in `data`: hand the stream over, refuse the client, or wait for more."""
         raise NotImplementedError
 
     def detach(self) -> bytes:
-        """Give the stream up to another owner. Return the bytes received so far."""
+        """Stop being the stream's owner, for another owner to take over. Return the bytes received so far."""
         self._guests.forget(self)
         data, self.data = self.data, b""
         return data
 
     def refuse(self, word: str, text: str, answer: bytes = b"") -> None:
-        """Refuse the client, send `answer`, log `text`, and count the refusal as `word`."""
+        """Refuse the client: send the bytes `answer`, close the connection, and log `text`.
+
+        The refusal is counted in the statistics under the key `word`.
+        """
         self._guests.stats.refused.add(word)
         self._refuse(text, answer)
 
     def break_off(self, word: str, text: str) -> None:
-        """Close the connection for a protocol error, log `text`, and count the error as `word`."""
+        """Close the connection for a protocol error, and log `text`.
+
+        The error is counted in the statistics under the key `word`.
+        """
         self._guests.stats.protocol_errors.add(word)
         self._refuse(text, b"")
 
@@ -105,7 +111,7 @@ class PendingConnection(IngressClient):
         return InFlight()
 
     def hold(self) -> Callable[[], None] | None:
-        """Return None: the client has published nothing that could fill a queue."""
+        """Return None: the client has published nothing, so reading from it need not stop."""
         return None
 
     def tick(self, now: float) -> None:

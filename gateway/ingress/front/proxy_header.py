@@ -23,14 +23,14 @@ Begin = Callable[[Stream, float, bytes, float], None]
 
 
 class AwaitingProxyHeader(PendingConnection):
-    """Connection that waits for the PROXY protocol header, ahead of TLS; then calls `begin`."""
+    """Connection that waits for the PROXY protocol header; after it, `begin` starts TLS or the protocol."""
 
     def __init__(self, guests: IngressClients, stream: Stream, accepted_at: float, begin: Begin) -> None:
         super().__init__(guests, stream, accepted_at)
         self._begin = begin
 
     def examine(self, now: float) -> None:
-        """Parse the header; once complete, begin the listener's layers with the rest of the bytes."""
+        """Parse the header; when it is complete, begin the listener's layers with the bytes behind it."""
         try:
             header = parse_header(self.data)
         except RemoteProtocolError as error:

@@ -62,7 +62,10 @@ def shared_listeners(
 
 
 class SharedPort:
-    """Protocol object of a shared port. `shares` are pairs of protocol and listener."""
+    """Protocol object of a shared port, which detects the protocol of each connection.
+
+    `shares` are pairs of protocol and listener.
+    """
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class SharedPort:
         """Do nothing: only the other listeners have entries."""
 
     def end_turn(self) -> None:
-        """Route what clients sent in the turn in which they were handed over, through their listeners."""
+        """Route, through their listeners, the messages of connections handed over in this wake-up."""
         for listener in (*self.by_protocol.values(), *self.by_path.values()):
             listener.end_turn()
 
@@ -136,14 +139,14 @@ class UndecidedConnection(PendingConnection):
         self.stream.feed(hello, now, self.stream.layer)
 
     def _hand_over(self, listener: Listener, now: float) -> None:
-        """Hand the connection to a listener, unless that requires TLS or is full."""
+        """Hand the connection to a listener, or refuse it if that requires TLS or has no capacity."""
         if listener.front.tls is not None and not self._secure:
             self._does_not_fit(secure=True)
         elif not listener.guests.no_place(self.stream):
             listener.adopt(self.stream, self.accepted_at, self.detach(), now)
 
     def _does_not_fit(self, *, secure: bool) -> None:
-        """Refuse the client, for it uses TLS, or none, where its listener is the other kind."""
+        """Refuse a client without TLS where it is required (`secure`), or with TLS where there is none."""
         found = check_first_bytes(self.data, secure=secure)
         assert found is not None
         self.refuse(found.reason, found.text, found.answer)
