@@ -6,7 +6,7 @@ have received: those that were passed to the socket before it was read.
 
 A handle belongs to a channel and is opened for one destination. It has consumers, durable or temporary
 subscriptions, an index of messages listed by QUERY, and sessions with peer services. Commands are executed by
-the module `commands`, publishes by the module `publishing`.
+the module `commands`, publishes by the module `publisher`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class FastSource(ListenerSource):
 
     @abstractmethod
     def call_after_turn(self, then: Callable[[], None]) -> None:
-        """Call `then` when the current turn is done."""
+        """Call `then` when the current wake-up has been processed."""
 
     def undeliverable(self, message: Message, outcome: Outcome = UNDELIVERABLE) -> None:
         """Turn a message that cannot be encoded for its consumer into a dead letter.
@@ -107,25 +107,30 @@ class FastGuest(HandshakingGuest[ServerConnection]):
 
     @abstractmethod
     def check(self, right: str, service: str, name: str, *, whole: bool = False) -> None:
-        """Check a right on a destination, or (`whole`) on all whose names begin with `name`.
+        """Check a right on one destination, or (`whole`) on all destinations whose names begin with `name`.
 
-        Raises Refused 403.
+        Raises FastRefused 403 if it is not granted.
         """
 
     @abstractmethod
     def check_named(self, right: str, service: str, name: str, *, whole: bool) -> None:
-        """Check a right on what a command names, and the right to create it if it does not exist.
+        """Check a right on the destination that a command names, and the right to create a new one.
 
-        With `whole`, a name that no destination has stands for all that begin with it. Raises Refused 403.
+        A destination that does not exist requires the right to create it. With `whole`, a name that no
+        destination has stands for all destinations whose names begin with it. Raises FastRefused 403 if a
+        right is not granted.
         """
 
     @abstractmethod
     def demand(self, decision: Decision, right: str, service: str, name: str) -> None:
-        """Log a negative decision and raise Refused 403."""
+        """Do nothing if `decision` is positive; otherwise log it and raise FastRefused 403.
+
+        The other arguments are the right and the destination that it concerns.
+        """
 
     @abstractmethod
     def await_replies(self, channel: FastChannel) -> None:
-        """Call the channel's `send_held` when the replies that are due on it are written."""
+        """Call the channel's `send_held` when all replies that are due on it have been written."""
 
     @abstractmethod
     def delivered(self, channel: FastChannel, count: int, byte_count: int) -> None:
@@ -133,15 +138,15 @@ class FastGuest(HandshakingGuest[ServerConnection]):
 
     @abstractmethod
     def refuse(self, handle: FastHandle, code: int, text: str) -> None:
-        """Close the handle or its channel, depending on the code."""
+        """Close the handle or its channel, depending on the reply code."""
 
     @abstractmethod
     def close_handle(self, handle: FastHandle, code: int, text: str) -> None:
-        """Close a handle from the gateway's side."""
+        """Send HANDLE CLOSE with this code and text, and drop the handle."""
 
     @abstractmethod
     def close_channel(self, channel: FastChannel, code: int, text: str) -> None:
-        """Close a channel from the gateway's side."""
+        """Send CHANNEL CLOSE with this code and text, and drop the channel."""
 
     @abstractmethod
     def reopen_channel(self, number: int) -> None:
@@ -158,34 +163,37 @@ class FastGuest(HandshakingGuest[ServerConnection]):
 
     @abstractmethod
     def report_outcome(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Reply to a message with this outcome, or close its handle or channel."""
+        """Report the outcome of a published message: reply to it, or close its handle or channel."""
 
     @abstractmethod
     def count_replied(self, count: int) -> None:
-        """Count `count` messages as replied to."""
+        """Count `count` messages as settled, after their replies have been encoded."""
 
 
 class FragmentedMessage(Protocol):
-    """Message that arrives in fragments."""
+    """Message of a client that is arriving in fragments on a handle."""
 
     handle: FastHandle
 
 
 class ReturningStream(Protocol):
-    """Stream from a peer service, whose bytes wait for a reply that is due."""
+    """Stream of bytes from a peer service to the client.
+
+    While a reply is due on the channel, the bytes wait.
+    """
 
     def resume(self) -> None:
-        """Write the waiting bytes: no reply is due on the channel any more."""
+        """Write the waiting bytes, because no reply is due on the channel any more."""
 
 
 class PeerSession(Protocol):
     """Session between a handle and a peer service."""
 
     def message(self, head: bytes, body: bytes) -> None:
-        """Process a whole message. Raises Refused."""
+        """Process a whole message from the client. Raises FastRefused."""
 
     def fragment(self, fragment: Fragment) -> None:
-        """Process a fragment of a stream. Raises Refused."""
+        """Process a fragment of a stream from the client. Raises FastRefused."""
 
     def end(self) -> None:
         """End the session, because the handle is closed."""
@@ -208,7 +216,7 @@ class DeliveryRun:
         self.count = len(messages)
 
     def split(self, count: int) -> DeliveryRun:
-        """Remove the first `count` messages and return them as a run."""
+        """Remove the first `count` messages from this run and return them as a run of their own."""
         first = DeliveryRun(self.number, self.queue, self.consumer, self.position, self.messages)
         first.at, first.count = self.at, count
         self.number += count
@@ -218,12 +226,12 @@ class DeliveryRun:
         return first
 
     def rows(self) -> list[tuple[int, Message]]:
-        """Return the messages of the run with their positions."""
+        """Return the messages of the run, each with its position in the queue."""
         messages = self.messages[self.at : self.at + self.count]
         return list(enumerate(messages, self.position))
 
     def settle(self) -> None:
-        """Settle the messages in their queue: the client has acknowledged them."""
+        """Remove the run's messages from their queue, because the client has acknowledged them."""
         self._subtract_outstanding()
         queue = self.queue
         queue.unacknowledged -= self.count
@@ -231,12 +239,12 @@ class DeliveryRun:
             queue.removed_positions.extend(range(self.position, self.position + self.count))
 
     def forget_beside(self) -> None:
-        """Settle the messages on disk in the transaction of what is published in this wake-up."""
+        """Delete the run's messages from disk in the same transaction as this wake-up's publishes."""
         if self.queue.storage is not None and not self.queue.deleted:
             self.queue.storage.forget_beside(range(self.position, self.position + self.count))
 
     def set_aside(self) -> None:
-        """Leave the first message to other consumers."""
+        """Return the first message of the run to its queue, for other consumers only."""
         self._subtract_outstanding()
         self.queue.set_aside(self.consumer, self.position, self.messages[self.at], False)
 
@@ -253,7 +261,10 @@ class DeliveryRun:
 
 
 class Join:
-    """Receipt that collects `count` outcomes, then calls `then` with the worst of them."""
+    """Receipt of a message to several destinations.
+
+    It collects `count` outcomes, then calls `then` with the worst of them.
+    """
 
     __slots__ = ("_then", "remaining", "worst")
 
@@ -271,7 +282,7 @@ class Join:
 
 
 class PeerCall:
-    """Message to the peer service `peer`."""
+    """Message of a client to the peer service `peer`, sent on a handle."""
 
     __slots__ = ("body", "handle", "head", "peer")
 
@@ -335,7 +346,10 @@ class FastChannel:
         self.connection.outstanding.byte_count += weight_of(delivery.messages)
 
     def flushed(self) -> None:
-        """Note that everything encoded so far is being passed to the socket."""
+        """Record that all output encoded so far is being passed to the socket.
+
+        Only deliveries in that output can be acknowledged.
+        """
         if not self.connection.stream.backlogged:
             self._written = self._sent
         self._sent = self.large_deliveries.limit - 1
@@ -396,7 +410,10 @@ class FastChannel:
         return True
 
     def requeue_unsent(self, number: int, *, is_missing: bool) -> None:
-        """Requeue a message that will never reach the client completely, or settle it if it `is_missing`."""
+        """Requeue the message with this number, which cannot be sent completely to the client.
+
+        If its body `is_missing`, settle it instead, because nobody can receive it.
+        """
         at = self._find(number)
         if at >= 0:
             one = self._pick(at, number)
@@ -407,7 +424,10 @@ class FastChannel:
             self._requeue([] if is_missing else [one], touched)
 
     def send_held(self) -> None:
-        """Send what waited for replies, if no reply is due on the channel any more."""
+        """Send the deliveries and streams that waited until no reply is due on the channel.
+
+        If one is still due, have this called again when it is written.
+        """
         self.large_deliveries.resume()
         if self.connection.machine.has_due_reply(self.number):
             self.connection.await_replies(self)
@@ -421,13 +441,14 @@ class FastChannel:
 
     @property
     def has_held(self) -> bool:
-        """True if deliveries wait for a reply, so that later ones must queue behind them."""
+        """True if deliveries wait for a reply, so that later ones must be queued behind them."""
         return bool(self._held_runs)
 
     def hold(self, delivery: DeliveryRun, redelivered: bool) -> None:
-        """Hold a delivery until no reply is due on the channel (3.2.11); it gets message numbers then.
+        """Hold a delivery until no reply is due on the channel (3.2.11).
 
-        Until then it cannot be acknowledged, and counts against its consumer's window.
+        Its messages get their numbers only then. Until then they cannot be acknowledged, and count against
+        their consumer's window.
         """
         delivery.consumer.waiting_count += delivery.count
         self.connection.outstanding.byte_count += weight_of(delivery.messages)
@@ -466,12 +487,12 @@ class FastChannel:
             self._requeue(back, {})
 
     def resume(self) -> None:
-        """Resume the consumers, because nothing blocks the channel any more."""
+        """Resume deliveries to the channel's consumers, because nothing blocks the channel any more."""
         for handle in list(self.handles.values()):
             handle.dispatch()
 
     def _pick(self, at: int, number: int) -> DeliveryRun:
-        """Remove one message from the run at index `at`. Return it as a run."""
+        """Remove the message `number` from the run at index `at`. Return it as a run of its own."""
         delivery = self._deliveries[at]
         del self._deliveries[at]
         if before := number - delivery.number:
@@ -490,9 +511,9 @@ class FastChannel:
         return -1
 
     def drop(self, number: int, *, aside: bool = False) -> None:
-        """Remove and settle a message, just delivered under `number`, that the client cannot get.
+        """Settle the message just delivered under `number`, because it cannot be encoded for this client.
 
-        The message cannot be encoded for this client. `aside` True leaves it to other consumers.
+        With `aside`, return it to its queue for other consumers instead.
         """
         last = self._deliveries.pop()
         for part in (last.split(number - last.number), last.split(1), last):
@@ -508,10 +529,10 @@ class FastChannel:
     # Transactions (3.3.3).
 
     def commit(self, *, everything: bool) -> tuple[list[tuple[RoutingEntry, Message]], list[DeliveryRun]]:
-        """Begin a commit. Return the transaction's publishes and its acknowledged deliveries.
+        """Begin to commit the transaction. Return its publishes and the deliveries that it acknowledges.
 
-        `everything` True: also acknowledge all deliveries written to the client before. The deliveries have
-        to be passed to `finish`.
+        With `everything`, also acknowledge all deliveries that were written to the client before. The caller
+        passes the deliveries to `finish` when the publishes have an outcome.
         """
         touched: dict[Queue, None] = {}
         settled, self._acked = self._acked, []
@@ -530,7 +551,7 @@ class FastChannel:
 
     @staticmethod
     def _final(deliveries: Iterable[DeliveryRun]) -> None:
-        """Subtract deliveries from those that their consumers have acknowledged provisionally."""
+        """Decrement their consumers' counts of messages acknowledged in an open transaction."""
         for delivery in deliveries:
             delivery.consumer.provisional -= delivery.count
 
@@ -542,7 +563,7 @@ class FastChannel:
             touched[delivery.queue] = None
 
     def finish(self, deliveries: list[DeliveryRun], *, accepted: bool) -> bool:
-        """Settle the deliveries of a commit, or requeue them if `accepted` is False (a message was refused).
+        """Settle the deliveries of a commit, or requeue them if one of its messages was refused.
 
         Return True if any settlement has to be written to disk.
         """
@@ -574,16 +595,19 @@ class FastChannel:
         self._requeue(back, touched)
 
     def restrain(self, on: bool) -> None:
-        """Forbid further messages in a transaction (`on` True), which close the channel, or allow them."""
+        """Forbid further messages in the transaction (`on` True), or allow them again.
+
+        A message that is forbidden closes the channel.
+        """
         self.is_restrained = on
 
     def take_calls(self) -> list[PeerCall]:
-        """Remove and return the transaction's calls of peers."""
+        """Remove and return the transaction's messages to peer services."""
         calls, self.calls = self.calls, []
         return calls
 
     def _drop_sent(self) -> None:
-        """Drop the transaction's publishes, calls and transfers."""
+        """Drop the transaction's publishes, messages to peer services, and transfers."""
         self.pending = []
         self.calls = []
         transferred, self.transferred = self.transferred, []
@@ -591,7 +615,7 @@ class FastChannel:
             self.connection.ingress.partials.release(one)
 
     def _begin(self) -> None:
-        """Begin the next transaction."""
+        """Begin the next transaction of a transacted channel."""
         self._boundary = self.next_number
         self.pending_bytes = 0
 
@@ -631,7 +655,7 @@ SERVICES: Final = {Service.QUEUE: "queue", Service.TOPIC: "topic", Service.PEER:
 
 
 def sound_head(message: Message) -> bytes:
-    """Return the head of a browsed message; an empty head if it cannot be encoded."""
+    """Return the encoded head of a browsed message, or an empty head if it cannot be encoded."""
     try:
         return encode_properties(message, clock.wall_offset())
     except Exception as error:
@@ -647,8 +671,8 @@ def name_bytes(address: Address) -> bytes:
 def notifier_of(handle: FastHandle, *, delivered: bool = True) -> Notifier | None:
     """Return the encoder for a handle's messages, or None if the handle is closed.
 
-    The protocol machine knows about the close before the connection does, since it may have read further than
-    the events processed so far.
+    The protocol machine may have recorded the close before the connection has processed it, because it may
+    have read further than the events processed so far.
     """
     try:
         return Notifier(handle.channel.connection.machine, handle.number, delivered=delivered)
@@ -677,9 +701,10 @@ class FastConsumer:
 
     @property
     def window(self) -> int:
-        """Number of messages that the consumer may have unacknowledged, without regard to HANDLE FLOW.
+        """Maximum number of messages that the consumer may have unacknowledged.
 
-        Messages acknowledged in an open transaction are added, rounded up so that the number changes rarely.
+        HANDLE FLOW is not considered. Messages acknowledged in an open transaction are added, rounded up so
+        that the number changes rarely.
         """
         if self.unreliable:
             return DISPATCH_MESSAGES_MAX
@@ -715,10 +740,10 @@ class FastConsumer:
         return self in self.handle.consumers and not self.paused and self._may_speak()
 
     def _may_speak(self) -> bool:
-        """Return True if the handle can send now.
+        """Return True if the handle may send messages now.
 
-        Return False if the protocol machine knows the handle to be closed, or if an outgoing stream blocks
-        the channel.
+        Return False if the protocol machine has recorded the handle as closed, or if an outgoing stream
+        blocks the channel.
         """
         try:
             return self._notifier is not None and self._notifier.usable
@@ -802,13 +827,13 @@ class FastConsumer:
         connection.delivered(channel, count, byte_count)
 
     def handle_error(self, error: Exception) -> None:
-        """Close the connection at the end of the wake-up, because of this error."""
+        """Close the connection because of this internal error, when the current wake-up ends."""
         self.handle.channel.connection.stream.fail_later(error)
 
     def _deliver_in_line(
         self, queue: Queue, position: int, messages: list[Message], rows: list[NotifyRow]
     ) -> None:
-        """Queue messages on the channel one after the other.
+        """Queue messages in the channel's `large_deliveries`, which sends them one after the other.
 
         The caller needs this order because one of the messages is large, or because a large message is in
         progress.
@@ -851,10 +876,10 @@ class FastConsumer:
         return all(self._notifier.fits(name, head) for _, name, head, _ in rows)
 
     def _said(self, queue: Queue, position: int, message: Message, number: int, sent: bool) -> None:
-        """Handle the end of a queued message: requeue it unless it was `sent`.
+        """Handle the end of a message that `_deliver_in_line` queued: requeue it unless it was `sent`.
 
-        If its body is lost, it becomes a dead letter. An unreliable consumer's message is settled when it is
-        sent.
+        If its body cannot be read any more, it becomes a dead letter. A message that an unreliable consumer
+        was sent is settled.
         """
         channel = self.handle.channel
         if sent:
@@ -875,7 +900,10 @@ class FastConsumer:
             queue.dispatch()
 
     def _name(self, address: Address) -> bytes:
-        """Return the encoded name of an address, the same object each time, which speeds up encoding."""
+        """Return the encoded name of an address.
+
+        It is the same object at each call, which speeds up encoding.
+        """
         found = self._names.get(address.wire)
         if found is None:
             if len(self._names) >= NAMES_MAX:
@@ -890,13 +918,13 @@ class FastConsumer:
             self._notifier.forget()
 
     def acknowledged(self, count: int, touched: dict[Queue, None]) -> None:
-        """Reopen the window by `count` messages, and add the consumer's queues to `touched`."""
+        """Increase the credit by `count` acknowledged messages. Add the consumer's queues to `touched`."""
         self.outstanding -= count
         for queue in self.queues:
             touched[queue] = None
 
     def cancelled(self, queue: Queue) -> None:
-        """Remove a deleted queue from those of the consumer."""
+        """Stop consuming the queue, which was deleted."""
         self.queues = [one for one in self.queues if one is not queue]
 
     def stop(self) -> None:
@@ -931,15 +959,15 @@ class FastHandle:
         self.peer_sessions: dict[str, PeerSession] = {}  # by the peer's name
 
     def pause(self, paused: bool) -> None:
-        """Stop or resume the handle's consumers on HANDLE FLOW.
+        """Pause (`paused` True) or resume the handle's consumers, as HANDLE FLOW requests.
 
-        Meanwhile messages go to other consumers, or wait.
+        Messages are meanwhile delivered to other consumers, or wait.
         """
         self.paused = paused
         self.dispatch()
 
     def dispatch(self) -> None:
-        """Dispatch the queues of the handle's consumers."""
+        """Deliver waiting messages of the queues that the handle's consumers read."""
         for consumer in self.consumers:
             for queue in list(consumer.queues):
                 queue.dispatch()
@@ -959,7 +987,7 @@ class FastHandle:
             self.browser.forget()
 
     def count_identifiers(self) -> str:
-        """Count the identifiers of the index in the user's share.
+        """Count the identifiers of the handle's index in its user's share of memory.
 
         Return "", or the option that forbids more of them, with its value.
         """

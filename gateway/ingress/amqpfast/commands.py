@@ -1,10 +1,10 @@
 """AMQP/Fast commands on the embedded broker: one action per command, in two tables.
 
 An action changes channels, handles or destinations and sends the reply through its connection. It raises
-Refused on an error. Most codes close the handle, those for lack of resources or excessive size the channel.
-Messages that report effects (CREATED, NOTIFY, INDEX) precede the reply, except for CONSUME, and except for
-clients of 2005, which expect the reply first (section 12 of the notes). SEND is handled by the module
-`publishing`.
+FastRefused on an error. Most codes close the handle, those for lack of resources or excessive size the
+channel. Messages that report effects (CREATED, NOTIFY, INDEX) precede the reply, except for CONSUME, and
+except for clients of 2005, which expect the reply first (section 12 of the notes). SEND is handled by the
+module `publisher`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ def _selects(selector: bytes, mime_type: str) -> Selects | None:
 
 
 def _selects_of_topic(name: bytes, selects: Selects | None, *, whole: bool) -> Selects:
-    """Return `selects` for messages of the topic `name` alone; with `whole`, of topics that begin with it."""
+    """Return a selector for messages of the topic `name` that `selects` selects.
+
+    With `whole`, all topics whose names begin with `name` are included. `selects` None selects all messages.
+    """
 
     def matches(message: Message) -> bool:
         topic = name_bytes(message.address)
@@ -71,14 +74,17 @@ def _selects_of_topic(name: bytes, selects: Selects | None, *, whole: bool) -> S
 
 
 def _waiting(queues: list[PriorityQueue]) -> Iterator[tuple[PriorityQueue, int, Message]]:
-    """Yield queue, position and message of each message that waits in these queues."""
+    """Yield each message that waits in these queues, as queue, position and message."""
     for queue in queues:
         for position, message in queue.browse():
             yield queue, position, message
 
 
 class FastActions(FastGuest):
-    """Client connection with one action per command, which sends its reply or raises FastRefused."""
+    """Client connection with one action per command.
+
+    Each action sends its reply, or raises FastRefused.
+    """
 
     publisher: FastPublisher
 
@@ -121,9 +127,10 @@ class FastActions(FastGuest):
             self.machine.reply_channel(command.channel_id, command.tag)
 
     def _check_opening(self, handle: FastHandle, command: m.HandleOpen) -> None:
-        """Check that the client may do anything with the names of a new handle. Raises FastRefused 403.
+        """Check that the client has a right on the destinations of a new handle. Raises FastRefused 403.
 
-        The purpose of a handle is not known yet when it is opened; each later command is checked as well.
+        At this time it is not known how the client will use the handle; each later command is checked as
+        well.
         """
         rights, host, service, name = self.rights, self.host, handle.service, handle.name
         if rights.unlimited:
@@ -179,7 +186,7 @@ class FastActions(FastGuest):
             machine.send(created)
 
     def _check_consuming(self, handle: FastHandle, name: str, right: str, *, whole: bool) -> None:
-        """Check a right on what a command reads. Raises FastRefused 403.
+        """Check a right on the destination that a command consumes or reads. Raises FastRefused 403.
 
         The owner of a temporary destination needs no permission.
         """
@@ -344,7 +351,7 @@ class FastActions(FastGuest):
     def _handle_query(self, handle: FastHandle, command: m.HandleQuery) -> None:
         """Send an INDEX of the messages that the command selects.
 
-        Raises Pending if this turn's time is used up; the command then continues in the next turn.
+        Raises Pending if the connection's time slice is used up; the command is then continued later.
         """
         spent = self.stream.is_turn_spent
         if spent():
@@ -365,7 +372,10 @@ class FastActions(FastGuest):
         self.machine.send(m.HandleIndex(handle.number, highest, data))
 
     def _begin_scan(self, handle: FastHandle, command: m.HandleQuery) -> QueryScan:
-        """Return the scan of a QUERY. Clients of 2005 get new identifiers, from 0, with each."""
+        """Return the scan that executes a QUERY.
+
+        For clients of 2005, each QUERY assigns new identifiers to messages, beginning with 0.
+        """
         selects = _selects(command.selector, command.mime_type)
         name, whole = handle.name + command.dest_name, not command.dest_name
         self._check_consuming(handle, name, "browse", whole=whole)
@@ -390,8 +400,8 @@ class FastActions(FastGuest):
     def _handle_browse(self, handle: FastHandle, command: m.HandleBrowse) -> None:
         """Send a copy of one listed message without removing it from its queue.
 
-        Clients of 2005 get the reply before the message, others after it. Raises Pending if this turn's time
-        is used up: a message that was requeued is searched among all such messages of its queue.
+        Clients of 2005 get the reply before the message, others after it. Raises Pending if the connection's
+        time slice is used up, because a requeued message is searched among all such messages of its queue.
         """
         if self.stream.is_turn_spent():
             raise Pending(NEXT_TURN)

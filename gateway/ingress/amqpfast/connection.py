@@ -96,7 +96,7 @@ UNREAD_SECS_MAX: Final = 2.0  # for which a client above the limit of waiting pu
 
 
 def _size_of(event: Event) -> int:
-    """Return the bytes of the content, or of the command's texts, in an event."""
+    """Return the bytes that an event occupies: those of its content, or of its command's texts."""
     if isinstance(event, Fragment | Prepared):
         return len(event.data)
     if not isinstance(event, CommandReceived):
@@ -175,19 +175,20 @@ class FastConnection(FastActions):
         return self._current_rights.of(self.principal, self.client_name)
 
     def check(self, right: str, service: str, name: str, *, whole: bool = False) -> None:
-        """Check a right on a destination, or (`whole`) on all whose names begin with `name`.
+        """Check a right on one destination, or (`whole`) on all destinations whose names begin with `name`.
 
-        Raises FastRefused 403.
+        Raises FastRefused 403 if it is not granted.
         """
         rights = self.rights
         if not rights.unlimited:
             self.demand(rights.fast(self.host.name, right, service, name, whole=whole), right, service, name)
 
     def check_named(self, right: str, service: str, name: str, *, whole: bool) -> None:
-        """Check a right on what a command names, and the right to create it if it does not exist.
+        """Check a right on the destination that a command names, and the right to create a new one.
 
-        With `whole`, a name that no destination has stands for all that begin with it. Raises FastRefused
-        403.
+        A destination that does not exist requires the right to create it. With `whole`, a name that no
+        destination has stands for all destinations whose names begin with it. Raises FastRefused 403 if a
+        right is not granted.
         """
         if self.rights.unlimited:
             return
@@ -197,7 +198,10 @@ class FastConnection(FastActions):
             self.check("create", service, name)
 
     def demand(self, decision: Decision, right: str, service: str, name: str) -> None:
-        """Log a negative decision and raise FastRefused 403."""
+        """Do nothing if `decision` is positive; otherwise log it and raise FastRefused 403.
+
+        The other arguments are the right and the destination that it concerns.
+        """
         if not decision.allowed:
             self._ingress.record_denial(self.sender, right, f"{service}:{name}", decision.rule)
             raise FastRefused(ReplyCode.ACCESS_REFUSED, f"{right}: {service} {name!r} is refused")
@@ -210,11 +214,11 @@ class FastConnection(FastActions):
             self.demand(decision, "out_of_band", "folder", str(path))
 
     def rules_changed(self) -> None:
-        """Recheck the client against changed rules.
+        """Recheck the client after a change of the access rules.
 
-        Close the connection if its virtual host or client-name is no longer allowed, or else handles that
-        consume what may not be read any more or talk to a peer that may not be used any more, and channels
-        whose transaction may not be sent, or whose shared folder may not be used, any more.
+        If the client may not enter its virtual host or use its client-name any more, close the connection.
+        Otherwise close the handles that consume or call something that is now forbidden, and the channels
+        whose transaction or shared folder is now forbidden.
         """
         if not self._ready or self.is_closing:
             return
@@ -269,7 +273,7 @@ class FastConnection(FastActions):
     def data_to_send(self) -> bytes | list[Piece]:
         """Return the encoded output.
 
-        Messages that waited for the replies in it are added, and as much of large messages as the client
+        It includes messages that waited for the replies in it, and as much of large messages as the client
         accepts.
         """
         if self._replying:
@@ -285,7 +289,7 @@ class FastConnection(FastActions):
         return self.machine.to_send()
 
     def await_replies(self, channel: FastChannel) -> None:
-        """Call the channel's `send_held` with the write that contains the last reply due on it."""
+        """Call the channel's `send_held` together with the write that contains the last reply due on it."""
         self._replying[channel] = None
 
     def resume_writing(self) -> None:
@@ -326,7 +330,7 @@ class FastConnection(FastActions):
         return self.stream.closed or self.stream.ending
 
     def _close_channels(self) -> None:
-        """Close all channels and give up the client-name.
+        """Close all channels, and release the client-name for other connections.
 
         The partial transfers of a client without client-name are dropped.
         """
@@ -371,15 +375,16 @@ class FastConnection(FastActions):
 
     @property
     def begun(self) -> int:
-        """Bytes of uncommitted publishes.
+        """Number of bytes of uncommitted publishes.
 
-        Messages arriving in fragments are not included: a limit for all connections together applies to them.
+        Messages that arrive in fragments are not included, because a limit for all connections together
+        applies to them.
         """
         return sum(channel.pending_bytes for channel in self.channels.values())
 
     @property
     def outstanding_bytes(self) -> int:
-        """Bytes of unacknowledged deliveries."""
+        """Number of bytes of unacknowledged deliveries."""
         return self.outstanding.byte_count
 
     @property
@@ -432,7 +437,10 @@ class FastConnection(FastActions):
         self.stream.mark()
 
     def _silence(self) -> tuple[str, str]:
-        """Return error name and text for what the client has failed to send in time."""
+        """Return the error name and the text for a client that did not respond in time.
+
+        The missing data is the reply to a close, the end of the stream, or a heartbeat.
+        """
         if self.machine.unanswered:
             return "close_timeout", "it has not answered our close"
         if self.machine.state is State.ENDING:
@@ -455,7 +463,10 @@ class FastConnection(FastActions):
     # Events.
 
     def _process(self, events: list[Event]) -> None:
-        """Process events in order; postpone the rest while the stream is suspended or a result is pending."""
+        """Process events in order.
+
+        The rest is postponed while the stream is suspended or a result is pending.
+        """
         if self.waiting.on:
             events = self._without_waiting(events)
         for at, event in enumerate(events):
@@ -479,7 +490,11 @@ class FastConnection(FastActions):
         self.stream.mark()
 
     def _without_waiting(self, events: list[Event]) -> list[Event]:
-        """Return the events to process now: released ones, then those of `events` that need not wait."""
+        """Add the events that have to wait to `waiting`. Return those to process now.
+
+        The result begins with earlier events that need not wait any more. Publishes of a channel wait while a
+        full queue holds it, and later events of the channel that must not overtake them wait as well.
+        """
         waiting = self.waiting
         ready_events = waiting.take_released()
         opened: dict[int, int] = {}  # channel numbers of the handles that these events open
@@ -508,7 +523,10 @@ class FastConnection(FastActions):
         return ready_events
 
     def _unheld(self, rows: list[SendRow], opened: dict[int, int]) -> list[SendRow]:
-        """Hold the messages of held channels, and return the others."""
+        """Store the messages of held channels in `waiting`. Return the messages of other channels.
+
+        `opened` maps handles that the same events open to their channels.
+        """
         unheld: list[SendRow] = []
         by_channel: dict[int, list[SendRow]] = {}
         for row in rows:
@@ -531,9 +549,9 @@ class FastConnection(FastActions):
         return None if found is None else found.channel
 
     def _unheld_acks(self, rows: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """Return the acknowledgements to process now.
+        """Store acknowledgements that have to wait. Return the others, which can be processed now.
 
-        Hold those that belong to a transaction on a channel where earlier events wait.
+        Those wait that belong to a transaction on a channel whose earlier events wait.
         """
         unheld: list[tuple[int, int, int]] = []
         for row in rows:
@@ -545,7 +563,10 @@ class FastConnection(FastActions):
         return unheld
 
     def _channel_waited_for(self, event: Event, opened: dict[int, int]) -> FastChannel | None:
-        """Return the channel on which the event has to wait, or None if it need not."""
+        """Return the channel whose earlier events an event has to wait for, or None if it need not wait.
+
+        `opened` maps handles that the same events open to their channels.
+        """
         publishes = False
         handle = _handle_of(event)
         if handle is not None:
@@ -563,9 +584,10 @@ class FastConnection(FastActions):
         return channel if channel is not None and self._blocks(channel, publishes=publishes) else None
 
     def _blocks(self, channel: FastChannel, *, publishes: bool) -> bool:
-        """Return True if an event of a channel has to wait.
+        """Return True if an event of the channel has to wait.
 
-        An event waits because it publishes, or because earlier events of the channel wait.
+        A publish (`publishes` True) waits if the channel is held. Other events wait only if earlier events of
+        the channel wait.
         """
         waiting = self.waiting
         return waiting.blocks(channel.number) if publishes else waiting.has(channel.number)
@@ -620,13 +642,13 @@ class FastConnection(FastActions):
         self.arrivals.handle_prepare(event)
 
     def _takes_more(self, event: Ready) -> None:
-        """Send the large message for which the client is ready."""
+        """Send the large message for which the client's READY has arrived."""
         handle = self.handles.get(event.handle)
         if handle is not None:
             handle.channel.large_deliveries.ready(handle, event.message_size)
 
     def _flush_publishes(self) -> None:
-        """Route the client's earlier publishes, which its next command must find in the queues."""
+        """Route the client's earlier publishes, so that its next command finds them in the queues."""
         if len(self._ingress.batch):
             self._ingress.end_turn()
 
@@ -672,7 +694,7 @@ class FastConnection(FastActions):
                 self._acked(tagged)
 
     def _acked(self, tagged: list[tuple[FastChannel, int]]) -> None:
-        """Reply to acknowledgements after the store's write.
+        """Reply to acknowledgements when the store has written their settlement.
 
         The client gets the replies after a failed write, too: its messages may then be redelivered after a
         crash.
@@ -702,11 +724,11 @@ class FastConnection(FastActions):
     # Replies and closes.
 
     def report_outcome(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Reply to a message with this outcome, or close its handle or channel."""
+        """Report the outcome of a published message: reply to it, or close its handle or channel."""
         self.publisher.report_outcome(receipt, outcome)
 
     def count_replied(self, count: int) -> None:
-        """Count `count` messages as replied to."""
+        """Count `count` messages as settled, after their replies have been encoded."""
         self.publisher.count_replied(count)
 
     def refuse(self, handle: FastHandle, code: int, text: str) -> None:
@@ -818,7 +840,7 @@ class FastConnection(FastActions):
     def _authenticate(self, event: Authenticate) -> None:
         """Verify the client by its password or token, or admit it anonymously; deny it if that fails.
 
-        Failures before a user is named are counted for the client's address.
+        A failure before the client has sent a user name is counted for its address.
         """
         ingress = self._ingress
         if ingress.logins.failures.blocks(self.stream.remote):
@@ -853,7 +875,7 @@ class FastConnection(FastActions):
             ingress.logins.verify(self.stream, credentials, partial(self._verified, user))
 
     def _verified(self, user: str, found: Principal | Denial) -> None:
-        """Admit or deny the client after its password or token was verified, then process further input."""
+        """Admit or deny the client when its password or token is verified, then process further input."""
         if isinstance(found, Denial):
             self._ingress.logins.log_denied(self.stream, user, found)
             self._deny(*DENIALS[found])
@@ -867,7 +889,7 @@ class FastConnection(FastActions):
         self._fail_negotiation(code, text)
 
     def _broke(self) -> None:
-        """Count a negotiation that failed before a user was named, for the client's address (3.2.12)."""
+        """Count a failed negotiation for the client's address, because no user name was sent (3.2.12)."""
         self._ingress.logins.failures.broke_negotiation(self.stream.remote)
 
     def _negotiation_failed(self, event: NegotiationFailed) -> None:
@@ -955,7 +977,7 @@ class FastListenerSource(FastIngress):
         return FastConnection(self, stream, now)
 
     def forget_entries(self) -> None:
-        """Drop what the clients' handles have cached."""
+        """Drop the routing entries and names that the clients' handles have cached; memory is short."""
         for connection in self.guests.connections:
             if isinstance(connection, FastConnection):
                 connection.forget_entries()

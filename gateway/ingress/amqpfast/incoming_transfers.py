@@ -41,7 +41,10 @@ HEAD_BYTES_MAX: Final = 131_072  # bytes of a file searched for a head: texts, a
 
 
 class TransferFault(GatewayError):
-    """Error of a message that closes its handle or, for lack of resources or excessive size, its channel."""
+    """Error in the transfer of a message, which closes its handle or channel.
+
+    Lack of resources and excessive size close the channel, other errors the handle.
+    """
 
     def __init__(self, code: ReplyCode, text: str) -> None:
         super().__init__(text)
@@ -49,7 +52,7 @@ class TransferFault(GatewayError):
 
 
 class IncomingTransfer:
-    """Message in transfer on a channel, with its body in `parts` or in `file`."""
+    """Message that is arriving on a channel; its body is collected in `parts` or written to `file`."""
 
     __slots__ = (
         "_is_reserved",
@@ -75,7 +78,10 @@ class IncomingTransfer:
         transfer: Partial | None = None,
         digest: bytes = b"",
     ) -> None:
-        """Reserve memory or create a file for the body. `user` is charged. Raises SpoolFull."""
+        """Reserve memory or create a file for the body. Raises SpoolFull.
+
+        `body_size` is in bytes. The file counts in the share of `user`.
+        """
         self.spool = spool
         self.handle = handle
         self.head = head
@@ -127,9 +133,9 @@ class IncomingTransfer:
             self.spool.release_reservation(self.body_size)
 
     def seal(self, sync: bool) -> bool:
-        """Verify the file's hash and, with `sync`, synchronise it to disk. Blocks: call it in a thread.
+        """Verify the file's hash and, with `sync`, synchronise the file to disk.
 
-        Return False if the hash is wrong. Raises OSError.
+        The method blocks, so call it in a thread. Return False if the hash is wrong. Raises OSError.
         """
         assert self.file is not None
         if self.digest and self.file.digest() != self.digest:
@@ -141,7 +147,7 @@ class IncomingTransfer:
 
 
 class IncomingTransfers:
-    """Transfers of one connection."""
+    """Messages that are arriving in fragments on one connection."""
 
     def __init__(self, connection: FastGuest, ingress: FastIngress, publisher: FastPublisher) -> None:
         self._connection = connection
@@ -153,9 +159,10 @@ class IncomingTransfers:
     # Fragments.
 
     def fragment(self, event: Fragment) -> None:
-        """Process a fragment; the last one completes the message. Streams are forwarded as they arrive.
+        """Process a fragment of a message or of a stream.
 
-        Raises Pending if a permission check has to wait.
+        The last fragment completes a message. A stream is forwarded as it arrives. Raises Pending if a
+        permission decision is pending.
         """
         connection = self._connection
         handle = connection.handles.get(event.handle)
@@ -207,7 +214,10 @@ class IncomingTransfers:
                 self._connection.refuse(incoming.handle, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
 
     def _begin(self, handle: FastHandle, event: Fragment) -> IncomingTransfer:
-        """Return a new transfer, or the one that PREPARE has announced if it is resumed. Raises SpoolFull."""
+        """Return the transfer that a first fragment belongs to. Raises SpoolFull.
+
+        It is the one that PREPARE has announced if the fragment resumes that, and otherwise a new one.
+        """
         spool, user = self._ingress.spool, self._connection.sender.user
         prepared = self._prepared.pop(handle, None)
         if event.bits & RECOVERY:
@@ -250,7 +260,7 @@ class IncomingTransfers:
         self._ingress.after_commit(on_recorded)
 
     def _prepare(self, handle: FastHandle, event: Prepared) -> int:
-        """Claim the announced transfer. Return the number of bytes already received.
+        """Register the transfer that PREPARE announces. Return the number of body bytes already received.
 
         Raises FastRefused 403, TransferFault for a malformed head or hash, and SpoolFull.
         """
@@ -281,7 +291,10 @@ class IncomingTransfers:
     # Complete messages.
 
     def _complete(self, incoming: IncomingTransfer, event: Fragment) -> None:
-        """Publish a complete message, after sealing its file if it is persistent or has a hash."""
+        """Publish a message that has arrived completely.
+
+        If it is persistent or has a hash, its file is first sealed in a thread.
+        """
         incoming.handle.channel.incoming = None
         incoming.release()
         if incoming.file is None:
@@ -300,7 +313,10 @@ class IncomingTransfers:
             self._sealed(incoming, event, True)
 
     def _sealed(self, incoming: IncomingTransfer, event: Fragment, whole: bool) -> None:
-        """Publish a message whose file is sealed. Raises TransferFault if `whole` is False: a wrong hash."""
+        """Publish a message whose file is sealed.
+
+        Raises TransferFault if `whole` is False, which means that its hash is wrong.
+        """
         connection = self._connection
         handle, transfer = incoming.handle, incoming.partial
         partials = self._ingress.partials
@@ -318,7 +334,7 @@ class IncomingTransfers:
         self._publisher.send_whole(handle, event.tag, incoming.head, body, event.dest_name, transfer)
 
     def _unsealed(self, incoming: IncomingTransfer) -> None:
-        """Leave a transfer that the disk fails at its end, to be resumed."""
+        """Interrupt a transfer whose file could not be sealed because of a disk error; it can be resumed."""
         if incoming.partial is not None:
             self._ingress.partials.release(incoming.partial)
 

@@ -150,7 +150,10 @@ class FastIngress(FastSource):
         return f" {secrets.token_hex(8)}"
 
     def endpoint_of(self, host: FastHost) -> str:
-        """Return the endpoint name under which routes find messages of a virtual host; "" if they do not."""
+        """Return the endpoint name by which routes select messages of a virtual host.
+
+        It is "" for virtual hosts whose messages take no route.
+        """
         return self.name if host is self.hosts[0] else ""
 
     def handle_unrouted(self, entry: RoutingEntry, message: Message) -> Outcome:
@@ -167,7 +170,10 @@ class FastIngress(FastSource):
         return UNROUTED
 
     def after_commit(self, then: Callable[[Outcome], None]) -> None:
-        """Call `then` when everything passed to the store is on disk; at once without a store."""
+        """Call `then` with the outcome when everything passed to the store so far is written to disk.
+
+        Without a store it is called at once.
+        """
         if self.store is None:
             then(ACCEPTED)
         else:
@@ -191,7 +197,7 @@ class FastIngress(FastSource):
         return path
 
     def folder_name(self, path: Path) -> str:
-        """Return the name of a folder in the listener's shared folder, or "" for the shared folder itself."""
+        """Return the name of a folder in the listener's shared folder; "" if it is that folder itself."""
         options = self.options.out_of_band
         return "" if options is None else name_in(path, options.folder)
 
@@ -216,7 +222,7 @@ class FastIngress(FastSource):
         folder.close()
 
     def call_after_turn(self, then: Callable[[], None]) -> None:
-        """Call `then` when this turn is done."""
+        """Call `then` when the current wake-up has been processed."""
         self._soon.append(then)
 
     def start(self, task: Callable[[], Awaitable[None]]) -> None:

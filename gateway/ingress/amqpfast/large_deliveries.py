@@ -31,7 +31,7 @@ LARGE_BYTES: Final = 1_048_576  # of a body; smaller ones are written whole
 
 
 class SayingClient(Protocol):
-    """Client connection: the interface to large deliveries."""
+    """Interface of a client connection to large deliveries."""
 
     machine: ServerConnection
     stream: Stream
@@ -42,14 +42,14 @@ class SayingClient(Protocol):
         """Protocol side of the client's listener, which starts tasks and writes what was encoded."""
 
     def await_replies(self, channel: Any) -> None:
-        """Call the channel's `replied` when the replies that are due on it are written."""
+        """Call the channel's `send_held` when all replies that are due on it have been written."""
 
     def close_channel(self, channel: Any, code: int, text: str) -> None:
         """Close a channel from the gateway's side."""
 
 
 class Starting(Protocol):
-    """Source of a listener: the interface to large deliveries."""
+    """Interface of a listener's source to large deliveries."""
 
     spool: Spool
 
@@ -57,14 +57,14 @@ class Starting(Protocol):
         """Start a task in the background."""
 
     def call_after_turn(self, then: Callable[[], None]) -> None:
-        """Call `then` when the current turn is done."""
+        """Call `then` when the current wake-up has been processed."""
 
     def flush(self) -> None:
         """Write what was encoded outside a wake-up."""
 
 
 class SayingChannel(Protocol):
-    """Channel: the interface to large deliveries."""
+    """Interface of a channel to large deliveries."""
 
     next_number: int
     number: int
@@ -76,11 +76,11 @@ class SayingChannel(Protocol):
         """Client connection of the channel."""
 
     def resume(self) -> None:
-        """Resume deliveries: no large message is left."""
+        """Resume deliveries, because no large message is in progress or waits any more."""
 
 
 class SayingHandle(Protocol):
-    """Handle: the interface to large deliveries."""
+    """Interface of a handle to large deliveries."""
 
     number: int
     silent: bool
@@ -91,10 +91,11 @@ class SayingHandle(Protocol):
 
 
 class Large:
-    """Message waiting or in progress. `then` is called with True when it is sent completely, or with False.
+    """Outgoing message that waits to be sent, or is being sent.
 
-    `limit` is the first message number of the channel that may not have been sent before this message. `key`
-    is that of the command to which it responds, and whose reply follows it; -1 if there is none.
+    `then` is called with True when it has been sent completely, or with False if that failed. `limit` is the
+    lowest message number of the channel that may be unsent when this message begins. `key` identifies the
+    command to which the message responds and whose reply follows it; -1 if there is none.
     """
 
     __slots__ = ("at", "bits", "body", "handle", "head", "key", "limit", "name", "number", "then", "transfer")
@@ -130,7 +131,10 @@ class Large:
         return self.body.file.checked.hex().encode() if isinstance(self.body, Spooled) else b""
 
     def piece(self, count: int, *, read: bool) -> Piece:
-        """Return the next bytes of the body, at most `count`; with `read` in memory. Raises OSError."""
+        """Return the next bytes of the body, at most `count`. Raises OSError.
+
+        With `read` they are read from disk; otherwise the result may refer to the file.
+        """
         body, at = self.body, self.at
         if not isinstance(body, Spooled):
             return memoryview(body)[at : at + count]
@@ -139,7 +143,7 @@ class Large:
 
 
 class LargeDeliveries:
-    """Messages of one channel that wait for their turn."""
+    """Outgoing messages of one channel that are sent one after the other."""
 
     def __init__(self, channel: SayingChannel) -> None:
         self.active: Large | None = None
@@ -158,7 +162,7 @@ class LargeDeliveries:
 
     @property
     def limit(self) -> int:
-        """First message number that has not been sent completely."""
+        """Lowest message number that has not been sent completely."""
         limit = self._channel.next_number
         if self.active is not None:
             limit = min(limit, self.active.limit)
@@ -173,7 +177,7 @@ class LargeDeliveries:
         self.resume()
 
     def resume(self) -> None:
-        """Start the next message, if one may be sent now."""
+        """Start to send the next message, if none is in progress and no reply has to precede it."""
         if self._choosing:
             return  # the outer call continues
         self._choosing = True
@@ -197,7 +201,7 @@ class LargeDeliveries:
         return None
 
     def _begin(self, large: Large) -> None:
-        """Start a message: by PREPARE, in the shared folder, or directly."""
+        """Start to send a message: announce it by PREPARE, or write it directly or to the shared folder."""
         channel = self._channel
         connection = channel.connection
         machine = connection.machine
@@ -219,7 +223,7 @@ class LargeDeliveries:
             connection.stream.mark()
 
     def ready(self, handle: SayingHandle, size: int) -> None:
-        """Send the message that was announced on a handle, of which the client has `size` bytes."""
+        """Send the announced message of a handle, of which the client already has `size` bytes."""
         large = self.active
         if large is not None and large.handle is handle and large.transfer is None:
             self._write_from(large, size, resumed=True)
@@ -324,7 +328,7 @@ class LargeDeliveries:
         connection.stream.mark()
 
     def _fail(self, large: Large, code: int, text: str) -> None:
-        """Close the channel, because the message can never be sent; other clients may receive it."""
+        """Close the channel, because the message cannot be sent on it; other clients may receive it."""
         self.over = True
         self._end(large, sent=False)
         connection = self._channel.connection

@@ -30,15 +30,18 @@ CONGESTED_SECS: Final = 0.05  # between two checks if the client reads again
 
 
 def begin_session(peer: PeerService, handle: FastHandle, name: str) -> PeerSession:
-    """Return a new session of a handle with the peer called `name`."""
+    """Create a session of a handle with the peer service called `name`."""
     return Tunnel(peer, handle, name) if peer.kind == "tcp" else Echo(handle, name)
 
 
 class PeerReplyStream:
-    """Outgoing stream on a handle."""
+    """Stream of bytes from a peer service to the client, on one handle."""
 
     def __init__(self, handle: FastHandle, name: str, head: bytes) -> None:
-        """Begin the stream with its head. Raises FastRefused if the channel is busy with something else."""
+        """Begin the stream with its head.
+
+        Raises FastRefused if the channel is sending another stream or large message.
+        """
         channel = handle.channel
         try:
             self._transfer = Transfer(
@@ -74,7 +77,7 @@ class PeerReplyStream:
         self._connection.await_replies(self._channel)
 
     def resume(self) -> None:
-        """Write the waiting bytes."""
+        """Write the waiting bytes, because no reply is due on the channel any more."""
         pieces, self._buffer = self._buffer, []
         self.buffered_bytes = 0
         for data in pieces:

@@ -65,7 +65,7 @@ def _properties(handle: FastHandle, head: bytes) -> PropertySet:
 
 
 class FastPublisher:
-    """Publishing side of one connection. `unsettled` is the number of messages that await a reply."""
+    """Publishing side of one connection; `unsettled` is the number of its messages without outcome."""
 
     def __init__(self, connection: FastGuest, ingress: FastIngress) -> None:
         self.unsettled = 0
@@ -74,10 +74,10 @@ class FastPublisher:
         self._let_publish: Callable[[], None] | None = None  # None: the client is not held
 
     def publish_rows(self, rows: list[SendRow]) -> list[SendRow]:  # noqa: C901, PLR0912, PLR0915 - every message
-        """Publish whole messages. Return the rows that are postponed to another turn.
+        """Publish whole messages. Return the rows that are postponed to a later time slice of the connection.
 
-        Rows are postponed if the turn's time is used up by messages that need more than the cached entry of a
-        handle, or if a decision on them is pending.
+        Rows are postponed if the time slice is used up by messages whose routing entries the handle has not
+        cached, or if a permission decision is pending.
         """
         connection = self._connection
         ingress = self._ingress
@@ -158,7 +158,7 @@ class FastPublisher:
         return postponed
 
     def _refuse(self, number: int, tag: int) -> None:
-        """Refuse a message for lack of memory."""
+        """Refuse the message `tag` of the handle `number`, because memory is short."""
         ingress = self._ingress
         ingress.stats.messages_in += 1
         ingress.stats.refuse(LOW_ON_MEMORY)
@@ -168,7 +168,7 @@ class FastPublisher:
             self.report_outcome((handle, tag), LOW_ON_MEMORY)
 
     def _hold_back(self) -> None:
-        """Hold the client's publishes while too many of its messages await a reply."""
+        """Hold further publishes of the client if it has too many messages without outcome."""
         if self.unsettled >= self._ingress.unsettled_max and self._let_publish is None:
             self._let_publish = self._connection.waiting.hold(EVERY_CHANNEL)
 
@@ -183,8 +183,8 @@ class FastPublisher:
     ) -> None:
         """Publish a message whose destinations are not cached.
 
-        It may belong to a transaction, or go to peers. The handle or channel is closed if the message is
-        refused. Raises Pending if a check has to wait.
+        It may belong to a transaction, or be for peer services. Its handle or channel is closed if the
+        message is refused. Raises Pending if a permission decision is pending.
         """
         connection = self._connection
         partials = self._ingress.partials
@@ -238,7 +238,10 @@ class FastPublisher:
             self._publish_joined(handle, tag, list(zip(entries, messages, strict=True)), partial)
 
     def _peers(self, handle: FastHandle, name: bytes) -> list[str]:
-        """Return the names of the peers that a name stands for. Raises FastRefused."""
+        """Return the names of the peer services that the handle's name and `name` together stand for.
+
+        Raises FastRefused if the client may not use one of them.
+        """
         connection = self._connection
         found = connection.host.find_peers(handle.name + name.decode(), whole=not name)
         for peer in found:
@@ -248,9 +251,10 @@ class FastPublisher:
     def _publish_joined(
         self, handle: FastHandle, tag: int, sent: list[tuple[RoutingEntry, Message]], partial: Partial | None
     ) -> None:
-        """Publish copies for several destinations, with one reply for all of them.
+        """Publish copies of a message for several destinations, with one reply for all of them.
 
-        A transfer (`partial`) ends when the message is accepted or refused.
+        `partial` is the transfer by which the message arrived; it ends when the message is accepted or
+        refused.
         """
         partials = self._ingress.partials
         if partial is not None:
@@ -281,7 +285,10 @@ class FastPublisher:
             self.report_outcome(receipt, ingress.handle_unrouted(entry, message))
 
     def _entries(self, handle: FastHandle, name: bytes) -> tuple[RoutingEntry, ...]:
-        """Return the routing entries of a name below the handle's. Raises FastRefused or Pending."""
+        """Return the routing entries of the destinations that the handle's name plus `name` stands for.
+
+        Raises FastRefused if the client may not send to one, and Pending if a decision is pending.
+        """
         found = handle.entries.get(name)
         if found is not None:
             return found
@@ -310,9 +317,9 @@ class FastPublisher:
         return handle.entries[name]
 
     def check_destination(self, handle: FastHandle, name: bytes) -> None:
-        """Check permissions when the first fragment of a message arrives.
+        """Check the permission to send to a destination when the first fragment of a message arrives.
 
-        Raises Pending if a check has to wait. Refusals are reported when the message is complete.
+        Raises Pending if a decision is pending. Refusals are reported when the message is complete.
         """
         rights = self._connection.rights
         if handle.service != "peer" and not rights.unlimited and name not in handle.entries:
@@ -335,7 +342,10 @@ class FastPublisher:
             raise FastRefused(ReplyCode.ACCESS_REFUSED, text) from refused
 
     def _check(self, service: str, name: str, *, whole: bool) -> None:
-        """Check the permission to write before naming creates a destination. Raises FastRefused 403."""
+        """Check the permission to write to a destination, which looking it up may create.
+
+        Raises FastRefused 403 if it is not granted.
+        """
         host = self._connection.host
         if not (whole and host.means_several(service, name)):
             self._connection.check_named("write", service, name, whole=False)
@@ -420,7 +430,7 @@ class FastPublisher:
         name: bytes,
         partial: Partial | None,
     ) -> None:
-        """Publish a complete message when a pending decision is available.
+        """Publish a complete message when the pending permission decision is available.
 
         Later input of the client waits until then.
         """
@@ -437,7 +447,7 @@ class FastPublisher:
     # Transactions.
 
     def _provisional(self, handle: FastHandle, tag: int, sent: list[tuple[RoutingEntry, Message]]) -> None:
-        """Add messages to the transaction. The reply reports that they could be sent."""
+        """Add messages to the transaction, and reply that they can be committed."""
         channel = handle.channel
         channel.pending += sent
         for _, message in sent:
@@ -447,7 +457,7 @@ class FastPublisher:
         self._reply_in_transaction(handle, tag)
 
     def _hold_calls(self, handle: FastHandle, tag: int, calls: list[PeerCall]) -> None:
-        """Add messages for peers to the transaction, which they receive after COMMIT."""
+        """Add messages for peer services to the transaction; they are sent after COMMIT."""
         channel = handle.channel
         channel.calls += calls
         for call in calls:
@@ -512,7 +522,10 @@ class FastPublisher:
             join.add_outcome(ACCEPTED)
 
     def answer_commit(self, channel: FastChannel, tag: int, calls: list[PeerCall], outcome: Outcome) -> None:
-        """Reply to CHANNEL COMMIT and call its peers if it was accepted; otherwise close the channel."""
+        """Reply to CHANNEL COMMIT and send its messages to peer services, if the commit was accepted.
+
+        Otherwise close the channel.
+        """
         self.unsettled -= 1
         if channel.silent:
             return
@@ -542,10 +555,10 @@ class FastPublisher:
         return entries
 
     def _make_calls(self, calls: list[PeerCall]) -> None:
-        """Call the peers of a committed transaction.
+        """Send the messages for peer services of a committed transaction.
 
-        Handles closed since then are left out, since they could not receive responses. Handles whose peer may
-        not be used any more are closed.
+        Messages of handles that were closed meanwhile are dropped, because responses could not be sent.
+        Handles whose peer service may not be used any more are closed.
         """
         connection = self._connection
         for call in calls:
@@ -560,7 +573,7 @@ class FastPublisher:
     # Replies.
 
     def report_outcome(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Reply to a message with this outcome, or close its handle or channel."""
+        """Report the outcome of a published message: reply to it, or close its handle or channel."""
         connection = self._connection
         if isinstance(receipt, Join):
             receipt.add_outcome(outcome)
@@ -581,7 +594,7 @@ class FastPublisher:
         connection.stream.mark()
 
     def count_replied(self, count: int) -> None:
-        """Count `count` messages with a tag as settled.
+        """Count `count` messages that had a tag as settled.
 
         Held publishes are released when the number of unsettled ones has fallen to half of its limit.
         """

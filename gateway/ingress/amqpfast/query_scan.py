@@ -55,10 +55,11 @@ class PositionSet:
 
 
 class ListedIdentifiers:
-    """Identifiers under which a handle's QUERYs have listed messages.
+    """Identifiers under which the QUERY commands of a handle have listed messages.
 
-    An identifier is not a message number (3.5.8). Messages whose identifiers are forgotten are known as
-    listed, so that a client that requests the rest again and again reaches an end.
+    An identifier is not a message number (3.5.8). Only the latest identifiers are stored. Messages with older
+    ones are still known as listed and are not listed again, so that a client that repeatedly requests the
+    rest of a list reaches its end.
     """
 
     def __init__(self, first: int) -> None:
@@ -85,7 +86,10 @@ class ListedIdentifiers:
         return self._ids.get((queue, position))
 
     def enter(self, queue: PriorityQueue, position: int) -> int:
-        """Return a new identifier for a message. The oldest one is forgotten if there are too many."""
+        """Assign a new identifier to a message. Return it.
+
+        If too many are stored, the oldest one is dropped.
+        """
         number = self._next
         self._next += 1
         place = (queue, position)
@@ -100,7 +104,7 @@ class ListedIdentifiers:
         return number
 
     def find(self, number: int) -> tuple[PriorityQueue, Message] | None:
-        """Return queue and message of an identifier, or None if the message no longer waits."""
+        """Return the queue and the message with this identifier, or None if the message no longer waits."""
         place = self._places.get(number)
         if place is None:
             return None
@@ -110,7 +114,10 @@ class ListedIdentifiers:
 
 
 class QueryScan:
-    """Scan of `waiting` messages for those that a QUERY lists: those selected, above the number `above`."""
+    """Scan of `waiting` messages for those that a QUERY lists.
+
+    It lists the messages that `selects` selects and whose identifier is above `above`.
+    """
 
     __slots__ = ("_above", "_index", "_is_cut", "_listed", "_selects", "_waiting")
 
@@ -142,7 +149,7 @@ class QueryScan:
         return True
 
     def _list(self, queue: PriorityQueue, position: int) -> None:
-        """List a message, unless its identifier is too low or the list is full of lower ones."""
+        """Add a message to the list, unless its identifier is too low or the list is full."""
         number = self._index.number_of(queue, position)
         if number is None:
             if self._index.is_forgotten(queue, position):
@@ -161,7 +168,10 @@ class QueryScan:
 
 
 class NextTurn:
-    """Result that is available when other tasks have run, for a command that has used its client's turn."""
+    """Awaitable result of a command that has used up its connection's time slice.
+
+    It is available when other tasks have run.
+    """
 
     async def wait(self) -> None:
         """Let other tasks run."""
