@@ -22,7 +22,10 @@ RATES_MAX: Final = 10_000  # addresses whose connects are counted; the least rec
 
 
 class HolderRate:
-    """Token bucket for each holder: at most `most` per second, and as many at once; 0 is no limit."""
+    """Token bucket for each holder, such as an address.
+
+    A holder gets at most `most` tokens per second, and as many at once; 0 is no limit.
+    """
 
     def __init__(self, most: float) -> None:
         self._most = most
@@ -64,7 +67,7 @@ class ListenerConnections(Generic[Holder]):
         return len(self.guests) >= self._most and self.connection_to_evict(now) is None
 
     def refusal(self, place: str, now: float) -> str:
-        """Return the name of the limit that prevents another connection from this address.
+        """Return the name of the limit that prevents another connection from the address `place`.
 
         Return "" if no limit does. `now` is in loop-clock seconds.
         """
@@ -76,11 +79,11 @@ class ListenerConnections(Generic[Holder]):
         return ""
 
     def too_fast(self, place: str, now: float) -> bool:
-        """Return True if the address exceeds limits.connects_per_second_max. Counts the attempt."""
+        """Return True if the address exceeds limits.connects_per_second_max, after counting this attempt."""
         return not self._rate.take(place, now)
 
     def connection_to_evict(self, now: float) -> Holder | None:
-        """Return the unauthenticated connection to evict for a new one, or None."""
+        """Return the unauthenticated connection to evict in favour of a new one, or None."""
         place = self._strange.largest
         if len(self.guests) < self._most or place is None:
             return None
@@ -88,14 +91,14 @@ class ListenerConnections(Generic[Holder]):
         return guest if now - connected_at >= STRANGE_SECS else None
 
     def enter(self, guest: Holder, place: str, now: float) -> None:
-        """Add a connection that is not authenticated yet."""
+        """Add a connection from the address `place`, which is not authenticated yet."""
         self._set_seat(guest, (place, None))
         self._places.add(place)
         self._strangers.setdefault(place, {})[guest] = now
         self._strange.add(place)
 
     def may_be(self, user: str, place: str) -> bool:
-        """Return True if another connection of the user is within the limit."""
+        """Return True if the user's connections are below their limit, so that one more is allowed."""
         counted = self._user_said or place != LOOPBACK
         return not counted or self._users[user] < self._per_user
 

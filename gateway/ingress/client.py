@@ -57,9 +57,10 @@ class Agreed(NamedTuple):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class IngressClient:
-    """Client connection: the owner of a stream, a publisher for memory management, a row of the console.
+    """Client connection of any protocol: the owner of its stream.
 
-    `sender` has the client's data after authentication.
+    Memory management treats it as a publisher, and the console shows it as a row. `sender` has the client's
+    data after authentication.
     """
 
     __slots__ = ()
@@ -75,7 +76,7 @@ class IngressClient:
 
     @abstractmethod
     def data_to_send(self) -> bytes | list[Piece]:
-        """Return everything to be written now."""
+        """Return all output that can be written now."""
 
     @abstractmethod
     def resume_writing(self) -> None:
@@ -83,7 +84,7 @@ class IngressClient:
 
     @abstractmethod
     def connection_lost(self, reason: str) -> None:
-        """Clean up after the end of the connection for `reason`."""
+        """Release the connection's resources, because it has ended for `reason`."""
 
     # Interface to the listener.
 
@@ -103,13 +104,13 @@ class IngressClient:
 
     @property
     def consumes(self) -> bool:
-        """True if the client may have to acknowledge deliveries, so that it must be read."""
+        """True if the client may have to acknowledge deliveries, so that it has to be read."""
         return False
 
     def hold(self) -> Callable[[], None] | None:
-        """Stop reading from the client, for lack of memory. Return the function that resumes it.
+        """Stop reading from the client, for lack of memory or queue capacity.
 
-        Return None and go on reading if the client consumes.
+        Return the function that resumes reading. Return None, and continue to read, if the client consumes.
         """
         if self.consumes:
             return None
@@ -119,8 +120,9 @@ class IngressClient:
     def hold_publishes(self, channel: int) -> Callable[[], None] | None:
         """Hold the publishes of a channel. Return the function that releases them.
 
-        Return None if the client consumes: its publishes are not held, but refused at twice the queue's
-        limit. A client of a protocol whose publishes do not wait is not read, as in `hold`.
+        Return None if the client consumes: its publishes are not held, but refused when the queue has twice
+        its limit. In a protocol whose publishes cannot wait in the gateway, reading from the client stops
+        instead, as by `hold`.
         """
         waiting = self.waiting_publishes
         if waiting is None:
@@ -129,13 +131,13 @@ class IngressClient:
 
     @abstractmethod
     def shut_down(self, farewell: CloseReason) -> None:
-        """Close the connection for this reason, with the protocol's message for it."""
+        """Close the connection for the reason `farewell`, with the protocol's message for it."""
 
     def tick(self, now: float) -> None:
-        """Do what is due. `now` is in loop-clock seconds."""
+        """Process the connection's timers. `now` is in loop-clock seconds."""
 
     def rules_changed(self) -> None:
-        """Recheck the client against changed rules. Raises Pending if a check has to wait.
+        """Recheck the client after a change of the access rules. Raises Pending if a decision is pending.
 
         By default the client is disconnected, and reconnects under the new rules. Protocols that know what
         the client uses end only what is no longer allowed.
@@ -158,7 +160,7 @@ class IngressClient:
         return 0
 
     def negotiated(self) -> Agreed:
-        """Return client properties and negotiated values."""
+        """Return the client properties and the negotiated values of the connection."""
         return Agreed()
 
     # Interface to disk and memory management; see gateway.broker.memory.HeldPublisher.
@@ -167,19 +169,19 @@ class IngressClient:
         """Set why the store is read-only; an empty string means that it is writable again."""
 
     def notify_memory(self, short: bool) -> None:
-        """Notify the client that memory is short, or no longer is.
+        """Notify the client that memory is short (`short` True), or no longer is.
 
         By default the client gets no notification, and only notices that the gateway stops reading.
         """
 
     @property
     def begun(self) -> int:
-        """Bytes of messages that are incomplete or not committed."""
+        """Number of bytes of messages that are incomplete or not committed."""
         return 0
 
     @property
     def outstanding_bytes(self) -> int:
-        """Bytes of unacknowledged deliveries that are not counted elsewhere."""
+        """Number of bytes of unacknowledged deliveries that are not counted elsewhere."""
         return 0
 
     @property
@@ -194,12 +196,12 @@ class IngressClient:
 
     @property
     def incomplete(self) -> int:
-        """Bytes of messages that are incomplete."""
+        """Number of bytes of messages that have not arrived completely."""
         return self.begun - sum([byte_count for _, byte_count in self.transactions])
 
     @property
     def cached_bytes(self) -> int:
-        """Estimated bytes of routing entries that are cached for this client alone."""
+        """Estimated number of bytes of routing entries that are cached for this client alone."""
         return 0
 
     def forget_entries(self) -> None:

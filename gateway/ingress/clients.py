@@ -37,7 +37,7 @@ class Entrance(NamedTuple):
 
 
 class IngressClients:
-    """Connections of one listener. `users` may have individual receive rates."""
+    """All connections of one listener. `users` may define receive rates for individual users."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class IngressClients:
         return self._door.full(clock.now())
 
     def refusal(self, place: str) -> str:
-        """Return the name of the limit that prevents a connection from this address now; "" if none does.
+        """Return the name of the limit that prevents a connection from the address `place` now.
 
-        Counts the attempt towards connects_per_second_max.
+        Return "" if none does. The attempt counts towards connects_per_second_max.
         """
         now = clock.now()
         return (
@@ -77,15 +77,15 @@ class IngressClients:
         )
 
     def count_refused(self, word: str, remote: str) -> None:
-        """Count and log a connection refused for the limit `word`."""
+        """Count and log a connection that was refused because of the limit `word`."""
         self.stats.refused.add(word)
         audit("refused", endpoint=self.name, remote=remote, reason=word)
         log.warning("connection refused, limit reached", listener=self.name, remote=remote, limit=word)
 
     def no_place(self, stream: Stream) -> bool:
-        """Close a connection from a shared port, and log it, if the connection exceeds a limit here.
+        """Close a connection handed over by a shared port if it exceeds a limit of this listener.
 
-        Return True in that case.
+        Return True if it was closed, which is counted and logged.
         """
         word = self._door.refusal(place_of(stream.remote), clock.now())
         if word:
@@ -105,13 +105,14 @@ class IngressClients:
         self.stats.add_connection(connection.frames)
 
     def may_be(self, user: str, remote: str) -> bool:
-        """Return True if another connection of the user is within the limit."""
+        """Return True if the user's connections are below their limit, so that one more is allowed."""
         return self._door.may_be(user, place_of(remote))
 
     def set_user(self, connection: IngressClient, user: str, rights: Rights) -> None:
         """Record the user of an authenticated connection and set its receive rate.
 
-        Call once per connection: each call would grant another second's allowance.
+        Call it once per connection, because each call grants the receive rate's initial allowance of one
+        second.
         """
         self._door.set_user(connection, user)
         self._by_sender[connection.sender] = connection
@@ -130,9 +131,10 @@ class IngressClients:
     # Receive rates and ticks.
 
     def rate(self, *owners: Rights | User | None) -> ConnectionRate | None:
-        """Return the receive rate of a connection, or None for no limit.
+        """Return a new receive rate for a connection, or None if it has no limit.
 
-        Each value is that of the last argument that sets it, or of the listener's limits.
+        The limits of bytes and of messages are each taken from the last of `owners` that sets it, or else
+        from the listener.
         """
         byte_count = self.limits.receive_bytes_per_sec_max
         messages = self.limits.receive_messages_per_sec_max
@@ -144,7 +146,7 @@ class IngressClients:
         return ConnectionRate(byte_count, messages, clock.now()) if byte_count or messages else None
 
     def tick_faster(self, connection: IngressClient, interval: float) -> None:
-        """Give a connection more frequent ticks if its client expects bytes every `interval` seconds.
+        """Call the connection's `tick` more often, if its client expects bytes every `interval` seconds.
 
         An interval of 0 means that the client expects none.
         """
@@ -162,5 +164,5 @@ class IngressClients:
         return releases
 
     def flush(self) -> None:
-        """Write what was encoded outside a wake-up."""
+        """Write output that was encoded outside a wake-up of the poller."""
         self._writes.flush()

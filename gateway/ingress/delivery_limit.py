@@ -11,7 +11,7 @@ from gateway.transport.stream import Stream
 
 
 class Outstanding:
-    """Unacknowledged deliveries of one connection, in bytes (`byte_count`), limited by `most`."""
+    """Number of bytes of one connection's unacknowledged deliveries (`byte_count`), limited by `most`."""
 
     __slots__ = ("_most", "_starved", "_stream", "byte_count")
 
@@ -25,7 +25,7 @@ class Outstanding:
     def full(self) -> bool:
         """True if nothing more may be delivered before an acknowledgement.
 
-        Reading True requests a call of the owner's `drained` once half of the limit is acknowledged.
+        Reading True has a side effect: the stream's owner is notified when half of the limit is acknowledged.
         """
         if self.byte_count < self._most:
             return False
@@ -33,7 +33,7 @@ class Outstanding:
         return True
 
     def subtract(self, byte_count: int) -> None:
-        """Subtract bytes that were acknowledged or requeued, and resume deliveries at half the limit."""
+        """Subtract bytes that were acknowledged or requeued. Resume deliveries at half of the limit."""
         self.byte_count -= byte_count
         if self._starved and self.byte_count <= self._most // 2:
             self._starved = False

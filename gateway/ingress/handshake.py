@@ -1,7 +1,7 @@
-"""Base of connections whose client may send data ahead of the handshake's responses.
+"""Base of connections whose client may send data before it has the responses of the handshake.
 
 Such data waits unprocessed in the protocol machine. After each step of the handshake the connection requests
-the next events from the machine. Used by AMQP 0-9-1 and AMQP/Fast.
+the next events from the machine. AMQP 0-9-1 and AMQP/Fast use this class.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.ingress.client import IngressClient
 
 
 class ServerMachine(Protocol):
-    """Protocol machine, which is fed with bytes and counts frames."""
+    """Interface of a protocol's server state machine to its connection."""
 
     received: Any
     sent: Any
@@ -33,7 +33,7 @@ MachineT = TypeVar("MachineT", bound=ServerMachine)
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class HandshakingGuest(IngressClient, Generic[MachineT]):
-    """Client connection in which data sent ahead of the handshake's responses waits in the machine."""
+    """Client connection whose machine holds back data that was sent before the handshake's responses."""
 
     machine: MachineT
     _ready: bool  # the handshake is over
@@ -45,12 +45,13 @@ class HandshakingGuest(IngressClient, Generic[MachineT]):
 
     @abstractmethod
     def _process(self, events: list[Any]) -> None:
-        """Process events, or postpone them."""
+        """Process events, or postpone those that have to wait."""
 
     def receive(self, data: bytes, now: float) -> None:
         """Pass received bytes to the protocol machine and process its events.
 
-        During the handshake, continue with bytes that the machine has held back, until there is no event.
+        During the handshake, continue with the bytes that the machine has held back, until they contain no
+        further event.
         """
         machine = self.machine
         handshake = not self._ready

@@ -44,7 +44,7 @@ log = structlog.get_logger(limited=True)
 
 
 class Ingress(Protocol):
-    """Protocol side of a listener, as the listener uses it."""
+    """Interface of a listener's protocol side to the listener."""
 
     limits: Limits
 
@@ -55,17 +55,17 @@ class Ingress(Protocol):
         """Route the batch that this wake-up has collected."""
 
     def tick(self, now: float) -> None:
-        """Do what is due, apart from connections. `now` is in loop-clock seconds."""
+        """Process the timers that do not belong to a connection. `now` is in loop-clock seconds."""
 
     def entrance(self, connection: IngressClient) -> Entrance | None:
-        """Return time and version of a client's admission, or None before it."""
+        """Return the time and protocol version of a client's admission, or None before its admission."""
 
     def forget_entries(self) -> None:
         """Drop cached routing entries, because memory is short."""
 
 
 class Listener:
-    """Listening address of one protocol."""
+    """Listening address of one protocol, with the tasks that accept and read its connections."""
 
     def __init__(
         self,
@@ -99,14 +99,14 @@ class Listener:
         self._accepting = trio.CancelScope()
 
     def entrance(self, connection: IngressClient) -> Entrance | None:
-        """Return time and version of a client's admission, or None before it."""
+        """Return the time and protocol version of a client's admission, or None before its admission."""
         return self._protocol.entrance(connection)
 
     def bind(self, *, shared: bool = False) -> None:
-        """Open the listening sockets; port 0 selects a free one and sets `port`.
+        """Open the listening sockets; for port 0 the system selects a free port, which is set as `port`.
 
-        `shared` True lets other processes listen on the port, too. Raises ConfigurationError if the system
-        refuses.
+        `shared` True lets other processes listen on the same port. Raises ConfigurationError if a socket
+        cannot be opened.
         """
         try:
             self._sockets = all_bound(self.host, self.port, shared=shared)
@@ -123,7 +123,7 @@ class Listener:
 
     @property
     def is_busy(self) -> bool:
-        """True while there are connections, or ended ones write their last output."""
+        """True while there are connections, or ended connections whose last output is still being written."""
         return bool(self.connections) or self._poller.is_closing
 
     @property
@@ -227,10 +227,10 @@ class Listener:
         return limits.output_bytes_max + 2 * limits.message_bytes_max
 
     def begin(self, stream: Stream, accepted_at: float, data: bytes, now: float) -> None:
-        """Begin the listener's layers on `stream`, whose client a balancer has announced.
+        """Begin the listener's layers on `stream`, when a balancer's PROXY protocol header has been read.
 
-        `accepted_at` is the time of accepting, `data` the first bytes. The connection is closed if a limit is
-        reached.
+        `accepted_at` is the time of accepting in loop-clock seconds, `data` the bytes behind the header. The
+        connection is closed if a limit is reached.
         """
         word = self.guests.refusal(place_of(stream.remote))
         if word:
@@ -242,13 +242,21 @@ class Listener:
             stream.feed(data, now, stream.layer)
 
     def _begin(self, stream: Stream, accepted_at: float) -> None:
-        """Begin TLS, if configured, and then the protocol, behind a check of the client's first bytes."""
+        """Begin TLS, if it is configured, and then the protocol.
+
+        The client's first bytes are checked, to detect a client that uses TLS where there is none, or the
+        other way round.
+        """
         stream.layer = self.front.new_tls_filter()
         self._connect(stream, accepted_at)
         stream.layer = self.front.checked(stream)
 
     def adopt(self, stream: Stream, accepted_at: float, data: bytes, now: float) -> None:
-        """Adopt a connection from a shared port, which has received `data`, after TLS if it is used."""
+        """Take over a connection that a shared port has handed over.
+
+        `data` are the bytes received so far, decrypted if TLS is used. `accepted_at` and `now` are in
+        loop-clock seconds.
+        """
         stream.move(
             self._poller,
             layer_ended=self._layer_ended,
@@ -259,7 +267,10 @@ class Listener:
         stream.feed(data, now, self._connect(stream, accepted_at))
 
     def _connect(self, stream: Stream, accepted_at: float) -> Filter | None:
-        """Begin the protocol, inside WebSocket if configured. Return the WebSocket layer, or None."""
+        """Begin the protocol on a stream, inside WebSocket if that is configured.
+
+        Return the WebSocket layer, or None.
+        """
         websocket = self.front.upgraded(stream.backlog_max)
         stream.layer = stack_filters(stream.layer, websocket)
         connection = self._protocol.connect(stream, accepted_at)
@@ -269,7 +280,7 @@ class Listener:
         return websocket
 
     def _layer_ended(self, stream: Stream, ending: Ending) -> None:
-        """Count and log why TLS or WebSocket ended, unless it ended regularly."""
+        """Count and log the error with which TLS or WebSocket has ended, if there was one."""
         if ending.broke:
             self.stats.protocol_errors.add(ending.broke)
         elif ending.refused:
@@ -279,11 +290,11 @@ class Listener:
         log.warning("connection refused", listener=self.name, remote=stream.remote, error=ending.text)
 
     def end_turn(self) -> None:
-        """Route the collected batch."""
+        """Route the batch that was collected in this wake-up."""
         self._protocol.end_turn()
 
     async def _tick(self) -> None:
-        """Call the ticks of connections and protocol, containing their errors."""
+        """Call `tick` of the connections and of the protocol once a second; contain their errors."""
         short = 0
         while True:
             hurried = bool(self.guests.hurried)

@@ -38,10 +38,13 @@ log = structlog.get_logger(limited=True)
 
 
 class Login:
-    """Temporary owner of a stream while its client is being verified."""
+    """Temporary owner of a stream, which replaces the connection while its client is being verified."""
 
     def __init__(self, stream: Stream, *, behind: bool) -> None:
-        """Replace the stream's owner. `behind` True: data behind the login has been received already."""
+        """Become the stream's owner.
+
+        `behind` True: the client has already sent data behind the login, so reading stops at once.
+        """
         assert stream.owner is not None
         self.stream = stream
         self.scope = trio.CancelScope()
@@ -60,7 +63,7 @@ class Login:
     def check_disconnected(self) -> None:
         """Abort the connection if the client has disconnected already.
 
-        The check is made before the login takes a place in a queue.
+        Called before the login is queued for verification.
         """
         if self._paused or self.is_over:
             return
@@ -84,7 +87,7 @@ class Login:
 
     @property
     def is_over(self) -> bool:
-        """True if the connection has ended or is ending."""
+        """True if the connection has ended or is ending, or the login is complete."""
         return self.stream.owner is not self
 
     # Interface to the stream.
@@ -96,21 +99,21 @@ class Login:
             self._hold()
 
     def data_to_send(self) -> bytes | list[Piece]:
-        """Return the owner's output."""
+        """Return the output of the connection that the login replaces."""
         return self._owner.data_to_send()
 
     def resume_writing(self) -> None:
-        """Notify the owner that the output has been written."""
+        """Notify the connection that its output has been written."""
         self._owner.resume_writing()
 
     def connection_lost(self, reason: str) -> None:
-        """Cancel the login, and notify the owner."""
+        """Cancel the login, and notify the connection of its end."""
         self.scope.cancel()
         self._owner.connection_lost(reason)
 
 
 class Logins:
-    """Logins of one listener. `flush` writes what was encoded outside a wake-up."""
+    """Logins of one listener; `flush` writes output that was encoded outside a wake-up of the poller."""
 
     def __init__(self, access: Access, stats: ListenerStats, tasks: Tasks, flush: Callable[[], None]) -> None:
         self.access = access
@@ -146,8 +149,8 @@ class Logins:
     ) -> None:
         """Verify credentials in a task, then call `then` with the result, unless the client has disconnected.
 
-        `behind` True: data behind the login has been received already. A user who was removed meanwhile is
-        refused.
+        `behind` True: the client has already sent data behind the login. A user who was removed meanwhile is
+        denied.
         """
 
         def verified(found: Principal | Denial) -> None:
@@ -159,7 +162,10 @@ class Logins:
         self._tasks.start_soon(self._wait, Login(stream, behind=behind), look, verified)
 
     def call_later(self, stream: Stream, secs: float, then: Callable[[], None], *, behind: bool) -> None:
-        """Call `then` after a delay of `secs` seconds, unless the client has disconnected."""
+        """Call `then` after `secs` seconds, unless the client has disconnected.
+
+        `behind` True: the client has already sent data behind the login.
+        """
 
         def on_timeout(_: None) -> None:
             then()
@@ -168,7 +174,7 @@ class Logins:
         self._tasks.start_soon(self._wait, Login(stream, behind=behind), wait, on_timeout)
 
     async def _wait(self, login: Login, work: Callable[[], Awaitable[T]], then: Callable[[T], None]) -> None:
-        """Run `work`, restore the stream's owner and call `then` with the result."""
+        """Run `work`, make the connection the stream's owner again, and call `then` with the result."""
         try:
             login.check_disconnected()
             with login.scope:
@@ -187,7 +193,7 @@ class Logins:
         self._stats.logins.add(ACCEPTED)
 
     def log_denied(self, stream: Stream, user: str, why: Denial, client: str = "") -> None:
-        """Log and count a denied login."""
+        """Log and count a denied login; `why` is the reason."""
         self._stats.logins.add(why.value)
         self.audit_refusal(stream, user, why.value, client)
         user, listener = self.access.loggable(user), self._stats.name
@@ -196,9 +202,9 @@ class Logins:
     def audit_refusal(
         self, stream: Stream, user: str, reason: str, client: str = "", *, proved: bool = False
     ) -> None:
-        """Write a refused client to the audit log.
+        """Write the refusal of a client to the audit log.
 
-        `reason` is a constant of the gateway. `proved` True: the client has proved to be this user.
+        `reason` is one of the gateway's constants. `proved` True: the client has proved to be `user`.
         """
         name = self._stats.name
         user = user if proved else self.access.loggable(user)

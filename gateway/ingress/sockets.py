@@ -16,7 +16,7 @@ NO_SUCH_FAMILY: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONO
 
 
 class SocketAddress(NamedTuple):
-    """Address family, and an address of that family without the port."""
+    """Socket address without the port: the address family, and an address of that family."""
 
     family: int
     address: tuple[Any, ...]
@@ -35,7 +35,10 @@ def places_of(host: str, port: int) -> list[SocketAddress]:
 
 
 def bound(place: SocketAddress, port: int, *, shared: bool = False) -> socket.socket:
-    """Return a socket that is bound to the address and port but does not listen. Raises OSError."""
+    """Return a socket that is bound to the address and the port but does not listen.
+
+    `shared` True lets other processes bind the same port. Raises OSError.
+    """
     sock = socket.socket(place.family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -73,9 +76,9 @@ def all_bound(host: str, port: int, *, shared: bool = False) -> list[socket.sock
 
 
 def reserve_port(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that hold a port for processes that will share it, and that never listen.
+    """Bind sockets that reserve a port for processes that will share it. Return the sockets.
 
-    Raises OSError, also if another process listens on a shared socket there.
+    They never listen. Raises OSError, also if another process listens on a shared socket there.
     """
     for sock in all_bound(host, port):
         port = sock.getsockname()[1]

@@ -72,10 +72,10 @@ class ListenerSource:
         """Namespace in which clients publish, and to which routes to this listener lead."""
 
     def requester(self, reply_to: str) -> Address | None:
-        """Return the address at which a client receives replies to this reply address.
+        """Return the address at which a client of this listener receives responses to `reply_to`.
 
-        Return None if nothing may be published there, or if clients of this protocol get no replies from
-        others.
+        Return None if nothing may be published there, or if clients of this protocol get no responses from
+        clients of other protocols.
         """
         return None
 
@@ -100,7 +100,10 @@ class ListenerSource:
             batch.send()
 
     def tick(self, now: float) -> None:
-        """Do what is due, apart from connections. `now` is in loop-clock seconds."""
+        """Process the timers of the listener that do not belong to a connection.
+
+        `now` is in loop-clock seconds.
+        """
         if self._expiring:
             self._expire(clock.unix_time())
         if self.spool.dead:  # removing a large file takes its time
@@ -111,7 +114,7 @@ class ListenerSource:
             self._unwanted = None
 
     def _tell_unwanted(self, message: Message) -> None:
-        """Log a message without recipient, on behalf of all since the last such line."""
+        """Log the latest message without recipient, with the number of such messages since the start."""
         log.info(
             "messages without recipient discarded",
             listener=self.name,
@@ -141,14 +144,17 @@ class ListenerSource:
         return all(self.dispatcher.delivers_locally(branch.route) for branch in entry.plan.branches)
 
     def begun_batch(self) -> Batch:
-        """Return the current batch for a publish. An empty batch restarts its latency clock."""
+        """Return the current batch, to which a message will be added.
+
+        If it is empty, its time of receipt is set, from which the latency is measured.
+        """
         batch = self.batch
         if not batch.receipts:
             batch.received = self.now()
         return batch
 
     def record_unreceived(self, entry: RoutingEntry, message: Message) -> None:
-        """Count and record a message without recipient as accepted."""
+        """Count and record as accepted a message that has no recipient."""
         self.stats.count_unreceived(self.now() - self.batch.received)
         self._unwanted = message
         self.dispatcher.record_unrouted(entry, message, NO_TAKER, self.batch.received)
@@ -159,7 +165,7 @@ class ListenerSource:
         self.dispatcher.record_unrouted(entry, message, outcome, self.begun_batch().received)
 
     def record_refused(self, message: Message, reason: Reason, text: str) -> None:
-        """Record a refused message without a routing entry, for which a channel or handle is closed."""
+        """Record a refused message that has no routing entry and whose channel or handle is closed."""
         outcome = Outcome(Verdict.REJECTED, reason, text)
         nowhere = RoutingEntry(message.address, NOWHERE)
         self.dispatcher.record_unrouted(nowhere, message, outcome, self.begun_batch().received)
@@ -170,12 +176,15 @@ class ListenerSource:
         return clock.now()
 
     def flush(self) -> None:
-        """Send the batch, and write what was encoded outside a wake-up."""
+        """Send the batch, and write the output that was encoded outside a wake-up of the poller."""
         self.end_turn()
         self.guests.flush()
 
     def place_refusal(self, rights: Rights, user: str, remote: str) -> str:
-        """Return the limit that prevents another connection of the user; "" if none does."""
+        """Return the limit that prevents another connection of the user; "" if there is none.
+
+        `remote` is the client's network address.
+        """
         if self.authorization.full(rights, user):
             return "connections_max of the user's roles"
         return "" if self.guests.may_be(user, remote) else "limits.connections_per_user_max"
@@ -183,7 +192,11 @@ class ListenerSource:
     def admit_client(
         self, connection: IngressClient, principal: Principal, rights: Rights, client: str, version: str
     ) -> str:
-        """Admit an authenticated client. Return "", or the limit that prevents it, which is logged."""
+        """Register the admission of an authenticated client, unless a limit prevents it.
+
+        Return "", or the name of that limit, which is logged. The arguments are those of
+        `register_admission`.
+        """
         limit = self.place_refusal(rights, principal.name, connection.stream.remote)
         if limit:
             self.stats.refused.add("connections_per_user_max")
@@ -197,7 +210,10 @@ class ListenerSource:
     def register_admission(
         self, connection: IngressClient, principal: Principal, rights: Rights, client: str, version: str
     ) -> None:
-        """Register the admission of an authenticated client; `client` is its name or identifier."""
+        """Register the admission of an authenticated client.
+
+        `client` is its name or identifier, `version` its protocol version.
+        """
         if not rights.unlimited:
             self._counted[connection] = principal.name
             self.authorization.add_connection(principal.name)
@@ -247,7 +263,7 @@ class ListenerSource:
                 connection.stream.fail(error)
 
     def tick_faster(self, connection: IngressClient, interval: float) -> None:
-        """Give a connection more frequent ticks if the client expects bytes every `interval` seconds."""
+        """Call the connection's `tick` more often, if the client expects bytes every `interval` seconds."""
         self.guests.tick_faster(connection, interval)
 
     def forget(self, connection: IngressClient, reason: str = "") -> None:
@@ -269,7 +285,7 @@ class ListenerSource:
             )
 
     def entrance(self, connection: IngressClient) -> Entrance | None:
-        """Return time and version of a client's admission, or None before it."""
+        """Return the time and protocol version of a client's admission, or None before its admission."""
         return self._entered.get(connection)
 
     def rights_of(self, principal: Principal, client_id: str = "") -> Rights:
@@ -279,8 +295,8 @@ class ListenerSource:
     def suspend(self, stream: Stream, awaited: Awaited, then: Callable[[], None] | None = None) -> None:
         """Suspend a client's commands until the result that one of them awaits is available.
 
-        The connection postpones that command and the following ones; or `then` completes the command, which
-        is also called if the client has disconnected meanwhile.
+        The connection postpones that command and the later ones, and then executes it again. If `then` is
+        given, it is called instead to complete the command, also if the client has disconnected meanwhile.
         """
 
         async def task() -> None:
@@ -300,7 +316,8 @@ class ListenerSource:
     def recheck(self, connection: IngressClient) -> None:
         """Check what a client has subscribed to and consumes, because its rights have changed.
 
-        If a decision is pending the check is repeated when it is known, while the client goes on.
+        If a permission decision is pending, the check is repeated when it is available; the client continues
+        meanwhile.
         """
 
         async def task() -> None:
@@ -335,9 +352,10 @@ class ListenerSource:
         )
 
     def answer_lost(self, entry: AnswerEntry, message: Message) -> None:
-        """Count and log a response that cannot be delivered.
+        """Count and log a response that cannot be delivered to its return address.
 
-        The log names the requester but not the return address, since anyone who has it may respond.
+        The log names the requester but not the return address, because anyone who knows that may send
+        responses.
         """
         self.stats.answers_lost.add(entry.lost)
         requester = entry.requester
@@ -352,7 +370,7 @@ class ListenerSource:
         )
 
     def log_oversized(self, sender: Sender, queue: str) -> None:
-        """Log that a message exceeds the client's frame size, and waits for other consumers."""
+        """Log that a message of a queue exceeds the client's frame size, and waits for other consumers."""
         log.warning(
             "message exceeds consumer's frame size, left in queue",
             listener=self.name,

@@ -34,7 +34,7 @@ EventT = TypeVar("EventT")
 
 
 class Hold:
-    """Channel that is held, and the number of its holders."""
+    """Channel whose publishes are held, with the number of full queues that hold it."""
 
     __slots__ = ("channel", "count")
 
@@ -55,12 +55,12 @@ class ChannelBacklog(Generic[EventT]):
 
     @property
     def is_full(self) -> bool:
-        """True if nothing more may wait here."""
+        """True if no more events may be added."""
         return self.messages > MESSAGES_MAX or self.bytes > BYTES_MAX
 
 
 class WaitingPublishes(Generic[EventT]):
-    """Waiting events of one connection, by channel."""
+    """Events of one connection that wait, by channel."""
 
     __slots__ = ("_ended", "_holds", "_lines", "_restrained", "_stream", "_unread_since", "on")
 
@@ -79,7 +79,7 @@ class WaitingPublishes(Generic[EventT]):
         return sum([line.bytes + line.messages * MESSAGE_BYTES for line in self._lines.values()])
 
     def restrain(self, on: bool) -> None:
-        """Forbid (`on` True) or allow events to wait. The stream's owner then gets a turn."""
+        """Forbid (`on` True) or allow further events to wait, then have the stream's owner called."""
         if on != self._restrained and not self._ended:
             self._restrained = on
             if not on and not self.full():
@@ -87,7 +87,10 @@ class WaitingPublishes(Generic[EventT]):
             self._stream.request_turn()
 
     def hold(self, channel: int) -> Callable[[], None]:
-        """Hold the publishes of a channel, or of EVERY_CHANNEL. Return the function that releases them."""
+        """Hold the publishes of a channel, or of EVERY_CHANNEL.
+
+        Return the function that releases this hold.
+        """
         hold = self._holds.get(channel)
         if hold is None:
             hold = self._holds[channel] = Hold(channel)
@@ -96,7 +99,7 @@ class WaitingPublishes(Generic[EventT]):
         return partial(self._release, hold)
 
     def _release(self, hold: Hold) -> None:
-        """Undo one hold; the stream's owner gets a turn if events are released."""
+        """Remove one hold. If events can be processed now, have the stream's owner called."""
         hold.count -= 1
         if not hold.count and self._holds.get(hold.channel) is hold:
             del self._holds[hold.channel]
@@ -116,7 +119,7 @@ class WaitingPublishes(Generic[EventT]):
         return channel in holds or EVERY_CHANNEL in holds
 
     def is_held_alone(self, channel: int) -> bool:
-        """Return True if the channel is held, and not the whole connection."""
+        """Return True if there is a hold on this channel and none on the whole connection."""
         return channel in self._holds and EVERY_CHANNEL not in self._holds
 
     def has(self, channel: int) -> bool:
@@ -124,11 +127,14 @@ class WaitingPublishes(Generic[EventT]):
         return channel in self._lines
 
     def blocks(self, channel: int) -> bool:
-        """Return True if a publish of the channel has to wait."""
+        """Return True if a publish of the channel has to wait: it is held, or earlier events of it wait."""
         return channel in self._lines or self.is_held(channel)
 
     def add(self, channel: int, event: EventT, messages: int, size: int) -> None:
-        """Append an event to those of its channel. `size` is in bytes."""
+        """Append an event to the waiting ones of its channel.
+
+        `messages` is the number of its messages, `size` the bytes that it occupies.
+        """
         line = self._lines.get(channel)
         if line is None:
             line = self._lines[channel] = ChannelBacklog()
@@ -137,9 +143,10 @@ class WaitingPublishes(Generic[EventT]):
         line.bytes += size
 
     def full(self) -> list[int]:
-        """Return the channels at which no more may wait.
+        """Return the channels that have reached a limit, so that no more of their events may wait.
 
-        These are all channels if the connection exceeds its limit, or its user the share of memory.
+        These are all channels with waiting events if the connection exceeds its limit, or its user the share
+        of memory.
         """
         if self._restrained:
             return list(self._lines)
@@ -152,7 +159,7 @@ class WaitingPublishes(Generic[EventT]):
         return full
 
     def stop_reading(self) -> None:
-        """Stop reading the connection until some events have left."""
+        """Stop reading the connection until some of the waiting events are removed."""
         if self._unread_since is None:
             self._unread_since = clock.now()
             self._stream.hold()
@@ -167,7 +174,7 @@ class WaitingPublishes(Generic[EventT]):
             self._stream.release()
 
     def take(self, channel: int) -> list[EventT]:
-        """Remove and return the events of a channel."""
+        """Remove and return the waiting events of a channel."""
         line = self._lines.pop(channel, None)
         if line is None:
             return []
@@ -177,16 +184,16 @@ class WaitingPublishes(Generic[EventT]):
         return line.events
 
     def take_released(self) -> list[EventT]:
-        """Remove and return the events of all channels that are no longer held."""
+        """Remove and return the waiting events of all channels that are no longer held."""
         free = [channel for channel in self._lines if not self.is_held(channel)]
         return [event for channel in free for event in self.take(channel)]
 
     def take_all(self) -> list[EventT]:
-        """Remove and return all events, because the connection closes in an orderly way."""
+        """Remove and return all waiting events, because the client closes the connection properly."""
         return [event for channel in list(self._lines) for event in self.take(channel)]
 
     def end(self) -> list[EventT]:
-        """Remove and return all events, because the connection is lost; later nothing waits."""
+        """Remove and return all waiting events, because the connection is lost; none can be added later."""
         events = self.take_all()
         self._ended = True
         self.on = False
@@ -202,9 +209,9 @@ def finish(
 ) -> list[EventT]:
     """Process the events that wait on a lost connection, until one of them is pending.
 
-    The client has sent these messages, and cannot repeat those without acknowledgement. A full queue accepts
-    or refuses them. Return the events that are not processed, because the answer of a database or of an
-    authorization server is missing: the caller counts their messages as refused (LOST_WAITING).
+    The client has sent these messages, and cannot repeat those that have no acknowledgement. A full queue
+    accepts or refuses them. Return the events that are not processed, because a decision of a database or an
+    authorization server is not available: the caller counts their messages as refused (LOST_WAITING).
     """
     postponed: list[EventT] = stream.postponed() or []
     events: list[EventT] | None = waiting.end()
