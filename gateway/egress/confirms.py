@@ -1,20 +1,21 @@
 """Publishing with confirms on a link, for any protocol.
 
-The sink holds messages that wait to be sent and messages that were sent but not confirmed, and settles both.
+A `ConfirmedSink` stores the messages that wait to be sent and those that were sent but not confirmed, and
+settles both. It gets messages in parts (SubBatch); a position is the index of a message in its part.
 
 Messages are numbered as they are sent. Consecutive numbers of messages from one part form an UnconfirmedRun,
 so that a confirm of many costs little more than a confirm of one: all runs below the lowest unconfirmed
-number (`_floor`) are settled whole. A number that is settled out of order is remembered until the floor has
+number (`_floor`) are settled as a whole. A number that is settled out of order is stored until the floor has
 passed it.
 
 Parts that cannot be sent now wait in order. When the connection is lost, its unconfirmed messages go to the
 front of the waiting ones, and all are sent again, never more than the window allows at a time.
 
-A broker that rejects one message may close the channel or connection without saying which message it was. The
+A broker that rejects one message may close the channel or connection without identifying the message. The
 window is then narrowed for the messages that were in flight, and again each time that this happens, until one
 message is alone and thereby identified; with a broker that gives no reason, this takes several attempts. The
-same is done when the gateway itself cannot send something and does not know why. Messages for a place (an
-exchange, a destination) that does not exist are refused together.
+same is done when the gateway itself cannot send a message and the cause is not known. Messages for a place
+(an exchange or a destination) that does not exist are refused together.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ RefusedPositions = tuple[SubBatch, Positions, Outcome]
 
 
 class Unconfirmed(NamedTuple):
-    """Messages of a part that are still to be sent."""
+    """Messages of one part that are to be sent, or sent again: those at `positions` of `part`."""
 
     part: SubBatch
     positions: Positions
@@ -80,7 +81,7 @@ class UnconfirmedRun:
         self.settled: set[int] = set()  # higher offsets that are settled or were withdrawn from this run
 
     def settle_to(self, number: int, outcome: Outcome) -> None:
-        """Settle all open messages up to `number` with this outcome."""
+        """Settle all unsettled messages up to `number` with this outcome."""
         begin, self.done = self.done, min(number, self.last) - self.first + 1
         if not begin and not self.settled and self.done == len(self.part.slots):
             self.part.settle(outcome)
@@ -91,30 +92,30 @@ class UnconfirmedRun:
             self.part.settle_at([self.positions[offset] for offset in open_offsets], outcome)
 
     def settle_some(self, offsets: list[int], outcome: Outcome) -> None:
-        """Settle these offsets with this outcome; lower ones may stay open."""
+        """Settle the messages at these offsets with this outcome, but not those at lower offsets."""
         self.settled.update(offsets)
         positions = self.positions
         self.part.settle_at([positions[offset] for offset in offsets], outcome)
 
     def open(self) -> list[int]:
-        """Return the offsets that are not settled."""
+        """Return the offsets of the messages that are not settled."""
         return [offset for offset in range(self.done, len(self.positions)) if offset not in self.settled]
 
     def unsettled_positions(self) -> Positions:
-        """Return the positions that are not settled."""
+        """Return the positions, in the part, of the messages that are not settled."""
         if not self.settled:
             return self.positions[self.done :]
         return [self.positions[offset] for offset in self.open()]
 
 
 class ConfirmedSink:
-    """Sink of a link: sends parts, and settles their messages as the broker confirms them."""
+    """Sink of a link, which sends parts and settles their messages as the broker confirms them."""
 
     def __init__(self, stats: LinkStats, *, in_flight_max: int, messages_max: int, bytes_max: int) -> None:
         """Create the sink of a link.
 
-        `in_flight_max` limits messages that are sent and not confirmed. `messages_max` and `bytes_max`
-        (bytes) limit the waiting ones.
+        `in_flight_max` limits the messages that are sent and not confirmed. `messages_max` and `bytes_max`
+        limit the number and the bytes of the waiting ones.
         """
         self.in_flight_max = in_flight_max
         self.messages_max = messages_max
@@ -140,7 +141,7 @@ class ConfirmedSink:
         self._unsent: list[tuple[Positions, Outcome]] = []
 
     def share_among(self, quotas: UserQuotas) -> None:
-        """Limit the waiting messages of each user, before there are any."""
+        """Limit the waiting messages of each user by these quotas. Call this before the first message."""
         self._shares = quotas.waiting_in(self.messages_max, self.bytes_max)
 
     # Interface for the protocols.
@@ -154,12 +155,15 @@ class ConfirmedSink:
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
         """Send `messages`, which are at `positions` in the part. Return the positions that have to wait.
 
-        A message that cannot be encoded raises no error, and is passed to `_settle_unsent`.
+        A message that cannot be encoded raises no error; it is passed to `_settle_unsent`.
         """
 
     @abstractmethod
     def _place(self, message: Message) -> Place:
-        """Return the exchange or destination of a message, as the broker may refuse all messages for it."""
+        """Return the exchange or destination of a message.
+
+        The broker may refuse all messages for it.
+        """
 
     # Connection.
 
@@ -181,7 +185,7 @@ class ConfirmedSink:
         )
 
     def _requeue(self, again: list[Unconfirmed]) -> int:
-        """Put messages in front of the waiting ones. Return how many they are."""
+        """Insert messages in front of the waiting ones. Return the number of messages."""
         for waiting in again:
             self._count_waiting(waiting, 1)
         self._waiting.extendleft(reversed(again))
@@ -190,8 +194,9 @@ class ConfirmedSink:
     def _suspect(self, count: int, outcome: Outcome, *, window: int = 0, times: int = 1) -> Message | None:
         """Narrow the window, because one of the first `count` messages has caused a close or an error.
 
-        A single message is settled with this outcome and returned, once suspects were to blame `times` times.
-        Several messages return None, and at most `window` of them (0: half as many) are sent at a time.
+        If `count` is 1, the message is settled with this outcome and returned, once this was called `times`
+        times in succession. Otherwise return None; then at most `window` messages (0: half of `count`) are
+        sent at a time.
         """
         self._blamed += 1
         if count > 1:
@@ -207,7 +212,10 @@ class ConfirmedSink:
         return part.messages[positions[0]]
 
     def refuse(self, place: Place, outcome: Outcome) -> None:
-        """Settle messages for `place` with this outcome from now on, including those that wait."""
+        """Refuse all messages for an exchange or destination until `allow` is called.
+
+        Waiting and later messages for it are settled with this outcome.
+        """
         self._refusals[place] = outcome
         refused: list[RefusedPositions] = []
         waiting, self._waiting = self._waiting, deque()
@@ -223,30 +231,31 @@ class ConfirmedSink:
         _settle_refused(refused)
 
     def allow(self, place: Place) -> None:
-        """Send messages for `place` again."""
+        """Send messages for an exchange or destination again, after `refuse`."""
         self._refusals.pop(place, None)
 
     # Handover to another replica.
 
     def has_doubtful(self, selects: Callable[[SubBatch], bool]) -> bool:
-        """Return True if the broker may have unconfirmed messages that only this link can repeat safely.
+        """Return True if the broker may have unconfirmed messages that only this link can safely send again.
 
-        `selects` selects the parts. The broker would recognise such a message as a duplicate if this link
-        sent it again, but not if another replica did.
+        The broker would recognise such a message as a duplicate if this link sent it, but not if another
+        replica did. Only parts for which `selects` returns True are considered.
         """
         return False
 
     def release_waiting(self, selects: Callable[[SubBatch], bool], outcome: Outcome) -> None:
-        """Settle the waiting messages of wanted parts with this outcome, as another replica may send them.
+        """Settle waiting messages with this outcome, because another replica may send them.
 
-        Messages in doubt (see `has_doubtful`) are not included.
+        Only parts for which `selects` returns True are considered. Messages that the broker may already have
+        (see `has_doubtful`) are not included.
         """
         settle_all(self._withdraw_waiting(lambda part, at: selects(part)), outcome)
 
     # Sending.
 
     def publish(self, part: SubBatch) -> None:
-        """Send the part now if nothing waits and the window has room; otherwise queue it."""
+        """Send the part now if no message waits and the window has capacity; otherwise queue it."""
         messages = part.messages
         every = range(len(messages))
         if (
@@ -262,9 +271,9 @@ class ConfirmedSink:
         self._queue_part(part, every)
 
     def _queue_part(self, part: SubBatch, positions: Positions) -> None:
-        """Queue messages of a part behind the waiting ones and send what is possible.
+        """Queue messages of a part behind the waiting ones, and send as many as possible.
 
-        If the limits are then exceeded, the newest of these messages are released.
+        If the limits are then exceeded, the newest of these messages are settled as released.
         """
         refused: list[RefusedPositions] = []
         accepted = self._without_refused(part, positions, refused) if self._refusals else positions
@@ -283,7 +292,7 @@ class ConfirmedSink:
         return self.waiting_messages > self.messages_max or self.waiting_bytes > self.bytes_max
 
     def _trim_users(self) -> None:
-        """Release messages of the last waiting part whose users have more than their shares."""
+        """Settle as released those messages of the last waiting part whose users exceed their shares."""
         shares = self._shares
         if shares is None or (
             shares.count <= shares.user_count_max and shares.total <= shares.user_bytes_max
@@ -301,7 +310,7 @@ class ConfirmedSink:
             part.settle_at(refused, WAITING_USER_FULL)
 
     def _trim(self) -> None:
-        """Release the newest messages of the last waiting part until the limits are observed."""
+        """Settle the newest messages of the last waiting part as released, until the limits are observed."""
         one = self._waiting.pop()
         part, positions = one
         self._count_waiting(one, -1)
@@ -319,7 +328,7 @@ class ConfirmedSink:
         part.settle_at(positions[fitting_count:], WAITING_FULL)
 
     def pump(self) -> None:
-        """Send waiting messages, as far as the window and the stream allow. Settle expired ones."""
+        """Send waiting messages as far as the window and the stream allow, and settle expired ones."""
         while self._waiting and self._flowing:
             assert self._stream is not None
             room = self._send_capacity()
@@ -346,14 +355,15 @@ class ConfirmedSink:
         return self._window - self.in_flight
 
     def _may_expire(self, part: SubBatch, at: int) -> bool:
-        """Return True if a message may be settled as expired instead of sent."""
+        """Return True if the message at position `at` may be settled as expired instead of being sent."""
         return True
 
     def _try(self, part: SubBatch, positions: Positions, messages: list[Message]) -> bool:
-        """Call `_send`. Return False if messages have to wait, which are put in front of the waiting ones.
+        """Send messages of a part by `_send`. Return False if some have to wait.
 
-        An error closes the connection and makes all unconfirmed messages suspects. After several connections,
-        each with fewer messages, the faulty message is alone and thereby identified.
+        Those are inserted in front of the waiting ones. An error closes the connection and makes all
+        unconfirmed messages suspects. After several connections, each with fewer messages in flight, the
+        faulty message is alone and thereby identified.
         """
         try:
             rest = self._send(part, positions, messages)
@@ -377,16 +387,17 @@ class ConfirmedSink:
         return not rest
 
     def _settle_unsent(self, positions: Positions, outcome: Outcome) -> None:
-        """Settle messages of the part being sent, once those around them are sent or wait in their place.
+        """Have messages of the part being sent settled with this outcome, when the others are queued.
 
-        Their source may publish more then, which must not overtake, or get lower numbers.
+        Their source may publish more messages as soon as they are settled, which must not overtake the others
+        of the part.
         """
         self._unsent.append((positions, outcome))
 
     def _withdraw_waiting(
         self, selects: Callable[[SubBatch, int], bool], most: int = sys.maxsize
     ) -> list[Unconfirmed]:
-        """Remove the first `most` wanted messages from the waiting ones and return them unsettled."""
+        """Remove waiting messages for which `selects` returns True, at most `most`. Return them unsettled."""
         withdrawn: list[Unconfirmed] = []
         waiting, self._waiting = self._waiting, deque()
         for one in waiting:
@@ -406,7 +417,7 @@ class ConfirmedSink:
     def _take_slice(self, room: int) -> Unconfirmed:
         """Remove the next waiting messages of one part and return them.
 
-        They are at most `room` messages and SLICE_BYTES_MAX bytes, but at least one message.
+        They are at most `room` messages of SLICE_BYTES_MAX bytes in all, but at least one message.
         """
         part, positions = self._waiting.popleft()
         messages = part.messages
@@ -426,14 +437,17 @@ class ConfirmedSink:
     def _record_sent(
         self, part: SubBatch, positions: Positions, byte_count: int, *, mandatory: bool = False
     ) -> None:
-        """Give sent messages their numbers and count them; their bodies have `byte_count` bytes in all."""
+        """Assign numbers to sent messages and count them; their bodies have `byte_count` bytes in all."""
         if positions:
             self._number(part, positions, clock.now(), mandatory=mandatory)
             self._count_in_flight()
             self._written(len(positions), byte_count)
 
     def _number(self, part: SubBatch, positions: Positions, sent: float, *, mandatory: bool = False) -> range:
-        """Give the messages at `positions` the next numbers, and return these."""
+        """Assign the next numbers to the messages at `positions`. Return these numbers.
+
+        `sent` is the time of sending in loop-clock seconds.
+        """
         first = self._next
         self._runs.append(UnconfirmedRun(first, part, positions, mandatory, sent))
         self._firsts.append(first)
@@ -441,9 +455,10 @@ class ConfirmedSink:
         return range(first, self._next)
 
     def _written(self, count: int, byte_count: int) -> None:
-        """Count messages in the stream's send buffer, which is written at the end of the wake-up.
+        """Count messages that were encoded to the stream's send buffer.
 
-        Their bodies have `byte_count` bytes in all.
+        The buffer is written at the end of the wake-up. The bodies of the messages have `byte_count` bytes in
+        all.
         """
         self._stats.messages_out += count
         stream = self._stream
@@ -454,7 +469,7 @@ class ConfirmedSink:
     # Outcomes.
 
     def _advance(self, floor: int, outcome: Outcome = ACCEPTED) -> None:
-        """Settle all open messages below number `floor` with this outcome."""
+        """Settle all unsettled messages whose number is below `floor` with this outcome."""
         early = self._early
         if early:
             if floor - self._floor < len(early):
@@ -491,7 +506,7 @@ class ConfirmedSink:
                 self._widen()
 
     def _settle_singles(self, numbers: list[int], outcome: Outcome) -> None:
-        """Settle these numbers with this outcome, in any order."""
+        """Settle the messages with these numbers, which may be in any order, with this outcome."""
         at = 0
         while at < len(numbers):
             run = self._run_of(numbers[at])
@@ -513,7 +528,7 @@ class ConfirmedSink:
         return self._runs[index]
 
     def _withdraw(self, selects: Callable[[Message], bool]) -> list[Unconfirmed]:
-        """Remove the wanted messages from the unconfirmed ones and return them unsettled.
+        """Remove unconfirmed messages for which `selects` returns True. Return them unsettled.
 
         Their numbers become invalid.
         """
@@ -532,13 +547,16 @@ class ConfirmedSink:
     # Counts.
 
     def _concerns(self, place: Place) -> bool:
-        """Return True if a message for `place` waits."""
+        """Return True if a message for this exchange or destination waits."""
         return any(self._place(part.messages[at]) == place for part, left in self._waiting for at in left)
 
     def _without_refused(
         self, part: SubBatch, positions: Positions, into: list[RefusedPositions]
     ) -> Positions:
-        """Return the positions whose place is not refused. Append the others to `into`, to be settled."""
+        """Return the positions of messages whose exchange or destination is not refused.
+
+        The other messages are appended to `into` with their outcome, and settled by the caller.
+        """
         refused: dict[Place, list[int]] = {}
         for at in positions:
             place = self._place(part.messages[at])
@@ -570,7 +588,11 @@ class ConfirmedSink:
 
 
 def _settle_refused(refused: list[RefusedPositions]) -> None:
-    """Settle messages once the others wait in their places, which their source may not overtake."""
+    """Settle refused messages with their outcomes.
+
+    Call this when the other messages are queued: the sources of settled ones may publish more messages, which
+    must not overtake those.
+    """
     for part, positions, outcome in refused:
         part.settle_at(positions, outcome)
 

@@ -1,8 +1,8 @@
-"""Error texts for connections to a broker that fail.
+"""Error texts for connections to a broker that fail before they are open.
 
-Either no server answers or the server speaks another protocol. A protocol machine can only report that it
-does not understand. A user who has mistaken the port wants to know which protocol the server speaks, which
-the first bytes received usually show. A server that sends nothing usually waits for another protocol.
+Either no server answers or the server speaks another protocol. A protocol machine can only report bytes that
+it cannot parse. A user who has configured the wrong port wants to know which protocol the server speaks,
+which the first received bytes usually show. A server that sends nothing usually waits for another protocol.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GARBLED: Final = "the server answers in another protocol, or wrongly"
 
 
 def explained(protocol: str, first: bytes, why: str) -> str:
-    """Return the text for a connection that ended before it was open.
+    """Return the error text for a connection that ended before it was open.
 
     `protocol` names the protocol of the link, `why` is the reason known so far. `first` are the first bytes
     received, at least LOOK_BYTES if so many arrived; if they show another protocol, the text names it.

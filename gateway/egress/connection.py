@@ -27,7 +27,7 @@ class Flushable(Protocol):
 
 
 class LinkMachine(Protocol):
-    """Interface of a protocol's client state machine for its connection."""
+    """Interface of a protocol's client state machine to its connection."""
 
     def tick(self, now: float) -> None:
         """Send a heartbeat if one is due at `now`."""
@@ -36,7 +36,7 @@ class LinkMachine(Protocol):
         """Return True if the server has been silent for too long."""
 
     def close(self, code: int = 0, text: str = "") -> None:
-        """Start closing the connection with a reply code and text."""
+        """Send the protocol's close with a reply code and text."""
 
 
 ConsumerT = TypeVar("ConsumerT", bound=Flushable)
@@ -44,7 +44,7 @@ MachineT = TypeVar("MachineT", bound=LinkMachine)
 
 
 class QueueLinkConnection(Generic[MachineT, ConsumerT]):
-    """Owner of the stream of a link for the life of one connection.
+    """Owner of the stream of a link while one connection exists.
 
     The handshake must be complete (`open` is set) by `deadline`, in loop-clock seconds.
     """
@@ -63,7 +63,7 @@ class QueueLinkConnection(Generic[MachineT, ConsumerT]):
         self._why = ""
 
     def shut_down(self) -> None:
-        """Acknowledge, close the connection and end the stream, as the gateway is stopping."""
+        """Send pending acknowledgements, close the connection and end the stream: the gateway is stopping."""
         self._acknowledge()
         self.machine.close(SUCCESS, GOODBYE)
         self._stream.end(GOODBYE)

@@ -35,9 +35,10 @@ LineKey = tuple[object, tuple[str, ...]]
 
 
 class RouteBacklog(Generic[R]):
-    """Messages that wait for the same routes.
+    """Messages that wait for the same routes, with their common back-off.
 
-    `waiting` is a heap, by numbers in the order of arrival. It has the time since which each message waits.
+    `waiting` is a heap in the order of arrival. An entry has the message's number in that order, the time
+    since which it waits, and its receipt.
     """
 
     __slots__ = ("backoff", "in_flight", "key", "last_behind", "last_released", "waiting")
@@ -52,9 +53,10 @@ class RouteBacklog(Generic[R]):
 
 
 class HeldBack(Generic[R]):
-    """Receipts of one link that wait for a target.
+    """Receipts of one link whose messages wait until a target accepts them.
 
-    `on` is True if receipts wait, or if routes of a message are recorded.
+    The receipts with the same key, which stands for the same routes, form a line. `on` is True if receipts
+    wait, or if routes of a message are recorded.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class HeldBack(Generic[R]):
         return sum([len(line.waiting) for line in self._lines.values()])
 
     def hold(self, key: LineKey, receipt: R, now: Monotonic) -> None:
-        """Hold back a message that a target has released. `key` identifies its line."""
+        """Hold back a message that a target has released, in the line `key`."""
         tried = self._tried.pop(id(self._message_of(receipt)), None)
         if tried is None:
             line = self._lines.get(key)
@@ -103,7 +105,10 @@ class HeldBack(Generic[R]):
         line.backoff.record_release(now)
 
     def hold_if_behind(self, key: LineKey, receipt: R, now: Monotonic) -> bool:
-        """Hold back a new message if others with its key are. Return False if it may be published."""
+        """Hold back a new message if other messages wait in the line `key`.
+
+        Return False if none does, so that the message may be published.
+        """
         line = self._lines.get(key)
         if line is None:
             return False
@@ -116,7 +121,7 @@ class HeldBack(Generic[R]):
         return id(self._message_of(receipt)) in self._tried
 
     def record_settled(self, receipt: R, *, by_target: bool = True) -> None:
-        """Forget a message that has an outcome.
+        """Forget a message that has a final outcome.
 
         `by_target` is False if the sender no longer waits for an outcome; the back-off then does not change.
         """
@@ -137,7 +142,10 @@ class HeldBack(Generic[R]):
         self.on = bool(self._lines or self._undone or self._named)
 
     def take_due(self, now: Monotonic) -> list[R]:
-        """Return the receipts to retry now, in order. Each must be settled or released later."""
+        """Return the receipts to retry now, in order.
+
+        The caller later calls `record_settled` or `hold` for each of them.
+        """
         found: list[R] = []
         for line in self._lines.values():
             backoff = line.backoff
@@ -151,10 +159,10 @@ class HeldBack(Generic[R]):
     def overdue(
         self, now: Monotonic, entry_of: Callable[[R], RoutingEntry]
     ) -> list[tuple[R, tuple[str, ...]]]:
-        """Remove the receipts that have waited too long, and return them, in order. They have an outcome.
+        """Remove the receipts that have waited longer than `secs_max`. Return them in order.
 
-        Each comes with the names of the routes that have not accepted it. `entry_of` returns the current
-        entry of a receipt.
+        Each is returned with the names of the routes that have not accepted it. `entry_of` returns the
+        current entry of a receipt. The receipts need no `record_settled`.
         """
         if self._secs_max is None:
             return []
@@ -174,7 +182,8 @@ class HeldBack(Generic[R]):
     def remaining_routes(self, receipt: R, entry: RoutingEntry) -> tuple[str, ...]:
         """Return the names of the routes that have not accepted a message that waited or was rejected.
 
-        These are routes of `entry`, or removed ones if it has none; ("",) if no name is known.
+        They are routes of `entry`, or the names of removed routes if the entry has none of them; ("",) if no
+        name is known.
         """
         tried = self._tried.get(id(self._message_of(receipt)))
         return self._remaining_routes(receipt, entry, None if tried is None else tried[0])
@@ -196,21 +205,21 @@ class HeldBack(Generic[R]):
         self.on = True
 
     def named(self, receipt: R) -> tuple[str, ...]:
-        """Return the routes that `note_routes` has recorded, or ("",)."""
+        """Return the names of the routes that `note_routes` has recorded, or ("",)."""
         found = self._named.get(id(self._message_of(receipt)))
         return ("",) if found is None else found[1]
 
     def note_undone(self, receipt: R, routes: frozenset[str]) -> None:
-        """Record the routes that have not accepted a message."""
+        """Record the names of the routes that have not accepted a message; only these are retried."""
         message = self._message_of(receipt)
         self._undone[id(message)] = message, routes
         self.on = True
 
     def try_all(self, receipt: R) -> bool:
-        """Return True if one route has released a message that another has rejected.
+        """Return True if one route has released a message that another one has rejected.
 
-        All routes are then tried again: reporting the rejection to the source would lose the released
-        message.
+        The caller then retries all routes, because reporting the rejection to the sender would lose the
+        released message.
         """
         return self._undone.pop(id(self._message_of(receipt)), None) is not None
 
@@ -225,7 +234,7 @@ class HeldBack(Generic[R]):
         return entry if undone is None else _remaining(entry, undone[1])
 
     def take_all(self) -> list[R]:
-        """Forget everything. Return the receipts that waited; their broker delivers the messages again."""
+        """Remove all receipts. Return those that waited, whose messages their broker delivers again."""
         waiting = [receipt for line in self._lines.values() for _, _, receipt in sorted(line.waiting)]
         self._lines.clear()
         self._tried.clear()

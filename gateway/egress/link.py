@@ -45,14 +45,14 @@ log = structlog.get_logger()
 
 
 class LinkConnection(StreamOwner, Protocol):
-    """Connection of a link session."""
+    """Interface of a protocol's connection to its link."""
 
     @property
     def machine(self) -> FrameCounts:
         """Protocol machine, which counts frames."""
 
     def tick(self, now: float) -> None:
-        """Send heartbeats and check the time of the handshake."""
+        """Send heartbeats, and check the time limit of the handshake."""
 
     def shut_down(self) -> None:
         """Close the connection with the protocol's handshake and end the stream."""
@@ -77,11 +77,11 @@ class LinkStatus:
         return self.stats.up
 
     def connected(self) -> None:
-        """Prepare for a new connection, which has not been lost yet."""
+        """Prepare the status for a new connection, before its handshake."""
         self._lost = trio.Event()
 
     def mark_up(self) -> None:
-        """Set the link up after the handshake; called by the link session."""
+        """Record the link as up after the handshake; called by the link session."""
         self.stats.up = True
         self.stats.connects += 1
         log.info("link connected", link=self.name, address=self.stats.address)
@@ -89,7 +89,10 @@ class LinkStatus:
             self._when_up()
 
     def mark_down(self, why: str) -> None:
-        """Set the link down for this reason; called by the link session when its connection is lost."""
+        """Record that the link is down for the reason `why`.
+
+        The link session calls this when its connection is lost.
+        """
         self.stats.up = False
         self.why = why
         self._lost.set()
@@ -107,32 +110,32 @@ class LinkSession(Protocol):
 
     @property
     def idle(self) -> bool:
-        """True if no message waits for the broker, and every received one is settled."""
+        """True if no message waits for the broker, and every message received from it is settled."""
 
     def idle_but(self, held_count: int) -> bool:
-        """Return True if the session is idle except for up to `held_count` received messages."""
+        """Return True if the session is idle, except for at most `held_count` unsettled received messages."""
 
     def forget_entries(self) -> None:
-        """Clear cached routing entries, as memory is short; they are computed again when needed."""
+        """Clear the cached routing entries, because memory is short; they are computed again when needed."""
 
     @property
     def unconfirmed(self) -> int:
-        """Number of messages for the broker that are not confirmed, sent or not."""
+        """Number of messages for the broker, sent or waiting, that it has not confirmed."""
 
     def sinks(self, address: Address) -> tuple[Sink, ...] | None:
         """Return the sink for messages to an address of the remote broker: the session itself."""
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """Return the sinks of a message; never called, as the address decides."""
+        """Return the sinks of a message; never called, because the address determines them."""
 
     @property
     def retained(self) -> None:
         """Sink of retained messages: None, because the remote broker retains those with the flag."""
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
-        """Set what to subscribe to and which targets must exist, when the mapping has changed.
+        """Set the addresses to consume (`subscriptions`) and the targets that must exist at the broker.
 
-        A connected session applies the changes at once.
+        Called when the mapping has changed. A connected session applies the changes at once.
         """
 
     def connect(self, stream: Stream, target: LinkUrl, now: float) -> LinkConnection:
@@ -146,12 +149,12 @@ class LinkSession(Protocol):
 
 
 class UrlOrder:
-    """Order of a link's URLs for connection attempts, with the waits between them.
+    """Order in which a link tries its URLs, with the waits between connection attempts.
 
     After a failure the next URL is always another one, if there is one: the cause of the failure (no reply, a
-    refusal, a shutdown) is likely to persist. The URLs of a round follow each other at once. A connection
-    that lasted ends its round, so that the gateways of a broker that goes down do not all connect to the next
-    one at the same moment.
+    refusal, a shutdown) is likely to persist. The URLs of a round are tried without a wait between them. A
+    connection that lasted ends its round, so that the gateways of a broker that goes down do not all connect
+    to the next one at the same moment.
     """
 
     def __init__(
@@ -165,7 +168,7 @@ class UrlOrder:
         self._remaining_count = count  # URLs of this round that have not failed
 
     def advance(self, was_stable: bool) -> float:
-        """Move on to the next URL. Return the seconds to wait.
+        """Select the next URL. Return the number of seconds to wait before connecting to it.
 
         `was_stable` is True if the connection lasted before it was lost.
         """
@@ -197,9 +200,9 @@ async def open_socket(target: LinkUrl, timeout_secs: float) -> socket.socket:
 
 
 def tls_to(target: LinkUrl, tls: LinkTls, name: str) -> Filter | None:
-    """Return the TLS filter for a target, None without TLS.
+    """Return the TLS filter for a target, or None without TLS.
 
-    `name` is the link whose TLS files are used; raises LinkError if they are unusable.
+    `name` is the link whose TLS files are used. Raises LinkError if they are unusable.
     """
     if not target.tls:
         return None
@@ -216,10 +219,10 @@ def tls_to(target: LinkUrl, tls: LinkTls, name: str) -> Filter | None:
 
 
 async def _until_closed(stream: Stream) -> None:
-    """Wait until the peer has closed a connection that was ended in an orderly way.
+    """Wait until the peer has closed a connection that was ended properly, for at most CLOSING_SECS seconds.
 
-    To close the socket while the peer still sends would reset the connection, and the peer could lose the
-    last acknowledgements and commands.
+    If the socket were closed while the peer still sends, the connection would be reset, and the peer could
+    lose the last acknowledgements and commands.
     """
     with trio.move_on_after(CLOSING_SECS):
         while stream.ending and not stream.closed:
@@ -241,7 +244,7 @@ class Link:
         publishes: bool = True,
         jitter: Callable[[], float] = chance.random,
     ) -> None:
-        """Create the link.
+        """Create the link, which `run` connects.
 
         `endpoint` is its name in the configuration. An endpoint has one link per direction when the
         directions are separated; `status`, which `session` was created with, then has another name.
@@ -273,18 +276,18 @@ class Link:
 
     @property
     def connected(self) -> bool:
-        """True if the link has a socket, also while the peer has still to close it."""
+        """True if the link has a socket, also while it waits for the peer to close it."""
         return self._stream is not None
 
     @property
     def down_reason(self) -> str:
-        """Reason why the link is down, as far as it is known."""
+        """Reason why the link is down, or an empty text if it is not known."""
         return next(iter(self._held_down), self.status.why)
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """Apply a changed mapping to the directions of this link.
 
-        The parameters are the needs of all routes of the endpoint.
+        `subscriptions` and `targets` are those of all routes of the endpoint.
         """
         self.session.route(
             subscriptions if self.consumes else Subscriptions(), targets if self._publishes else Targets()
@@ -308,7 +311,7 @@ class Link:
         self.remove_hold(PAUSED)
 
     def hold_down(self, why: str) -> None:
-        """Disconnect and stay down until `remove_hold` was called for each reason."""
+        """Disconnect and stay down for the reason `why`, until `remove_hold` was called for each reason."""
         if not self._held_down:
             self._goes_on = trio.Event()
             if self._connection is not None:
@@ -322,7 +325,7 @@ class Link:
             self._goes_on.set()
 
     def shut_down(self) -> None:
-        """Disconnect for good, as the gateway is stopping."""
+        """Disconnect and do not reconnect, because the gateway is stopping."""
         self._stopping = True
         if self._connection is not None:
             self._connection.shut_down()

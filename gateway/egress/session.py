@@ -31,12 +31,12 @@ Entries = dict[bytes, RoutingEntry]
 
 
 def message_of(receipt: tuple[Any, int, Message]) -> Message:
-    """Return the message of a receipt."""
+    """Return the message of a receipt (consumer, tag, message)."""
     return receipt[2]
 
 
 class LinkConsumer(Protocol):
-    """Interface of a consumer for its link session."""
+    """Interface of a consumer to its link session."""
 
     accepted: list[int]  # tags to acknowledge when the wake-up ends
     stopping: bool  # True if the queue is no longer wanted
@@ -46,11 +46,11 @@ class LinkConsumer(Protocol):
         """True while the connection can send acknowledgements."""
 
     def wake(self) -> None:
-        """Handle the first new tag in `accepted`."""
+        """Have the acknowledgements in `accepted` sent; called when the first one is added."""
 
 
 class ConsumingConnection(Protocol):
-    """Interface of a connection for its link session."""
+    """Interface of a connection to its link session."""
 
     @property
     def outstanding(self) -> int:
@@ -104,11 +104,14 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
 
     @property
     def idle(self) -> bool:
-        """True if no message waits for the broker, and every received one is settled."""
+        """True if no message waits for the broker, and every message received from it is settled."""
         return self.idle_but(0)
 
     def idle_but(self, held_count: int) -> bool:
-        """Return True if the session is idle except for up to `held_count` received messages."""
+        """Return True if the session is idle, except for at most `held_count` unsettled received messages.
+
+        Messages in `held_back` are not counted.
+        """
         connection = self._connection
         nothing_of_ours = self.publisher.idle and not len(self.batch)
         return nothing_of_ours and (
@@ -117,17 +120,20 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
 
     @property
     def unconfirmed(self) -> int:
-        """Number of messages for the broker that are not confirmed, sent or not."""
+        """Number of messages for the broker, sent or waiting, that it has not confirmed."""
         return self.publisher.waiting_messages + self.publisher.in_flight
 
     def new_batch(self) -> Batch:
-        """Return an empty batch of this source, which records the routes to retry."""
+        """Return an empty batch of this source, which records the routes that have not accepted a message."""
         batch = self.dispatcher.batch(self, clock.now())
         batch.undone = self.held_back.note_undone
         return batch
 
     def begun_batch(self) -> Batch:
-        """Return the batch of this wake-up. Its first message sets the batch's time of receipt."""
+        """Return the batch of this wake-up, to which a message will be added.
+
+        The first message sets the batch's time of receipt.
+        """
         batch = self.batch
         if not batch.receipts:
             batch.received = clock.now()
@@ -141,7 +147,10 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             batch.send()
 
     def tick(self, now: float) -> None:
-        """Retry messages that wait for the disk, once it has recovered, for a target or as dead letters."""
+        """Retry messages that are held back, and dead letters that could not be stored.
+
+        A message waits for the local disk to recover, or for a target.
+        """
         burials, self._burials = self._burials, []
         for receipt, outcome, routes in burials:
             if receipt[0].stopping:
@@ -165,7 +174,10 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
     # Interface for batches: the session is their source.
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Return no holds: a link reads on, as confirms arrive in between, and retries instead."""
+        """Return an empty list: a link continues to read when a queue is full.
+
+        Confirms arrive between the messages, so reading must not stop; refused messages are retried instead.
+        """
         return []
 
     @abstractmethod
@@ -202,7 +214,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
 
     @abstractmethod
     def requeue_later(self, receipt: tuple[ConsumerT, int, Message]) -> None:
-        """Requeue a message at its broker after a moment."""
+        """Requeue a message at its broker after a short delay."""
 
     def store_dead_letter(
         self,
@@ -210,10 +222,10 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         outcome: Outcome,
         routes: tuple[str, ...] = ("",),
     ) -> None:
-        """Store a message as a dead letter, and acknowledge it once that is safe.
+        """Store a message as a dead letter, and acknowledge it when the dead letter is on disk.
 
         `routes` has the names of the routes that have not accepted it; each gets a dead letter of its own.
-        While there is no room for dead letters it stays unacknowledged.
+        While dead letters cannot be stored for lack of space, the message stays unacknowledged.
         """
         self.stats.refuse(outcome)
         self._store_dead_letters(receipt, outcome, routes)
@@ -231,7 +243,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         self.dispatcher.dead_letters.add([receipt[2]], routes[0], outcome, then, full=wait)
 
     def settle_dead_letter(self, receipt: tuple[ConsumerT, int, Message], outcome: Outcome) -> None:
-        """Acknowledge a message whose dead letter is safe."""
+        """Acknowledge a message whose dead letter is stored."""
         self.accept([receipt])
 
     def _entry_of(self, receipt: tuple[ConsumerT, int, Message]) -> RoutingEntry:
@@ -239,13 +251,13 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         return self.dispatcher.entry(self.name, None, message.address, self.queue_of(consumer))
 
     def line_of(self, receipt: tuple[ConsumerT, int, Message]) -> LineKey:
-        """Return the key of the line in which a message waits for its routes, in order."""
+        """Return the key of the line in which a held-back message waits: its consumer and its routes."""
         return receipt[0], line_of(self._entry_of(receipt))
 
     def is_behind(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> bool:
         """Hold back a new message if others wait for the disk or for the same routes.
 
-        Return False if it may be published, as one that no route accepts: so each that waits has a route.
+        Return False if it may be published. A message that no route accepts is never held back.
         """
         if not (entry.plan.branches or entry.plan.recipients):
             return False
@@ -256,14 +268,14 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         return self.held_back.hold_if_behind((receipt[0], line_of(entry)), receipt, clock.now())
 
     def let_others_follow(self, receipts: list[tuple[ConsumerT, int, Message]]) -> None:
-        """Settle these receipts finally in the held-back lines, so that others are retried."""
+        """Record that these receipts are settled, and retry held-back messages that waited behind them."""
         if self.held_back.on:
             for receipt in receipts:
                 self.held_back.record_settled(receipt)
             self.send_held_back(clock.now())
 
     def send_held_back(self, now: Monotonic) -> None:
-        """Retry the messages whose wait is over, in batches of their own.
+        """Retry the held-back messages whose wait is over, in batches of their own.
 
         This may be called while another batch is being filled, and by the settlement of its own batches.
         """
@@ -283,7 +295,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             self._sending_held_back = False
 
     def retry(self, receipt: tuple[ConsumerT, int, Message], batch: Batch) -> None:
-        """Publish a released message again, on the routes that have not accepted it."""
+        """Publish a released message again, to the routes that have not accepted it."""
         if self.dispatcher.memory.short:
             self.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
             return
@@ -299,10 +311,10 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
 
     @abstractmethod
     def queue_of(self, consumer: ConsumerT) -> str:
-        """Return the queue by which routes know the messages of a consumer; "" if the address suffices."""
+        """Return the queue by which routes select a consumer's messages; "" if they use only the address."""
 
     def orphaned(self, receipt: tuple[ConsumerT, int, Message]) -> None:
-        """Store a message that waited for routes as dead letters, as a reload has removed the routes."""
+        """Store a message as dead letters, because a reload has removed the routes that it waited for."""
         routes = self.held_back.remaining_routes(receipt, self._entry_of(receipt))
         self.let_others_follow([receipt])
         self.store_dead_letter(receipt, ROUTE_REMOVED, routes)
@@ -319,14 +331,17 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
     # Interface for the connection.
 
     def caches(self) -> dict[str, Entries]:
-        """Return the caches of routing entries by queue or service, emptied if the routing has changed."""
+        """Return the caches of routing entries by queue or service, after emptying stale ones."""
         if self._generation != self.dispatcher.generation:
             self._generation = self.dispatcher.generation
             self._caches.clear()
         return self._caches
 
     def forget_entries(self) -> None:
-        """Clear the cached routing entries in place, as connections have references to them."""
+        """Clear the cached routing entries, because memory is short.
+
+        The dictionaries remain, because connections refer to them.
+        """
         for entries in self._caches.values():
             entries.clear()
 
