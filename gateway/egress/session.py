@@ -104,7 +104,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
 
     @property
     def idle(self) -> bool:
-        """True if no message waits for the broker, and every message received from it is settled."""
+        """True if no message waits for the broker, and every received one is settled or in `held_back`."""
         return self.idle_but(0)
 
     def idle_but(self, held_count: int) -> bool:

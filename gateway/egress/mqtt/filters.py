@@ -34,7 +34,7 @@ log = structlog.get_logger(limited=True)
 
 
 class Filters:
-    """Subscriptions of one link. `stats.filters_refused` counts the filters that the broker refuses now."""
+    """Subscriptions of one link; `stats.filters_refused` counts the filters that the broker now refuses."""
 
     def __init__(self, link: str, qos: int, stats: LinkStats, share: str | None = None) -> None:
         self.qos = qos
@@ -66,9 +66,9 @@ class Filters:
         """Subscribe on a new connection. `present` is True if the broker resumed the session.
 
         With MQTT 5 every subscription is repeated, which is harmless there. Earlier versions would then send
-        all retained messages again, so a resumed session is trusted. After a change of the version each
-        filter is unsubscribed first: Mosquitto keeps the options of a repeated subscription, and messages
-        that the link itself publishes would come back.
+        all retained messages again, so the filters of a resumed session are not repeated. After a change of
+        the version each filter is unsubscribed first: Mosquitto does not change the options of a repeated
+        subscription, so messages that the link itself publishes would be returned to it.
         """
         self._machine = machine
         self._clear_refusals()
@@ -104,7 +104,7 @@ class Filters:
                 log.warning("link subscription granted lower QoS", link=self._link, filter=one, qos=reason)
 
     def tick(self, now: float) -> None:
-        """Request refused filters whose wait is over."""
+        """Request refused filters again whose wait is over. `now` is in loop-clock seconds."""
         due_filters = [one for one, at in self._retry_times.items() if at <= now]
         if due_filters and self._machine is not None:
             for one in due_filters:
@@ -123,7 +123,7 @@ class Filters:
             self._stats.filters_refused = len(self._refused)
 
     def _refuse_for_good(self, one: str, why: str) -> None:
-        """Refuse a filter for the rest of this connection."""
+        """Record a filter as refused until the next connection, for the reason `why`."""
         self._refuse(one)
         log.error("link subscription failed", link=self._link, filter=one, why=why)
 
@@ -180,9 +180,9 @@ class Filters:
         return Subscription(one, self.qos, not shared, True, NEW_ONLY)
 
     def _take_id(self) -> int:
-        """Return an id for SUBSCRIBE or UNSUBSCRIBE.
+        """Return the next packet id for SUBSCRIBE or UNSUBSCRIBE, in a cycle.
 
-        Their acknowledgements arrive in order, long before the ids are used again.
+        Their acknowledgements arrive in order, long before the cycle reaches the same id.
         """
         packet_id = self._next_id
         self._next_id = packet_id + 1 if packet_id < WORD_MAX else FIRST_ID

@@ -71,24 +71,24 @@ PlaceInBatch = tuple[SubBatch, int]
 
 
 class PublisherOutlet(Protocol):
-    """Interface of the connection for its publisher."""
+    """Interface of the connection to its publisher."""
 
     @property
     def is_open(self) -> bool:
-        """False once the broker has ended the connection, also if packets before that are not handled yet."""
+        """False once the broker has ended the connection, even if earlier packets are not handled yet."""
 
     def send(self, rows: list[PublishRow]) -> Sequence[int]:
-        """Encode PUBLISH packets. Return the positions of those that are too large."""
+        """Encode PUBLISH packets. Return the indexes of those that exceed the Maximum Packet Size."""
 
     def release(self, packet_ids: list[int]) -> None:
         """Encode PUBREL packets, if the connection is open."""
 
 
 class Terms(NamedTuple):
-    """Limits of the broker for this connection.
+    """Protocol limits that the broker has announced for this connection.
 
-    `five` is True for MQTT 5. `window` is the broker's Receive Maximum. `retains` is True if it retains
-    messages.
+    `five` is True for MQTT 5. `window` is the broker's Receive Maximum. `retains` is True if the broker
+    supports retained messages.
     """
 
     five: bool
@@ -100,8 +100,9 @@ class Terms(NamedTuple):
 class _Sent:
     """Result of encoding messages of a part.
 
-    `positions` await an acknowledgement with packet ids `ids`; `settled` are positions that already have an
-    outcome. `written` messages with bodies of `byte_count` bytes in all were encoded.
+    The messages at `positions` await an acknowledgement, with packet ids `ids`; those at positions in
+    `settled` already have an outcome. `written` messages, whose bodies have `byte_count` bytes in all, were
+    encoded.
     """
 
     __slots__ = ("byte_count", "ids", "positions", "settled", "written")
@@ -115,7 +116,7 @@ class _Sent:
 
 
 class _UnsendableError(GatewayError):
-    """Message that must not be sent, with its outcome."""
+    """Error of a message that must not be sent; it has the message's outcome."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.text)
@@ -140,7 +141,7 @@ class MqttLinkPublisher(ConfirmedSink):
     ) -> None:
         """Create the sink of an MQTT link.
 
-        `make_ledger` creates the record of messages sent before MQTT 5, which carry no hops.
+        `make_ledger` creates the record of messages sent before MQTT 5, which cannot contain a hop count.
         """
         most = min(in_flight_max, PACKET_IDS)
         super().__init__(stats, in_flight_max=most, messages_max=messages_max, bytes_max=bytes_max)
@@ -172,7 +173,7 @@ class MqttLinkPublisher(ConfirmedSink):
 
     @property
     def awaits_answers(self) -> bool:
-        """True if the broker has to send acknowledgements before messages can be settled or sent."""
+        """True if messages cannot be settled or sent before the broker sends acknowledgements."""
         return self.in_flight > 0 or self._patient_until is not None
 
     # Interface for the connection.
@@ -197,7 +198,10 @@ class MqttLinkPublisher(ConfirmedSink):
         self.pump()
 
     def _release_again(self, outlet: PublisherOutlet) -> None:
-        """Send PUBREL for messages whose PUBREC had arrived; they are not published again."""
+        """Send PUBREL again for the messages whose PUBREC had arrived on an earlier connection.
+
+        They are not published again.
+        """
         released, self._released = self._released, {}
         if not released:
             return
@@ -224,17 +228,20 @@ class MqttLinkPublisher(ConfirmedSink):
         )
 
     def tick(self, now: float) -> None:
-        """Run the timer of the ledger, and abort if PUBCOMPs are overdue; called once per second."""
+        """Run the ledger's timer, and abort the connection if PUBCOMPs are overdue.
+
+        Called once per second.
+        """
         if self._ledger is not None:
             self._ledger.tick(now)
         if self._patient_until is not None and now >= self._patient_until and self._stream is not None:
             self._stream.abort("the broker does not answer PUBREL")
 
     def detach(self, *, too_large: bool = False, busy: bool = False) -> None:
-        """Requeue unconfirmed messages after the connection is lost, and look for a message to blame.
+        """Requeue unconfirmed messages after the connection is lost, and search for the one that caused it.
 
-        `too_large` is True if the broker reported a packet as too large, `busy` if it accepts no messages at
-        present or the gateway has disconnected, for which no message is to blame.
+        `too_large` is True if the broker reported a packet as too large. `busy` is True if the broker accepts
+        no messages at present, or if the gateway has disconnected; then no message is the cause.
         """
         if self._outlet is None:
             return  # sending failed here, and the search for the cause has begun already
@@ -251,7 +258,7 @@ class MqttLinkPublisher(ConfirmedSink):
     def close(self) -> int:
         """Requeue unconfirmed messages after the connection is lost.
 
-        Return the number of those that the broker has not received, and that must be published again.
+        Return the number of messages that the broker has not received, so that they must be published again.
         """
         self._outlet = None
         if self._patient_until is not None:
@@ -274,13 +281,17 @@ class MqttLinkPublisher(ConfirmedSink):
     # Handover to another replica.
 
     def has_doubtful(self, selects: Callable[[SubBatch], bool]) -> bool:
-        """Return True if QoS 2 messages may be at the broker, which detects duplicates by packet id."""
+        """Return True if the broker may have QoS 2 messages of the parts that `selects` selects.
+
+        It detects duplicates by packet id, so only this link can safely send them again.
+        """
         return any(selects(part) and self._is_recognized_again(part, at) for part, at in self._packet_ids)
 
     def release_waiting(self, selects: Callable[[SubBatch], bool], outcome: Outcome) -> None:
-        """Settle the waiting messages of wanted parts with this outcome, and free their packet ids.
+        """Settle waiting messages with this outcome, and free their packet ids.
 
-        Messages of QoS 2 that were sent before are not included, because the broker may have them.
+        Only parts for which `selects` returns True are considered. QoS 2 messages that were sent before are
+        not included, because the broker may have them.
         """
         withdrawn = self._withdraw_waiting(
             lambda part, at: selects(part) and not self._is_recognized_again(part, at)
@@ -303,7 +314,7 @@ class MqttLinkPublisher(ConfirmedSink):
         return message.address.wire
 
     def _send_capacity(self) -> int:
-        """Return how many messages may be sent now; QoS 0 messages do not wait for acknowledgements."""
+        """Return how many messages may be sent now; QoS 0 messages need no acknowledgement."""
         room = super()._send_capacity()
         if room > 0:
             return room
@@ -312,14 +323,14 @@ class MqttLinkPublisher(ConfirmedSink):
         return 0 if self._flags[message.assurance * 2 + message.retain] > RETAIN else SLICE_MESSAGES_MAX
 
     def _may_expire(self, part: SubBatch, at: int) -> bool:
-        """Return False for a message that was sent before, as its packet id is in use."""
+        """Return False for a message that was sent before, because its packet id is in use."""
         return (part, at) not in self._packet_ids
 
     def _take_slice(self, room: int) -> UnconfirmedSlice:
         """Remove the next waiting messages and return them.
 
-        Without a connection, return the one message to blame, which the broker has not received; its packet
-        id is freed.
+        Without a connection, return the one message that is assumed to have caused its end: the oldest one
+        that the broker has not received. Its packet id is freed.
         """
         if self._outlet is not None:
             return super()._take_slice(room)
@@ -356,7 +367,7 @@ class MqttLinkPublisher(ConfirmedSink):
     def _send_at_once(
         self, outlet: PublisherOutlet, part: SubBatch, positions: Positions, messages: list[Message]
     ) -> bool:
-        """Send all messages if none has QoS 0 and all fit the window. Return False if none was sent."""
+        """Send all messages if none has QoS 0 and all fit the window. Return True if they were sent."""
         table = self._flags
         flags = [table[message.assurance * 2 + message.retain] for message in messages]
         count = len(flags)
@@ -389,7 +400,7 @@ class MqttLinkPublisher(ConfirmedSink):
     def _send_chunk(
         self, outlet: PublisherOutlet, part: SubBatch, positions: Positions, chunk: list[Message], sent: _Sent
     ) -> int:
-        """Send the first messages of QoS 0, or of a higher one. Return how many were handled.
+        """Send the first messages that have QoS 0, or that have a higher one. Return how many were handled.
 
         Return 0 if the window is full, or if QoS 2 has to wait until old packet ids are released
         (`_handle_sweep`).
@@ -432,8 +443,8 @@ class MqttLinkPublisher(ConfirmedSink):
     def _extent(self, chunk: list[Message], flags: list[int], assured: bool, sent: int) -> int:
         """Return how many of the first messages in `chunk` may be sent together; 0 if the window is full.
 
-        They are all of QoS 0, which needs no window, or all of a higher QoS (`assured`). Their bodies have at
-        most CHUNK_BYTES bytes in all, unless the first alone has more. `sent` more messages already use the
+        They all have QoS 0, which needs no window, or all have a higher QoS (`assured`). Their bodies have at
+        most CHUNK_BYTES bytes in all, unless the first one is larger. `sent` further messages already use the
         window.
         """
         count = len(chunk)
@@ -466,7 +477,7 @@ class MqttLinkPublisher(ConfirmedSink):
         return found
 
     def _new_ids(self, count: int) -> Sequence[int]:
-        """Return `count` unused packet ids; there are more of them than the window allows."""
+        """Return `count` unused packet ids; the window guarantees that so many are unused."""
         first = self._next_id
         if first + count > PACKET_IDS:
             first = 1
@@ -546,7 +557,7 @@ class MqttLinkPublisher(ConfirmedSink):
         flags: list[int],
         ids: Sequence[int],
     ) -> tuple[list[PublishRow], Outcome]:
-        """Return the PUBLISH packets up to the first message that must not be sent.
+        """Encode the messages up to the first one that must not be sent. Return their PUBLISH packets.
 
         That message and those behind it are removed from `chunk`; its outcome is the second result.
         """
@@ -561,7 +572,7 @@ class MqttLinkPublisher(ConfirmedSink):
     def _cut(self, part: SubBatch, positions: Positions, chunk: list[Message]) -> Outcome:
         """Remove the first message that must not be sent, and all behind it, from `chunk`.
 
-        Return its outcome.
+        Return the outcome of that message, or ACCEPTED if there is none.
         """
         for index, message in enumerate(chunk):
             try:
@@ -572,7 +583,7 @@ class MqttLinkPublisher(ConfirmedSink):
         return ACCEPTED
 
     def _sweep(self) -> None:
-        """Send PUBREL for every packet id, once on each connection."""
+        """Send PUBREL for every possible packet id, once on each connection."""
         if self._patient_until is None:
             assert self._outlet is not None
             self._outlet.release(list(range(1, PACKET_IDS + 1)))
@@ -580,7 +591,10 @@ class MqttLinkPublisher(ConfirmedSink):
             self._patient_until = clock.now() + SWEEP_SECS
 
     def _handle_sweep(self, packet_ids: Iterable[int]) -> None:
-        """Handle PUBCOMPs while ids are being released: extend the deadline, or finish at the last id."""
+        """Handle PUBCOMPs while the packet ids of an earlier process are being released.
+
+        Each extends the deadline; the PUBCOMP of the last id ends the release.
+        """
         self._sweeps = 0
         self._patient_until = clock.now() + SWEEP_SECS
         if PACKET_IDS in packet_ids:
@@ -597,7 +611,10 @@ class MqttLinkPublisher(ConfirmedSink):
     # Outcomes.
 
     def acked(self, kind: PacketType, rows: list[tuple[int, int]]) -> list[int]:
-        """Handle PUBACK, PUBREC or PUBCOMP as (packet id, reason). Return the unknown ids of PUBREC."""
+        """Process acknowledgements of one kind: PUBACK, PUBREC or PUBCOMP.
+
+        A row is a packet id and a reason code. Return the packet ids of PUBRECs that are not in use.
+        """
         strangers: list[int] = []
         if kind is PacketType.PUBREC:
             rows, strangers = self._take_received(rows)
@@ -611,7 +628,10 @@ class MqttLinkPublisher(ConfirmedSink):
         return strangers
 
     def _take_received(self, rows: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[int]]:
-        """Handle PUBREC: send PUBREL for accepted messages. Return the refused rows and the unknown ids."""
+        """Process PUBRECs: send PUBREL for accepted messages.
+
+        Return the rows of refused messages, and the packet ids that are not in use.
+        """
         refused: list[tuple[int, int]] = []
         strangers: list[int] = []
         accepted_ids: list[int] = []
@@ -632,7 +652,10 @@ class MqttLinkPublisher(ConfirmedSink):
         return refused, strangers
 
     def _accept_early_pubrecs(self, packet_ids: list[int]) -> list[int]:
-        """Send PUBREL for messages whose PUBREC arrives before they are repeated. Return unknown ids."""
+        """Send PUBREL for messages whose PUBREC arrives before they are sent again on this connection.
+
+        Return the packet ids that are not in use.
+        """
         entries = {
             packet_id: entry
             for entry, packet_id in self._packet_ids.items()
@@ -646,10 +669,10 @@ class MqttLinkPublisher(ConfirmedSink):
         return [packet_id for packet_id in packet_ids if packet_id not in entries]
 
     def _finish(self, rows: Iterable[tuple[int, int]], *, refuses: bool) -> None:
-        """Settle messages at their last acknowledgement.
+        """Settle messages whose last acknowledgement has arrived. A row is a packet id and a reason code.
 
-        With `refuses` False (PUBCOMP) the reason does not affect the message, which the broker accepted by
-        PUBREC.
+        With `refuses` False (PUBCOMP) the reason code does not affect the outcome, because the broker has
+        accepted the message by PUBREC.
         """
         take = self._numbers.pop
         received = self._received
@@ -683,7 +706,10 @@ class MqttLinkPublisher(ConfirmedSink):
             self._number_anew()
 
     def _number_anew(self) -> None:
-        """Give new numbers to all open messages, because an old unacknowledged one delays the floor."""
+        """Assign new numbers to all unconfirmed messages.
+
+        Called when an old unconfirmed message prevents later ones from being settled in whole runs.
+        """
         ids = sorted(self._numbers, key=self._numbers.__getitem__)
         runs, self._runs, self._firsts = self._runs, [], []
         self._early.clear()
@@ -699,7 +725,7 @@ class MqttLinkPublisher(ConfirmedSink):
             self._clear()
 
     def _clear(self) -> None:
-        """Widen the window: the cause of the barren connections was not a message."""
+        """Widen the window, because no message has caused the end of the barren connections."""
         if self._barren:
             self._barren = False
             self._widen()

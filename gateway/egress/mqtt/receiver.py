@@ -2,10 +2,11 @@
 
 A receipt is (connection, packet id, QoS, message). An accepted message is acknowledged only on the connection
 that delivered it: a QoS 1 message whose connection was lost is redelivered by the broker. A QoS 2 message,
-however, belongs to the session: its id is known until PUBREL, over reconnects, so that it is accepted once. A
-broker that lost the session starts a new epoch, in which the old ids are invalid.
+however, belongs to the session: its packet id is stored until PUBREL, over reconnects, so that the message is
+accepted once. A broker that lost the session starts a new epoch, in which the old ids are invalid.
 
-A message that a target released is held back without acknowledgement and retried; later ones wait behind it.
+A message that a target released is held back without acknowledgement and retried; later messages for the same
+routes wait behind it.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ MALFORMED: Final = Outcome(Verdict.REJECTED, Reason.MALFORMED, "the topic or a p
 
 
 class DeliveringConnection:
-    """Connection that delivers messages.
+    """Connection of a link on which the broker delivers messages.
 
-    `epoch` identifies the session of the broker that it belongs to. `pubacks` and `pubrecs` are collected
-    until the wake-up ends.
+    `epoch` identifies the broker's session to which the connection belongs. `pubacks` and `pubrecs` collect
+    acknowledgements until the wake-up ends.
     """
 
     def __init__(self, stream: Stream, machine: ClientConnection, sender: Sender) -> None:
@@ -81,7 +82,10 @@ def _message_of(receipt: Receipt) -> Message:
 
 
 class MqttLinkReceiver:
-    """Messages that one link receives. `settled` is called after each settlement."""
+    """Receiver of one link, which publishes the broker's messages to the link's routes.
+
+    `settled` is called after each settlement.
+    """
 
     def __init__(
         self,
@@ -121,7 +125,7 @@ class MqttLinkReceiver:
         self._connection = connection
 
     def detach(self) -> None:
-        """Forget the connection, which is lost."""
+        """Forget the connection, because it is lost."""
         self._connection = None
 
     # Interface for the connection.
@@ -129,9 +133,10 @@ class MqttLinkReceiver:
     def publish_packets(  # noqa: C901, PLR0912, PLR0915 - every message
         self, connection: DeliveringConnection, rows: list[PublishRow], now: float
     ) -> list[PublishRow]:
-        """Publish a run of PUBLISH packets; the batch is sent at the end of the wake-up.
+        """Add a run of PUBLISH packets to the batch, which is sent at the end of the wake-up.
 
-        Return the packets left for another turn, when many have new topics.
+        Return the packets that are left for a later time slice of the connection, if many have topics that
+        are not cached.
         """
         dispatcher = self._dispatcher
         if self._generation != dispatcher.generation:
@@ -219,7 +224,7 @@ class MqttLinkReceiver:
         return postponed
 
     def release(self, rows: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
-        """Handle PUBREL, which frees packet ids of QoS 2. Return the known and the unknown ids."""
+        """Process PUBRELs, which free packet ids of QoS 2. Return the known and the unknown packet ids."""
         known_ids: list[int] = []
         strangers: list[int] = []
         for packet_id, _ in rows:
@@ -229,7 +234,8 @@ class MqttLinkReceiver:
     def _new_batch(self) -> Batch:
         """Return an empty batch.
 
-        Its routes store a dead letter for a rejected message if the broker cannot be told of it.
+        Its routes store a dead letter for a rejected message if the rejection cannot be reported to the
+        broker.
         """
         batch = self._dispatcher.batch(self, clock.now())
         batch.untold = self._cannot_notify_source
@@ -242,20 +248,23 @@ class MqttLinkReceiver:
             self._held_back.note_undone(receipt, routes)
 
     def _note_rejected(self, receipt: Receipt | None, routes: frozenset[str]) -> None:
-        """Record routes that rejected a message: its broker may not be reachable any more."""
+        """Record the routes that rejected a message if the rejection cannot be reported to the broker."""
         if receipt is not None and self._connection_for_reply(receipt) is None:
             self._held_back.note_routes(receipt, sorted(routes))
 
     def _cannot_notify_source(self, receipt: Receipt | None, retries: bool, outcome: Outcome) -> bool:
-        """Return True if a route must store a rejected message, as its broker is not notified; see Untold."""
+        """Return True if a rejection cannot be reported to the broker, so that the route has to store it.
+
+        The function is an `Untold` of gateway.model.batch.
+        """
         return receipt is not None and self._connection_for_reply(receipt) is None
 
     def _connection_for_reply(self, receipt: Receipt) -> DeliveringConnection | None:
         """Return the connection on which a rejection can be reported to the broker, or None.
 
-        It must use MQTT 5, and for QoS 1 be the one that delivered the message; on a later connection of the
-        session the broker delivers that again. A broker that has lost the session, or may have, has lost the
-        message, too.
+        It must use MQTT 5, and for QoS 1 it must be the one that delivered the message, because on a later
+        connection of the session the broker delivers the message again. A broker that has lost the session,
+        or may have, has lost the message, too.
         """
         if self._connection is None or receipt[0].epoch != self.epoch:
             return None
@@ -311,13 +320,17 @@ class MqttLinkReceiver:
     # Interface for batches: the receiver is their source.
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Return no holds: a link reads on, as acknowledgements arrive in between, and retries instead."""
+        """Return an empty list: a link continues to read when a queue is full.
+
+        Acknowledgements arrive between the messages, so reading must not stop; refused messages are retried
+        instead.
+        """
         return []
 
     def settle(
         self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """Acknowledge, reject or hold back messages whose outcome is known."""
+        """Acknowledge, reject or hold back messages according to their outcomes."""
         connection = self._connection
         plain = [one[1] for one in receipts if one is not None and one[2] == 1 and one[0] is connection]
         if connection is not None and refused is None and len(plain) == len(receipts):
@@ -359,10 +372,10 @@ class MqttLinkReceiver:
                 self._connection.stream.mark()
 
     def _refuse(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Hold back a released message; reject another one towards the broker with MQTT 5.
+        """Hold back a message that was released; report another refusal to the broker with MQTT 5.
 
-        A rejected message that the broker cannot be told of becomes a dead letter and is acknowledged: it
-        would only block those behind it.
+        A message whose rejection cannot be reported becomes a dead letter and is acknowledged, because it
+        would only block later messages.
         """
         _, packet_id, qos, _ = receipt
         if outcome.verdict is Verdict.RELEASED or self._held_back.try_all(receipt):
@@ -387,7 +400,7 @@ class MqttLinkReceiver:
         answers.refuse(kind, packet_id, publish_refused(outcome), outcome.text)
 
     def _wait_for_room(self, receipt: Receipt) -> None:
-        """Hold back a message until the disk or memory accepts messages."""
+        """Hold back a message until the local disk or memory accepts messages."""
         self._held_back.note_routes(receipt, line_of(self._entry_of(receipt)))
         self._held_receipts.add_refused(receipt)
 
@@ -416,7 +429,10 @@ class MqttLinkReceiver:
             self._abandon_message(receipt, ROUTE_REMOVED, routes)
 
     def _abandon_message(self, receipt: Receipt, outcome: Outcome, routes: tuple[str, ...]) -> None:
-        """Store dead letters of routes that have not accepted a message, unless its broker sends it again."""
+        """Store a message as a dead letter of each of these routes, which have not accepted it.
+
+        Nothing is stored if its broker delivers the message again.
+        """
         if self._is_redelivered(receipt):
             self.unsettled -= 1
         else:
@@ -424,7 +440,10 @@ class MqttLinkReceiver:
             self._store_dead_letters(receipt, outcome, routes)
 
     def _is_redelivered(self, receipt: Receipt) -> bool:
-        """Return True if the broker delivers a QoS 1 message again on a later connection of the session."""
+        """Return True if the broker delivers a QoS 1 message again on a later connection of the session.
+
+        This is so if the message arrived on an earlier connection, and the broker has resumed the session.
+        """
         connection, _, qos, _ = receipt
         return qos == 1 and connection is not self._connection and connection.epoch == self.epoch
 
@@ -444,7 +463,7 @@ class MqttLinkReceiver:
         return entry
 
     def _first_time(self, connection: DeliveringConnection, packet_id: int) -> bool:
-        """Return False if this QoS 2 packet id was accepted before and not released (5: 4.3.3)."""
+        """Record the packet id of a QoS 2 message. Return False if it is already in use (5: 4.3.3)."""
         accepted = self._once.get(packet_id)
         if accepted is None:
             self._once[packet_id] = False
@@ -455,7 +474,7 @@ class MqttLinkReceiver:
         return False
 
     def _within_limits(self, connection: DeliveringConnection, rows: list[PublishRow]) -> list[PublishRow]:
-        """Return the messages within the size limit; make dead letters of others.
+        """Return the messages that do not exceed the size limit. The others become dead letters.
 
         Before MQTT 5 a client cannot announce its limit to the broker.
         """
@@ -491,7 +510,10 @@ class MqttLinkReceiver:
             self._dispatcher.dead_letters.add([message], "", outcome)
 
     def _store_dead_letters(self, receipt: Receipt, outcome: Outcome, routes: tuple[str, ...]) -> None:
-        """Store a message as a dead letter of each of these routes, once there is space, then settle it."""
+        """Store a message as a dead letter of each of these routes, then settle it.
+
+        While dead letters cannot be stored for lack of space, `tick` tries again.
+        """
 
         def wait(full: Outcome) -> None:
             self._burials.append((receipt, outcome, routes))

@@ -68,7 +68,11 @@ BUSY: Final = frozenset(
 
 
 class MqttLinkConnection(DeliveringConnection):
-    """Owner of the link's stream. The handshake must be complete by `deadline`."""
+    """Owner of the link's stream while one connection exists.
+
+    The handshake must be complete by `deadline`, in loop-clock seconds. `proof` is the exchange of an
+    authentication by AUTH packets.
+    """
 
     def __init__(
         self,
@@ -125,7 +129,7 @@ class MqttLinkConnection(DeliveringConnection):
                 self.pubrecs = []
 
     def resume_writing(self) -> None:
-        """Continue sending, as the stream's buffer has drained."""
+        """Continue to send messages, because the stream's send buffer has drained."""
         self._session.publisher.pump()
 
     def connection_lost(self, reason: str) -> None:
@@ -135,7 +139,7 @@ class MqttLinkConnection(DeliveringConnection):
     # Interface for the link.
 
     def tick(self, now: float) -> None:
-        """Send PINGREQ if due, and check the keep-alive and the handshake time."""
+        """Send PINGREQ if it is due, and check the keep-alive and the time limit of the handshake."""
         machine = self.machine
         if not self.opened:
             if now >= self._deadline:
@@ -167,14 +171,15 @@ class MqttLinkConnection(DeliveringConnection):
 
     @property
     def is_open(self) -> bool:
-        """False once the broker has ended the connection: DISCONNECT may be behind packets of the same read.
+        """False once the broker has ended the connection.
 
-        What was received before it counts; nothing can be sent.
+        The packets that were received before its DISCONNECT may not be processed yet; they are valid, but
+        nothing can be sent.
         """
         return self.machine.state is State.OPEN
 
     def send(self, rows: list[PublishRow]) -> Sequence[int]:
-        """Encode PUBLISH packets. Return the positions of those that are larger than the broker accepts."""
+        """Encode PUBLISH packets. Return the indexes of those that exceed the Maximum Packet Size."""
         sent_rows = self.machine.aliased(rows) if self.machine.alias_max else rows
         return self.machine.publish_many(sent_rows)
 
@@ -187,7 +192,7 @@ class MqttLinkConnection(DeliveringConnection):
     # Interface for the link session.
 
     def hold(self, on: bool) -> None:
-        """Stop or resume reading."""
+        """Stop reading (`on` True) or resume it."""
         if on is self.is_paused or self.is_ending:
             return
         self.is_paused = on
@@ -325,16 +330,16 @@ class MqttLinkSession(OneSink):
 
     @property
     def idle(self) -> bool:
-        """True if no message waits for the broker, and every received one is settled."""
+        """True if no message waits for the broker, and every message received from it is settled."""
         return self.idle_but(0)
 
     def idle_but(self, held_count: int) -> bool:
-        """Return True if the session is idle except for up to `held_count` received messages."""
+        """Return True if the session is idle, except for at most `held_count` unsettled received messages."""
         return self.publisher.idle and self.receiver.unsettled <= held_count
 
     @property
     def unconfirmed(self) -> int:
-        """Number of messages for the broker that are not confirmed, sent or not."""
+        """Number of messages for the broker, sent or waiting, that it has not confirmed."""
         return self.publisher.waiting_messages + self.publisher.in_flight
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
@@ -377,7 +382,7 @@ class MqttLinkSession(OneSink):
         return MqttLinkConnection(self, stream, machine, sender, deadline, proof)
 
     def forget_entries(self) -> None:
-        """Clear the cached routing entries, see LinkSession."""
+        """Clear the cached routing entries, because memory is short; they are computed again when needed."""
         self.receiver.forget_entries()
 
     def end_turn(self) -> None:
@@ -424,7 +429,10 @@ class MqttLinkSession(OneSink):
         connection.stream.mark()
 
     def connection_lost(self, connection: MqttLinkConnection, reason: str) -> None:
-        """Handle the loss of a connection. If it was never usable, the version may be the reason."""
+        """Handle the loss of a connection.
+
+        If it was never usable, the broker may not support the MQTT version, so another one may be tried next.
+        """
         if connection is self._connection:
             self._connection = None
             self.receiver.detach()
@@ -441,8 +449,8 @@ class MqttLinkSession(OneSink):
     def balance(self) -> None:
         """Stop reading while more than `prefetch` received messages are unsettled, then resume.
 
-        Only brokers that Receive Maximum does not bind can send so many. Reading must continue while the
-        publisher waits for acknowledgements.
+        A broker can send so many where Receive Maximum does not apply, for example before MQTT 5. Reading
+        continues while the publisher waits for acknowledgements.
         """
         connection = self._connection
         if connection is None:
@@ -464,7 +472,7 @@ class MqttLinkSession(OneSink):
         return Version.V311 if self._older or self._other else Version.V5
 
     def _announced(self, packet_bytes_max: int) -> dict[Property, Any]:
-        """Return the properties of CONNECT (5: 3.1.2.11)."""
+        """Return the properties of CONNECT (5: 3.1.2.11). `packet_bytes_max` is the Maximum Packet Size."""
         found: dict[Property, Any] = {Property.MAXIMUM_PACKET_SIZE: packet_bytes_max}
         if self._settings.session_expiry_secs:
             found[Property.SESSION_EXPIRY_INTERVAL] = self._settings.session_expiry_secs
