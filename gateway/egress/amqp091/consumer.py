@@ -1,8 +1,8 @@
 """Consumer of one queue of a link, with a channel of its own and its pending acknowledgements.
 
 A channel for each queue limits a failure (the queue was deleted, or may not be read) to that queue, and makes
-delivery tags consecutive per queue. A consumer lives as long as its channel. A later settlement finds it dead
-and is dropped, because the broker has already requeued the message.
+delivery tags consecutive per queue. A consumer exists as long as its channel. When a message is settled after
+the channel was closed, nothing is sent, because the broker has already requeued the message.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ RELEASE_SECS: Final = 1.0
 class AmqpLinkConsumer:
     """Consumer of one queue.
 
-    `accepted` collects the tags of accepted messages until `flush`. `wake` is called when there is something
-    to acknowledge.
+    `accepted` collects the delivery tags of accepted messages until `flush`. `wake` is called with the
+    consumer when there is something to acknowledge.
     """
 
     __slots__ = (
@@ -74,31 +74,31 @@ class AmqpLinkConsumer:
         return not self.outstanding
 
     def begin(self, prefetch: int, priority: int) -> None:
-        """Consume on the open channel. `priority` is that of the consumer among those of the queue."""
+        """Send basic.consume on the open channel. `priority` is the consumer's among those of the queue."""
         arguments = (("x-priority", Value(ValueType.INT32, priority)),) if priority else ()
         self._machine.send_method(self.channel, m.BasicQos(prefetch_count=prefetch))
         self._machine.send_method(self.channel, m.BasicConsume(self.declaration.name, arguments=arguments))
 
     def stop(self) -> None:
-        """Cancel the consumer; received messages are still acknowledged."""
+        """Send basic.cancel. Messages that were received before are still acknowledged."""
         self.stopping = True
         if self.tag:
             self._machine.send_method(self.channel, m.BasicCancel(self.tag))
 
     def wake(self) -> None:
-        """Report the first accepted message since the last flush to the connection."""
+        """Notify the connection of the first accepted message since the last flush."""
         if self.live:
             self._wake(self)
 
     def rejected(self, tag: int) -> None:
-        """Reject a message, so that the broker drops or dead-letters it."""
+        """Reject the message with this delivery tag, so that the broker drops or dead-letters it."""
         if self.live:
             self._machine.nack(self.channel, tag)
             self._answer(tag)
             self._wake(self)
 
     def give_back_later(self, tag: int, now: float) -> None:
-        """Requeue a message after RELEASE_SECS."""
+        """Requeue the message with this delivery tag at the broker after RELEASE_SECS seconds."""
         if self.live:
             self._later.append((now + RELEASE_SECS, tag))
 
@@ -115,7 +115,7 @@ class AmqpLinkConsumer:
             self._wake(self)
 
     def flush(self) -> None:
-        """Acknowledge accepted messages: up to the lowest open one with `multiple`, others singly."""
+        """Acknowledge accepted messages: up to the lowest unsettled one with `multiple`, others singly."""
         tags, self.accepted = self.accepted, []
         if not tags or not self.live:
             return

@@ -1,7 +1,8 @@
 """Publisher of an AMQP 0-9-1 link: `confirms.py` with this protocol's confirms, returns and closes.
 
-A broker confirms messages by their number on the channel. A message because of which it closes the channel is
-identified there. An exchange named in the text of the close is refused from then on, until it has been found.
+A broker confirms messages by their number on the channel. A message for which the broker closes the channel
+is identified as described in `confirms.py`. If the text of the close names an exchange, messages for it are
+refused until the exchange has been found again.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ NAMED_EXCHANGE: Final = re.compile(r"exchange '(.*?)' in vhost")  # the text of 
 class AmqpLinkPublisher(ConfirmedSink):
     """Sink of an AMQP 0-9-1 link.
 
-    `missing` is called with an exchange that the broker does not have or does not permit, and the outcome.
-    With None no exchange is treated as missing.
+    `missing` is called with the name of an exchange that the broker does not have or does not permit, and the
+    outcome of its messages. If it is None, no exchange is treated as missing.
     """
 
     _nacked: ClassVar[Outcome] = NOT_NOW
@@ -87,7 +88,7 @@ class AmqpLinkPublisher(ConfirmedSink):
     # Channel.
 
     def open(self, machine: ClientConnection, channel: int, stream: Stream) -> None:
-        """Use a channel in confirm mode; `flow` then lets messages through."""
+        """Use a channel in confirm mode. Messages are sent after `flow` was called with True."""
         self._stream = stream
         self._publishers = Publisher(machine, channel), Publisher(machine, channel, mandatory=True)
         self._machine, self._channel = machine, channel
@@ -96,7 +97,10 @@ class AmqpLinkPublisher(ConfirmedSink):
         self._returned = 0
 
     def flow(self, on: bool) -> None:
-        """Send messages, or hold them while the broker is blocked or declarations are pending."""
+        """Allow sending (`on` True), or hold messages until it is called again.
+
+        Messages are held while the broker is blocked or declarations are pending.
+        """
         self._should_flow = on
         self._flowing = on and self._publishers is not None and self._drain_until is None
         self.pump()
@@ -143,7 +147,7 @@ class AmqpLinkPublisher(ConfirmedSink):
         return super().close()
 
     def close_over(self, code: int, text: str) -> None:
-        """Handle the broker's close of the channel or connection because of a message."""
+        """Handle the broker's close of the channel or connection that a published message has caused."""
         unconfirmed_count = self.close()
         if not unconfirmed_count:
             return
@@ -207,7 +211,7 @@ class AmqpLinkPublisher(ConfirmedSink):
     ) -> tuple[list[PublishRow], list[int]]:
         """Encode messages one at a time. Return the rows of those that can be encoded, and their positions.
 
-        The others are settled with the outcome that `outcome_of_error` returns.
+        The others are settled with the outcome of their encoding error.
         """
         rows: list[PublishRow] = []
         encoded_positions: list[int] = []
@@ -224,7 +228,10 @@ class AmqpLinkPublisher(ConfirmedSink):
     # Outcomes.
 
     def confirm(self, confirms: list[tuple[int, int, bool, bool]]) -> None:
-        """Settle messages by the broker's acks and nacks, in order: (channel, number, multiple, is ack)."""
+        """Settle messages by the broker's acks and nacks, in order.
+
+        Each is a tuple of channel, number, multiple flag, and True for an ack.
+        """
         floor = self._floor
         early = self._early
         singles: list[int] = []
@@ -256,9 +263,9 @@ class AmqpLinkPublisher(ConfirmedSink):
         self.pump()
 
     def settle_returned(self, event: Returned) -> bool:
-        """Settle a mandatory message that the broker returned. Return False if no sent message matches.
+        """Settle a mandatory message that the broker returned. Return False if no sent message matches it.
 
-        Returns arrive in the order of publishing, each before its ack.
+        Returns arrive in the order of publishing, each before the ack of its message.
         """
         method = event.method
         address = amqp_address(method.exchange, method.routing_key)
@@ -278,9 +285,10 @@ class AmqpLinkPublisher(ConfirmedSink):
 
 
 def _find(run: UnconfirmedRun, start: int, address: Address, properties: bytes | None, body: bytes) -> int:
-    """Return the first open offset of `run`, from number `start` on, with this message; -1 if there is none.
+    """Return the first unsettled offset of `run` that has this message, or -1 if there is none.
 
-    `properties` are not compared if they are None, or if the message has a remaining lifetime.
+    The search begins at the message number `start`. `properties` are not compared if they are None, or if the
+    message has an expiration, which changes with time.
     """
     messages = run.part.messages
     for offset in range(max(run.done, start - run.first), len(run.positions)):

@@ -106,7 +106,7 @@ def new_machine(target: LinkUrl, limits: Limits, *, name: str, **more: int) -> C
 
 
 class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
-    """Owner of the stream of a link for the life of one connection."""
+    """Owner of the stream of a link while one connection exists."""
 
     _codes = ReplyCode
     _consuming: ClassVar[type[AmqpLinkConsumer]] = AmqpLinkConsumer
@@ -136,7 +136,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     # Interface for the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Process received bytes, or events that were postponed to this turn."""
+        """Process received bytes, or events that were postponed if `data` is empty."""
         self._process(self._stream.postponed() or self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.request_turn()
@@ -148,7 +148,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         return self.machine.to_send()
 
     def resume_writing(self) -> None:
-        """Continue sending, as the stream's buffer has drained."""
+        """Continue to send messages, because the stream's send buffer has drained."""
         self._session.publisher.pump()
 
     def connection_lost(self, reason: str) -> None:
@@ -159,7 +159,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     # Interface for the link.
 
     def tick(self, now: float) -> None:
-        """Check heartbeats and the handshake time, and run what is due."""
+        """Check heartbeats and the time limit of the handshake, and process timers that are due."""
         if not self._in_time(now):
             return
         for consumer in self._consumers.values():
@@ -187,7 +187,10 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         return sum(one.outstanding for one in consumers if one.declaration.name == queue)
 
     def update_consumers(self, fresh: list[Declaration]) -> None:
-        """Declare new needs and cancel consumers of unwanted queues, as the mapping has changed."""
+        """Check the new declarations, and cancel the consumers of queues that no route needs any more.
+
+        Called when the mapping has changed.
+        """
         if not self.open:
             return
         topology = self._session.topology
@@ -238,7 +241,10 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         self._declarer.ask(session.topology.connected())
 
     def _publish_on(self, number: int) -> None:
-        """Publish on another channel once it is in confirm mode; each channel begins with the flow on."""
+        """Use channel `number` for publishing when it is in confirm mode.
+
+        A channel.flow of the broker for the previous channel does not apply to it.
+        """
         self._publishing, self._confirming = number, False
         self._is_stopped = False
         self._session.stats.blocked = self._is_blocked
@@ -314,7 +320,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     # Needs of the routes.
 
     def _arranged(self) -> None:
-        """Report the link as up when it can publish, and pause or resume publishing.
+        """Record the link as up when it can publish, and hold or resume publishing.
 
         Called when confirm mode, the declarations, or the broker's `blocked` or `flow` have changed.
         """
@@ -351,7 +357,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
 
     @staticmethod
     def _is_gone(consumer: AmqpLinkConsumer, declaration: Declaration) -> bool:
-        """Return True if the broker has counted this consumer before, and counts none any more."""
+        """Return True if the broker does not count this consumer any more, but has counted it before."""
         if consumer.tag and declaration.consumer_count:
             consumer.counted = True
         return consumer.counted and not declaration.consumer_count
@@ -376,7 +382,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         return consumer.declaration
 
     def _close_stopped(self, consumer: AmqpLinkConsumer) -> None:
-        """Close the channel of an unwanted queue once all its messages are settled."""
+        """Close the channel of a cancelled consumer when all its messages are settled."""
         if consumer.stopping and consumer.tag and consumer.is_settled and consumer.live:
             self.machine.close_channel(consumer.channel)
             self._drop(consumer.channel)
@@ -384,7 +390,11 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     # Messages.
 
     def _deliveries(self, contents: list[Delivery]) -> list[Delivery]:
-        """Publish received messages. Return those left for another turn, when many have new addresses."""
+        """Publish received messages to the routes.
+
+        Return the messages that are left for a later time slice of the connection, if many have addresses
+        that are not cached.
+        """
         session = self._session
         caches = session.caches()
         publish = session.dispatcher.publish
@@ -448,7 +458,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         return postponed
 
     def _check_properties(self, raw: bytes) -> None:
-        """Check the properties against the limits of listeners. Raises RemoteProtocolError."""
+        """Check encoded properties against the limits that apply to listeners. Raises RemoteProtocolError."""
         limits = self._session.limits
         if len(raw) > limits.properties_bytes_max:
             raise RemoteProtocolError(f"{len(raw)} bytes of properties", reason=ReplyCode.RESOURCE_ERROR)
@@ -465,8 +475,8 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     ) -> None:
         """Make a dead letter of a malformed or oversized message, without its properties.
 
-        `entry` is None if its address is malformed. If all its routes leave what they reject to the broker
-        (`on_reject: retry`), the broker gets it back, for a dead-letter exchange of its own.
+        `entry` is None if its address is malformed. If all its routes have `on_reject: retry`, the message is
+        rejected instead, so that the broker can use a dead-letter exchange of its own.
         """
         session = self._session
         part = BODY_LOST if isinstance(body, DiscardedBody) else PROPERTIES_LOST
@@ -518,7 +528,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
     # Interface for the link.
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
-        """Declare, consume and cancel what a changed mapping requires."""
+        """Declare, consume and cancel what a changed mapping requires at the broker."""
         fresh, unneeded = self.topology.set_needs(subscriptions, targets)
         for declaration in (*fresh, *unneeded):
             if declaration.kind == "exchange":
@@ -553,7 +563,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         self.let_others_follow(receipts)
 
     def requeue_later(self, receipt: Receipt) -> None:
-        """Requeue a message at its broker after a moment."""
+        """Requeue a message at its broker after a short delay."""
         receipt[0].give_back_later(receipt[1], clock.now())
 
     def handle_unrouted(self, entry: RoutingEntry, receipt: Receipt) -> None:
@@ -575,10 +585,10 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
             super().orphaned(receipt)
 
     def settle_dead_letter(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Acknowledge a message whose dead letter is safe.
+        """Acknowledge a message whose dead letter is stored.
 
-        A message whose body was too large to keep is rejected instead: the broker may have a dead-letter
-        exchange for the whole message.
+        A message whose body was too large to store is rejected instead, because the broker may have a
+        dead-letter exchange for the whole message.
         """
         if outcome.reason is Reason.TOO_LARGE:
             receipt[0].rejected(receipt[1])
@@ -586,7 +596,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
             self.accept([receipt])
 
     def queue_of(self, consumer: AmqpLinkConsumer) -> str:
-        """Return the queue of a consumer, by which routes may select messages."""
+        """Return the queue of a consumer, by which routes may select its messages."""
         return consumer.declaration.route_queue
 
     # Interface for the connection.
@@ -632,7 +642,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         return True
 
     def count_restored(self, kind: str, declaration: Declaration) -> None:
-        """Count and log an object that a survey found missing and that exists again."""
+        """Count and log an object that was found missing at the broker and has been declared again."""
         self.stats.restored.add(kind)
         log.warning(
             "broker object lost, declared again",
@@ -642,7 +652,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         )
 
     def mark_failed(self, declaration: Declaration, why: str, now: float) -> None:
-        """Record why a declaration cannot be met, and retry it later; other routes continue."""
+        """Record why a declaration failed, and retry it later. Other declarations are not affected."""
         if self.topology.current(declaration) is not declaration:
             return
         news = self.topology.mark_failed(declaration, why, now)
@@ -659,7 +669,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
             self.publisher.refuse(declaration.name, Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, why))
 
     def _missing(self, exchange: str, outcome: Outcome) -> None:
-        """Look for an exchange that a publish found missing, until it exists."""
+        """Check periodically for an exchange that the broker did not find on a publish, until it exists."""
         declaration, forgotten = self.topology.declaration_of_missing(exchange)
         for old in forgotten:
             self.publisher.allow(old.name)

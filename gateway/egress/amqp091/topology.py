@@ -1,9 +1,9 @@
-"""Declarations: what the routes of a link need at its broker, and how they are checked and created.
+"""Declarations: objects that the routes of a link need at its broker, and how they are checked and created.
 
 A Declaration is an exchange, a queue, or a queue of the link's own with its bindings. Each is first declared
-passively, because it may exist in any form; only what is missing is created. A broker closes the channel when
-a passive declaration finds nothing, so this happens on a channel of its own. The steps of a declaration are a
-generator of methods, into which the broker's replies are sent one by one.
+passively, because it may exist with any properties; only missing objects are created. A broker closes the
+channel when a passive declaration finds nothing, so a separate channel is used. The steps of a declaration
+are a generator of methods, into which the broker's replies are sent one by one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DeclarationState(Enum):
 class Declaration:
     """Object that has to exist at the broker.
 
-    `consume` is True if its messages are wanted. `keys` are binding keys from `exchange`.
+    `consume` is True if the link consumes its messages. `keys` are the binding keys from `exchange`.
     """
 
     __slots__ = (
@@ -100,19 +100,19 @@ class Declaration:
         self.retry_at = 0.0
 
     def has_same_needs(self, other: Declaration) -> bool:
-        """Return True if `other` has the same needs."""
+        """Return True if `other` requires the same object with the same use and bindings."""
         return (self.consume, self.exchange, self.keys) == (other.consume, other.exchange, other.keys)
 
     @property
     def route_queue(self) -> str:
-        """Queue by which routes know the messages; "" for a queue of the link's own."""
+        """Name by which routes select the messages of this queue; "" for a queue of the link's own."""
         return self.name if self.kind == "queue" else ""
 
     def steps(self, declare: Declare, arguments: Headers = ()) -> Steps:
-        """Return the methods to send to the broker, as a generator that receives the replies.
+        """Return a generator of the methods to send to the broker, which receives the replies.
 
-        `arguments` are those of a queue that has to be created. The result of the generator is the reason why
-        the need cannot be met, "" if it is.
+        `arguments` are those of a queue that has to be created. The generator returns the reason why the
+        object cannot be declared, or "" if it can.
         """
         create = declare == "create" and not self.undeclared
         self.made = ""
@@ -177,7 +177,10 @@ def own_queue(client_id: str, exchange: str) -> str:
 
 
 class Topology:
-    """All declarations of a link. The object outlives connections; `connected` starts a new round."""
+    """All declarations of a link.
+
+    The object outlives connections; `connected` begins to check the declarations on a new one.
+    """
 
     def __init__(self, client_id: str, declare: Declare, wait_max: float) -> None:
         self.declare: Declare = declare
@@ -197,7 +200,10 @@ class Topology:
     def set_needs(
         self, subscriptions: Subscriptions, targets: Targets
     ) -> tuple[list[Declaration], list[Declaration]]:
-        """Set the needs of a changed mapping. Return the new or changed ones, and those no longer needed."""
+        """Set the declarations that a changed mapping requires.
+
+        Return the new or changed ones, and those that are no longer needed.
+        """
         before = self.declarations
         needed = {
             (declaration.kind, declaration.name): declaration
@@ -250,11 +256,11 @@ class Topology:
             yield Declaration("bound", name, consume=True, exchange=exchange, keys=frozenset(bound))
 
     def current(self, declaration: Declaration) -> Declaration | None:
-        """Return the current declaration of that kind and name, or None."""
+        """Return the present declaration with the kind and name of `declaration`, or None."""
         return self.declarations.get((declaration.kind, declaration.name))
 
     def connected(self) -> list[Declaration]:
-        """Begin a new connection. Return all declarations, which have to be checked."""
+        """Begin a new connection. Return all declarations, which have to be checked on it."""
         for declaration in self.declarations.values():
             declaration.state = DeclarationState.NEW
             declaration.was_there = False
@@ -262,12 +268,12 @@ class Topology:
         return [*self.leftovers(), *self.declarations.values()]
 
     def leftovers(self) -> list[Declaration]:
-        """Return, once, the bindings that are no longer wanted."""
+        """Return declarations that remove bindings that are no longer needed; each is returned only once."""
         leftovers, self._leftovers = self._leftovers, []
         return leftovers
 
     def take_due(self, now: float) -> list[Declaration]:
-        """Return the failed declarations that are to be retried, and mark them so."""
+        """Return the failed declarations whose retry is due, and mark them as being retried."""
         found = [
             declaration
             for declaration in self.declarations.values()
@@ -280,13 +286,16 @@ class Topology:
     def survey(self) -> list[Declaration]:
         """Return the declarations that existed at the last check, to be checked again.
 
-        A user may have deleted an object, or created it again without its bindings. It counts as existing
-        until it is found missing.
+        A user may have deleted an object, or created it again without its bindings. Its state changes only if
+        it is found missing.
         """
         return [one for one in self.declarations.values() if one.state is DeclarationState.THERE]
 
     def unmet_needs(self) -> dict[str, str]:
-        """Return the reasons of unmet needs by kind and name, without exchanges that only messages name."""
+        """Return the reasons why declarations failed, by kind and name of the object.
+
+        Exchanges that only published messages name are not included.
+        """
         return {
             f"{one.kind if one.kind != 'bound' else 'queue'} {one.name!r}": one.why
             for one in self.declarations.values()
@@ -294,7 +303,7 @@ class Topology:
         }
 
     def mark_failed(self, declaration: Declaration, why: str, now: float) -> bool:
-        """Record why a need is not met, and when to retry it. Return True if the reason is new."""
+        """Record why a declaration failed, and when to retry it. Return True if the reason is new."""
         news = declaration.why != why
         declaration.why = why
         declaration.state = DeclarationState.FAILED
@@ -303,9 +312,10 @@ class Topology:
         return news
 
     def declaration_of_missing(self, exchange: str) -> tuple[Declaration, list[Declaration]]:
-        """Return the declaration of an exchange that a publish found missing, created if necessary.
+        """Return the declaration of an exchange that the broker did not find on a publish.
 
-        The second result are declarations of this kind that were removed to limit their number.
+        It is created if the mapping has none. The second result has the declarations of this kind that were
+        removed to limit their number.
         """
         found = self.declarations.get(("exchange", exchange))
         if found is not None:
@@ -320,10 +330,10 @@ class Topology:
 
 
 class Declarer:
-    """Sends declarations to the broker one at a time, on a channel that it opens and closes itself.
+    """Sender of declarations to the broker, one at a time, on a channel that it opens and closes itself.
 
     `arguments_of` returns the arguments of a queue to create. `answered` is called with each declaration and
-    the reason why it cannot be met ("" if it is).
+    the reason why it failed, or "" if it succeeded.
     """
 
     def __init__(
@@ -345,23 +355,23 @@ class Declarer:
 
     @property
     def idle(self) -> bool:
-        """True if no declaration is pending."""
+        """True if no declaration is being processed or waits."""
         return self._declaration is None and not self._queue
 
     def ask(self, declarations: Iterable[Declaration]) -> None:
-        """Process these declarations after the pending ones."""
+        """Queue these declarations behind the pending ones."""
         self._queue.extend(declarations)
         if self._declaration is None:
             self._start_next()
 
     def send_pending(self) -> None:
-        """Send the pending method on the opened channel."""
+        """Send the pending method, because the channel is open now."""
         if self._question is not None:
             self._machine.send_method(self.channel, self._question)
             self._question = None
 
     def process_reply(self, answer: Answer) -> None:
-        """Process the broker's reply, or its close of the channel."""
+        """Process the broker's reply to the pending method, or its close of the channel."""
         if isinstance(answer, ChannelClosed):
             self.channel = 0
             self._question = None
