@@ -45,17 +45,20 @@ Opened = TypeVar("Opened", ClientSender, ConsumerHandle, StreamHandle)
 
 
 class ChannelConnection(Carrier, Protocol):
-    """Interface of the client's connection for its channels."""
+    """Interface of the client's connection to its channels."""
 
     def adopt(self, handle: int, channel: ClientChannel) -> None:
-        """Route events of this handle to the channel."""
+        """Pass events of this handle to the channel from now on."""
 
     def forget(self, handles: Iterable[int]) -> None:
-        """Stop routing events of these handles."""
+        """Stop passing events of these handles to their channels."""
 
 
 class ClientChannel:
-    """Channel of a client. Bodies of more than `memory_bytes_max` bytes are delivered as temporary files."""
+    """Channel of a client.
+
+    A received body of more than `memory_bytes_max` bytes is delivered as a temporary file.
+    """
 
     def __init__(self, client: ChannelConnection, number: int, *, restartable: bool) -> None:
         self.client = client
@@ -74,7 +77,7 @@ class ClientChannel:
     # Opening of handles.
 
     async def sender(self, service: str, name: str) -> ClientSender:
-        """Open a handle to send to exactly one destination, of service `queue`, `topic` or `peer`."""
+        """Open a handle to send to one destination of service `queue`, `topic` or `peer`."""
         self.check()
         number, own = open_for_sending(self.client.machine, self.number, service, name)
         return self._adopt(ClientSender(self, number, service, own))
@@ -94,8 +97,8 @@ class ClientChannel:
         """Consume a destination, or all whose names begin with `name` if it is empty or ends in a dot.
 
         `identifier` makes the subscription to a topic durable: it continues when the same client reconnects.
-        With `unreliable` the server counts messages as acknowledged when it sends them, and `prefetch` has no
-        effect.
+        With `unreliable` the server regards messages as acknowledged when it sends them, and `prefetch` has
+        no effect.
         """
         begin, end = (name, "") if is_prefix(name) else split_name(service, name)
         consumer = self._open(service, begin)
@@ -253,7 +256,7 @@ class ClientChannel:
         return awaited
 
     def close_handle(self, number: int) -> None:
-        """Close a handle on behalf of the client."""
+        """Close a handle, because the client requests it."""
         self.client.machine.close_handle(number)
         self.client.flush()
 
@@ -270,19 +273,19 @@ class ClientChannel:
             awaited.count_reply(RefusedByServer(code, text, Scope.HANDLE) if failed else None)
 
     def handle_ready(self, handle: int, held_bytes: int) -> None:
-        """Handle READY."""
+        """Process READY: the server already has `held_bytes` of the handle's upload."""
         found = self._handles.get(handle)
         if isinstance(found, ClientSender):
             found.handle_ready(held_bytes)
 
     def handle_index(self, index: m.HandleIndex) -> None:
-        """Handle INDEX."""
+        """Process INDEX, which lists the messages of a QUERY, for its handle."""
         found = self._handles.get(index.handle_id)
         if isinstance(found, ConsumerHandle):
             found.handle_index(index)
 
     def handle_created(self, created: m.HandleCreated) -> None:
-        """Handle CREATED."""
+        """Process CREATED, which has the name of a temporary destination, for its handle."""
         found = self._handles.get(created.handle_id)
         if isinstance(found, ConsumerHandle):
             found.handle_created(created.dest_name)
@@ -318,7 +321,7 @@ class ClientChannel:
         found.add(FastDelivery(number, bits & REDELIVERED != 0, message, file, awaits_ack))
 
     def handle_prepare(self, prepared: Prepared) -> None:
-        """Handle PREPARE, which announces a large message: request the whole body from the server."""
+        """Process PREPARE, which announces a large message: request the whole body from the server."""
         self._prepared[prepared.handle] = prepared
         self.client.machine.ready(prepared.handle, 0)
         self.client.flush()
@@ -336,7 +339,7 @@ class ClientChannel:
         self._spool = tempfile.SpooledTemporaryFile(self.memory_bytes_max)  # noqa: SIM115
 
     def _refuse(self, handle: int, code: ReplyCode, text: str) -> None:
-        """Close a handle because of an error of the server.
+        """Close a handle because the server has violated the protocol on it.
 
         Tasks that wait for its deliveries get an error.
         """
@@ -382,7 +385,7 @@ class ClientChannel:
         self.client.forget((number,))
 
     def handle_closed(self, number: int, failure: LinkError) -> None:
-        """Handle the server's close of a handle."""
+        """Process the server's close of a handle; its tasks get the error `failure`."""
         found = self._handles.pop(number, None)
         self._prepared.pop(number, None)
         if found is not None:
@@ -391,7 +394,7 @@ class ClientChannel:
             self._awaited.pop(tag).count_reply(failure)
 
     def end(self, failure: LinkError) -> None:
-        """End the channel, as it or its connection was closed."""
+        """End the channel and its handles with the error `failure`: it or its connection was closed."""
         self._failure = self._failure or failure
         if self._spool is not None:
             self._spool.close()

@@ -75,11 +75,11 @@ FAREWELL_SECS: Final = 5.0  # how long the server may take to confirm a close
 
 
 class ConnectionLost(LinkError):
-    """Loss of the connection."""
+    """Error for a lost connection."""
 
 
 class Unreached(ConnectionLost):
-    """Failure to connect: no server answered, or one of another protocol."""
+    """Error for a failure to connect: no server responded, or a server of another protocol."""
 
 
 def head_of(
@@ -143,7 +143,7 @@ async def connect(
 
 
 class FastLinkClient:
-    """Open connection, created by `connect`."""
+    """Open connection of a program to an AMQP/Fast server, created by `connect`."""
 
     def __init__(self, target: LinkUrl, client_name: str, heartbeat_secs: int, frame_max: int) -> None:
         self.machine = client_machine(
@@ -205,13 +205,16 @@ class FastLinkClient:
         return Unreached(f"{self._place}: {explained(self._target.protocol, self._first, why)}")
 
     async def _run(self, task: Callable[[trio.abc.Stream], Awaitable[None]], stream: trio.abc.Stream) -> None:
-        """Run a background task that continues when the block is cancelled, so that the close can be sent."""
+        """Run a background task that is not cancelled with the block, so that the close can still be sent."""
         with trio.CancelScope(shield=True) as scope:
             self._background.append(scope)
             await task(stream)
 
     async def aclose(self) -> None:
-        """Close the connection and wait for the reply: by then the server has read everything sent before."""
+        """Close the connection and wait for the reply.
+
+        Before it replies, the server has read everything that was sent earlier.
+        """
         stream = self._stream
         if stream is None:
             return
@@ -254,18 +257,18 @@ class FastLinkClient:
             raise self._failure
 
     def flush(self) -> None:
-        """Wake the writing task to send what was encoded."""
+        """Wake the task that writes, to send the encoded output."""
         self._to_write.set()
 
     async def drain(self) -> None:
-        """Wait until everything that was encoded has been handed to the network."""
+        """Wait until all encoded output has been handed to the network."""
         self._written = trio.Event()
         self.flush()
         await self._written.wait()
         self.check()
 
     def hold(self) -> None:
-        """Stop reading until `release` was called as many times."""
+        """Stop reading until `release` has been called as often as `hold`."""
         self._holds += 1
 
     def release(self) -> None:
@@ -276,11 +279,11 @@ class FastLinkClient:
             self._released = trio.Event()
 
     def adopt(self, handle: int, channel: ClientChannel) -> None:
-        """Route events of the handle to the channel."""
+        """Pass events of the handle to the channel from now on."""
         self._by_handle[handle] = channel
 
     def forget(self, handles: Iterable[int]) -> None:
-        """Stop routing events of these handles."""
+        """Stop passing events of these handles to their channels."""
         for handle in handles:
             self._by_handle.pop(handle, None)
 

@@ -1,13 +1,14 @@
 """Consumer of one source of a link, with a channel of its own and its pending acknowledgements.
 
 A channel for each source has message numbers of its own, so that a message that waits for its target does not
-delay the acknowledgements of other sources. A consumer lives as long as its channel. A later settlement finds
-it dead and is dropped, because the server delivers the message again. When the server closes only its handle
-the consumer rests until `reopen`: delivered messages are still acknowledged on the channel.
+delay the acknowledgements of other sources. A consumer exists as long as its channel. When a message is
+settled after the channel was closed, nothing is sent, because the server delivers the message again. When the
+server closes only the handle, the consumer is `resting` until `reopen`: delivered messages are still
+acknowledged on the channel.
 
-AMQP/Fast has no negative acknowledgement for good: such a message is acknowledged once it is stored as a dead
-letter. A message for which there is no memory is returned to its queue after a while by UNGET, and another
-consumer may get it. A topic does not accept returned messages, so these are retried locally.
+AMQP/Fast has no negative acknowledgement that is final: a rejected message is acknowledged when it is stored
+as a dead letter. A message for which there is no memory is returned to its queue after a while by UNGET, and
+another consumer may get it. A topic does not accept returned messages, so these are retried locally.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ Receipt = tuple["FastLinkConsumer", int, Message]
 class FastLinkConsumer:
     """Consumer of one source.
 
-    `accepted` collects the numbers of settled messages until `flush`. `wake` is called when there is
-    something to acknowledge.
+    `accepted` collects the numbers of settled messages until `flush`. `wake` is called with the consumer when
+    there is something to acknowledge.
     """
 
     __slots__ = (
@@ -93,7 +94,7 @@ class FastLinkConsumer:
         return (source.name, "") if source.prefix else split_name(source.service, source.name)
 
     def begin(self, prefetch: int) -> None:
-        """Send HANDLE CONSUME."""
+        """Send HANDLE CONSUME with this prefetch window."""
         source = self.source
         topic = source.service == "topic"
         self._machine.send(
@@ -116,19 +117,19 @@ class FastLinkConsumer:
         self._machine.close_handle(self.handle)
 
     def wake(self) -> None:
-        """Report the first accepted message since the last flush to the connection."""
+        """Notify the connection of the first accepted message since the last flush."""
         if self.live:
             self._wake(self)
 
     def give_back_later(self, receipt: Receipt, now: float) -> None:
-        """Return a message for which there is no memory to its queue after RELEASE_SECS."""
+        """Return a message to its queue after RELEASE_SECS seconds, because memory is short."""
         if self.live:
             self._later.append((now + RELEASE_SECS, receipt))
 
     def tick(self, now: float) -> list[Receipt]:
-        """Return messages to a queue whose wait is over.
+        """Return messages whose wait is over to their queue by UNGET.
 
-        Return the receipts that are to be retried locally.
+        Return the receipts of those that have to be retried locally.
         """
         if not self._later or not self.live:
             return []
@@ -146,7 +147,7 @@ class FastLinkConsumer:
         return [receipt for receipt in due_receipts if receipt[1] <= self._former]
 
     def flush(self) -> None:
-        """Acknowledge up to the last number below which everything is settled."""
+        """Acknowledge all messages up to the last number below which every message is settled."""
         numbers, self.accepted = self.accepted, []
         if numbers and self.live:
             last = self.unsettled.settle(numbers)

@@ -27,7 +27,7 @@ class Unsettled:
 
     @property
     def last(self) -> int:
-        """Number of the latest unacknowledged message, 0 if there is none."""
+        """Number of the latest unacknowledged message, or 0 if there is none."""
         return self._order[-1] if self._order else 0
 
     def add(self, number: int) -> None:
@@ -35,7 +35,10 @@ class Unsettled:
         self._order.append(number)
 
     def settle(self, numbers: Iterable[int]) -> int:
-        """Mark these as settled. Return the number that can be acknowledged now, 0 if no new one."""
+        """Mark the messages with these numbers as settled.
+
+        Return the number to acknowledge now, which includes all lower ones, or 0 if it has not changed.
+        """
         order, done = self._order, self._done
         done.update(numbers)
         last = 0
@@ -46,7 +49,7 @@ class Unsettled:
 
 
 class Joined(NamedTuple):
-    """Message whose last fragment has arrived. `body` is None if it was larger than the limit."""
+    """Complete message, built from its fragments. `body` is None if it was larger than the limit."""
 
     handle: int
     number: int
@@ -58,10 +61,10 @@ class Joined(NamedTuple):
 
 
 class Assembly:
-    """Joins the fragments of one channel.
+    """Joins the fragments of messages that arrive on one channel.
 
     A body of more than `bytes_max` bytes is skipped: a refusal would close the channel, and the server would
-    send the message again forever.
+    send the message again on each new one.
     """
 
     __slots__ = ("_head", "_parts", "_size", "bytes_max")

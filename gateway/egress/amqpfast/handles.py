@@ -1,7 +1,8 @@
-"""Handles of the client: what they send, what they receive, and who waits for replies.
+"""Handles of the AMQP/Fast client: what they send and receive, and the tasks that wait for replies.
 
-A task that waits has a PendingReplies, which is completed by the reply or by a close in its place.
-Deliveries wait in their handle until they are read; the server sends at most the prefetch window of them.
+A task that waits has a PendingReplies, which is completed by the reply, or by a close that arrives in its
+place. Deliveries wait in their handle until they are read; the server sends at most the prefetch window of
+them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ Progress = Callable[[int, int], None]
 
 
 class RefusedByServer(LinkError):
-    """Refusal by the server, which closed a handle, channel or connection (`scope`), or failed a BROWSE."""
+    """Refusal by the server, which closed a handle, channel or connection (`scope`), or failed a BROWSE.
+
+    `code` is the server's reply code.
+    """
 
     def __init__(self, code: int, text: str, scope: Scope) -> None:
         super().__init__(f"{text} ({code})" if text else f"refused with code {code}")
@@ -44,12 +48,12 @@ class RefusedByServer(LinkError):
 
 
 class FastDelivery(NamedTuple):
-    """Received message.
+    """Message that the client has received.
 
     `number` is the server's number on its channel, or the message id for a browsed one. `awaits_ack` is False
     for messages that were browsed, sent by a peer, or received by an unreliable CONSUME. A body larger than
-    the channel's `memory_bytes_max` is in `file`, which is open for reading and is deleted when it is
-    closed; the message's own body is then empty.
+    the channel's `memory_bytes_max` is in `file`, which is open for reading and is deleted when it is closed;
+    the message's own body is then empty.
     """
 
     number: int
@@ -71,21 +75,21 @@ class PendingReplies:
         self._done = trio.Event()
 
     def count_reply(self, failure: LinkError | None = None) -> None:
-        """Count a reply; a failure ends the wait for all remaining ones."""
+        """Count one reply. A `failure` completes the wait for all remaining ones."""
         self._remaining -= 1
         self._failure = self._failure or failure
         if not self._remaining or failure is not None:
             self._done.set()
 
     async def wait(self) -> None:
-        """Wait for all replies. Raises the failure that occurred in their place."""
+        """Wait for all replies. Raises the failure if one was counted."""
         await self._done.wait()
         if self._failure is not None:
             raise self._failure
 
 
 class Carrier(Protocol):
-    """Interface of the client's connection for its handles."""
+    """Interface of the client's connection to its handles."""
 
     machine: ClientConnection
 
@@ -99,14 +103,14 @@ class Carrier(Protocol):
         """Wait until the network has accepted what was written."""
 
     def hold(self) -> None:
-        """Stop reading."""
+        """Stop reading from the connection."""
 
     def release(self) -> None:
-        """Undo one `hold`."""
+        """Undo one `hold`; reading resumes when all are undone."""
 
 
 class HandleChannel(Protocol):
-    """Interface of a channel for its handles."""
+    """Interface of a channel to its handles."""
 
     number: int
     restartable: bool
@@ -122,14 +126,14 @@ class HandleChannel(Protocol):
         """Send a command and wait for its reply."""
 
     def close_handle(self, number: int) -> None:
-        """Close a handle on behalf of the client."""
+        """Close a handle, because the client requests it."""
 
     async def aclose(self) -> None:
         """Send CHANNEL CLOSE."""
 
 
 class OpenHandle:
-    """Open handle. `async for` iterates over its deliveries and ends when the client closes it."""
+    """Open handle; `async for` yields its deliveries and ends when the client closes it."""
 
     def __init__(self, channel: HandleChannel, number: int, service: str) -> None:
         self.number = number
@@ -161,12 +165,15 @@ class OpenHandle:
         return self._came.popleft() if self._came else None
 
     async def news(self) -> None:
-        """Wait for the next event of the handle. Raises the error that has closed it."""
+        """Wait until something arrives for the handle. Raises the error that has closed it."""
         self.check()
         await self._more.wait()
 
     async def aclose(self) -> None:
-        """Send HANDLE CLOSE. Unacknowledged deliveries stay so until the channel is closed."""
+        """Send HANDLE CLOSE.
+
+        Deliveries that are not acknowledged stay unacknowledged until the channel is closed.
+        """
         self._ended = True
         self._channel.close_handle(self.number)
         self.wake()
@@ -179,18 +186,18 @@ class OpenHandle:
         self.wake()
 
     def wake(self) -> None:
-        """Wake the tasks that wait for an event."""
+        """Wake the tasks that wait in `news`."""
         self._more.set()
         self._more = trio.Event()
 
     def closed(self, failure: LinkError) -> None:
-        """Record that the server has closed the handle, its channel or the connection."""
+        """Record that the server has closed the handle, its channel or the connection, with this error."""
         self.failure = self.failure or failure
         self.wake()
 
 
 class ClientSender(OpenHandle):
-    """Handle that sends to one destination. Replies of a peer service are its deliveries, without ack."""
+    """Handle that sends to one destination; responses of a peer service are its deliveries, without ack."""
 
     def __init__(self, channel: HandleChannel, number: int, service: str, name: bytes) -> None:
         super().__init__(channel, number, service)
@@ -200,11 +207,14 @@ class ClientSender(OpenHandle):
         self._ready_sizes: list[int] = []  # sizes from READY
 
     async def send(self, body: bytes, head: bytes = PLAIN_HEAD) -> None:
-        """Send one message; return when it is accepted. Raises RefusedByServer or ConnectionLost."""
+        """Send one message. Return when the server has accepted it.
+
+        Raises RefusedByServer or ConnectionLost.
+        """
         await self.send_many([body], head)
 
     async def send_many(self, bodies: Sequence[bytes], head: bytes = PLAIN_HEAD) -> None:
-        """Send messages with the same head, without waits in between; return when all are accepted."""
+        """Send messages with the same head without waiting between them. Return when all are accepted."""
         self.check()
         if not bodies:
             return
@@ -221,11 +231,11 @@ class ClientSender(OpenHandle):
     async def upload(
         self, source: Path | bytes, head: bytes = PLAIN_HEAD, *, progress: Progress | None = None
     ) -> None:
-        """Send a file or bytes of any size in fragments; return when the server has accepted them all.
+        """Send a file, or bytes, of any size in fragments. Return when the server has accepted all of it.
 
-        `progress` is called with the number of bytes sent and the total. On a restartable channel an
-        interrupted upload continues where it stopped, given the same head, body and client-name. A server
-        without such channels raises RefusedByServer 503 or 540; use a plain channel with it.
+        `progress` is called with the number of bytes sent and the total. On a restartable channel, calling it
+        again with the same head, body and client-name continues an interrupted upload. A server without such
+        channels raises RefusedByServer 503 or 540; use a plain channel with it.
         """
         self.check()
         channel = self._channel
@@ -275,13 +285,13 @@ class ClientSender(OpenHandle):
         await awaited.wait()
 
     def handle_ready(self, held_bytes: int) -> None:
-        """Process READY: the server already has `held_bytes` of the upload."""
+        """Process READY: the server already has `held_bytes` of the upload's body."""
         self._ready_sizes.append(held_bytes)
         self.wake()
 
 
 class StreamHandle(OpenHandle):
-    """Handle of a stream with the bytes received and not yet read."""
+    """Handle of a stream from and to a peer service, with the received bytes that are not read yet."""
 
     def __init__(self, channel: HandleChannel, number: int) -> None:
         super().__init__(channel, number, "peer")
@@ -297,7 +307,10 @@ class StreamHandle(OpenHandle):
         self.wake()
 
     async def take(self, most: int | None) -> bytes:
-        """Return at most `most` of the received bytes, waiting for some; b"" at the end of the stream."""
+        """Remove and return received bytes, at most `most` (None: all). Wait until there are some.
+
+        Return b"" at the end of the stream.
+        """
         while not self._arrived:
             self.check_ended()
             if isinstance(self.failure, RefusedByServer) and self.failure.code < ReplyCode.MESSAGE_NOT_FOUND:
@@ -330,12 +343,13 @@ class StreamHandle(OpenHandle):
 class PeerStream(trio.abc.Stream):
     """Byte stream to and from a peer service (3.5.3.1), as a Trio stream.
 
-    It has a channel of its own. A program that does not read from it blocks everything on the connection.
-    RefusedByServer says why the server has ended it, ConnectionLost that the connection is lost.
+    It has a channel of its own. A program that does not read from it blocks everything else on the
+    connection. RefusedByServer is raised if the server has ended the stream, ConnectionLost if the connection
+    is lost.
     """
 
     def __init__(self, channel: HandleChannel, handle: StreamHandle, head: bytes) -> None:
-        """Begin the stream. Raises LocalProtocolError if the head does not fit a fragment."""
+        """Begin the stream with this head. Raises LocalProtocolError if the head does not fit a fragment."""
         self._client = channel.client
         self._handle = handle
         self._transfer = Transfer(channel.client.machine, handle.number, head, 0, streaming=True)
@@ -369,9 +383,9 @@ class PeerStream(trio.abc.Stream):
 
 
 class ConsumerHandle(OpenHandle):
-    """Handle that receives deliveries of a CONSUME, or of a BROWSE with `browses`.
+    """Handle that receives the deliveries of a CONSUME, or with `browses` the messages of a BROWSE.
 
-    `name` is that of a temporary destination.
+    `name` is the name of the temporary destination, if the handle has created one.
     """
 
     def __init__(self, channel: HandleChannel, number: int, service: str, *, browses: bool = False) -> None:
@@ -388,23 +402,23 @@ class ConsumerHandle(OpenHandle):
         await channel.send_and_wait(m.HandleFlow(self.number, tag, paused), tag, self.number)
 
     async def created(self) -> None:
-        """Wait for the name of a temporary destination."""
+        """Wait until the server has sent the name of a temporary destination."""
         while not self.name:
             await self.news()
 
     def handle_created(self, name: str) -> None:
-        """Handle CREATED."""
+        """Process CREATED, which has the name of the temporary destination."""
         self.name = name
         self.wake()
 
     async def listed(self) -> m.HandleIndex:
-        """Wait for the reply to a QUERY and return it."""
+        """Wait for the INDEX that a QUERY has requested. Return it."""
         while self._index is None:
             await self.news()
         index, self._index = self._index, None
         return index
 
     def handle_index(self, index: m.HandleIndex) -> None:
-        """Handle INDEX."""
+        """Process INDEX, which lists the messages of a QUERY."""
         self._index = index
         self.wake()

@@ -30,7 +30,7 @@ Settled = Callable[[Outcome, int], None]
 
 
 class LargeSender:
-    """Sender of one large message at a time.
+    """Sender of large messages on a channel of its own, one at a time.
 
     `settled` is called with the outcome of a message and the code of the close (200 if none). `restartable`
     allows PREPARE.
@@ -56,18 +56,18 @@ class LargeSender:
 
     @property
     def announced(self) -> bool:
-        """True if PREPARE was sent and no response has arrived."""
+        """True if PREPARE was sent and the server has not responded yet."""
         return self._upload is not None and self._upload.prepared
 
     def tick(self, now: float) -> None:
-        """Send the message without PREPARE if the server has not answered it in time."""
+        """Send the message without PREPARE if the server has not responded to that in time."""
         if self.announced and now - self._announced_at >= READY_SECS:
             assert self._upload is not None
             self._machine.close_handle(self._upload.handle)
             self._resend(restartable=False)
 
     def send(self, message: Message, head: bytes) -> None:
-        """Begin to send a message; its outcome is reported later.
+        """Begin to send a message. Its outcome is reported by `settled`.
 
         Raises LocalProtocolError if the server has no channel or handle left for it.
         """
@@ -93,7 +93,7 @@ class LargeSender:
         self.write()
 
     def ready(self, handle: int, held_bytes: int) -> None:
-        """Handle READY: continue behind `held_bytes`, which the server has."""
+        """Handle READY: send the part of the body behind the `held_bytes` that the server already has."""
         upload = self._upload
         if upload is None or upload.handle != handle:
             return
@@ -117,7 +117,7 @@ class LargeSender:
             self._finish(ACCEPTED if code < ReplyCode.MESSAGE_NOT_FOUND else outcome_of(code, text), code)
 
     def handle_closed(self, handle: int, code: int, text: str) -> None:
-        """Handle the close of a handle: retry or finish the message if it was sent on it."""
+        """Handle the close of a handle: retry or finish the message if it was being sent on that handle."""
         upload = self._upload
         if upload is None or upload.handle != handle:
             return

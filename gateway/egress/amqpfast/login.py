@@ -1,4 +1,4 @@
-"""Code that the link and the client share: login, names of destinations, and the meaning of closes.
+"""Code that the link and the client share: login, names of destinations, and outcomes of closes.
 
 A name is split at its last dot between a handle and its commands, because a name that a handle has as a whole
 may also mean every destination that begins with it (3.5.2.3).
@@ -66,13 +66,13 @@ def client_machine(
 
 
 def split_name(service: str, name: str) -> tuple[str, str]:
-    """Split the name of exactly one destination into (the handle's part, the command's part)."""
+    """Split the name of one destination into the part for the handle and the part for its commands."""
     begin, dot, end = name.rpartition(".")
     return (begin + dot, end) if end and service != "peer" else ("", name)
 
 
 def open_for_sending(machine: ClientConnection, channel: int, service: str, name: str) -> tuple[int, bytes]:
-    """Open a handle to send to one destination. Return its number and the name for each SEND.
+    """Open a handle to send to one destination. Return its number and the name to use in each SEND.
 
     Raises LocalProtocolError if no handle is available now.
     """

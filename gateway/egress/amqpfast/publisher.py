@@ -50,7 +50,7 @@ HEAD_TOO_LONG: Final = Outcome(
 
 
 class Destination(NamedTuple):
-    """Open handle for one destination, and the name for each SEND."""
+    """Open handle for one destination, and the name to use in each SEND."""
 
     producer: Producer
     name: bytes
@@ -111,7 +111,7 @@ class FastLinkPublisher(ConfirmedSink):
             log.warning("PREPARE disabled, server drops connections", server=server)
 
     def close_over(self, code: int, text: str) -> None:
-        """Handle the server's close of the channel or connection because of its content."""
+        """Handle the server's close of the channel or connection that a published message has caused."""
         unconfirmed_count = self.close()
         if unconfirmed_count and code >= ReplyCode.MESSAGE_NOT_FOUND:
             self._settle_suspect(unconfirmed_count, code, text)
@@ -137,7 +137,7 @@ class FastLinkPublisher(ConfirmedSink):
         self.pump()
 
     def resume_writing(self) -> None:
-        """Continue sending, as the stream's buffer has drained."""
+        """Continue to send messages, because the stream's send buffer has drained."""
         if self._large is not None:
             self._large.write()
         self.pump()
@@ -206,9 +206,9 @@ class FastLinkPublisher(ConfirmedSink):
             sent += chosen
 
     def _destination(self, message: Message, *, alone: bool) -> Destination | None:
-        """Return the open destination of a message, or None if nothing can be sent there now.
+        """Return the open destination of a message, or None if no message can be sent to it now.
 
-        `alone` says that no message is in flight, so that all handles may be closed to get a free one.
+        `alone` is True if no message is in flight, so that all handles may be closed to get a free one.
         """
         wire = message.address.wire
         found = self._destinations.get(wire)
@@ -231,7 +231,7 @@ class FastLinkPublisher(ConfirmedSink):
         return found
 
     def _begin_anew(self) -> None:
-        """Close all handles, as none is free and no message is in flight."""
+        """Close all handles, because none is free and no message is in flight."""
         machine = self._machine
         assert machine is not None
         for handle in self._wires:
@@ -242,7 +242,7 @@ class FastLinkPublisher(ConfirmedSink):
         self._stream.mark()
 
     def _send_large(self, part: SubBatch, positions: Positions, message: Message) -> Positions:
-        """Send the first of `positions` as a large message. Return the positions that still wait."""
+        """Send the message at the first of `positions` as a large one. Return the positions that wait."""
         assert self._large is not None
         try:
             head = encode_properties(message, clock.wall_offset())
@@ -264,7 +264,10 @@ class FastLinkPublisher(ConfirmedSink):
     # Outcomes.
 
     def settle_replies(self, rows: list[ReplyRow]) -> None:
-        """Settle messages that the server has replied to. `rows` may be of the channel for large ones."""
+        """Settle messages to which the server has replied.
+
+        `rows` are replies on the publishing channel or on the channel for large messages.
+        """
         floor, shift = self._floor, self._shift
         early = self._early
         singles: list[int] = []
@@ -293,14 +296,14 @@ class FastLinkPublisher(ConfirmedSink):
         self.pump()
 
     def ready(self, handle: int, held_bytes: int) -> None:
-        """Handle READY: the server has `held_bytes` of a large message."""
+        """Handle READY: the server already has `held_bytes` bytes of a large message."""
         if self._large is not None:
             assert self._stream is not None
             self._prepares[self._stream.remote] = True
             self._large.ready(handle, held_bytes)
 
     def handle_closed(self, handle: int, code: int, text: str) -> None:
-        """Handle the server's close of a handle, if it is one of this publisher."""
+        """Handle the server's close of a handle, if it belongs to this publisher."""
         wire = self._wires.pop(handle, None)
         if wire is None:
             if self._large is not None:
@@ -319,7 +322,7 @@ class FastLinkPublisher(ConfirmedSink):
         self.pump()
 
     def large_closed(self, channel: int, code: int, text: str) -> None:
-        """Handle the server's close of a channel, if it is the one for large messages."""
+        """Handle the server's close of a channel, if it is the channel for large messages."""
         if self._large is not None and channel == self._large.channel:
             self._large.channel_closed(code, text)
 

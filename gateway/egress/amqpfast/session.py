@@ -80,7 +80,7 @@ CONTENT_FAULTS: Final = frozenset(
 
 
 class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]):
-    """Owner of the stream of a link for the life of one connection."""
+    """Owner of the stream of a link while one connection exists."""
 
     _codes = ReplyCode
 
@@ -110,7 +110,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     # Interface for the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Process received bytes, or events that were postponed to this turn."""
+        """Process received bytes, or events that were postponed if `data` is empty."""
         self._process(self._stream.postponed() or self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.request_turn()
@@ -121,7 +121,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         return self.machine.to_send()
 
     def resume_writing(self) -> None:
-        """Continue sending, as the stream's buffer has drained."""
+        """Continue to send messages, because the stream's send buffer has drained."""
         self._session.publisher.resume_writing()
 
     def connection_lost(self, reason: str) -> None:
@@ -133,7 +133,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     # Interface for the link.
 
     def tick(self, now: float) -> None:
-        """Check heartbeats and the handshake time, and run what is due."""
+        """Check heartbeats and the time limit of the handshake, and process timers that are due."""
         if not self._in_time(now):
             return
         session = self._session
@@ -156,7 +156,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         return sum(len(consumer.unsettled) for consumer in self._consumers.values())
 
     def update_consumers(self, fresh: list[LinkSource], obsolete: list[LinkSource]) -> None:
-        """Consume new sources and stop unwanted ones, as the mapping has changed."""
+        """Consume from new sources and stop consuming from obsolete ones, because the mapping has changed."""
         consumed = {
             consumer.source: consumer for consumer in self._consumers.values() if not consumer.stopping
         }
@@ -318,7 +318,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     # Sources of the routes.
 
     def _arranged(self) -> None:
-        """Set the link up if the sending channel is open and every source has a reply."""
+        """Record the link as up if the sending channel is open and the server has replied for all sources."""
         session = self._session
         if not self._up and session.publisher.is_open and session.sources.surveyed:
             self._up = True
@@ -331,7 +331,10 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             consumer.begin(self._session.settings.prefetch)
 
     def _survey(self, now: float) -> None:
-        """Query the prefixes of queues whose survey is due and that have no unacknowledged message."""
+        """Send QUERY for the prefixes whose check is due, to find queues that were created later.
+
+        Prefixes with an unacknowledged message are not checked.
+        """
         for source, survey in self._surveys.items():
             if survey.is_due(now) and self._idle(source) is not None:
                 survey.awaits_reply = True
@@ -346,7 +349,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         return None
 
     def _begin_survey(self, source: LinkSource) -> None:
-        """Start to look for queues that are created later, if the source is a prefix of queues."""
+        """Start the periodic check for queues that are created later, if the source is a prefix of queues."""
         if not source.prefix or source.service != "queue" or source in self._surveys:
             return
         try:
@@ -374,15 +377,16 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                     self._consume(source)
 
     def _abandon(self, source: LinkSource) -> None:
-        """Cancel a durable subscription that is not consumed."""
+        """Cancel the durable subscription of a source that is not consumed on this connection."""
         consumer = self._consumer(source)
         if consumer is not None:
             consumer.stop()
 
     def _consumer(self, source: LinkSource) -> FastLinkConsumer | None:
-        """Open a handle for a source, on the channel of the one that the server has closed, if any.
+        """Open a handle to consume a source, with a channel of its own. Return its consumer.
 
-        Return None if there is no channel or handle left.
+        If the server has closed only the handle of an earlier consumer, that channel is used again. Return
+        None if there is no channel or handle left.
         """
         session = self._session
         consumer = next(
@@ -404,7 +408,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         return consumer
 
     def _drop_consumer(self, consumer: FastLinkConsumer, why: str) -> None:
-        """Drop a consumer whose channel was closed, and report why."""
+        """Forget a consumer whose channel was closed, and report the reason `why`."""
         consumer.live = False
         self._consumers.pop(consumer.channel, None)
         self._forget_handle(consumer)
@@ -414,7 +418,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         self._arranged()
 
     def _close_stopped(self, consumer: FastLinkConsumer) -> None:
-        """Close the channel of an unwanted source once all its messages are acknowledged."""
+        """Close the channel of a stopped consumer when all its messages are acknowledged."""
         over = consumer.stopping and consumer.handle not in self._by_handle and not len(consumer.unsettled)
         if over and consumer.live:
             consumer.live = False
@@ -424,7 +428,11 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     # Messages.
 
     def _notifies(self, rows: list[NotifyRow]) -> list[NotifyRow]:
-        """Publish received messages. Return those left for another turn, when many have new addresses."""
+        """Publish received messages to the routes.
+
+        Return the messages that are left for a later time slice of the connection, if many have addresses
+        that are not cached.
+        """
         session = self._session
         caches = session.caches()
         publish = session.dispatcher.publish
@@ -488,7 +496,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         return postponed
 
     def _check_head(self, head: bytes) -> None:
-        """Check the properties against the limits of listeners. Raises RemoteProtocolError."""
+        """Check an encoded head against the limits that apply to listeners. Raises RemoteProtocolError."""
         limits = self._session.limits
         if len(head) > limits.properties_bytes_max:
             text = f"{len(head)} bytes of properties"
@@ -510,10 +518,11 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             self._notifies([row])
 
     def _pass_over(self, consumer: FastLinkConsumer | None) -> None:
-        """Skip a message without acknowledgement.
+        """Skip a message without the delivered flag, and log this.
 
-        It was shown and not delivered, and must be neither processed nor acknowledged (3.5.11). If `consumer`
-        is None, its handle was closed meanwhile, or is a sending one that a peer has answered on.
+        It must be neither processed nor acknowledged (3.5.11). `consumer` is None if its handle was closed
+        meanwhile, or belongs to a publisher and has received a response of a peer service; then nothing is
+        logged.
         """
         if consumer is not None:
             self._session.stats.protocol_errors.add(NOT_DELIVERED)
@@ -531,7 +540,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         outcome: Outcome,
         body: bytes | None = None,
     ) -> None:
-        """Make a dead letter of a message that is malformed or too large (`body` is None)."""
+        """Make a dead letter of a message that is malformed, or too large (`body` is None)."""
         session = self._session
         outcome = with_loss(BODY_LOST if body is None else PROPERTIES_LOST, outcome)
         log.warning("message unusable", link=session.name, error=outcome.text)
@@ -613,24 +622,27 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         self.let_others_follow(receipts)
 
     def requeue_later(self, receipt: Receipt) -> None:
-        """Return a message to its queue after a moment."""
+        """Return a message to its queue at the server after a short delay."""
         receipt[0].give_back_later(receipt, clock.now())
 
     def new_batch(self) -> Batch:
         """Return an empty batch whose routes store everything that they reject.
 
-        AMQP/Fast has no negative acknowledgement.
+        AMQP/Fast has no negative acknowledgement, so the server cannot be notified.
         """
         batch = super().new_batch()
         batch.untold = self._cannot_notify_source
         return batch
 
     def _cannot_notify_source(self, receipt: Receipt, retries: bool, outcome: Outcome) -> bool:
-        """Return True: no source is notified, a route stores what it rejects (gateway.model.batch.Untold)."""
+        """Return True: AMQP/Fast cannot notify a source, so a route stores the messages that it rejects.
+
+        The function is an `Untold` of gateway.model.batch.
+        """
         return True
 
     def queue_of(self, consumer: FastLinkConsumer) -> str:
-        """Return "": a destination is known by its address."""
+        """Return "", because routes select the messages of AMQP/Fast by their address only."""
         return ""
 
     # Interface for the connection.
@@ -645,8 +657,8 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
     def settle_unrouted(self, entry: RoutingEntry, receipt: Receipt) -> None:
         """Settle a message that no route accepts.
 
-        A message from a queue becomes a dead letter if there is no route at all. Others are acknowledged: a
-        topic subscription may well be wider than the routes.
+        A message from a queue becomes a dead letter if there is no route at all. Others are acknowledged,
+        because a subscription to topics may include more topics than the routes.
         """
         message = receipt[2]
         if not entry.plan.branches and message.address.wire.startswith(b"queue:"):
@@ -655,7 +667,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
             self.settle([receipt], None, clock.now())
 
     def mark_met(self, source: LinkSource) -> None:
-        """Record that the server allows to consume a source."""
+        """Record that the server has accepted the consumption of a source."""
         if not self.sources.is_current(source):
             return
         if source.why:
@@ -663,7 +675,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         self.sources.mark_met(source)
 
     def mark_failed(self, source: LinkSource, why: str) -> None:
-        """Record why the server refuses a source, and retry it later; other routes continue."""
+        """Record why the server refuses a source, and retry it later. Other sources are not affected."""
         if self.sources.is_current(source) and self.sources.mark_failed(source, why, clock.now()):
             log.warning(
                 "broker object unusable, retrying",

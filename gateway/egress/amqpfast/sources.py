@@ -27,7 +27,10 @@ def is_prefix(name: str) -> bool:
 
 
 class LinkSource:
-    """Destination or prefix of destinations. `identifier` is that of its durable subscription, or ""."""
+    """Source of a link: a destination, or all destinations whose names begin with a prefix.
+
+    `identifier` is that of its durable subscription, or "".
+    """
 
     __slots__ = ("identifier", "name", "prefix", "retry_at", "service", "settled", "wait", "why")
 
@@ -43,7 +46,7 @@ class LinkSource:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Service and name of the destination, by which the link finds the source."""
+        """Service and name, which identify the source within the link."""
         return self.service, self.name
 
 
@@ -52,7 +55,7 @@ class Survey:
 
     A CONSUME covers the queues that exist at the time, and the server does not announce new ones (3.5.2.3).
     But a message that waits for a while although the window is open must be in a queue that is not consumed.
-    Then the prefix has to be consumed again. `handle` is the one for queries.
+    Then the prefix has to be consumed again. `handle` is the number of the handle for QUERY.
     """
 
     __slots__ = ("_at", "_doubtful", "_wait", "awaits_reply", "handle")
@@ -102,7 +105,10 @@ def _covered(key: tuple[str, str], keys: Iterable[tuple[str, str]]) -> bool:
 
 
 class LinkSources:
-    """All sources of a link. The object outlives connections; `connected` begins a new round."""
+    """All sources of a link.
+
+    The object outlives connections; `connected` prepares it for a new one.
+    """
 
     def __init__(self, *, durable: bool, wait_max: float) -> None:
         self._durable = durable
@@ -116,7 +122,10 @@ class LinkSources:
         return all(source.settled for source in self._sources.values())
 
     def set_needs(self, subscriptions: Subscriptions) -> tuple[list[LinkSource], list[LinkSource]]:
-        """Set the sources of a changed mapping. Return the new ones and those no longer wanted."""
+        """Set the sources that a changed mapping requires.
+
+        Return the new sources and those that are no longer needed.
+        """
         prefixes = subscriptions.prefixes
         before = self._sources
         self._sources = {
@@ -128,11 +137,11 @@ class LinkSources:
         return fresh, [source for key, source in before.items() if key not in self._sources]
 
     def add_obsolete(self, obsolete: list[LinkSource]) -> None:
-        """Remember durable subscriptions to cancel, while there is no connection."""
+        """Store sources whose durable subscriptions have to be cancelled on the next connection."""
         self._left_behind += [source for source in obsolete if source.identifier]
 
     def take_obsolete(self) -> list[LinkSource]:
-        """Return, once, the remembered durable subscriptions that are still unwanted."""
+        """Remove and return the stored sources that the mapping has not come to need again."""
         sources, self._left_behind = self._left_behind, []
         return [source for source in sources if source.key not in self._sources]
 
@@ -149,14 +158,14 @@ class LinkSources:
         return list(self._sources.values())
 
     def take_due(self, now: float) -> list[LinkSource]:
-        """Return refused sources that are to be tried again."""
+        """Return the refused sources whose retry is due."""
         found = [one for one in self._sources.values() if one.retry_at and one.retry_at <= now]
         for source in found:
             source.retry_at = 0.0
         return found
 
     def mark_met(self, source: LinkSource) -> None:
-        """Record that the server allows to consume a source."""
+        """Record that the server has accepted the consumption of a source."""
         source.settled = True
         source.why = ""
         source.retry_at = 0.0

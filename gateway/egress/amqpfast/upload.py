@@ -52,8 +52,8 @@ class Digest:
 class Upload:
     """Upload of one message on an open handle.
 
-    `at` is the number of body bytes that were written, or need not be. Call `begin`, then `write` as long as
-    the upload is `writable` and there is room.
+    `at` is the offset in the body up to which it is written, or need not be. Call `begin`, then `write` as
+    long as the upload is `writable` and the stream accepts more.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Upload:
         self._transfer: Transfer | None = None
 
     def begin(self, *, restartable: bool) -> None:
-        """Send PREPARE, or start at once.
+        """Send PREPARE (`restartable` True), or start to send the message at once.
 
         Raises LocalProtocolError if the handle is closed or the head does not fit a fragment.
         """
@@ -94,7 +94,10 @@ class Upload:
             self._start(resumed=False)
 
     def ready(self, held_bytes: int) -> None:
-        """Start behind `held_bytes`, which the server has. Raises LocalProtocolError like `begin`."""
+        """Start to send the body behind the `held_bytes` bytes that the server already has.
+
+        Raises LocalProtocolError like `begin`.
+        """
         self.prepared = False
         self.at = self.resumed_at = held_bytes
         self._start(resumed=True)
@@ -106,7 +109,7 @@ class Upload:
 
     @property
     def writable(self) -> bool:
-        """True if there is more to write and the server is ready for it."""
+        """True if part of the body is left to write and the server is ready for it."""
         return self._transfer is not None and self._transfer.usable and not self.tag
 
     def write(self) -> int:
