@@ -65,7 +65,8 @@ Sent = tuple[bytes, bytes, bytes]
 class AmqpClient:
     """AMQP 0-9-1 connection with one open channel.
 
-    `shortened` counts published messages whose expiry was more than ten years away and was set to ten years.
+    `shortened` counts published messages whose expiry was more than ten years away and was reduced to ten
+    years.
     """
 
     def __init__(self, access: ConnectionOptions) -> None:
@@ -93,7 +94,7 @@ class AmqpClient:
     def publish_many(
         self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT
     ) -> dict[int, BrokerRefusal]:
-        """Publish messages and wait for their confirms, as Client.publish_many defines.
+        """Publish messages and wait for their confirms. Return the refusals, as Client.publish_many defines.
 
         Every message is mandatory: one that is routed to no queue counts as refused.
         """
@@ -177,7 +178,7 @@ class AmqpClient:
         self._call(m.TxRollback(), m.TxRollbackOk)
 
     def listen(self, address_options: Mapping[str, str], qos: int) -> None:
-        """Consume from the address in `address_options`, as Client.listen defines."""
+        """Consume from the address that `address_options` gives as options, as Client.listen defines."""
         self.consume(
             address_options.get("queue"),
             address_options.get("exchange"),
@@ -200,7 +201,7 @@ class AmqpClient:
         self._machine.send_method(self._channel, m.BasicConsume(queue))
 
     def arrivals(self, seconds: float) -> list[ReceivedMessage]:
-        """Return received messages, as Client.arrivals defines."""
+        """Return received messages after at most `seconds` seconds, as Client.arrivals defines."""
         found: list[ReceivedMessage] = []
         for event in self._wire.turn(seconds):
             if isinstance(event, Deliveries):
@@ -217,7 +218,7 @@ class AmqpClient:
         return found
 
     def pause_reading(self, seconds: float) -> None:
-        """Stay connected without reading, as Client.rest defines."""
+        """Stay connected without reading for `seconds` seconds, as Client.pause_reading defines."""
         self._wire.pause_reading(seconds)
 
     def acknowledge(self, arrivals: Sequence[ReceivedMessage]) -> None:
@@ -232,7 +233,7 @@ class AmqpClient:
         self._wire.close()
 
     def close_abruptly(self) -> None:
-        """Close the socket at once, as Client.cut defines."""
+        """Close the socket at once, as Client.close_abruptly defines."""
         self._wire.close_abruptly()
 
     def _call(self, method: m.Method, answer: type[Answer]) -> Answer:
@@ -257,11 +258,14 @@ class Confirming:
         return len(self._open)
 
     def record_sent(self, first: int, rows: Sequence[tuple[int, Sent]]) -> None:
-        """Record published messages; their delivery tags are consecutive and begin with `first`."""
+        """Record published messages, with their positions, as unconfirmed.
+
+        Their delivery tags are consecutive and begin with `first`.
+        """
         self._open.update(enumerate(rows, first))
 
     def record_return(self, event: Returned) -> None:
-        """Record a basic.return; the confirm of the message follows it.
+        """Record the message of a basic.return as refused; its confirm follows.
 
         The returned message is the oldest unconfirmed one with equal address, properties and body, or else
         with equal address and body.

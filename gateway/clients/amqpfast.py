@@ -66,11 +66,11 @@ class FastClient:
     def publish_many(
         self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT
     ) -> dict[int, BrokerRefusal]:
-        """Publish messages and wait for their replies, as Client.publish_many defines.
+        """Publish messages and wait for their replies. Return the refusals, as Client.publish_many defines.
 
         If the server closes a destination's handle, all messages in flight to that destination count as
-        refused. They may be retried if there were several and the destination itself is not the reason:
-        only one of them has caused the close.
+        refused. They may be retried if there were several and the destination itself is not the reason,
+        because only one of them has caused the close.
         """
         refused: dict[int, BrokerRefusal] = {}
         unanswered: dict[tuple[int, int], int] = {}  # position by handle and tag
@@ -151,7 +151,7 @@ class FastClient:
     # Consuming.
 
     def listen(self, address_options: Mapping[str, str], qos: int) -> None:
-        """Consume from the address in `address_options`, as Client.listen defines."""
+        """Consume from the address that `address_options` gives as options, as Client.listen defines."""
         self.consume(address_options.get("service", AMQPFAST.scope_default), address_options["destination"])
 
     def consume(
@@ -165,10 +165,11 @@ class FastClient:
         selector_type: str = "",
         unreliable: bool = False,
     ) -> None:
-        """Consume a destination, or all that begin with `name` if it is empty or ends in a dot.
+        """Consume a destination, or all whose names begin with `name` if it is empty or ends in a dot.
 
-        `identifier` makes the subscription of a topic durable. With `unreliable` a message counts as
-        acknowledged when it is sent. Raises LocalProtocolError for a selector over the server's frame-max.
+        `identifier` makes the subscription to a topic durable. With `unreliable` the server regards a message
+        as acknowledged when it is sent. Raises LocalProtocolError if the command with its selector exceeds
+        the server's frame-max.
         """
         begin, end = (name, "") if is_prefix(name) else split_name(service, name)
         opening = m.HandleOpen(self._channel, service_type=SERVICES[service], consumer=True, dest_name=begin)
@@ -180,7 +181,7 @@ class FastClient:
         self._wire.flush()
 
     def arrivals(self, seconds: float) -> list[ReceivedMessage]:
-        """Return received messages, as Client.arrivals defines."""
+        """Return received messages after at most `seconds` seconds, as Client.arrivals defines."""
         found: list[ReceivedMessage] = []
         for event in self._wire.turn(seconds):
             if isinstance(event, Notifies):
@@ -208,7 +209,7 @@ class FastClient:
         return ReceivedMessage(message, number, bits & REDELIVERED != 0)
 
     def pause_reading(self, seconds: float) -> None:
-        """Stay connected without reading, as Client.rest defines."""
+        """Stay connected without reading for `seconds` seconds, as Client.pause_reading defines."""
         self._wire.pause_reading(seconds)
 
     def acknowledge(self, arrivals: Sequence[ReceivedMessage]) -> None:
@@ -223,7 +224,7 @@ class FastClient:
         self._wire.close()
 
     def close_abruptly(self) -> None:
-        """Close the socket at once, as Client.cut defines."""
+        """Close the socket at once, as Client.close_abruptly defines."""
         self._wire.close_abruptly()
 
 

@@ -49,7 +49,7 @@ class MqttClient:
     def __init__(
         self, access: ConnectionOptions, *, client_id: str = "", session_secs: int = 0, receive_max: int = IDS
     ) -> None:
-        """Connect, with the next version if the server does not support the first one.
+        """Connect to the server, with an older MQTT version if it does not support the first one.
 
         Raises LinkError if the server is unreachable, refuses, or supports none of the versions.
         """
@@ -85,9 +85,9 @@ class MqttClient:
     def publish_many(
         self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT
     ) -> dict[int, BrokerRefusal]:
-        """Publish messages and wait for their acknowledgements, as Client.publish_many defines.
+        """Publish messages and wait for their acknowledgements. Return the refusals by position.
 
-        A message with QoS 0 is complete once it is written.
+        The details are those of Client.publish_many. A message with QoS 0 is complete when it is written.
         """
         refused: dict[int, BrokerRefusal] = {}
         unanswered: dict[int, int] = {}  # position by packet id
@@ -114,7 +114,10 @@ class MqttClient:
         unanswered: dict[int, int],
         refused: dict[int, BrokerRefusal],
     ) -> int:
-        """Send the messages from position `at` to before `end`. Return the next position."""
+        """Send the messages at the positions from `at` to before `end`. Return the next position to send.
+
+        `unanswered` maps the packet ids in use to positions; `refused` gets the refusals.
+        """
         utc = time.time()
         described = self._machine.version is Version.V5
         rows: list[Any] = []
@@ -161,7 +164,7 @@ class MqttClient:
             self._machine.acknowledge(PacketType.PUBREL, received)
 
     def listen(self, address_options: Mapping[str, str], qos: int) -> None:
-        """Consume from the address in `address_options`, as Client.listen defines."""
+        """Consume from the address that `address_options` gives as options, as Client.listen defines."""
         self.subscribe(address_options["topic"], qos)
 
     def subscribe(self, topic_filters: str | Sequence[str], qos: int) -> None:
@@ -190,7 +193,7 @@ class MqttClient:
                 raise LinkError(f"the server refused the subscription to {one}: {reason_name(reason)}")
 
     def arrivals(self, seconds: float) -> list[ReceivedMessage]:
-        """Return received messages, as Client.arrivals defines."""
+        """Return received messages after at most `seconds` seconds, as Client.arrivals defines."""
         early, self._early = self._early, []
         found: list[ReceivedMessage] = []
         for event in early or self._wire.turn(seconds):
@@ -214,7 +217,7 @@ class MqttClient:
         return ReceivedMessage(message, self._first + len(self._tokens) - 1, flags & DUP != 0)
 
     def pause_reading(self, seconds: float) -> None:
-        """Stay connected without reading, as Client.rest defines."""
+        """Stay connected without reading for `seconds` seconds, as Client.pause_reading defines."""
         self._wire.pause_reading(seconds)
 
     def acknowledge(self, arrivals: Sequence[ReceivedMessage]) -> None:
@@ -236,7 +239,7 @@ class MqttClient:
         self._wire.close()
 
     def close_abruptly(self) -> None:
-        """Close the socket at once, as Client.cut defines."""
+        """Close the socket at once, as Client.close_abruptly defines."""
         self._wire.close_abruptly()
 
     def _ping(self, now: float) -> None:
@@ -264,7 +267,7 @@ def _connect(
 
 
 def reason_name(code: int) -> str:
-    """Return the text of a reason code for people: its name, if it has one, and its hexadecimal number."""
+    """Return a readable text for a reason code: its name, if it has one, and its hexadecimal number."""
     is_reason_code = code in ReasonCode.__members__.values()
     return (
         f"{ReasonCode(code).name.lower().replace('_', ' ')} (0x{code:02x})"

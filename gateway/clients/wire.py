@@ -31,9 +31,9 @@ Event = TypeVar("Event")
 class ConnectionOptions(NamedTuple):
     """Address of a broker and the options of a connection to it.
 
-    The files are PEM: `ca_file` has the authorities to trust, `cert_file` and `key_file` have the client's
-    own certificate and key. `version` and `byte_order` have the meaning that they have for a link to an MQTT
-    broker.
+    The files are in PEM format: `ca_file` has the certificate authorities to trust, `cert_file` and
+    `key_file` have the client's own certificate and key. `version` and `byte_order` mean the same as the
+    options of a link to an MQTT broker.
     """
 
     target: LinkUrl
@@ -55,14 +55,14 @@ class ConnectionOptions(NamedTuple):
 
 
 class BrokerRefusal(NamedTuple):
-    """Reason why a broker did not accept a message. If `final` is True, a retry cannot succeed."""
+    """Reason why a broker did not accept a message; if `final` is True, a retry cannot succeed."""
 
     text: str
     final: bool
 
 
 class ReceivedMessage(NamedTuple):
-    """Received message; to acknowledge its `token` acknowledges it and all messages before it."""
+    """Received message; acknowledging its `token` acknowledges it and all messages before it."""
 
     message: Message
     token: int
@@ -75,39 +75,46 @@ class Client(Protocol):
     def publish_many(
         self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT
     ) -> dict[int, BrokerRefusal]:
-        """Publish messages and wait for the broker's responses. Return the refusals by position.
+        """Publish messages and wait for the broker's responses.
 
-        At most `in_flight` messages await a response at a time. Raises LinkError if the connection fails or
-        a response does not arrive in time; the broker may then have some of the messages.
+        Return the refused messages, by their position in `messages`, with the reasons. At most `in_flight`
+        messages await a response at a time. Raises LinkError if the connection fails or a response does not
+        arrive in time; the broker may then have some of the messages.
         """
 
     def listen(self, address_options: Mapping[str, str], qos: int) -> None:
-        """Consume from an address; `address_options` has it as options of the protocol. Raises LinkError."""
+        """Consume from an address, with this QoS if the protocol has one. Raises LinkError.
+
+        `address_options` has the parts of the address, as options that the protocol defines.
+        """
 
     def arrivals(self, seconds: float) -> list[ReceivedMessage]:
-        """Return the messages that have arrived, after at most `seconds`. Raises LinkError."""
+        """Return the messages that have arrived, after waiting for at most `seconds` seconds.
+
+        The list may be empty. Raises LinkError.
+        """
 
     def pause_reading(self, seconds: float) -> None:
-        """Stay connected for `seconds` without reading messages. Raises LinkError."""
+        """Stay connected for `seconds` seconds without reading messages. Raises LinkError."""
 
     def acknowledge(self, arrivals: Sequence[ReceivedMessage]) -> None:
         """Acknowledge these messages, which must be the oldest unacknowledged ones, in their order."""
 
     def close(self) -> None:
-        """Disconnect as the protocol provides."""
+        """Disconnect properly, with the protocol's own message."""
 
     def close_abruptly(self) -> None:
         """Close the socket without a DISCONNECT or its equivalent, because the connection is broken."""
 
 
 class Silence(LinkError):
-    """Error of a server that accepted the connection and does not respond."""
+    """Error for a server that has accepted the connection and does not respond."""
 
 
 def messages(client: Client, seconds: float | None) -> Iterator[Message]:
-    """Yield the messages that `client` consumes, for `seconds` (None: forever). Raises LinkError.
+    """Yield the messages that `client` consumes, for `seconds` seconds (None: forever).
 
-    Each message is acknowledged when the next one is requested.
+    Each message is acknowledged when the next one is requested. Raises LinkError.
     """
     end = None if seconds is None else time.monotonic() + seconds
     while end is None or time.monotonic() < end:
@@ -117,17 +124,20 @@ def messages(client: Client, seconds: float | None) -> Iterator[Message]:
 
 
 class ClientMachine(Protocol):
-    """Interface of the client's side of a protocol."""
+    """Interface of a protocol's client state machine."""
 
     def receive_data(self, data: bytes, now: float) -> Sequence[Any]:
         """Parse received bytes and return their events; `now` is in seconds of the monotonic clock."""
 
     def data_to_send(self) -> bytes:
-        """Return the bytes to send, and forget them."""
+        """Remove and return the bytes to send."""
 
 
 class Wire:
-    """Connected socket with the protocol machine that uses it; `tick` is called once a second."""
+    """Connected socket with the protocol machine that uses it.
+
+    `tick` is called once a second.
+    """
 
     def __init__(
         self, access: ConnectionOptions, machine: ClientMachine, tick: Callable[[float], None]
@@ -165,7 +175,7 @@ class Wire:
         self._open = True
 
     def failure(self, why: str, kind: type[LinkError] = LinkError) -> LinkError:
-        """Build the error of a connection that has ended for the reason `why`.
+        """Return the error for a connection that has ended for the reason `why`.
 
         Until the connection is open, the text names the protocol that the server seems to use instead.
         """
@@ -193,9 +203,10 @@ class Wire:
         time.sleep(seconds)
 
     def turn(self, seconds: float) -> list[Any]:
-        """Write pending bytes, read once, and return the events; none if no bytes arrive within `seconds`.
+        """Write pending bytes, read once, and return the events of the received bytes.
 
-        Raises LinkError if the connection fails or the received bytes are malformed.
+        The list is empty if no bytes arrive within `seconds` seconds or TICK_SECS, whichever is less. Raises
+        LinkError if the connection fails or the received bytes are malformed.
         """
         now = time.monotonic()
         if now - self._ticked >= TICK_SECS:
@@ -238,7 +249,7 @@ class Wire:
             yield from self.turn(TICK_SECS if end is None else end - time.monotonic())
 
     def read_events(self) -> Iterator[list[Any]]:
-        """Yield the events of one read after the other. Raises LinkError after `timeout_secs` without any."""
+        """Yield a list of events for each read. Raises LinkError after `timeout_secs` seconds without any."""
         last_read = time.monotonic()
         while True:
             events = self.turn(TICK_SECS)
@@ -249,10 +260,10 @@ class Wire:
             yield events
 
     def wait(self, event_type: type[Event], *ends: type[Any]) -> Event:
-        """Return the next event of type `event_type` and skip others.
+        """Return the next event of type `event_type`; other events are dropped.
 
-        Raises LinkError if an event of one of the types `ends` arrives first, by which AMQP closes a channel
-        or connection, or if no such event arrives within `timeout_secs`.
+        Raises LinkError if an event of one of the types `ends`, by which AMQP closes a channel or connection,
+        arrives first, or if no such event arrives within `timeout_secs` seconds.
         """
         for event in self.events(self.timeout_secs):
             if isinstance(event, event_type):
