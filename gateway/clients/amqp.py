@@ -125,6 +125,10 @@ class AmqpClient:
     def _send(
         self, publisher: Publisher, messages: Sequence[Message], positions: range, confirming: Confirming
     ) -> None:
+        """Send the messages at these positions, and record them in `confirming`.
+
+        Messages that cannot be encoded or are too large are recorded as refused.
+        """
         utc = time.time()
         rows: list[Sent] = []
         sent_positions: list[int] = []

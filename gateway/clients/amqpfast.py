@@ -39,7 +39,7 @@ from gateway.protocols.amqpfast.spec import DELIVERED, MESSAGE_BYTES_MAX, REDELI
 from gateway.protocols.amqpfast.translate import encode_properties, essentials, head_properties
 
 PREFETCH: Final = 100
-HANDLES_MAX: Final = 100  # destinations that are kept open to send to
+HANDLES_MAX: Final = 100  # destinations whose handles stay open for sending
 TOO_LARGE: Final = BrokerRefusal("its head does not fit a fragment that the server takes", final=True)
 LOST: Final = BrokerRefusal("the handle was closed before it was answered", final=False)
 
@@ -102,7 +102,11 @@ class FastClient:
         unanswered: dict[tuple[int, int], int],
         refused: dict[int, BrokerRefusal],
     ) -> None:
-        # A run of one destination is said in one go.
+        # Consecutive messages for one destination are sent together.
+        """Send the messages at these positions, in runs for the same destination.
+
+        Add them to `unanswered`, by handle and tag, or to `refused` if they cannot be encoded.
+        """
         run: list[tuple[int, tuple[bytes, bytes, bytes]]] = []
         before: tuple[Producer, bytes, int] | None = None
         for position in positions:
@@ -138,10 +142,11 @@ class FastClient:
         unanswered: dict[tuple[int, int], int],
         refused: dict[int, BrokerRefusal],
     ) -> None:
+        """Process the server's close of a handle: its unanswered messages count as refused."""
         why = _refusal(event.reply_code, event.text)
         keys = [key for key in unanswered if key[0] == event.handle]
         if len(keys) > 1 and event.reply_code not in OF_DESTINATIONS:
-            why = why._replace(final=False)  # one of them is to blame; which, shows when they come alone
+            why = why._replace(final=False)  # only one of them is the cause: each may be retried alone
         for key in keys:
             refused[unanswered.pop(key)] = why
         for address, (_, _, number) in list(self._producers.items()):

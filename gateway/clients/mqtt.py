@@ -53,7 +53,7 @@ class MqttClient:
 
         Raises LinkError if the server is unreachable, refuses, or supports none of the versions.
         """
-        self._tokens: list[tuple[int, int]] = []  # (packet id, QoS) of what came, by token from `_first` on
+        self._tokens: list[tuple[int, int]] = []  # (packet id, QoS) by token, beginning at `_first`
         self._first = 0
         self._last_id = 0
         self._early: list[Any] = []

@@ -174,6 +174,7 @@ class AmqpLinkPublisher(ConfirmedSink):
         return _exchange_of(message)
 
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
+        """Send `messages`, which are at `positions` in the part. Return the positions that have to wait."""
         assert self._publishers is not None
         recipient = part.recipient
         mandatory = not isinstance(recipient, RouteRecipient) or recipient.mandatory

@@ -340,6 +340,11 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         self._arranged()
 
     def _consume(self, declaration: Declaration) -> None:
+        """Start to consume a queue that has been declared, on a channel of its own.
+
+        A consumer that exists already is used, unless the broker does not count it any more; then it is
+        replaced.
+        """
         for consumer in self._consumers.values():
             if consumer.declaration.name == declaration.name and not consumer.stopping:
                 if self._is_gone(consumer, declaration):

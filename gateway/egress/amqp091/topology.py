@@ -239,6 +239,7 @@ class Topology:
         return fresh, unneeded
 
     def _declarations_of(self, subscriptions: Subscriptions, targets: Targets) -> Iterable[Declaration]:
+        """Yield the declarations of the exchanges and queues that the routes consume from or publish to."""
         if self.declare != "none":
             for name in targets.scopes:
                 if name and not name.startswith(RESERVED):
@@ -385,6 +386,7 @@ class Declarer:
             self._send_method(question)
 
     def _start_next(self) -> None:
+        """Start to process the next declaration; close the channel if there is none."""
         while self._queue and self._declaration is None:
             declaration = self._declaration = self._queue.popleft()
             arguments = self._arguments_of(declaration.name)

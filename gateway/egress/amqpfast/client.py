@@ -183,6 +183,10 @@ class FastLinkClient:
         self.check()
 
     async def _reach(self, ca_file: str | None) -> trio.abc.Stream:
+        """Connect to the server, with TLS if the URL requires it. Raises Unreached.
+
+        `ca_file` has the certificate authorities to trust; None trusts those of the system.
+        """
         target = self._target
         try:
             opened = await trio.open_tcp_stream(target.host, target.port)

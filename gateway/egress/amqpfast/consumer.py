@@ -69,7 +69,7 @@ class FastLinkConsumer:
         self._machine = machine
         self._wake = wake
         self._later: list[tuple[float, Receipt]] = []
-        self._former = 0  # messages up to this number came by a handle that is closed
+        self._former = 0  # messages up to this number were delivered on a closed handle
         self.channel = machine.open_channel(confirm=False)
         self.handle = self._open_handle()
 

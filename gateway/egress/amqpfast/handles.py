@@ -258,6 +258,11 @@ class ClientSender(OpenHandle):
         digest: bytes,
         progress: Progress | None,
     ) -> None:
+        """Send a body of `size` bytes in fragments, from where the server already has it.
+
+        `read` returns bytes of the body from an offset, as many as requested; `digest` is the hash for
+        PREPARE.
+        """
         channel = self._channel
         client = channel.client
         upload = Upload(

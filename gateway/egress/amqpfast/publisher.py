@@ -152,6 +152,7 @@ class FastLinkPublisher(ConfirmedSink):
         return message.address.wire
 
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
+        """Send `messages`, which are at `positions` in the part. Return the positions that have to wait."""
         rows: list[tuple[bytes, bytes, bytes]] = []
         chosen: list[int] = []
         sent: list[int] = []

@@ -245,6 +245,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             self._session.publisher.close_over(event.reply_code, event.text)
 
     def _replies(self, rows: list[ReplyRow]) -> None:
+        """Process replies of the server: to CONSUMEs, to the opening of the sending channel, or to SENDs."""
         publisher = self._session.publisher
         if self._unanswered or not publisher.is_open:
             sent: list[ReplyRow] = []
@@ -263,6 +264,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         publisher.settle_replies(rows)
 
     def _handle_closed(self, event: HandleClosed) -> None:
+        """Process the server's close of a handle, which may be for consuming, for QUERY or for sending."""
         if not event.by_peer:
             self._count_fault(event.reply_code)
         consumer = self._by_handle.get(event.handle)
@@ -284,6 +286,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         self._arranged()
 
     def _channel_closed(self, event: ChannelClosed) -> None:
+        """Process the close of a channel that is for consuming, QUERY, sending or large messages."""
         if not event.by_peer:
             self._count_fault(event.reply_code)
         publisher = self._session.publisher

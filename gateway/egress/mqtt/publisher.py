@@ -339,6 +339,7 @@ class MqttLinkPublisher(ConfirmedSink):
         return oldest
 
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
+        """Send `messages`, which are at `positions` in the part. Return the positions that have to wait."""
         outlet, stream = self._outlet, self._stream
         assert outlet is not None
         assert stream is not None

@@ -410,6 +410,11 @@ class MqttLinkReceiver:
         self._settled()
 
     def _retry(self, receipt: Receipt, batch: Batch) -> None:
+        """Add a held-back message to `batch`, for the routes that have not accepted it.
+
+        If the broker delivers the message again, forget it instead. If a reload has removed its routes, it
+        becomes a dead letter.
+        """
         message = receipt[3]
         if self._is_redelivered(receipt):
             self.unsettled -= 1

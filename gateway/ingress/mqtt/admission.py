@@ -196,7 +196,7 @@ class AdmittedGuest(MqttGuest):
         """
         machine, stream = self.machine, self.stream
         if machine.state is State.CLOSED:
-            return  # as above, or the client has disconnected
+            return  # the CONNECT was refused, or the client has disconnected
         if isinstance(stream.owner, Login):
             raise violation("AUTH goes on before the last one was answered")
         ongoing = self.authentication

@@ -150,7 +150,7 @@ class MqttConnection(AdmittedGuest):
         self._awaits_ids = False  # QoS 2 identifiers have been pending before
         self._pubacks: list[int] | None = None  # packet identifiers to acknowledge
         self._pubrecs: list[int] | None = None
-        # QoS 2 identifiers of pending messages that came again; None: there have been none.
+        # QoS 2 identifiers of messages that the client repeated before they had an outcome; None: none yet.
         self._repeated: set[int] | None = None
         self._retries: Retries | None = None  # None: no message has been refused
         self._unreleased: set[int] | None = None  # QoS 2 identifiers that await PUBREL
