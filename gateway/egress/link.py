@@ -59,7 +59,7 @@ class LinkConnection(StreamOwner, Protocol):
 
 
 class LinkStatus:
-    """Shared state of a link: its session reports the connection as up or down, and the supervisor reacts.
+    """State of a link, which its session updates and its supervisor (Link) observes.
 
     `when_up` is called each time the link comes up.
     """

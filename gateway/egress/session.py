@@ -200,7 +200,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
     def handle_release(self, receipt: tuple[ConsumerT, int, Message], outcome: Outcome) -> None:
         """Hold back a released message until its target or the local disk may accept it.
 
-        If memory is short, or its queue is no longer wanted, it is requeued at its broker instead.
+        If memory is short, or no route needs its queue any more, it is requeued at its broker instead.
         """
         consumer = receipt[0]
         if outcome is LOW_ON_MEMORY or not consumer.live or consumer.stopping:

@@ -96,7 +96,7 @@ class IngressClient:
     @property
     @abstractmethod
     def idle(self) -> bool:
-        """True if nothing of this connection awaits settlement."""
+        """True if the client has no published message that awaits its outcome."""
 
     @abstractmethod
     def in_flight(self) -> InFlight:

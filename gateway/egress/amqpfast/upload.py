@@ -45,7 +45,7 @@ class Digest:
 
     @property
     def matches(self) -> bool:
-        """True if the body is the one that was announced."""
+        """True if the SHA-1 of the body equals the one that PREPARE has announced."""
         return self._hash.digest() == self._announced
 
 

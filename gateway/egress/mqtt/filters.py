@@ -53,7 +53,7 @@ class Filters:
         self._version: Version | None = None  # of the connection on which the granted filters were requested
 
     def set_filters(self, filters: tuple[str, ...]) -> None:
-        """Set the wanted filters. The changes are sent at once if the link is up."""
+        """Set the filters to subscribe to. The changes are sent at once if the link is connected."""
         filters = self.topic_filters = tuple(self._group + one for one in filters)
         self._clear_refusals()
         self._attempts.clear()

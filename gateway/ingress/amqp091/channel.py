@@ -382,9 +382,9 @@ class AmqpChannel:
         self.line.dispatch()
 
     def acknowledge_each(self, tags: Sequence[int], touched: Touched) -> int | None:
-        """Settle deliveries one by one, up to the first unknown tag.
+        """Settle deliveries one by one, up to the first tag that is unknown.
 
-        Return the unknown tag, or None if all are known.
+        Return that tag, or None if all tags are known. Add the queues to dispatch to `touched`.
         """
         unknown = None
         deliveries: list[Unacknowledged] = []

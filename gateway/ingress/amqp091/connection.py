@@ -371,9 +371,10 @@ class AmqpConnection(AmqpActions):
             self._ingress.stats.drop(outcome, lost)
 
     def _process_event(self, events: list[Event], at: int, event: Event) -> bool:
-        """Process one event. Return False if it and the rest of `events` were postponed.
+        """Process one event, the one at index `at` of `events`.
 
-        Raises Pending if a result that the event needs is not available yet.
+        Return False if it and the rest of `events` were postponed. Raises Pending if a result that the event
+        needs is not available yet.
         """
         if isinstance(event, Publishes):
             if contents := self._publishes(event.contents):

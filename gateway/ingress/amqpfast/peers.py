@@ -209,7 +209,7 @@ class Tunnel:
                     self._close(ReplyCode.TEMPORARILY_FORBIDDEN, f"peer {self._name!r}: {error}")
 
     async def _read(self, stream: trio.SocketStream) -> None:
-        """Forward bytes from the address to the client, at the client's pace."""
+        """Forward bytes from the address to the client, as fast as the client reads them."""
         assert self._returning is not None
         connection = self._handle.channel.connection
         while data := await stream.receive_some(READ_BYTES):

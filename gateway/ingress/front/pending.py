@@ -22,7 +22,8 @@ log = structlog.get_logger(limited=True)
 class PendingConnection(IngressClient):
     """First owner of a stream, which collects received bytes in `data` for the method `examine`.
 
-    The bytes of the connection count for this listener only if no other owner takes the stream over.
+    The connection's bytes count in the statistics of this listener, unless another owner takes over the
+    stream.
     """
 
     def __init__(self, guests: IngressClients, stream: Stream, accepted_at: float) -> None:

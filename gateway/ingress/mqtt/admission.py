@@ -154,7 +154,7 @@ class AdmittedGuest(MqttGuest):
         method = packet.properties.get(Property.AUTHENTICATION_METHOD)
         if method is not None:
             if self.machine.state is State.CLOSED:
-                return  # another packet than AUTH followed, which is an error that is raised next
+                return  # a packet other than AUTH followed: a protocol error, raised next
             access = self._ingress.access
             proves = access.proves and method == METHOD
             if not proves and not access.takes_tokens(method):
@@ -196,7 +196,7 @@ class AdmittedGuest(MqttGuest):
         """
         machine, stream = self.machine, self.stream
         if machine.state is State.CLOSED:
-            return  # the CONNECT was refused, or the client has disconnected
+            return  # a protocol error is raised next, or the client has disconnected
         if isinstance(stream.owner, Login):
             raise violation("AUTH goes on before the last one was answered")
         ongoing = self.authentication

@@ -358,9 +358,10 @@ class MqttConnection(AdmittedGuest):
         return self.session is not None and bool(self.session.subscriptions or self.session.in_flight)
 
     def tick(self, now: float) -> None:
-        """Process what is due: timeouts of CONNECT and keep-alive, stalled deliveries, and retries.
+        """Process the connection's timers: the timeouts of CONNECT, keep-alive and deliveries, and retries.
 
-        Refused messages that are due are published again. `now` is in loop-clock seconds.
+        A client that misses a timeout is disconnected. Refused messages whose retry is due are published
+        again. `now` is in loop-clock seconds.
         """
         if self.session is None:
             if now >= self._deadline:
@@ -414,7 +415,7 @@ class MqttConnection(AdmittedGuest):
 
     @property
     def congested(self) -> bool:
-        """True if the client does not read fast enough, or the connection is closing."""
+        """True if the client does not read fast enough, or if the connection is closing."""
         return self.machine.state is not State.OPEN or self.stream.congested
 
     def send(self, rows: list[OutgoingPublish]) -> list[OutgoingPublish]:
@@ -457,7 +458,7 @@ class MqttConnection(AdmittedGuest):
         return too_large
 
     def _send_singly(self, rows: list[OutgoingPublish], error: Exception) -> list[OutgoingPublish]:
-        """Encode one by one after an encoding error; turn the single row that fails into a dead letter.
+        """Encode rows one by one after an encoding error; the single row that fails becomes a dead letter.
 
         Return the rows that cannot be sent.
         """
@@ -1170,8 +1171,9 @@ class MqttConnection(AdmittedGuest):
     def handle_takeover(self, *, patient: bool = False) -> None:
         """Disconnect the client, because another connection uses its client identifier (3.1.4).
 
-        What the client has sent before is processed first. `patient` True: a client that has moved to another
-        replica gets GOODBYE_SECS for acknowledgements under way, so that these messages are not redelivered.
+        Packets that the client has sent before are processed first. With `patient`, a client that has moved
+        to another replica stays connected for GOODBYE_SECS seconds, so that acknowledgements on their way can
+        arrive and these messages are not redelivered.
         """
         self.stream.read_remaining(self._ingress.now())
         self._ingress.end_turn()

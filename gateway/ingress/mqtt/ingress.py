@@ -590,7 +590,7 @@ class WillDenied(Exception):
 
 
 class SentWill:
-    """Receipt of a published will, which retains the will's record until the message is settled.
+    """Receipt of a published will; the will's record is stored until the message is settled.
 
     A will that is refused for now is published again at a tick; one that is refused for good, or that exceeds
     the share of its user in such wills, becomes a dead letter.
