@@ -27,8 +27,8 @@ from gateway.transport.tasks import Tasks
 class Services:
     """Configuration and shared parts of a gateway.
 
-    `store` is None if nothing survives a restart. `opened` has each user's share of memory for the channels
-    and similar objects that connections open.
+    `store` is None if nothing survives a restart. `opened` limits the memory for channels and handles that
+    connections open, in total and for each user.
     """
 
     settings: Settings

@@ -417,7 +417,10 @@ class AmqpConnection(AmqpActions):
             self._closed(event)
 
     def _channel_opened(self, event: ChannelOpened) -> None:
-        """Create a channel, or close the connection if its user's share of memory is used up."""
+        """Create a channel, or close the connection if no memory for channels is left.
+
+        The limit applies to all users together and to the share of each.
+        """
         if reached := self._holding.take(CHANNEL_BYTES):
             text = f"RESOURCE_ERROR - {reached} is reached"
             self._report(ReplyCode.RESOURCE_ERROR, text)

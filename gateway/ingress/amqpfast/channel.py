@@ -987,7 +987,7 @@ class FastHandle:
             self.browser.forget()
 
     def count_identifiers(self) -> str:
-        """Count the identifiers of the handle's index in its user's share of memory.
+        """Count the identifiers of the handle's index in the memory for channels and handles.
 
         Return "", or the option that forbids more of them, with its value.
         """
