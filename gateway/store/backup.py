@@ -1,9 +1,9 @@
-"""Copy of a store, also of one that a gateway uses meanwhile: a backup, and a restored one.
+"""Backup and restore of a store by copying it, even while a gateway uses it.
 
-The copy is the store at one moment. The database is read in one transaction, which SQLite keeps apart from
-what the gateway commits meanwhile, without delaying it. The large rows (heap.py) and bodies in files that the
-transaction names stay where they are until the copy is complete (copies.py). The database gets its name last,
-when everything else is on disk, so an interrupted copy is no store.
+The copy contains the store at one moment. The database is read in one transaction, which SQLite isolates from
+the gateway's commits without delaying them. The large rows (heap.py) and the body files that the transaction
+refers to are not overwritten or deleted until the copy is complete (copies.py). The database file gets its
+final name last, when everything else is on disk, so an interrupted copy is not mistaken for a store.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def restore(backup: Path, folder: Path) -> int:
 
 
 def _require(folder: Path) -> None:
+    """Raise StoreError if the folder contains no store, or a store whose repair is not finished."""
     if (folder / REPAIRED).exists():
         raise StoreError(f"the store in {folder} is being repaired: call `gateway store repair` again first")
     if not (folder / FILE).is_file():
@@ -79,7 +80,10 @@ def _require(folder: Path) -> None:
 
 @contextmanager
 def _guard(folder: Path) -> Iterator[None]:
-    """Keep gateways from starting with this store meanwhile, unless one uses it."""
+    """Lock the store's folder within the block, so that no gateway starts.
+
+    Skip this if a gateway is running.
+    """
     lock = None
     with suppress(StoreError):  # a gateway uses it; other reasons show when its files are read
         lock = FolderLock(folder)
@@ -92,7 +96,7 @@ def _guard(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _errors(folder: Path, to: Path) -> Iterator[None]:
-    """Turn errors of files and of SQLite into StoreError."""
+    """Convert OSError and sqlite3.Error raised in the block to StoreError, with both folders in the text."""
     try:
         yield
     except StoreError as error:
@@ -102,6 +106,7 @@ def _errors(folder: Path, to: Path) -> Iterator[None]:
 
 
 def _copy(folder: Path, to: Path) -> int:
+    """Copy the database, the heap and the body files, and return the disk space of the copy in bytes."""
     (to / PARTIAL).unlink(missing_ok=True)  # of an interrupted copy
     heap: int | None = None
     with suppress(FileNotFoundError):  # a repaired store has none until a gateway starts
@@ -139,7 +144,10 @@ def _copy_database(source: sqlite3.Connection, path: Path) -> None:
 
 
 def _copy_heap(heap: int | None, places: list[RowPlace], path: Path) -> None:
-    """Copy the large rows to the same places; what is between them stays a hole of the new file."""
+    """Copy the large rows at `places` to the same positions of the new file `path`.
+
+    The space between the rows is not written, so it takes no disk space. Raises StoreError if `heap` is None.
+    """
     if heap is None:
         raise StoreError(f"{HEAP} is missing")
     path.touch(mode=0o600)
@@ -160,6 +168,7 @@ def _copy_heap(heap: int | None, places: list[RowPlace], path: Path) -> None:
 
 
 def _copy_spool(folder: Path, to: Path) -> None:
+    """Copy the files of message bodies; skip a file that the gateway deletes meanwhile."""
     to.mkdir(mode=0o700, exist_ok=True)
     for path in sorted(folder.iterdir()):
         with suppress(FileNotFoundError):  # it was created and deleted after the transaction had begun
@@ -176,7 +185,7 @@ class _Written:
         self._byte_count = 0
 
     def __call__(self, byte_count: int) -> None:
-        """Count further bytes, and flush the file if there are enough."""
+        """Count written bytes; flush the file to disk if FLUSH_BYTES were written since the last flush."""
         self._byte_count += byte_count
         if self._byte_count >= FLUSH_BYTES:
             self._byte_count = 0
@@ -184,7 +193,10 @@ class _Written:
 
 
 def _finish(path: Path) -> None:
-    """Check the copied database, and mark it as cleanly closed: nothing of it is in a log."""
+    """Check the copied database, and mark it as cleanly closed, because its write-ahead log is empty.
+
+    Raises StoreError if SQLite's check finds a fault.
+    """
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         if faults := database_faults(connection):
             raise StoreError(f"{faults[0]}; `gateway store check` reports what is lost")

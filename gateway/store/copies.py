@@ -1,9 +1,9 @@
 """Lock that tells a running gateway that another process copies its store, as a backup does.
 
-The process that copies holds a shared lock of `gateway.heap` (flock). It takes the lock before it opens its
-view of the database. Until it ends, the gateway neither writes over the place of a large row that it no
-longer needs, nor deletes a body in a file, because the copy may name them. The lock of a dead process has no
-effect.
+The copying process holds a shared lock (flock) of the file `gateway.heap`. It takes the lock before it begins
+its read transaction. While the lock is held, the gateway neither overwrites the space of large rows that it
+no longer needs nor deletes body files, because the copied database may refer to them. The lock ends with the
+process that holds it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 
 
 def is_copied(descriptor: int) -> bool:
-    """Return True if a process copies the store of this open heap file.
+    """Return True if another process copies the store; `descriptor` is that of its open heap file.
 
-    May also return True for a moment while another thread of this gateway calls it.
+    May also return True for a moment while another thread of this gateway calls this function.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -39,5 +39,5 @@ def is_store_copied(heap: Path) -> bool:
 
 
 def lock_for_copy(descriptor: int) -> None:
-    """Tell the gateway that its store is copied, until the descriptor of its heap file is closed."""
+    """Take the lock that marks a store as being copied, held until `descriptor`, its heap file, is closed."""
     fcntl.flock(descriptor, fcntl.LOCK_SH)

@@ -1,13 +1,14 @@
 """Examination of a damaged database: find the readable parts without changing anything.
 
-SQLite reads a table along a tree of pages. A damaged page hides what is below it, and any statement that
-reaches it fails. Each table is therefore read by ranges of its key: a range that fails is halved until it is
-small or fails wherever it is tried. Each readable row is then decoded as the gateway would decode it. Its
-messages have a checksum, in the table or in the heap, and a body in a file must exist.
+SQLite stores a table as a tree of pages. A damaged page makes everything below it unreachable, and a
+statement that reads it fails. Each table is therefore read by ranges of its key: a range that fails is halved
+until it is small, or until none of its sampled keys can be read. Each readable row is then decoded as the
+gateway would decode it. Its messages have a checksum, in the table or in the heap, and each body file that a
+message refers to must exist.
 
-Three kinds of loss are reported: rows with damaged bytes, whose log is known; hidden ranges of a table, known
-only from the gap in the positions of a log; and the latest commits, if the write-ahead log is missing or
-torn.
+Three kinds of loss are reported: rows with damaged bytes, whose log is known; unreachable ranges of a table,
+whose messages are estimated from the gap in the positions of a log; and the latest commits, if the
+write-ahead log is missing or damaged.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ Keep = Callable[[str, list[Row]], None]
 
 @dataclass
 class LostMessages:
-    """Unreadable messages of one queue, session or outbox: certain ones, and possible further ones."""
+    """Numbers of lost messages of one log: certainly lost (`messages`) and possibly lost (`perhaps`)."""
 
     messages: int = 0
     perhaps: int = 0
@@ -79,7 +80,7 @@ class Findings:
 
     @property
     def is_intact(self) -> bool:
-        """True if the examination found nothing lost."""
+        """True if the examination found no damage."""
         lost = (self.file, self.hidden, self.logs, self.things_lost, self.letters, self.settled)
         return not any(lost)
 
@@ -90,7 +91,7 @@ class Findings:
         lost.perhaps += perhaps
 
     def count_lost_record(self, kind: str, key: object) -> None:
-        """Count a lost small record, and name the first SHOWN_MAX of them."""
+        """Count a lost small record, and list its kind and key, up to SHOWN_MAX records."""
         self.things_lost += 1
         if len(self.things) < SHOWN_MAX:
             text = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
@@ -98,9 +99,10 @@ class Findings:
 
 
 def examine(connection: sqlite3.Connection, path: Path, findings: Findings, keep: Keep) -> None:
-    """Read the whole database into `findings`. `keep` receives the sound rows of each table.
+    """Read all tables of a database, and add the results to `findings`.
 
-    Raises StoreError if nothing can be read.
+    `path` is the database file, beside which the heap and the body files are. `keep` is called with the name
+    of each table and its sound rows. Raises StoreError if nothing can be read.
     """
     _Examination(connection, path, findings, keep).run()
 
@@ -156,7 +158,7 @@ class _Examination:
         self._keep_readable("logs", good)
 
     def _lose_log(self, id: int) -> None:
-        """Do nothing: the rows of the log report the loss."""
+        """Do nothing: the loss is reported for the rows of the log."""
 
     def _read_settled(self) -> None:
         good = []
@@ -175,10 +177,13 @@ class _Examination:
                 self._places[row] = RowPlace(at, byte_count)
 
     def _lose_place(self, _: int) -> None:
-        """Do nothing: the row without a place reports the loss."""
+        """Do nothing: the loss is reported for the row whose place is missing."""
 
     def _from_heap(self, id: int) -> bytes:
-        """Return the messages of a row that has none in the table. Raises StoreError."""
+        """Return the encoded messages of a row that is in the heap.
+
+        Raises StoreError if they cannot be read.
+        """
         place = self._places.get(id)
         if place is None:
             raise StoreError("it is not known where they stand")
@@ -190,6 +195,10 @@ class _Examination:
         return read(self._file, place)
 
     def _read_rows(self) -> None:
+        """Decode all rows of messages.
+
+        Sound rows are passed to `keep`; the unsettled messages of the others are counted as lost.
+        """
         columns = "id, log, first, count, octets, tag, messages"
         hidden_before = len(self._ranges)
         good: list[Row] = []
@@ -239,6 +248,10 @@ class _Examination:
             self._spoilt_row(id, line[0], line[2], None)
 
     def _spoilt_row(self, id: int, log: int, count: int, error: Exception | None) -> None:
+        """Count the unsettled messages of a damaged row as lost.
+
+        `error` is None if the row could not be read.
+        """
         kind, name = self._logs.get(log, ("", ""))
         self._findings.count_lost(kind, name, messages=self._left(id, count))
         if error is not None and self._missing is not None:
@@ -246,11 +259,14 @@ class _Examination:
         self._missing = None
 
     def _left(self, id: int, count: int) -> int:
-        """Return how many of a row's messages are not settled."""
+        """Return the number of unsettled messages in row `id`, which has `count` messages."""
         return count - (self._bits.get(id, 0) & ((1 << min(max(count, 0), 65_536)) - 1)).bit_count()
 
     def _guess(self, low: int, high: int) -> None:
-        """Count possible losses in a hidden range of rows: the positions missing between its neighbours."""
+        """Count possibly lost messages after a failure to read the rows with ids `low` to `high`.
+
+        These are the log positions that are missing between the readable rows before and behind that range.
+        """
         before: dict[int, int] = {}
         behind: dict[int, int] = {}
         for id, log, first, end in self._extents:
@@ -286,7 +302,10 @@ class _Examination:
         return table in self._findings.hidden
 
     def _numbered(self, table: str, columns: str, lose: Callable[[int], None]) -> Iterator[Row]:
-        """Yield the readable rows of a table with a numeric key; call `lose` with the keys of the others."""
+        """Yield the readable rows of a table whose key is a number.
+
+        Call `lose` with the key of each unreadable row.
+        """
         key = NUMBERED[table]
         for id in self._ids(table, key):
             try:
@@ -326,7 +345,7 @@ class _Examination:
         return found
 
     def _is_partly_readable(self, query: str, low: int, high: int) -> bool:
-        """Return True if some key of a failed range can be looked up."""
+        """Return True if at least one sampled key in the range `low` to `high` can be read."""
         step = max((high - low) // SAMPLES, 1)
         for key in (*range(low, high, step), high):
             try:
@@ -367,7 +386,10 @@ class _Examination:
         return True
 
     def _record_keys(self) -> Iterable[tuple[str, Key]]:
-        """Return the keys that can be read from both ends of the table, up to a damaged page."""
+        """Return the kinds and keys of the small records, read from both ends of the table.
+
+        Keys between two damaged pages are not found.
+        """
         found: dict[tuple[str, Key], None] = {}
         for order in ("", " DESC"):
             try:
@@ -382,6 +404,10 @@ class _Examination:
     # Bodies in files.
 
     def _body(self, name: str, size: int) -> Spooled:
+        """Return the body in the file `name`.
+
+        Raises StoreError if its size is not `size` bytes, or it is missing.
+        """
         path = self._spool / name
         there = path.stat().st_size if path.is_file() else None
         if there != size:
@@ -391,7 +417,10 @@ class _Examination:
 
 
 class _BodyFile:
-    """File of a body that exists; its content is never read here."""
+    """Existing file of a message body, as decoding a message requires it.
+
+    The examination does not read it.
+    """
 
     checked = b""
 
@@ -408,14 +437,17 @@ class _BodyFile:
         raise StoreError(f"{self._path} is not for sockets")
 
     def preserve(self) -> None:
-        """Do nothing: the file stays anyway."""
+        """Do nothing: an examination deletes no files."""
 
 
 # The write-ahead log.
 
 
 def wal_faults(path: Path, *, clean: bool) -> list[str]:
-    """Return the faults of the write-ahead log of the database `path`; `clean` if it was closed cleanly."""
+    """Return descriptions of the faults in the write-ahead log of the database file `path`.
+
+    `clean` is True if the database was closed cleanly; only then may the log be missing.
+    """
     wal = path.with_name(path.name + "-wal")
     if not wal.exists():
         if clean:
@@ -443,7 +475,10 @@ def wal_faults(path: Path, *, clean: bool) -> list[str]:
 
 
 def _lost_transactions(data: bytes, at: int, page: int, salt: list[int], name: str) -> list[str]:
-    """Return a fault if a transaction was completed behind a damaged frame; otherwise nothing is lost."""
+    """Return a description of the loss if a complete transaction follows a damaged frame; otherwise [].
+
+    `data` is the write-ahead log, `at` the offset behind the damaged frame, `page` the page size in bytes.
+    """
     for place in range(at, len(data) - FRAME_HEAD.size - page + 1, FRAME_HEAD.size + page):
         head = FRAME_HEAD.unpack_from(data, place)
         if list(head[2:4]) == salt and head[1]:
@@ -452,7 +487,7 @@ def _lost_transactions(data: bytes, at: int, page: int, salt: list[int], name: s
 
 
 def _sum(data: bytes, order: str, start: tuple[int, ...]) -> tuple[int, int]:
-    """Return SQLite's checksum of the bytes, continued from `start`."""
+    """Return SQLite's WAL checksum of `data`, continued from the checksum `start`; `order` is ">" or "<"."""
     one, other = start
     words = unpack(f"{order}{len(data) // 4}I", data)
     for at in range(0, len(words), 2):

@@ -1,9 +1,9 @@
 """SQLite database of the store: opening, checking, one transaction for each group, reading at the start.
 
-`connect` opens or migrates the file. `StoreDatabase` executes the writer thread's transactions, and keeps in
+`connect` opens or migrates the file. `StoreDatabase` executes the writer thread's transactions, and caches in
 memory which rows are stored (index.py), where large rows are (heap.py) and which dead letters exist
-(letters.py). It knows no queues or sessions. A row that cannot be read is reported as damage and left in
-place.
+(letters.py). It does not know what queues or sessions are. A row that cannot be read is reported as damage
+and left in place. "Log" means a log of messages (index.py); SQLite's own log is called write-ahead log.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ Stored = tuple[int, Message, bytes]
 def connect(
     folder: Path, factory: type[sqlite3.Connection] = sqlite3.Connection, steps: Sequence[Step] = STEPS
 ) -> sqlite3.Connection:
-    """Open the database, and create or migrate it. Raises StoreError with advice for the operator."""
+    """Open the database in `folder`; create or migrate it if necessary.
+
+    Raises StoreError with advice for the operator.
+    """
     path = folder / FILE
     connection = None
     if (folder / REPAIRED).exists():
@@ -73,6 +76,10 @@ def connect(
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, steps: Sequence[Step]) -> None:
+    """Set SQLite's options, migrate the database, and check it if it was not closed cleanly.
+
+    Raises StoreError, OSError or sqlite3.Error.
+    """
     if not path.stat().st_size:
         # Before anything is read; later it has no effect.
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -126,7 +133,7 @@ class CommitCounts(NamedTuple):
 
 
 class StoreDatabase:
-    """Tables of the store, with an index in memory. Only one thread at a time may use it."""
+    """Tables of the store, with an index in memory. Not thread-safe: only one thread at a time may use it."""
 
     def __init__(
         self,
@@ -137,9 +144,11 @@ class StoreDatabase:
         letters: UserShares,
         damage: Damage,
     ) -> None:
-        """Read what is stored, except messages. `letters` has the limits of dead letters.
+        """Read the whole database except the messages.
 
-        Raises StoreError if it cannot be read.
+        `letters` has the limits of the dead letters, and must be empty. `damage` is called with a text for
+        each piece of data that cannot be read later. Raises StoreError if the database or the heap cannot be
+        read.
         """
         self.connection = connection
         self._path = folder / FILE
@@ -174,6 +183,10 @@ class StoreDatabase:
             raise StoreError(f"the store in {folder} cannot be opened: {advice}") from error
 
     def _load_rows(self) -> None:
+        """Add all rows to the index.
+
+        Rows of dropped logs and transient messages are added to `garbage` instead.
+        """
         of = {log.id: self.index.of(log.id).add for log in self.logs}
         id = 0
         for id, log, first, count, byte_count, tag, elsewhere in self.connection.execute(
@@ -198,7 +211,7 @@ class StoreDatabase:
             self.index.settled.pop(id, None)
 
     def _check_places(self) -> None:
-        """Raise StoreError if a large row has no place in the heap."""
+        """Raise StoreError if the database does not say where in the heap a large row is."""
         lacking = [row for row in self._elsewhere if row not in self.heap.places]
         self._elsewhere = array("q")
         if lacking:
@@ -207,7 +220,7 @@ class StoreDatabase:
             raise StoreError(f"row {lacking[0]} has no place in {HEAP}{more}")
 
     def mark(self, clean: bool) -> None:
-        """Store if this gateway was shut down cleanly. Raises sqlite3.Error."""
+        """Record in the database whether the gateway was shut down cleanly. Raises sqlite3.Error."""
         self.connection.execute("UPDATE meta SET value = ? WHERE key = 'clean'", (int(clean),))
         if clean:
             self.timeline.record(self.connection, 0.0)
@@ -215,9 +228,10 @@ class StoreDatabase:
     # One transaction.
 
     def commit(self, group: Group) -> CommitCounts | None:
-        """Write the group. Return None if everything in it cancelled out and nothing was written.
+        """Write the operations of a group in one transaction.
 
-        Raises one of DISK_ERRORS; then nothing has changed.
+        Returns None if they cancelled out and nothing was written. Raises one of DISK_ERRORS; then nothing
+        has changed.
         """
         runs = [(self._next_row(), run) for run in group.runs()]
         if not runs and not group.has_changes:
@@ -245,9 +259,10 @@ class StoreDatabase:
     def _encode(
         self, runs: list[tuple[int, MessageRun]], large: dict[int, RowPlace]
     ) -> tuple[list[tuple[Any, ...]], int]:
-        """Return the lines for the table of rows, and the size of their messages in bytes.
+        """Return the values to insert into the table `rows`, and the total size of the messages in bytes.
 
-        Large rows are written to the heap; their places are stored in `large`.
+        `runs` are row ids with their messages. Large rows are written to the heap, and their places are added
+        to `large` by row id.
         """
         lines = []
         total = 0
@@ -272,6 +287,7 @@ class StoreDatabase:
         insert(self.connection, "logs", 3, [(log.id, log.kind, log.name) for log in logs])
 
     def _write_settled(self, group: Group, runs: list[tuple[int, MessageRun]]) -> None:
+        """Write the settled bits of partly settled rows, and delete completely settled rows."""
         settled_rows = self.index.settled
         whole = [id for id, change in group.changes.items() if change.bits == WHOLE]
         self._delete_rows(whole)
@@ -285,6 +301,7 @@ class StoreDatabase:
         insert(self.connection, "settled", 2, parts)
 
     def _write_things(self, group: Group) -> None:
+        """Write, replace and delete the small records of a group in the table `things`."""
         connection = self.connection
         for kind, prefix in group.emptied:
             if not prefix:
@@ -311,7 +328,7 @@ class StoreDatabase:
         insert(connection, "things", 4, lines)
 
     def _delete_garbage(self) -> array[int]:
-        """Delete some rows of dropped logs, and return their ids."""
+        """Delete at most GARBAGE_MAX rows of dropped logs, and return their ids."""
         some = self.garbage[-GARBAGE_MAX:]
         self._delete_rows(some)
         delete(self.connection, "settled", "row", some)
@@ -322,7 +339,10 @@ class StoreDatabase:
         delete(self.connection, "places", "row", [id for id in ids if id in self.heap.places])
 
     def _committed(self, group: Group, runs: list[tuple[int, MessageRun]], collected: array[int]) -> None:
-        """Update the index after the commit."""
+        """Update the index in memory after the commit of a group.
+
+        `collected` are the deleted rows of dropped logs.
+        """
         index = self.index
         settled = index.settled
         self._forget_garbage(collected)
@@ -356,6 +376,7 @@ class StoreDatabase:
             self.heap.free(row)
 
     def _forget_garbage(self, collected: array[int]) -> None:
+        """Free the heap space of deleted garbage rows, and remove their ids from the end of `garbage`."""
         for id in collected:
             self._free(id)
         del self.garbage[len(self.garbage) - len(collected) :]
@@ -363,10 +384,11 @@ class StoreDatabase:
     # Reading.
 
     def messages(self, ids: Sequence[int], bits: Callable[[int], int]) -> list[Stored]:
-        """Return the messages of these rows, without those that `bits` marks as settled.
+        """Return the unsettled messages of the rows with these ids, each with its position and tag.
 
-        A row that cannot be read is reported as damage and left out. It stays in the table for `gateway store
-        repair`; what is readable of its messages becomes dead letters.
+        `bits` returns the settled bits of a row. A row that cannot be read is reported as damage and left
+        out. It stays in the table for `gateway store repair`. Its messages become dead letters without
+        bodies, as far as their other fields are readable.
         """
         found: list[Stored] = []
         for id in ids:
@@ -395,7 +417,11 @@ class StoreDatabase:
         return found
 
     def _report_lost_row(self, id: int, data: bytes, settled: int, error: Exception) -> None:
-        """Report the lost messages of a row, and keep their readable parts as dead letters, once."""
+        """Report a damaged row, and store its unsettled messages, without bodies, as dead letters.
+
+        `data` are the row's bytes as far as they could be read. No dead letters are added if an earlier
+        process has added them.
+        """
         self.damage(f"row {id} of the store cannot be read, its messages are left out: {error}")
         text = f"row {id} of the store is damaged, the body is lost: {error}"
         heads = [head for at, head in self.reader.heads(data) if not settled >> at & 1]
@@ -406,10 +432,10 @@ class StoreDatabase:
             self.damage(f"the dead letters of row {id} cannot be kept: {another}")
 
     def references(self) -> Iterator[tuple[int, int, Message]]:
-        """Yield log, position and message of each stored message that has its body in a file.
+        """Yield log id, position and message of each stored message that has its body in a file.
 
-        The rows are found without reading their messages: they are much shorter than the weight of their
-        messages.
+        Their rows are found without reading all messages: such a row is much shorter than the weight of its
+        message, which includes the body.
         """
         ids = self.connection.execute(
             "SELECT id, log FROM rows WHERE octets > ? AND octets > 2 * length(messages) AND tag != ?",
@@ -422,7 +448,7 @@ class StoreDatabase:
                     yield log, position, message
 
     def records(self, kind: str) -> Iterator[tuple[Key, bytes | Message]]:
-        """Yield keys and values of the records of a kind, in order of key.
+        """Yield key and value of each small record of a kind, in order of key.
 
         Unreadable records are reported as damage and left out.
         """
@@ -439,7 +465,7 @@ class StoreDatabase:
     def dead_letters(
         self, query: Callable[[], Iterable[Line]], count: int | None = None
     ) -> list[StoredDeadLetter]:
-        """Return the first `count` dead letters that `query` finds.
+        """Return the first `count` dead letters that `query` yields; None returns all.
 
         Unreadable ones are reported as damage and left out.
         """
@@ -459,11 +485,11 @@ class StoreDatabase:
     # Housekeeping.
 
     def tidy(self, pages: int = VACUUM_PAGES, *, reserve_bytes: int = KEPT_BYTES) -> bool:
-        """Return free space to the disk and shorten the log. Return True if there is more to do.
+        """Return free disk space to the file system, and shorten the write-ahead log.
 
-        Returns at most `pages` of the database, and the free end of the heap except `reserve_bytes`. On an
-        almost full disk some space remains for necessary writes, because settled messages cannot be deleted
-        if the log cannot grow. Raises one of DISK_ERRORS.
+        Returns True if there is more to do. At most `pages` free pages of the database are returned, and the
+        free end of the heap except `reserve_bytes` bytes. On an almost full disk fewer pages are returned,
+        because that itself needs space in the write-ahead log. Raises one of DISK_ERRORS.
         """
         if self.garbage:
             with transaction(self.connection):
@@ -480,7 +506,7 @@ class StoreDatabase:
         return free > possible > 0 or len(self.garbage) > 0 or moved
 
     def _move(self) -> bool:
-        """Move rows from the end of the heap into its holes. Return False if none fits."""
+        """Move rows from the end of the heap into free space before them. Return False if none was moved."""
         former = self.heap.move()
         moved = [(row, *self.heap.places[row]) for row in former]
         committed = False
@@ -493,12 +519,12 @@ class StoreDatabase:
         return bool(former)
 
     def shorten(self) -> bool:
-        """Write the log back into the database file and empty it. Return True if it is empty.
+        """Copy the write-ahead log into the database file and truncate it. Return True if it is empty.
 
-        Returns False if the disk has no space for it, or another program (a backup) reads the file. Without
-        space it is not tried: halfway the file would have grown and the log not shrunk. A reader is not
-        waited for, because commits would wait too; the pages that it does not need are written back. Raises
-        sqlite3.Error.
+        Returns False without an attempt if the disk has no space for it, because an interrupted copy would
+        have grown the database file without shortening the write-ahead log. Also returns False if another
+        program (a backup) reads the database: the pages that the reader does not need are copied, and this
+        method does not wait for it, because commits would wait too. Raises sqlite3.Error.
         """
         size = self._number("PRAGMA page_count") * self._number("PRAGMA page_size")
         if size - self._path.stat().st_size > self._free_bytes():
@@ -516,7 +542,7 @@ class StoreDatabase:
         self.connection.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}").fetchall()
 
     def checkpoints(self, pages: int) -> None:
-        """Let SQLite shorten the log whenever it has this many pages; 0 for never."""
+        """Let SQLite make a checkpoint whenever the write-ahead log has this many pages; 0 for never."""
         self.connection.execute(f"PRAGMA wal_autocheckpoint = {pages}").fetchall()
 
     def _number(self, pragma: str) -> int:
@@ -528,7 +554,7 @@ class StoreDatabase:
         return disk.f_bavail * disk.f_frsize
 
     def size(self) -> int:
-        """Return the size of the files on disk, in bytes."""
+        """Return the total size of the database, write-ahead log and heap in bytes."""
         byte_count = 0
         for path in self._files:
             with suppress(OSError):  # there is no log before the first transaction
@@ -536,7 +562,7 @@ class StoreDatabase:
         return byte_count
 
     def close(self) -> None:
-        """Close the files and shorten the heap."""
+        """Truncate the free end of the heap, and close the heap and the database."""
         with suppress(OSError):  # a failing disk: the heap stays longer than necessary
             self.heap.shorten(0)
         self.heap.close()
@@ -544,7 +570,7 @@ class StoreDatabase:
 
 
 def gaps_of(run: MessageRun) -> int:
-    """Return the bits of the messages that were settled before the run was written."""
+    """Return the settled bits of a run that has `offsets`: one for each position without a message."""
     assert run.offsets is not None
     live = 0
     for offset in run.offsets:
@@ -553,7 +579,10 @@ def gaps_of(run: MessageRun) -> int:
 
 
 def after(prefix: Key) -> Key | None:
-    """Return the least key beyond all that begin with `prefix`, in SQLite's order; None if there is none."""
+    """Return the smallest key greater than all keys that begin with `prefix`, in SQLite's order.
+
+    Returns None if there is no such key.
+    """
     if isinstance(prefix, bytes):
         trimmed = prefix.rstrip(b"\xff")
         return trimmed[:-1] + bytes((trimmed[-1] + 1,)) if trimmed else None

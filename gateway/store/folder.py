@@ -1,8 +1,8 @@
 """Folder of the store: a lock for one gateway at a time, and disk space reserved for a full disk.
 
-Settling messages frees space, but SQLite must write in order to delete. A reserve file of some bytes is
-therefore deleted when the disk is full. The store is healthy again only when the reserve can be allocated
-again.
+Settling messages frees space, but SQLite must write in order to delete. A reserve file is therefore allocated
+at the start and deleted when the disk is full. The store is healthy again only when the reserve file can be
+allocated again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BLOCK: Final = bytes(65_536)
 
 
 def fault(folder: Path) -> str:
-    """Return why this process cannot use or create the folder, or "" if it can."""
+    """Return the reason why this process cannot use or create the store's folder, or "" if it can."""
     there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
     user = f"this user (number {os.geteuid()})"
     if not there.is_dir():
@@ -39,7 +39,7 @@ def fault(folder: Path) -> str:
 
 
 class FolderLock:
-    """Lock of the folder for this process until `release`. The lock of a dead process has no effect."""
+    """Lock of the store's folder for this process until `release`; it ends with the process, too."""
 
     def __init__(self, folder: Path) -> None:
         """Create the folder (mode 0700) and lock it. Raises StoreError if it is not writable or is in use."""
@@ -63,17 +63,18 @@ class FolderLock:
         self._sign()
 
     def _sign(self) -> None:
+        """Write the process id into the lock file."""
         with suppress(OSError):  # the process id is for people only; the disk may be full
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Release the folder."""
+        """Release the lock."""
         os.close(self._descriptor)
 
 
 class Reserve:
-    """Reserved disk space of `byte_count` bytes, as a file."""
+    """Reserve file of `byte_count` bytes, deleted when the disk is full to make its space available."""
 
     def __init__(self, folder: Path, byte_count: int) -> None:
         self._path = folder / RESERVE
@@ -81,14 +82,14 @@ class Reserve:
 
     @property
     def pages(self) -> int:
-        """Maximum length of the database's log, in pages.
+        """Maximum length of the database's write-ahead log, in pages.
 
-        The content of the log must fit the reserved space a second time.
+        A checkpoint may need the size of the log a second time, so both must fit into the reserved space.
         """
         return max(min(self._byte_count // 2 // PAGE_BYTES, LOG_PAGES_MAX), 1)
 
     def allocate(self) -> bool:
-        """Allocate the reserved space. Return False if the disk has too little."""
+        """Allocate the reserve file. Return False if the disk has too little space."""
         try:
             if self._path.exists() and self._path.stat().st_size == self._byte_count:
                 return self.has_space()
@@ -107,7 +108,7 @@ class Reserve:
         return True
 
     def has_space(self, more: int = 0) -> bool:
-        """Return True if a log of full length fits beside `more` further bytes."""
+        """Return True if a write-ahead log of maximum length and `more` further bytes fit on the disk."""
         disk = os.statvfs(self._path.parent)
         return disk.f_bavail * disk.f_frsize >= more + self._byte_count // 2
 

@@ -1,6 +1,6 @@
-"""Gate that holds messages back while a failed commit is being reported.
+"""Gate that holds messages back while the refusals after a failed commit are being reported.
 
-A failed commit is reported message by message, and everything handed in after it is refused, too, and
+A failed commit is reported for each append. Everything that is appended after it is refused as well, and
 redelivered in its order. A queue that delivers messages before they are on disk must wait until the last
 refusal is reported. Otherwise it would deliver a later message before an earlier one that was just refused.
 """
@@ -13,7 +13,10 @@ from gateway.containment import contained
 
 
 class Gate:
-    """Gate that is shut from the first reported refusal to the last of what was handed in before it."""
+    """Gate that is shut from the first refusal after a failed commit to the last one.
+
+    The last one is that of the last message which was appended before the event loop learnt of the failure.
+    """
 
     __slots__ = ("_waiting", "shut")
 
@@ -22,15 +25,15 @@ class Gate:
         self._waiting: dict[Callable[[], None], None] = {}
 
     def wait(self, then: Callable[[], None]) -> None:
-        """Call `then` once when the gate opens. May only be called while it is shut."""
+        """Call `then` once when the gate opens. May only be called while the gate is shut."""
         self._waiting.setdefault(then)
 
     def close(self) -> None:
-        """Shut the gate, because refusals begin to be reported."""
+        """Shut the gate. Called when the first refusal is about to be reported."""
         self.shut = True
 
     def open(self) -> None:
-        """Open the gate, because all refusals are reported, and call the waiting callbacks."""
+        """Open the gate, and call the waiting callbacks. Called when all refusals are reported."""
         self.shut = False
         waiting, self._waiting = self._waiting, {}
         for then in waiting:

@@ -1,9 +1,9 @@
-"""Operations since the last commit, in the order in which they were handed in.
+"""Operations since the last commit, in the order in which the event loop called them.
 
-Operations that cancel out do so here, before the disk is involved. A message that is settled while it waits
-is not written; of several values under one key only the last is; and what is appended to a log that is then
-dropped is dropped with it. After a failed commit the group continues without its messages: their sources have
-been informed, and everything else is written with the next commit.
+Operations that cancel out do so here, before anything is written to disk. A message that is settled before it
+is written is never written. Of several values under one key only the last is written. The messages of a log
+that is dropped are dropped with it. After a failed commit the group continues without its messages, whose
+sources are informed; everything else is written with the next commit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ Done = Callable[[Outcome], None]
 
 
 class MessageRun(NamedTuple):
-    """Messages for one row: each is at position `first + offset`. Without offsets they are consecutive."""
+    """Messages for one new row.
+
+    Message k is at position `first + offsets[k]`, or `first + k` without offsets. `count` is the number of
+    positions, `byte_count` the weight of the messages in bytes.
+    """
 
     log: int
     first: int
@@ -38,7 +42,10 @@ class MessageRun(NamedTuple):
 
 
 class RowSettlement(NamedTuple):
-    """Settled messages of a stored row."""
+    """Settled bits of one stored row: bit k stands for position `first + k`.
+
+    `bits` is WHOLE if all are settled.
+    """
 
     log: int
     first: int
@@ -47,7 +54,10 @@ class RowSettlement(NamedTuple):
 
 
 class _UnwrittenRun:
-    """Unwritten run of messages of one log, with the bits of those that are settled already."""
+    """Consecutive messages of one log that are not written yet.
+
+    `bits` marks those that are settled already.
+    """
 
     __slots__ = ("bits", "first", "messages", "tag")
 
@@ -59,7 +69,7 @@ class _UnwrittenRun:
 
 
 class Group:
-    """Content of one transaction."""
+    """Operations that are written in one transaction."""
 
     def __init__(self, index: Index, letters: StoredLetters) -> None:
         self.index = index
@@ -100,7 +110,10 @@ class Group:
     def append(
         self, log: Log, first: int, messages: list[Message], byte_count: int, tag: bytes, done: Done
     ) -> None:
-        """Add messages for the positions from `first` on; `done` receives their outcome."""
+        """Add messages for the positions from `first` on.
+
+        `done` is called with their outcome after the commit.
+        """
         self.callbacks.append(done)
         self.appended += len(messages)
         self.appended_bytes += byte_count
@@ -123,7 +136,7 @@ class Group:
             pieces.sort(key=_first)
 
     def settle(self, log: Log, positions: Sequence[int] | range) -> None:
-        """Settle these messages, unwritten or stored. Unknown positions are ignored."""
+        """Settle the messages at these positions, written or not. Unknown positions are ignored."""
         if log.dropped:
             return
         pieces = self._pieces.get(log.id)
@@ -139,17 +152,17 @@ class Group:
                         self.changes[id] = RowSettlement(log.id, first, count, bits)
 
     def settle_beside(self, log: Log, positions: Sequence[int] | range) -> None:
-        """Settle these messages only if the messages of this group are written."""
+        """Settle the messages at these positions only if the messages of this group are written."""
         self.moved.append((log, positions))
 
     def settle_moved(self) -> None:
-        """Settle what depends on the messages, because everything handed in is about to be written."""
+        """Apply the calls of `settle_beside`, because the messages of this group are about to be written."""
         for log, positions in self.moved:
             self.settle(log, positions)
         self.moved.clear()
 
     def bits(self, row: int) -> int:
-        """Return the settled messages of a stored row as bits of an integer; WHOLE if all are settled.
+        """Return the settled bits of a stored row as an integer; WHOLE if all its messages are settled.
 
         The lowest bit is for the first position.
         """
@@ -199,32 +212,35 @@ class Group:
         self.letters.delete(ids)
 
     def barrier(self, done: Done) -> None:
-        """Call `done` with the outcome of everything handed in before."""
+        """Call `done` with the outcome of all earlier operations, after the commit."""
         self.callbacks.append(done)
 
     def when_settled(self, done: Callable[[], None]) -> None:
-        """Call `done` when everything settled before is on disk, also if that takes several attempts."""
+        """Call `done` when all earlier settlements are on disk, even if that takes several attempts."""
         self.settled_callbacks.append(done)
 
     def fence(self, reached: Callable[[], None]) -> None:
-        """Call `reached` at once, because everything handed in before is in the group."""
+        """Call `reached` at once: all earlier operations are in this group or were refused."""
         reached()
 
     def read(self, job: Callable[[], Callable[[], None]]) -> None:
-        """Run `job` after the commit; the function that it returns is called on the event loop."""
+        """Run `job` after the commit in the writer thread.
+
+        Call the function that it returns on the event loop.
+        """
         self.reads.append(job)
 
     # What is written.
 
     def runs(self) -> Iterator[MessageRun]:
-        """Yield the unsettled messages as rows."""
+        """Yield the unsettled messages as runs, one for each row to write."""
         for log, pieces in self._pieces.items():
             for piece in pieces:
                 if piece.bits != WHOLE:
                     yield from _runs(log, piece)
 
     def forget(self) -> None:
-        """Drop the messages and what depends on them; everything else stays."""
+        """Drop the messages and the operations that depend on them; everything else stays."""
         self._pieces.clear()
         for one in self.beside:
             self.things[one] = None
@@ -232,7 +248,10 @@ class Group:
         self.moved.clear()
 
     def take_callbacks(self) -> tuple[list[Done], int, int]:
-        """Return and clear the waiting callbacks, in order, with the numbers of messages and bytes."""
+        """Return and clear the callbacks that wait for the outcome, in order.
+
+        Also returns and clears the number of appended messages and their weight in bytes.
+        """
         callbacks, self.callbacks = self.callbacks, []
         appended, self.appended = self.appended, 0
         byte_count, self.appended_bytes = self.appended_bytes, 0
@@ -250,7 +269,7 @@ class Group:
 
 
 def begins(key: Key, prefix: Key) -> bool:
-    """Return True if `key` begins with `prefix`; a text never begins with bytes, nor bytes with a text."""
+    """Return True if `key` begins with `prefix`. A str never begins with bytes, nor bytes with a str."""
     if not prefix:
         return True
     if isinstance(key, str):
@@ -259,6 +278,7 @@ def begins(key: Key, prefix: Key) -> bool:
 
 
 def _settle_pieces(pieces: list[_UnwrittenRun], start: int, stop: int) -> None:
+    """Mark positions `start` to `stop - 1` as settled in the unwritten runs `pieces`, sorted by position."""
     at = max(bisect_right(pieces, start, key=_first) - 1, 0)
     for place in range(at, len(pieces)):
         piece = pieces[place]
@@ -274,7 +294,7 @@ def _first(piece: _UnwrittenRun) -> int:
 
 
 def _runs(log: int, piece: _UnwrittenRun) -> Iterator[MessageRun]:
-    """Yield the unsettled messages of a piece, cut where they exceed RUN_BYTES_MAX."""
+    """Yield the unsettled messages of an unwritten run, split where they exceed RUN_BYTES_MAX."""
     messages: Sequence[Message] = piece.messages
     offsets: Sequence[int] = range(len(messages))
     if piece.bits:
@@ -297,7 +317,7 @@ def _runs(log: int, piece: _UnwrittenRun) -> Iterator[MessageRun]:
 def _run(
     log: int, piece: _UnwrittenRun, offsets: Sequence[int], messages: Sequence[Message], byte_count: int
 ) -> MessageRun:
-    """Return a row that begins with its first unsettled message and ends with its last."""
+    """Return the run for one row, which begins with its first unsettled message and ends with its last."""
     start = offsets[0]
     count = offsets[-1] - start + 1
     gaps = None if count == len(offsets) else [offset - start for offset in offsets]

@@ -1,14 +1,15 @@
 """File for large rows beside the database, `gateway.heap`.
 
-SQLite writes a row page by page, with a checksum for each page, to its log, and later again to its file. For
-a row of 64 KiB or more that is four times the work of the disk. Such rows are here instead, each in one
-piece, and the table `places` of the database says where. A row is on disk before the transaction that names
-it is committed, and its place is reused only after a transaction that no longer names it. So every row that
-the database names is complete, even after a crash, and everything else is free. No other record is needed.
+SQLite writes a row page by page to its write-ahead log, with a checksum for each page, and later again to its
+file. For a row of 64 KiB or more that is four times the work of the disk. Such rows are written to this file
+instead, each in one piece, and the table `places` of the database contains their positions. A row is on disk
+before the transaction that refers to it is committed, and its space is reused only after a transaction that
+no longer refers to it. So every row that the database refers to is complete, even after a crash, and all
+other space is free. No other record is needed.
 
-While another process copies the store (copies.py), places that are no longer needed stay as they are.
+While another process copies the store (copies.py), space that is no longer needed is not overwritten.
 
-Overwriting a place that the file already has costs only the write itself, without an allocation. Some free
+Overwriting space that the file already has costs only the write itself, without an allocation. Some free
 space behind the last row therefore stays in the file while the gateway runs.
 """
 
@@ -36,24 +37,24 @@ PARTS_MAX: Final = 1_024  # byte strings of one write: IOV_MAX
 
 
 class RowPlace(NamedTuple):
-    """Position and size of a row, in bytes."""
+    """Position and size of a row in the heap file, in bytes."""
 
     at: int
     byte_count: int
 
     @property
     def end(self) -> int:
-        """Position behind its last block."""
+        """Position behind the last block of the row."""
         return self.at + (self.byte_count + BLOCK - 1) // BLOCK * BLOCK
 
 
 class Heap:
-    """Heap file with the places of its rows. Only one thread at a time may use it."""
+    """Heap file with the places of its rows. Not thread-safe: only one thread at a time may use it."""
 
     def __init__(self, folder: Path, places: Mapping[int, RowPlace]) -> None:
-        """Open the file. `places` are those that the database names, by row id.
+        """Open the heap file in `folder`, creating it if necessary.
 
-        Raises OSError, and StoreError if places overlap.
+        `places` are those in the database, by row id. Raises OSError, and StoreError if places overlap.
         """
         for one, other in pairwise(sorted(places.values())):
             if one.end > other.at:
@@ -80,9 +81,9 @@ class Heap:
         self._last = {place.end: row for row, place in self.places.items()}
 
     def write(self, row: int, parts: Sequence[bytes]) -> RowPlace:
-        """Write a row, given as consecutive byte strings, into free space; `sync` makes it durable.
+        """Write a row, given as consecutive byte strings, into free space, and return its place.
 
-        Raises OSError; then its place is free again.
+        The row is durable only after `sync`. Raises OSError; then the space is free again.
         """
         byte_count = sum(map(len, parts))
         place = RowPlace(self._first_fit(byte_count), byte_count)
@@ -99,7 +100,7 @@ class Heap:
         return place
 
     def _write(self, at: int, parts: Sequence[bytes]) -> int:
-        """Write the parts at `at` and return the position behind them."""
+        """Write the byte strings `parts` at position `at`, and return the position behind them."""
         byte_count = sum(map(len, parts))
         done = os.pwritev(self._descriptor, parts, at)
         if done < byte_count:  # the disk is full, or a signal came: the next write shows which
@@ -109,20 +110,20 @@ class Heap:
         return at + byte_count
 
     def sync(self) -> None:
-        """Flush what was written to the disk. Raises OSError."""
+        """Flush all written rows to the disk. Raises OSError."""
         if self._written:
             os.fdatasync(self._descriptor)
             self._written = False
 
     def read(self, row: int) -> bytes:
-        """Return the content of a row. Raises StoreError if it is missing."""
+        """Return the bytes of a row. Raises StoreError if they are missing."""
         place = self.places.get(row)
         if place is None:
             raise StoreError(f"it has no place in {HEAP}")
         return read(self._descriptor, place)
 
     def free(self, row: int) -> None:
-        """Free the place of a row that the database no longer names."""
+        """Free the space of a row that the database no longer refers to."""
         place = self.places.pop(row)
         del self._last[place.end]
         self._drop(place.at, place.end)
@@ -130,7 +131,7 @@ class Heap:
     # Free space.
 
     def _drop(self, start: int, end: int) -> None:
-        """Mark a range of bytes as free, once no other process copies the file."""
+        """Free a range of bytes, at once or when no other process copies the file any more."""
         if start != end:
             self._dropped.append((start, end))
             self._release_dropped()
@@ -142,13 +143,14 @@ class Heap:
             self._dropped.clear()
 
     def _first_fit(self, byte_count: int) -> int:
-        """Return the first position with space for so many bytes."""
+        """Return the position of the first hole of at least `byte_count` bytes, or the end of the rows."""
         for start, end in islice(self._holes, HOLES_TRIED_MAX):
             if end - start >= byte_count:
                 return start
         return self._end
 
     def _place_row(self, row: int, place: RowPlace) -> None:
+        """Record the place of a row, and remove its bytes from the free space."""
         self.places[row] = place
         self._last[place.end] = row
         if place.at == self._end:
@@ -163,7 +165,7 @@ class Heap:
             self._holes[index] = (place.end, end)
 
     def _release(self, start: int, end: int) -> None:
-        """Mark a range of bytes as free, and merge it with its free neighbours."""
+        """Add a range of bytes to the free space, and merge it with free neighbours."""
         if start == end:
             return
         holes = self._holes
@@ -184,14 +186,14 @@ class Heap:
 
     @property
     def is_sparse(self) -> bool:
-        """True if so much is free between the rows that moving them is worthwhile."""
+        """True if there is so much free space between the rows that moving rows into it is worthwhile."""
         return self._free * SPARSE > self._end > KEPT_BYTES
 
     def move(self) -> dict[int, RowPlace]:
-        """Copy rows from the end into holes, and sync. Return the former places of those rows.
+        """Copy rows from the end of the file into free space before them, and flush them to the disk.
 
-        The former places stay reserved until `finish_move`. While another process copies the file, no row
-        moves. Raises OSError.
+        Returns the former places of the moved rows, by row id. They stay reserved until `finish_move`. While
+        another process copies the file, no row is moved. Raises OSError.
         """
         former: dict[int, RowPlace] = {}
         self._release_dropped()
@@ -206,6 +208,7 @@ class Heap:
         return former
 
     def _copy(self, former: dict[int, RowPlace]) -> None:
+        """Copy up to MOVED_BYTES_MAX bytes of rows, last row first; add their former places to `former`."""
         copied = 0
         end = self._end
         while copied < MOVED_BYTES_MAX and (row := self._last.get(end)) is not None:
@@ -227,7 +230,10 @@ class Heap:
                 end = self._holes[bisect_left(self._holes, (end,)) - 1][0]
 
     def finish_move(self, former: Mapping[int, RowPlace], *, committed: bool) -> None:
-        """Free the former places of moved rows after the commit, or the new places if the commit failed."""
+        """Free the former places of moved rows if the new places are committed.
+
+        Otherwise free the new places.
+        """
         for row, place in former.items():
             freed = place if committed else self.places[row]
             if not committed:
@@ -236,7 +242,7 @@ class Heap:
             self._drop(freed.at, freed.end)
 
     def shorten(self, reserve_bytes: int = KEPT_BYTES) -> None:
-        """Return the free space behind the last row, except `reserve_bytes`, to the disk. Raises OSError."""
+        """Truncate the free space behind the last row, except `reserve_bytes` bytes. Raises OSError."""
         self._release_dropped()
         if os.fstat(self._descriptor).st_size > self._end + reserve_bytes:
             os.ftruncate(self._descriptor, self._end + reserve_bytes)
@@ -247,7 +253,7 @@ class Heap:
 
 
 def error_text(error: Exception) -> str:
-    """Return the text of a disk error, in the words of the database if the disk is full."""
+    """Return the text of a disk error; for a full disk "the disk is full"."""
     if isinstance(error, OSError):
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return "the disk is full" if full else f"{HEAP}: {error.strerror}"
@@ -255,7 +261,7 @@ def error_text(error: Exception) -> str:
 
 
 def read(descriptor: int, place: RowPlace) -> bytes:
-    """Return the content of a place of an open heap. Raises StoreError if it is missing."""
+    """Return the bytes at a place of an open heap file. Raises StoreError if they are missing."""
     try:
         data = os.pread(descriptor, place.byte_count, place.at)
     except OSError as error:

@@ -1,8 +1,9 @@
-"""Index in memory of the rows that are stored of each log; SQLite itself has none.
+"""Index in memory of the rows that are stored of each log; the database has no such index.
 
-A row is a run of messages with consecutive positions. Rows of one log never overlap. The settled messages of
-a row are a number whose bit k stands for position `first` + k; WHOLE has all bits set, whatever the length of
-the row. The index is read once at the start and then follows each commit.
+A log is a sequence of messages, each at a position. A row is a run of messages with consecutive positions.
+Rows of one log never overlap. The settled messages of a row are an integer whose bit k stands for position
+`first` + k; WHOLE has all bits set, whatever the length of the row. The index is read once at the start and
+updated after each commit.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ class Log:
 
 
 class StoredRow(NamedTuple):
-    """Stored row: positions `first` to `first + count - 1`, which weigh `byte_count` bytes in all.
+    """Stored row: positions `first` to `first + count - 1` of a log.
 
-    `settled` has a bit for each position, the first in the lowest bit of the first byte; None if no message
-    is settled. `byte_count` includes the messages that were settled since the row was written.
+    `byte_count` is the weight of its messages in bytes, including those that were settled since the row was
+    written. `settled` has a bit for each position, the first in the lowest bit of the first byte; None if no
+    message is settled.
     """
 
     id: int
@@ -48,14 +50,14 @@ class StoredRow(NamedTuple):
 
     @property
     def live(self) -> int:
-        """Number of unsettled messages."""
+        """Number of unsettled messages in this row."""
         return self.count - (int.from_bytes(self.settled, "little").bit_count() if self.settled else 0)
 
 
 class LogExtent(NamedTuple):
-    """Summary of a log: its unsettled messages are at positions `first` to `end - 1`.
+    """Summary of a log: its `count` unsettled messages are at positions `first` to `end - 1`.
 
-    `byte_count` includes, in bytes, the messages that were settled since they were written.
+    `byte_count` is their weight in bytes, and includes messages that were settled since they were written.
     """
 
     first: int
@@ -65,7 +67,7 @@ class LogExtent(NamedTuple):
 
 
 class LogRows:
-    """Rows of one log in order of position. Removed ones stay as holes of count 0 for a while."""
+    """Rows of one log in order of position. Deleted rows stay as holes, with count 0, until `compact`."""
 
     __slots__ = ("_byte_count", "_counts", "_firsts", "_holes", "_ids")
 
@@ -80,7 +82,7 @@ class LogRows:
         return len(self._ids) - self._holes
 
     def add(self, id: int, first: int, count: int, byte_count: int) -> None:
-        """Add a written row, usually behind all others."""
+        """Add a written row; `byte_count` is the weight of its messages in bytes."""
         at = len(self._firsts)
         if at and first < self._firsts[-1]:
             at = bisect_left(self._firsts, first)
@@ -90,7 +92,10 @@ class LogRows:
         self._byte_count.insert(at, byte_count)
 
     def overlapping(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (id, first, count, bytes) of each row within positions `start` to `stop - 1`, in order."""
+        """Yield (id, first, count, byte_count) of each row with any of the positions `start` to `stop - 1`.
+
+        Rows are in order of position.
+        """
         firsts, ids, counts = self._firsts, self._ids, self._counts
         at = max(bisect_right(firsts, start) - 1, 0)
         # A hole keeps its first position, at which another row may have been written.
@@ -104,7 +109,7 @@ class LogRows:
                 yield ids[place], first, counts[place], self._byte_count[place]
 
     def remove(self, id: int, first: int) -> None:
-        """Turn a deleted row into a hole."""
+        """Replace a deleted row by a hole; `first` is the row's first position."""
         at = bisect_left(self._firsts, first)
         while self._ids[at] != id:
             at += 1
@@ -126,10 +131,10 @@ class LogRows:
     def from_position(
         self, position: int, count: int, byte_count: int, bits: Callable[[int], int]
     ) -> tuple[list[int], int]:
-        """Return the ids of the next rows from `position` on, and where the last of them ends.
+        """Return the ids of the next rows from `position` on, and the position behind the last of them.
 
-        The rows have at least `count` unsettled messages or `byte_count` bytes, or are all there are. `bits`
-        returns the settled bits of a row.
+        The rows together have at least `count` unsettled messages or `byte_count` bytes, unless the log has
+        fewer. `bits` returns the settled bits of a row; rows that are settled as a whole are skipped.
         """
         chosen: list[int] = []
         end = position
@@ -147,7 +152,7 @@ class LogRows:
         return chosen, end
 
     def all(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (id, first, count, bytes) of each row, in order of position."""
+        """Yield (id, first, count, byte_count) of each row, in order of position."""
         for row in zip(self._ids, self._firsts, self._counts, self._byte_count, strict=True):
             if row[2]:
                 yield row
@@ -165,14 +170,14 @@ class Index:
         self.settled: dict[int, int] = {}  # by row; a row that is missing has no settled message
 
     def of(self, log: int) -> LogRows:
-        """Return the rows of a log, which may be empty."""
+        """Return the rows of the log with id `log`, which may be empty."""
         rows = self.logs.get(log)
         if rows is None:
             rows = self.logs[log] = LogRows()
         return rows
 
     def extent(self, log: int) -> LogExtent:
-        """Return the summary of a log."""
+        """Return the summary of the log with id `log`."""
         found = self.logs.get(log)
         if found is None or not len(found):
             return LogExtent(0, 0, 0, 0)
@@ -187,7 +192,7 @@ class Index:
         return LogExtent(start, end, messages, sizes)
 
     def rows(self, log: int) -> list[StoredRow]:
-        """Return the rows of a log in the form for its owner."""
+        """Return the rows of the log with id `log`, in order of position, with their settled bits."""
         found = self.logs.get(log)
         if found is None:
             return []
@@ -203,7 +208,7 @@ class Index:
 
 
 def ranges(positions: Sequence[int] | range) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of the consecutive stretches of `positions`, which may be unordered or repeated."""
+    """Yield (start, stop) of each stretch of consecutive `positions`, which may be unordered or repeated."""
     if not positions:
         return
     if isinstance(positions, range) and positions.step == 1:
@@ -224,7 +229,10 @@ def ranges(positions: Sequence[int] | range) -> Iterator[tuple[int, int]]:
 
 
 def position_bits(first: int, count: int, start: int, stop: int) -> int:
-    """Return the bits of positions `start` to `stop - 1` in a row; WHOLE if it has no others."""
+    """Return the bits of positions `start` to `stop - 1` in a row; WHOLE if these are all of its positions.
+
+    The row has `count` positions from `first` on.
+    """
     low = start - first if start > first else 0
     high = stop - first if stop - first < count else count
     if high - low == count:
@@ -233,18 +241,18 @@ def position_bits(first: int, count: int, start: int, stop: int) -> int:
 
 
 def merge_bits(bits: int, more: int, count: int) -> int:
-    """Return the union of two sets of bits; WHOLE if no position is left."""
+    """Return the union of two sets of bits of a row with `count` positions; WHOLE if it has all of them."""
     bits |= more
     return WHOLE if bits == WHOLE or bits == (1 << count) - 1 else bits
 
 
 def bytes_of(bits: int, count: int) -> bytes:
-    """Return the bits in their stored form."""
+    """Return the settled bits of a row with `count` positions as bytes, in their stored form."""
     return (bits & ((1 << count) - 1)).to_bytes((count + 7) // 8, "little")
 
 
 def unsettled(bits: int, count: int) -> list[int]:
-    """Return the offsets whose bits are clear."""
+    """Return the offsets from 0 to `count - 1` whose bits in `bits` are not set."""
     if bits == WHOLE:
         return []
     text = f"{bits:0{count}b}"

@@ -1,9 +1,9 @@
-"""Dead letters on disk: the newest messages that were not accepted, with the reason.
+"""Dead letters on disk: the newest messages that were refused for good, with the reason.
 
-The messages were accepted from their source, so they are never refused, and they wait in memory while the
-disk is full. `StoredLetters` holds what must still be written or deleted, and the size in bytes of each
-stored letter. When there are too many, the oldest letters of a user who has more than an equal share are
-deleted.
+The gateway has accepted these messages from their source, so storing them as dead letters is never refused;
+while the disk is full, they wait in memory. `StoredLetters` has the dead letters that must still be written
+or deleted, and the size in bytes of each stored one. When there are too many, the oldest ones of a user who
+has more than an equal share are deleted.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class StoredLetters:
     """Stored and unwritten dead letters. `shares` counts them by the users who sent the messages."""
 
     def __init__(self, connection: sqlite3.Connection, shares: UserShares, ahead_secs: float = 0.0) -> None:
-        """Read the stored ids and sizes. `shares` has the limits, and must be empty.
+        """Read the ids and sizes of the stored dead letters. `shares` has the limits, and must be empty.
 
-        Expiries are stored `ahead_secs` later (timeline.py).
+        The expiry of a message is stored as its time plus `ahead_secs` (timeline.py).
         """
         self.shares = shares
         self._ahead_secs = ahead_secs
@@ -62,19 +62,23 @@ class StoredLetters:
         return len(self._entries)
 
     def has_room(self, messages: list[Message], added: int, added_bytes: int) -> bool:
-        """Return True if these messages fit without deleting letters, for all users together and for each.
+        """Return True if these messages fit within the limits without deleting dead letters.
 
-        `added` and `added_bytes` count the messages and bytes that were handed in since the start.
+        Checks the limits in total and by user. `added` and `added_bytes` count the messages and bytes for
+        which dead letters were requested since the start, including those that are not added yet.
         """
         return self.shares.has_room_for(messages, added_bytes - self.added_bytes, added - self.added)
 
     @property
     def has_changes(self) -> bool:
-        """True if there is something to write."""
+        """True if there are dead letters to write or to delete."""
         return bool(self._added or self._removed)
 
     def add(self, messages: Iterable[Message], route: str, outcome: Outcome, utc: WallTime) -> None:
-        """Add dead letters; the oldest ones of a user with too many are deleted."""
+        """Add a dead letter for each message, and delete the oldest ones beyond the limits.
+
+        `route` is the name of the route that refused them, or ""; `utc` is the time of the refusal.
+        """
         verdict, reason, text = outcome
         text = text.encode(errors="replace").decode()  # a peer may have chosen a part of the text
         for message in messages:
@@ -91,41 +95,45 @@ class StoredLetters:
                 self.delete((id,))
 
     def delete(self, ids: Iterable[int] | None) -> None:
-        """Delete the letters with these ids; None for all."""
+        """Delete the dead letters with these ids; None deletes all."""
         for id in list(self._entries) if ids is None else ids:
             if self._entries.discard(id) and self._added.pop(id, None) is None:
                 self._removed.add(id)
 
     def write(self) -> None:
-        """Write the changes in the current transaction."""
+        """Write the additions and deletions in the current transaction."""
         delete(self._connection, "dead_letters", "id", self._removed)
         insert(self._connection, "dead_letters", 9, list(self._added.values()))
 
     def clear_changes(self) -> None:
-        """Clear the changes, because the transaction was committed."""
+        """Clear the additions and deletions. Called after the transaction was committed."""
         self._added.clear()
         self._removed.clear()
 
     def newest(self, before: int | None) -> Iterable[Line]:
-        """Yield the letters on disk, newest first, older than letter `before`.
+        """Yield the dead letters on disk, newest first.
 
-        Each is read by a query of its own, so that an unreadable one hides no other.
+        With `before`, only those older than the one with this id. Each is read by a query of its own, so that
+        an unreadable one does not hide others.
         """
         return self.find([id for id in reversed(self._entries) if before is None or id < before])
 
     def has_text(self, text: str) -> bool:
-        """Return True if a dead letter on disk has this text."""
+        """Return True if a dead letter on disk has this text of the outcome."""
         query = "SELECT 1 FROM dead_letters WHERE text = ? LIMIT 1"
         return self._connection.execute(query, (text,)).fetchone() is not None
 
     def find(self, ids: Iterable[int]) -> Iterable[Line]:
-        """Yield the letters on disk that have these ids, in this order."""
+        """Yield the dead letters on disk that have these ids, in this order; missing ids are skipped."""
         for id in ids:
             yield from self._connection.execute("SELECT * FROM dead_letters WHERE id = ?", (id,)).fetchall()
 
 
 def letter(reader: MessageReader, line: Line) -> StoredDeadLetter:
-    """Return the dead letter of a line of the table. Raises StoreError if it cannot be read."""
+    """Return the dead letter in a row of the table `dead_letters`.
+
+    Raises StoreError if it cannot be decoded.
+    """
     id, _, utc, route, verdict, reason, text, data, _ = line
     try:
         outcome = Outcome(Verdict(verdict), Reason(reason), text)

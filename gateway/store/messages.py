@@ -1,10 +1,11 @@
 """Encoding of a run of messages as bytes, by columns.
 
-Devices repeat themselves, so the distinct addresses, property sets and senders have a dictionary each. Each
-message has their numbers and a few other numbers, then the bodies follow, joined. What is equal in all
-messages is written once. No Python code runs for each message, only C loops over whole lists. A message whose
-body is a file of its own (model/spooled_bodies.py) is a run of one, in version BY_REFERENCE, with the file's
-name and size as a text in place of the body.
+Devices send the same values again and again, so the distinct addresses, property sets and senders of a run
+are written once, in a dictionary each. Each message has its numbers in these dictionaries and a few other
+numbers; then the bodies follow, joined. What is equal in all messages is written once. No Python code runs
+for each message, only C loops over whole lists. A message whose body is a file of its own
+(model/spooled_bodies.py) is a run of one, in version BY_REFERENCE, with the file's name and size as a text in
+place of the body.
 
 Little-endian. CRC-32 of all that follows (u32), version (u8), count of messages (u32), then the columns:
 
@@ -68,9 +69,10 @@ Raises StoreError if it is missing.
 def encode_messages(
     messages: Sequence[Message], offsets: Sequence[int] | None = None, ahead_secs: float = 0.0
 ) -> bytes:
-    """Encode 1 to MESSAGES_MAX messages, which are at `offsets` of their run; None means 0, 1, 2 ...
+    """Encode 1 to MESSAGES_MAX messages as the bytes of one run.
 
-    Their expiry is stored `ahead_secs` later.
+    `offsets` are the places of the messages in their run; None means 0, 1, 2 and so on. The expiry of a
+    message is stored as its time plus `ahead_secs` (timeline.py).
     """
     return b"".join(encode_parts(messages, offsets, ahead_secs))
 
@@ -78,7 +80,7 @@ def encode_messages(
 def encode_parts(
     messages: Sequence[Message], offsets: Sequence[int] | None = None, ahead_secs: float = 0.0
 ) -> list[bytes]:
-    """Encode messages as `encode_messages` does, in consecutive pieces, without copying bodies."""
+    """Return the bytes of `encode_messages` as a list of consecutive parts, without copying bodies."""
     count = len(messages)
     bodies = [message.body for message in messages]
     version = VERSION
@@ -124,9 +126,10 @@ def encode_parts(
 
 
 def _numbers(ids: list[int], messages: Sequence[Message]) -> tuple[bytes, list[Message]]:
-    """Return the column of numbers in a dictionary, and for each entry one message that has it.
+    """Return the encoded dictionary numbers of `ids`, and for each distinct id the message that has it.
 
-    Compares by identity: the objects are shared, and comparing values would cost more than a repeated entry.
+    `ids` are the identities (`id()`) of the messages' addresses, property sets or senders. Equal objects are
+    not merged: most are shared, and comparing values would cost more than a repeated entry.
     """
     if ids.count(ids[0]) == len(ids):
         return _FIRST, [messages[0]]
@@ -136,6 +139,10 @@ def _numbers(ids: list[int], messages: Sequence[Message]) -> tuple[bytes, list[M
 
 
 def _column(code: str, values: Sequence[int] | Sequence[float]) -> bytes:
+    """Encode a column of numbers of the struct format `code`.
+
+    A number that all rows share is written once.
+    """
     first = values[0]
     count = len(values)
     if values.count(first) == count:
@@ -174,16 +181,17 @@ def _dictionary(entries: list[bytes]) -> bytes:
 
 
 def encode_sound(message: Message, ahead_secs: float = 0.0) -> bytes:
-    """Encode one message with `sound_parts`."""
+    """Encode one message as a run; a message that cannot be encoded is stored without its properties."""
     return b"".join(sound_parts((message,), ahead_secs=ahead_secs))
 
 
 def sound_parts(
     messages: Sequence[Message], offsets: Sequence[int] | None = None, ahead_secs: float = 0.0
 ) -> list[bytes]:
-    """Encode messages with `encode_parts`; a message that cannot be encoded is stored without its properties.
+    """Encode messages as `encode_parts` does.
 
-    Its publisher was promised that the other messages of the run are stored.
+    A message that cannot be encoded is stored without its properties. So one faulty message does not prevent
+    the others of its run from being stored.
     """
     try:
         return encode_parts(messages, offsets, ahead_secs)
@@ -193,7 +201,7 @@ def sound_parts(
 
 
 def _storable(message: Message) -> Message:
-    """Return the message, or a copy without properties and sender if it cannot be encoded."""
+    """Return the message itself, or a copy without properties and sender if it cannot be encoded."""
     try:
         encode_message(message)
     except Exception:
@@ -209,19 +217,20 @@ def _storable(message: Message) -> Message:
 
 
 def encode_message(message: Message, ahead_secs: float = 0.0) -> bytes:
-    """Encode one message as a run."""
+    """Encode one message as a run. Raises an exception if it cannot be encoded."""
     return encode_messages((message,), ahead_secs=ahead_secs)
 
 
 def _no_body(name: str, size: int) -> Spooled:
-    """Raise StoreError, because the folder of bodies is unknown."""
+    """Raise StoreError, because the folder of the body files is unknown to this reader."""
     raise StoreError(f"nobody knows where the body {name} is")
 
 
 class MessageReader:
-    """Decoder of what `encode_messages` wrote.
+    """Decoder of the bytes that `encode_messages` returned.
 
-    Equal addresses, property sets and senders share one object. `ahead_secs` is subtracted from each expiry.
+    Equal addresses, property sets and senders are decoded to one shared object. `ahead_secs` is subtracted
+    from each expiry. `make_body` returns the body for the name and size of a body file.
     """
 
     def __init__(self, make_body: MakeBody = _no_body) -> None:
@@ -232,9 +241,9 @@ class MessageReader:
         self._senders: dict[bytes, Sender] = {}
 
     def decode(self, data: bytes) -> tuple[Sequence[int], list[Message]]:
-        """Return offsets in the run, and the messages.
+        """Return the offsets of the messages in their run, and the messages.
 
-        Raises StoreError if the bytes are damaged or newer.
+        Raises StoreError if the bytes are damaged, or in a version that this gateway does not know.
         """
         if len(data) <= _CRC.size or _CRC.unpack_from(data)[0] != crc32(memoryview(data)[_CRC.size :]):
             raise StoreError("stored messages are damaged: their checksum does not fit")
@@ -246,9 +255,9 @@ class MessageReader:
             raise StoreError(f"stored messages cannot be read: {error!r}") from error
 
     def heads(self, data: bytes) -> list[tuple[int, Message]]:
-        """Return offsets and messages, without bodies, of damaged bytes, as far as they are readable.
+        """Return offsets and messages of damaged bytes, with empty bodies, or [] if they cannot be decoded.
 
-        Any part of the result may be wrong.
+        The checksum is not verified, so any part of the result may be wrong.
         """
         try:
             if data[_CRC.size] != VERSION:
@@ -259,10 +268,11 @@ class MessageReader:
             return []
 
     def decode_one(self, data: bytes) -> Message:
-        """Return the message that `encode_message` wrote. Raises StoreError."""
+        """Return the message of a run of one. Raises StoreError if the bytes cannot be decoded."""
         return self.decode(data)[1][0]
 
     def _decode(self, data: bytes) -> tuple[Sequence[int], list[Message]]:
+        """Return offsets and messages, without verifying checksum and version."""
         _, count = _HEAD.unpack_from(data, _CRC.size)
         at = _CRC.size + _HEAD.size
         columns = []
@@ -308,7 +318,10 @@ class MessageReader:
 
 
 def _values(code: str, data: bytes, at: int, count: int) -> tuple[Sequence[Any], int]:
-    """Decode the column at `at`. Return its values and where it ends."""
+    """Decode the column at byte `at`, which has `count` rows.
+
+    Return its values and the position behind it.
+    """
     mark = data[at]
     if mark == COUNTING:
         return range(count), at + 1
@@ -319,7 +332,7 @@ def _values(code: str, data: bytes, at: int, count: int) -> tuple[Sequence[Any],
 
 
 def _entries(data: bytes, at: int) -> tuple[list[bytes], int]:
-    """Decode the dictionary at `at`. Return its entries and where it ends."""
+    """Decode the dictionary at byte `at`; return its entries and the position behind it."""
     (number,) = unpack_from("<I", data, at)
     lengths = unpack_from(f"<{number}I", data, at + 4)
     ends = list(accumulate(lengths, initial=at + 4 + 4 * number))
@@ -330,7 +343,7 @@ T = TypeVar("T")
 
 
 def _shared(remembered: dict[bytes, T], entry: bytes, make: Callable[[bytes], T]) -> T:
-    """Return the cached object of an entry, or build and cache it."""
+    """Return the cached object of an encoded entry; if there is none, create it with `make` and cache it."""
     found = remembered.get(entry)
     if found is None:
         found = make(entry)
@@ -342,7 +355,7 @@ def _shared(remembered: dict[bytes, T], entry: bytes, make: Callable[[bytes], T]
 
 
 def _split(entry: bytes) -> tuple[str, bytes]:
-    """Return the protocol's name, and the bytes behind it."""
+    """Return the protocol's name in an encoded entry, and the bytes that follow it."""
     end = 1 + entry[0]
     return entry[1:end].decode(), entry[end:]
 

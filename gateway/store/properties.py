@@ -78,10 +78,11 @@ def encode_properties(properties: Properties) -> bytes:
 
 
 def encode_texts(read: ReadTexts, raw: bytes) -> bytes | None:
-    """Encode headers with the texts in `raw` as `encode_properties` would, without creating objects.
+    """Encode text headers as `encode_properties` would, without creating objects.
 
-    Returns None if there are none, or if a character must be escaped. Used for traffic in which each message
-    has new texts.
+    `read` extracts the names and texts from `raw`, the protocol's bytes of a property set. Returns None if
+    there are no text headers, or if a character must be escaped. Used for traffic in which each message has
+    new texts.
     """
     pieces = read(raw, BEFORE_NAME, BEFORE_VALUE, True)
     if not pieces:
@@ -94,7 +95,10 @@ def encode_texts(read: ReadTexts, raw: bytes) -> bytes | None:
 
 
 def decode_properties(data: bytes) -> Properties:
-    """Decode what `encode_properties` wrote. Raises ValueError, KeyError or TypeError for other bytes."""
+    """Decode the bytes that `encode_properties` returned.
+
+    Raises ValueError, KeyError or TypeError for other bytes.
+    """
     if not data:
         return NOTHING
     document = json.loads(data)
@@ -131,9 +135,9 @@ def _read(headers: Any) -> Headers:
 
 
 def decode_value(word: str, plain: Any) -> Value:
-    """Decode a header's value from its type and its form in JSON.
+    """Decode a header's value: `word` is its type, and `plain` its JSON form (see the module).
 
-    Raises ValueError, KeyError or TypeError.
+    Raises ValueError, KeyError or TypeError if the two do not fit.
     """
     kind = ValueType(word)
     if kind is ValueType.ARRAY:

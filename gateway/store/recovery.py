@@ -1,7 +1,7 @@
-"""Recovery at the start from stored things that this process cannot restore.
+"""Recovery at the start from stored records that this process cannot restore.
 
-Such a thing stays in the store unchanged, for a gateway that can restore it. This gateway starts without it,
-counts it and logs it.
+Such a record stays in the store unchanged, for a gateway that can restore it. This gateway starts without it,
+counts the error and logs it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from gateway.containment import contained
 
 @contextmanager
 def contain_failure(kind: str, name: Any) -> Iterator[None]:
-    """Log an error in restoring one record, so that the restart continues with the others."""
+    """Log an exception raised in the block, which restores one record, so that the start continues.
+
+    `kind` and `name` identify the record in the log.
+    """
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Check and repair of a damaged store: what is lost, and a new database with the rest.
+"""Check and repair of a damaged store: report the losses, and write a new database with the sound rows.
 
 No gateway may run meanwhile: both functions hold the folder's lock. `repair` writes the sound rows into a new
 database in the folder `repairing`, which is renamed to `repaired` when it is complete and on disk. Only then
@@ -34,9 +34,9 @@ BESIDE: Final = ("-wal", "-shm")
 
 
 def check(folder: Path) -> Findings:
-    """Return what the store in `folder` has lost, without changing it.
+    """Examine the store in `folder`, without changing it, and return what is damaged or lost.
 
-    Raises StoreError if it is unreadable.
+    Raises StoreError if nothing can be read, there is no store, or a gateway uses it.
     """
     lock = _locked(folder)
     try:
@@ -46,10 +46,10 @@ def check(folder: Path) -> Findings:
 
 
 def repair(folder: Path) -> tuple[Findings, Path | None]:
-    """Write the sound rows into a new database. Return what was lost, and the folder of the old files.
+    """Write the sound rows of a damaged store into a new database, which replaces the old one.
 
-    The folder is None if nothing was damaged. If an earlier repair is only finished, the findings are empty.
-    Raises StoreError.
+    Returns the losses, and the folder to which the old files were moved; None if nothing was damaged. The
+    losses are empty if this call only finishes an interrupted repair. Raises StoreError.
     """
     lock = _locked(folder)
     try:
@@ -72,10 +72,14 @@ def _locked(folder: Path) -> FolderLock:
 
 
 def _drop(table: str, rows: list[Row]) -> None:
-    """Discard the rows of an examination without repair."""
+    """Do nothing with the sound rows of an examination that repairs nothing."""
 
 
 def _examined(folder: Path, keep: Keep) -> Findings:
+    """Examine the database and its write-ahead log; `keep` is called with each table's name and sound rows.
+
+    Raises StoreError, with advice for the operator, if nothing can be read.
+    """
     path = folder / FILE
     findings = Findings()
     with closing(open_read_only(path)) as connection:
@@ -94,9 +98,9 @@ def _examined(folder: Path, keep: Keep) -> Findings:
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
-    """Open the database read-only.
+    """Open the database at `path` read-only.
 
-    Without a log SQLite would create one, unless the URI says that the file is immutable.
+    If it has no write-ahead log, it is opened as immutable, because otherwise SQLite would create one.
     """
     alone = "" if path.with_name(path.name + "-wal").exists() else "&immutable=1"
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{alone}", uri=True, isolation_level=None)
@@ -120,7 +124,7 @@ def _is_clean(connection: sqlite3.Connection, findings: Findings) -> bool:
 
 
 def database_faults(connection: sqlite3.Connection) -> list[str]:
-    """Return the faults that SQLite's own check finds."""
+    """Return the faults that SQLite's `quick_check` finds, at most FAULTS_MAX; [] if there are none."""
     try:
         found = [text for (text,) in connection.execute(f"PRAGMA quick_check({FAULTS_MAX})")]
     except sqlite3.Error as error:
@@ -129,7 +133,7 @@ def database_faults(connection: sqlite3.Connection) -> list[str]:
 
 
 def _copied(folder: Path) -> Findings:
-    """Write the new database completely to disk, in the folder REPAIRED, and return the findings."""
+    """Write the sound rows into a new database in the folder REPAIRED, on disk, and return the losses."""
     new = folder / REPAIRING
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(mode=0o700)
@@ -156,7 +160,7 @@ def _copied(folder: Path) -> Findings:
 
 
 def _keep_time(path: Path, new: sqlite3.Connection) -> None:
-    """Copy the record of the time in use from the database at `path`, if it can be read."""
+    """Copy the record of the time scale (timeline.py) from the database at `path`, if it can be read."""
     with (
         closing(open_read_only(path)) as connection,
         suppress(sqlite3.Error),
@@ -166,9 +170,9 @@ def _keep_time(path: Path, new: sqlite3.Connection) -> None:
 
 
 def _put_in_place(folder: Path) -> Path:
-    """Move the old files aside and the new database into their place. Return the folder of the old files.
+    """Move the old files aside and the repaired database into their place.
 
-    Continues after an interruption.
+    Return the folder of the old files. Continues an interrupted call.
     """
     aside = folder / f"damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime(clock.unix_time()))}"
     aside.mkdir(mode=0o700, exist_ok=True)
@@ -186,7 +190,7 @@ def _put_in_place(folder: Path) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk."""
+    """Flush a file to the disk, or for a folder its entries."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

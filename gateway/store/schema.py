@@ -2,8 +2,8 @@
 
 `user_version` is the number of the layout. The first of STEPS writes the layout BASE, that of release 0.1.0,
 and each further one changes the layout before it to the next. A database with a higher number was written by
-a newer gateway, one with a lower number by none that was released; both are refused. A step runs in a
-transaction together with its number.
+a newer gateway, one with a lower number by an unreleased one; both are refused. A step runs in a transaction
+together with its number.
 
 A row of `rows` is a run of messages of one log, encoded together (messages.py). Its settled bits are in a
 separate table, because SQLite would otherwise write the messages again, up to 1 MiB for each acknowledgement.
@@ -55,7 +55,7 @@ def _base(connection: sqlite3.Connection) -> None:
 
 
 def storable_name(user: str) -> str:
-    """Return a user name that the database can store; a peer may have chosen one that is not valid text."""
+    """Return the user name with characters replaced that the database cannot store (lone surrogates)."""
     return user.encode(errors="replace").decode()
 
 
@@ -63,14 +63,15 @@ STEPS: Final[tuple[Step, ...]] = (_base,)
 
 
 def newest_layout(steps: Sequence[Step] = STEPS) -> int:
-    """Return the number of the layout that these steps lead to."""
+    """Return the number of the layout after all of these steps."""
     return BASE + len(steps) - 1
 
 
 def refuse_others(connection: sqlite3.Connection, steps: Sequence[Step] = STEPS) -> int:
-    """Return the layout of a database; 0 if it is empty.
+    """Return the layout number of a database, or 0 if it is empty.
 
-    Raises StoreError if a newer gateway, an unreleased one or another program wrote it.
+    Raises StoreError if the database was written by another program, by a newer gateway, or by one before
+    release 0.1.0.
     """
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     (application,) = connection.execute("PRAGMA application_id").fetchone()

@@ -17,7 +17,10 @@ ROWS_MAX: Final = 64  # the connection caches that many statements
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Commit what the block does, or roll back all of it. Raises sqlite3.Error if it cannot be written."""
+    """Run the block in a transaction: commit at its end, or roll back if it raises.
+
+    Raises sqlite3.Error if the transaction cannot be written.
+    """
     if connection.in_transaction:
         connection.rollback()  # a transaction that failed before
     connection.execute("BEGIN IMMEDIATE")
@@ -31,7 +34,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def insert(connection: sqlite3.Connection, table: str, columns: int, rows: Sequence[Sequence[Any]]) -> None:
-    """Insert `rows` into `table`, replacing those with the same key."""
+    """Insert `rows` of `columns` values each into `table`, replacing rows with the same key."""
     one = f"({','.join('?' * columns)})"
     for at in range(0, len(rows), ROWS_MAX):
         some = rows[at : at + ROWS_MAX]
@@ -49,7 +52,10 @@ def delete(
     *,
     kind: str | None = None,
 ) -> None:
-    """Delete the rows of `table` whose `column` is one of `keys`, and of this `kind` if one is given."""
+    """Delete the rows of `table` whose column `column` is one of `keys`.
+
+    With `kind`, only those of the kind.
+    """
     rest = iter(keys)
     only = "" if kind is None else "kind = ? AND "
     before = () if kind is None else (kind,)

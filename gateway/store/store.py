@@ -1,16 +1,18 @@
 """Interface of the store for the event loop.
 
-Every call only adds to a list. `flush`, at the end of a wake-up, hands the list to the writer thread, which
-commits everything of one wake-up together and in order. The loop never waits for the disk, except in the
-constructor and in `close`. Callbacks given to the store are called in the loop, through `call_soon`.
+Almost every call only adds an operation to a list. `flush`, at the end of a wake-up, passes the list to the
+writer thread, which executes all operations of one wake-up together and in order. The event loop never waits
+for the disk, except in the constructor and in `close`. Callbacks given to the store are called in the event
+loop, through `call_soon`.
 
-Messages are refused here from the moment the loop learns that the disk fails until it learns that the disk
-works again, after those that the thread refuses. A source therefore gets its refusals in the order of its
-messages. There is one moment before which everything is refused and reported, and after which nothing is; a
-source that waits for it overtakes none of its own messages.
+When the disk fails, the writer thread refuses the messages of the failed commit. From the moment the event
+loop learns of the failure until it learns that the disk works again, this class refuses messages, and reports
+these refusals after those of the thread. A source therefore gets its refusals in the order of its messages.
+All messages before the recovery are refused and reported, and none after it; a source that waits for the
+recovery overtakes none of its own messages.
 
 Positions are chosen by the owner of a log: messages are appended at rising positions, and never two at the
-same one while the first is stored. What is appended to a dropped log is dropped with it.
+same one while the first is stored. Messages appended to a dropped log are dropped as well.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ LETTERS_BYTES_MAX: Final = 67_108_864
 
 
 class Store:
-    """Durable store of messages, small records and dead letters, for the event loop."""
+    """Durable store of logs of messages, small records and dead letters, for the event loop."""
 
     def __init__(
         self,
@@ -62,11 +64,14 @@ class Store:
         factory: type[sqlite3.Connection] = sqlite3.Connection,
         steps: Sequence[Step] = STEPS,
     ) -> None:
-        """Open `folder`, creating it if necessary, and read what is stored, without messages.
+        """Open the store in `folder`, creating it if necessary, and read its content except the messages.
 
-        The store is congested while more than `pending_bytes_max` bytes wait for the disk. `on_health` is
-        called when the disk starts or stops failing, `on_damage` with a text about data that could not be
-        read. `factory` and `steps` are for tests. Raises StoreError, which says what is wrong and what to do.
+        While the disk fails, a write is tried every `probe_secs` seconds. The store is congested while more
+        than `pending_bytes_max` bytes wait for the disk. `reserve_bytes` of disk space are reserved for a
+        full disk. The other limits are those of the dead letters. `on_health` is called with False when the
+        disk starts failing, and with True when it works again; `on_damage` is called with a text about data
+        that could not be read. `factory` and `steps` are for tests. Raises StoreError with the reason and
+        advice for the operator.
         """
         self.folder = folder
         self.figures = Figures()
@@ -114,7 +119,10 @@ class Store:
         self._last_log = self._database.last_log
 
     def _open(self, reserve: Reserve) -> str:
-        """Mark the store as not cleanly closed. Return why the disk cannot be written, or "" if it can."""
+        """Mark the database as not cleanly closed, and allocate the reserve file.
+
+        Returns the reason why the disk cannot be written, or "" if it can.
+        """
         try:
             self._database.mark(clean=False)
         except sqlite3.Error as error:
@@ -123,14 +131,14 @@ class Store:
         return "" if reserve.allocate() else "the disk is full"
 
     def start(self, call_soon: CallSoon) -> None:
-        """Start the writer thread, which passes functions for the event loop to `call_soon`."""
+        """Start the writer thread, which schedules functions on the event loop with `call_soon`."""
         self._database.tagged.clear()
         self._writer.call_soon = call_soon
         self._thread = threading.Thread(target=self._writer.run, name="store", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Commit what was handed in, and release the folder; waits for the disk. May be called again."""
+        """Commit all earlier operations, and release the folder. Waits for the disk. May be called again."""
         if self._closed:
             return
         self._closed = True
@@ -144,7 +152,7 @@ class Store:
         self._lock.release()
 
     def flush(self) -> None:
-        """Hand what this wake-up has called to the thread, as one transaction or a part of one."""
+        """Pass the operations of this wake-up to the writer thread, which commits them together."""
         if self._refused and self._fenced:
             self._tell_refused()
         if self._calls:
@@ -154,7 +162,10 @@ class Store:
                 self._writer.refuse_calls()
 
     def refuse(self, done: Done) -> None:
-        """Queue a refusal for `done`, in order, while the store is not healthy."""
+        """Queue a call of `done` with the refusal, behind all earlier refusals.
+
+        Used while the store is not healthy.
+        """
         self._refused.append(done)
 
     def _tell_refused(self) -> None:
@@ -165,9 +176,9 @@ class Store:
                 done(outcome)
 
     def _health_changed(self, healthy: bool) -> None:
-        """Apply a change of health. Runs in the loop.
+        """Apply a change of health, in the event loop.
 
-        A failure queues a fence for the thread, behind all that was handed in before.
+        A failure queues a fence for the writer thread, behind all earlier operations.
         """
         if healthy:
             self._tell_refused()
@@ -181,12 +192,15 @@ class Store:
         self.flush()
 
     def _acknowledge_failure(self) -> None:
-        """Record in the writer that the event loop knows of the failure. Runs in the writer's thread."""
+        """Tell the writer that the event loop knows of the failure. Runs in the writer thread."""
         self._writer.acknowledge_failure()
         self._writer.call_soon(self._passed)
 
     def _passed(self) -> None:
-        """Send the waiting refusals and open the gate, after the thread's refusals. Runs in the loop."""
+        """Report the queued refusals and open the gate, after the writer thread's refusals.
+
+        Runs in the event loop.
+        """
         self._fenced = True
         self._tell_refused()
         self.gate.open()
@@ -198,12 +212,12 @@ class Store:
 
     @property
     def refusal(self) -> Outcome:
-        """Outcome for sources while the store is not healthy."""
+        """Outcome that sources get while the store is not healthy: released, with the error of the disk."""
         return refusal_of(self._failure)
 
     @property
     def failure(self) -> str:
-        """Error of the disk; "" if there is none."""
+        """Error text of the disk; "" if the store is healthy."""
         return self._failure
 
     # Logs.
@@ -213,7 +227,7 @@ class Store:
         return list(self._logs.values())
 
     def log(self, kind: str, name: str) -> Log:
-        """Return the log of this kind and name; a new one is written with the next commit.
+        """Return the log of this kind and name, creating it with the next commit if there is none.
 
         Raises UnicodeEncodeError if the name is not valid text.
         """
@@ -233,7 +247,7 @@ class Store:
             self._calls.append((Group.drop, log))
 
     def rename(self, log: Log, kind: str, name: str) -> None:
-        """Change kind and name of a log with its messages; no other log may have them.
+        """Give a log another kind and name, which no other log may have; its messages stay.
 
         Raises UnicodeEncodeError if the name is not valid text.
         """
@@ -245,19 +259,25 @@ class Store:
         self._calls.append((Group.rename, log))
 
     def extent(self, log: Log) -> LogExtent:
-        """Return the positions, the number and the bytes of a log's messages.
+        """Return the positions, the number and the weight in bytes of a log's stored messages.
 
         Only valid before `start`, or for a log created since.
         """
         return self._database.index.extent(log.id)
 
     def rows(self, log: Log) -> list[StoredRow]:
-        """Return the rows of a log, in order of position. Only valid before `start`."""
+        """Return the stored rows (runs of messages) of a log, in order of position.
+
+        Only valid before `start`.
+        """
         self._before_start()
         return self._database.index.rows(log.id)
 
     def logs_tagged(self, fits: Callable[[bytes], bool]) -> set[int]:
-        """Return the ids of logs with messages whose tag fits. Only valid before `start`."""
+        """Return the ids of logs that have messages with a tag for which `fits` returns True.
+
+        Only valid before `start`.
+        """
         self._before_start()
         return set().union(*[logs for tag, logs in self._database.tagged.items() if fits(tag)])
 
@@ -266,9 +286,9 @@ class Store:
     def append(self, log: Log, first: int, messages: list[Message], done: Done, *, tag: bytes = b"") -> None:
         """Store `messages` at the positions from `first` on, with a tag that is returned when they are read.
 
-        `done` is called with ACCEPTED when they are on disk, or were settled meanwhile. Otherwise it is
-        called with (RELEASED, STORE), and they are dropped. Messages with the tag TRANSIENT are stored only
-        until the next start.
+        `done` is called with ACCEPTED when they are on disk, or were settled before they were written.
+        Otherwise it is called with an outcome (RELEASED, STORE), and they are dropped. Messages with the tag
+        TRANSIENT are stored only until the next start.
         """
         if self._failure:
             self.figures.refused += len(messages)
@@ -281,11 +301,11 @@ class Store:
 
     @property
     def congested(self) -> bool:
-        """True if so many bytes wait for the disk that sources should pause."""
+        """True if more than `pending_bytes_max` bytes wait for the disk, so that sources should pause."""
         return self.figures.pending_bytes > self._pending_bytes_max
 
     def hold(self, releases: list[Callable[[], None]]) -> None:
-        """Call these functions, which resume sources, as soon as the store is no longer congested."""
+        """Call the functions `releases`, which resume sources, once the store is no longer congested."""
         self._releases += releases
 
     def _release_held(self) -> None:
@@ -295,13 +315,16 @@ class Store:
                 release()
 
     def settle(self, log: Log, positions: Sequence[int] | range) -> None:
-        """Settle the messages at these positions, which need not survive. Unknown positions are ignored."""
+        """Settle the messages at these positions, so that they may be deleted.
+
+        Unknown positions are ignored.
+        """
         self._calls.append((Group.settle, log, positions))
 
     def settle_beside(self, log: Log, positions: Sequence[int] | range) -> None:
-        """Settle messages that move to other logs, if those appended in this wake-up are written.
+        """Settle messages that move to other logs, if the messages appended in this wake-up are written.
 
-        If the new messages are refused, these stay.
+        If the appended messages are refused, the settlement is dropped.
         """
         if not self._failure:
             self._calls.append((Group.settle_beside, log, positions))
@@ -315,11 +338,12 @@ class Store:
         messages_max: int,
         bytes_max: int,
     ) -> None:
-        """Call `then` with what is stored from `position` on, in order, without settled messages.
+        """Read unsettled messages from `position` on, and call `then` with them, in order.
 
-        Reads whole rows until either limit (messages, bytes) is reached, so there may be more; an empty list
-        means that nothing else is stored. Includes what was handed in before. Unreadable messages are left
-        out, counted, and reported to `on_damage`. Before `start`, `then` is called at once.
+        Whole rows are read until `messages_max` messages or `bytes_max` bytes are reached, so there may be
+        more; an empty list means that no further messages are stored. All earlier operations are taken into
+        account. Unreadable messages are left out, counted, and reported to `on_damage`. Before `start`,
+        `then` is called at once.
         """
 
         def job() -> Callable[[], None]:
@@ -337,16 +361,20 @@ class Store:
         self._do(job)
 
     def _do(self, job: Callable[[], Callable[[], None]]) -> None:
-        """Run a job in the thread, or at once if the thread is not started."""
+        """Run `job` in the writer thread, then the function that it returns in the event loop.
+
+        Before `start`, both run at once.
+        """
         if self._thread is None:
             job()()
         else:
             self._calls.append((Group.read, job))
 
     def use_bodies(self, make_body: MakeBody) -> list[tuple[int, int, Spooled]]:
-        """Find bodies in files with `make_body` from now on. Only valid before `start`.
+        """Set the function that returns the body in a file, and return all stored messages with such a body.
 
-        Returns log id, position and body of each stored message with such a body.
+        `make_body` gets the name and size of the file. Returns log id, position and body of each of these
+        messages. Only valid before `start`.
         """
         self._before_start()
         self._database.reader.make_body = make_body
@@ -359,13 +387,16 @@ class Store:
     # Small records.
 
     def put(self, kind: str, key: Key, value: bytes | Message) -> None:
-        """Store a value under its kind and key, replacing an earlier one."""
+        """Store a small record under its kind and key, replacing an earlier value.
+
+        Raises UnicodeEncodeError for a key that is not valid text, as the other methods for records do.
+        """
         self._calls.append((Group.put, kind, _valid_key(key), value))
 
     def put_with_messages(self, kind: str, key: Key, value: bytes) -> None:
-        """Store a value together with the messages of this wake-up.
+        """Store a small record together with the messages appended in this wake-up.
 
-        If the messages are refused, the value is deleted.
+        If those messages are refused, the record is deleted.
         """
         if self._failure:
             self.delete(kind, key)
@@ -373,61 +404,71 @@ class Store:
             self._calls.append((Group.put_with_messages, kind, _valid_key(key), value))
 
     def delete(self, kind: str, key: Key) -> None:
-        """Delete the value of a kind and key, if there is one."""
+        """Delete the small record of this kind and key, if there is one."""
         self._calls.append((Group.put, kind, _valid_key(key), None))
 
     def delete_all(self, kind: str, prefix: Key = "") -> None:
-        """Delete the values of a kind whose keys begin with `prefix`; without a prefix, all of the kind."""
+        """Delete the small records of a kind whose keys begin with `prefix`.
+
+        With an empty prefix, all of the kind.
+        """
         self._calls.append((Group.empty, kind, _valid_key(prefix)))
 
     def records(self, kind: str) -> Iterator[tuple[Key, bytes | Message]]:
-        """Return keys and values of a kind on disk, in order of key. Only valid before `start`.
+        """Return key and value of each small record of a kind on disk, in order of key.
 
-        Unreadable values are left out and reported to `on_damage`.
+        Only valid before `start`. Unreadable records are left out and reported to `on_damage`.
         """
         self._before_start()
         return self._database.records(kind)
 
     def after_commit(self, done: Done) -> None:
-        """Call `done` with ACCEPTED when everything handed in before is on disk, at once if there is nothing.
+        """Call `done` with ACCEPTED when all earlier operations are on disk or needed no write.
 
-        If the disk fails, `done` is called with (RELEASED, STORE); settlements, values and logs are written
-        nevertheless, once the disk works again.
+        If the disk fails, `done` is called with an outcome (RELEASED, STORE). Settlements, records and
+        changes of logs are nevertheless written once the disk works again; messages are not.
         """
         self._calls.append((Group.barrier, done))
 
     def after_settled(self, done: Callable[[], None]) -> None:
-        """Call `done` when what was settled before is on disk, if need be after a failure of the disk.
+        """Call `done` when all earlier settlements are on disk, even if the disk fails in between.
 
-        It is not called if the store is closed before.
+        `done` is not called if the store is closed before.
         """
         self._calls.append((Group.when_settled, done))
 
     # Dead letters.
 
     def add_letters(self, messages: Iterable[Message], route: str, outcome: Outcome) -> None:
-        """Store dead letters; the oldest ones are deleted to make room."""
+        """Store a dead letter for each message; the oldest dead letters beyond the limits are deleted.
+
+        `route` is the name of the route that refused them, or "".
+        """
         message_list = list(messages)
         self._letters_added += len(message_list)
         self._letters_bytes_added += weight_of(message_list)
         self._calls.append((Group.add_letters, message_list, route, outcome, clock.utc()))
 
     def delete_letters(self, ids: Iterable[int] | None = None) -> None:
-        """Delete the dead letters with these ids; None for all."""
+        """Delete the dead letters with these ids; None deletes all."""
         self._calls.append((Group.delete_letters, None if ids is None else list(ids)))
 
     def newest_letters(
         self, count: int, then: Callable[[list[StoredDeadLetter]], None], *, before: int | None = None
     ) -> None:
-        """Call `then` with at most `count` dead letters, newest first, older than the one with id `before`.
+        """Call `then` with at most `count` dead letters, newest first.
 
-        Before `start`, `then` is called at once.
+        With `before`, only those older than the one with that id are included. Before `start`, `then` is
+        called at once.
         """
         letters = self._database.letters
         self._letters(lambda: letters.newest(before), then, count)
 
     def find_letters(self, ids: Iterable[int], then: Callable[[list[StoredDeadLetter]], None]) -> None:
-        """Call `then` with the existing dead letters of these ids, in this order; before `start` at once."""
+        """Call `then` with the dead letters that have these ids, in this order, without missing ones.
+
+        Before `start`, `then` is called at once.
+        """
         letters, letter_ids = self._database.letters, list(ids)
         self._letters(lambda: letters.find(letter_ids), then)
 
@@ -441,24 +482,24 @@ class Store:
 
     @property
     def letters_count(self) -> int:
-        """Number of stored dead letters."""
+        """Number of dead letters, including those not written yet."""
         return len(self._database.letters)
 
     def has_room_for_letters(self, messages: list[Message]) -> bool:
-        """Return True if no dead letter must be deleted for these messages, and no user exceeds its share.
+        """Return True if dead letters for these messages fit within the limits, in total and for each user.
 
-        Letters that are not written yet are included.
+        Dead letters that are not written yet are included.
         """
         return self._database.letters.has_room(messages, self._letters_added, self._letters_bytes_added)
 
     @property
     def letters_crowded_out(self) -> int:
-        """Number of dead letters that newer ones have replaced since the start."""
+        """Number of dead letters that were deleted since the start to make room for newer ones."""
         return self._database.letters.shares.pushed_out
 
     @property
     def letters_bytes(self) -> int:
-        """Size of their bodies, in bytes."""
+        """Total weight of the messages in the dead letters, in bytes."""
         return self._database.letters.shares.total
 
     def _before_start(self) -> None:
@@ -470,7 +511,7 @@ class Store:
 
 
 def _valid_key(key: Key) -> Key:
-    """Return the key. Raises UnicodeEncodeError, in the caller, if it is a string that is not valid text."""
+    """Return the key unchanged. Raises UnicodeEncodeError if it is a str that cannot be encoded in UTF-8."""
     if isinstance(key, str):
         key.encode()
     return key

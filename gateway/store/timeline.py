@@ -1,10 +1,10 @@
-"""Times in the store, which no setting of the wall clock between two processes moves.
+"""Time scale of the store, which is not affected if the wall clock is set between two processes.
 
-`clock.utc` begins as the wall clock. If that was set while no gateway ran, ages that are computed from stored
-times would be wrong by the step. So times are stored on a scale that continues where the last process ended,
-and translated when they are read and written. Since the last commit at least no time has passed; if the
-machine was not restarted, its time since boot tells how much; otherwise the wall clock does, unless it is
-behind the stored time.
+`clock.utc` begins as the wall clock. If the wall clock was set while no gateway ran, ages that are computed
+from stored times would be wrong by the difference. So times are stored on a scale that continues where the
+last process ended, and converted when they are read and written. The time that has passed since the last
+commit is measured by the machine's time since boot if the machine was not restarted; otherwise by the wall
+clock, but is at least 0.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ EVERY_SECS: Final = 1.0  # between two records of it
 
 
 def time_record(ahead_secs: float) -> str:
-    """Return what the next process needs to continue the scale of this one, as JSON."""
+    """Return the present time of the scale as JSON, from which the next process continues the scale."""
     now = {"utc": clock.utc() + ahead_secs, "boot": clock.boot_id(), "since_boot": clock.since_boot()}
     return json.dumps(now)
 
 
 def scale_ahead_secs(record: str) -> float:
-    """Return a stored time minus the time of `clock.utc`, by the last record of the process before.
+    """Return how many seconds the store's time scale is ahead of `clock.utc`.
 
-    Differences below a second are 0.0. Raises ValueError, KeyError or TypeError for what is no record.
+    `record` is the last `time_record` of the previous process. Small differences (below STEP_SECS_MAX) return
+    0.0. Raises ValueError, KeyError or TypeError for an invalid record.
     """
     found = json.loads(record)
     utc, now = float(found["utc"]), float(clock.utc())
@@ -43,12 +44,15 @@ def scale_ahead_secs(record: str) -> float:
 
 
 class Timeline:
-    """Scale of the times in one database. `ahead_secs` is a stored time minus the time of `clock.utc`."""
+    """Time scale of one database: a stored time is the time of `clock.utc` plus `ahead_secs`."""
 
     __slots__ = ("_recorded", "ahead_secs")
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        """Continue the scale of the process before. Raises sqlite3.Error."""
+        """Continue the time scale of the previous process from its record in the database.
+
+        Raises sqlite3.Error.
+        """
         self.ahead_secs = 0.0
         self._recorded = -EVERY_SECS  # seconds since boot
         line = connection.execute("SELECT value FROM meta WHERE key = ?", (KEY,)).fetchone()
@@ -57,15 +61,18 @@ class Timeline:
                 self.ahead_secs = scale_ahead_secs(line[0])
 
     def stored(self, utc: float) -> float:
-        """Return the time to store for a time of `clock.utc`; NEVER stays NEVER."""
+        """Convert a time of `clock.utc` to the time to store; NEVER stays NEVER."""
         return utc + self.ahead_secs if utc else NEVER
 
     def restored(self, stored: float) -> WallTime:
-        """Return the time of `clock.utc` that was stored; NEVER stays NEVER."""
+        """Convert a stored time to the time of `clock.utc`; NEVER stays NEVER."""
         return WallTime((stored - self.ahead_secs or -1.0) if stored else NEVER)
 
     def record(self, connection: sqlite3.Connection, every_secs: float = EVERY_SECS) -> None:
-        """Store the present time, unless it was recorded less than `every_secs` ago. Raises sqlite3.Error."""
+        """Store the present time for the next process, unless it was stored less than `every_secs` ago.
+
+        Raises sqlite3.Error.
+        """
         since_boot = clock.since_boot()
         if since_boot - self._recorded >= every_secs:
             connection.execute(

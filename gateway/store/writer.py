@@ -1,14 +1,14 @@
-"""Writer thread of the store; once it runs, only it uses the database.
+"""Writer thread of the store; once it runs, only this thread uses the database.
 
-Wake-ups of the event loop arrive as lists of calls. All that have arrived form one group, and a group is one
-transaction; the next group gathers while it is committed. The outcomes are sent to the loop once for each
-group.
+Each wake-up of the event loop passes a list of calls. All calls that have arrived form one group, which is
+committed in one transaction; further calls queue meanwhile. The outcomes of a group are sent to the event
+loop together.
 
 A failed commit makes the store unhealthy. The messages of its group are refused and dropped, and so are
-messages that arrive meanwhile. Everything else stays in the group, and a probe tries to commit it (or a small
-write if there is nothing) at once and then every `probe_secs` seconds until the disk works. The store is
-healthy again only when the loop knows that it was not: what is handed in until then may follow a refused
-message, and must not overtake it.
+messages that arrive later. Everything else stays in the group, and a probe tries to commit it (or a small
+write if it is empty) at once and then every `probe_secs` seconds until the disk works. The store is healthy
+again only when the event loop knows of the failure: messages that are appended until then may follow a
+refused message of the same source, and must not overtake it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ CallSoon = Callable[[Callable[[], None]], None]
 
 @dataclass(slots=True)
 class Figures:
-    """Figures of the store for metrics. `byte_count` is of messages, `commit_secs` is of the last commit."""
+    """Figures of the store for metrics.
+
+    `byte_count` is the size of the encoded messages written since the start, in bytes, and `commit_secs` the
+    duration of the last commit in seconds.
+    """
 
     commits: int = 0
     messages: int = 0
@@ -58,7 +62,10 @@ class Figures:
 
 
 class Writer:
-    """Work of the writer thread. `run` ends when `calls` yields None."""
+    """Work of the store's writer thread.
+
+    `calls` is the queue of the operations for it; None in the queue ends `run`.
+    """
 
     def __init__(
         self,
@@ -71,10 +78,12 @@ class Writer:
         on_told: Callable[[], None],
         failure: str = "",
     ) -> None:
-        """Prepare the thread.
+        """Create the writer without starting a thread.
 
-        `on_told` is called in the loop when less waits for the disk. `failure` is a known error of the disk,
-        for which nothing is tried at first.
+        While the disk fails, a write is tried every `probe_secs` seconds. In the event loop, `on_health` is
+        called when the disk starts (False) or stops (True) failing, and `on_told` after outcomes were
+        reported, when fewer bytes wait for the disk. `failure` is an error of the disk that is known already;
+        then the writer begins as unhealthy.
         """
         self.calls: queue.SimpleQueue[Calls | None] = queue.SimpleQueue()
         self.call_soon: CallSoon = _call
@@ -97,9 +106,9 @@ class Writer:
         database.checkpoints(0 if failure else reserve.pages)
 
     def run(self) -> None:
-        """Commit what arrives until the end.
+        """Execute the queued calls until None is queued. Runs in the writer thread.
 
-        An exception is a bug, and leaves the store refusing everything.
+        An exception would be a bug. It is raised again, and from then on the store refuses everything.
         """
         try:
             while not self._ending:
@@ -112,9 +121,9 @@ class Writer:
             raise
 
     def end(self) -> None:
-        """Commit what is left, mark a clean shutdown and close the database, after `run`.
+        """Commit the remaining operations, mark a clean shutdown and close the database. Called after `run`.
 
-        If the disk fails, only closes it.
+        If the disk fails, the database is only closed.
         """
         if not self.broken:
             try:
@@ -126,7 +135,7 @@ class Writer:
         self._database.close()
 
     def refuse_calls(self) -> None:
-        """Refuse all waiting calls, because the thread has ended early."""
+        """Refuse all queued calls, because the thread has ended with an exception."""
         while True:
             try:
                 calls = self.calls.get_nowait()
@@ -143,16 +152,24 @@ class Writer:
                     self.call_soon(self._on_told)
 
     def acknowledge_failure(self) -> None:
-        """Record that the event loop knows of the failure, and that all its earlier calls were refused."""
+        """Record that the event loop knows of the failure, and that all its earlier calls were refused.
+
+        The next probe is then due at once.
+        """
         self._failure_reported = True
         self._probe_at = clock.monotonic()
 
     @property
     def refusal(self) -> Outcome:
-        """Outcome for sources while the store cannot write."""
+        """Outcome that sources get while the store cannot write."""
         return refusal_of(self.failure)
 
     def _run_turn(self) -> None:
+        """Wait for calls or the next due work, and do it.
+
+        Calls are committed, or refused while the disk fails. Due work is a probe or housekeeping. Then the
+        reads of the group are executed.
+        """
         calls = self._next_calls()
         if self.failure:
             if calls is not None:
@@ -176,7 +193,10 @@ class Writer:
             self._commit()
 
     def _next_calls(self) -> Calls | None:
-        """Return the next calls, or None if something else is due or at the end."""
+        """Wait for the next calls, and return them.
+
+        Returns None if the next probe or housekeeping is due before, or if the thread is to end (`_ending`).
+        """
         patience = max(self._probe_at - clock.monotonic(), 0.0) if self.failure else self._rest
         try:
             calls = self.calls.get(timeout=patience)
@@ -197,7 +217,10 @@ class Writer:
             raise
 
     def _gather(self, calls: Calls | None) -> None:
-        """Add these calls, and all others that have arrived, to the group."""
+        """Add these calls and all others in the queue to the group, up to about GROUP_MESSAGES_MAX messages.
+
+        `calls` is None at the end of the queue.
+        """
         while calls is not None:
             self._apply_calls(calls)
             if self.group.appended >= GROUP_MESSAGES_MAX:
@@ -211,7 +234,7 @@ class Writer:
     # Writing.
 
     def _commit(self) -> None:
-        """Write the group and report the outcome."""
+        """Write the group and report the outcome of its messages."""
         try:
             self._write()
         except DISK_ERRORS as error:
@@ -219,9 +242,10 @@ class Writer:
             self._refuse()
 
     def _write(self, changes_max: int | None = None) -> None:
-        """Write the group in one transaction, with at most `changes_max` settled rows; the others stay.
+        """Write the group in one transaction, report success, and begin a new group.
 
-        Raises one of DISK_ERRORS; then the group is unchanged.
+        With `changes_max`, the settled bits of at most so many rows are written; the others stay for the next
+        group. Raises one of DISK_ERRORS; then the group is unchanged.
         """
         started = clock.perf_counter()
         group = self.group
@@ -257,7 +281,10 @@ class Writer:
         self.group.settled_callbacks = settled
 
     def _refuse(self) -> None:
-        """Drop the messages of the group and report a refusal, or success if there was nothing to write."""
+        """Drop the messages of the group and report a refusal.
+
+        If there was nothing to write, report success.
+        """
         group = self.group
         nothing = not group.has_changes and next(group.runs(), None) is None
         group.forget()
@@ -269,7 +296,10 @@ class Writer:
             self.call_soon(partial(self._call_waiting, callbacks, outcome, messages, byte_count))
 
     def _call_waiting(self, callbacks: list[Done], outcome: Outcome, messages: int, byte_count: int) -> None:
-        """Call the waiting callbacks with the outcome, in the event loop."""
+        """Call the callbacks with the outcome, and update the figures. Runs in the event loop.
+
+        `messages` and `byte_count` are the number and weight of the messages that waited for this outcome.
+        """
         figures = self._figures
         figures.pending -= messages
         figures.pending_bytes -= byte_count
@@ -285,6 +315,7 @@ class Writer:
     # A disk that is full or fails.
 
     def _fail(self, text: str) -> None:
+        """Mark the store as unhealthy with the error `text`, and delete the reserve file."""
         self._figures.failures += 1
         was_failing, self.failure = bool(self.failure), text
         self._figures.healthy = False
@@ -296,10 +327,10 @@ class Writer:
             self.call_soon(partial(self._on_health, False))
 
     def _probe(self) -> None:
-        """Try to write what is left, in small portions, each of which may free space for the next.
+        """Try to write the waiting operations, in small portions, each of which may free space for the next.
 
-        The store is healthy again only if the log is empty, the reserve is allocated, and the loop knows of
-        the failure.
+        The store becomes healthy again if the write-ahead log is empty, the reserve file is allocated, and
+        the event loop knows of the failure.
         """
         try:
             self._write(PROBE_CHANGES_MAX)
@@ -334,12 +365,12 @@ class Writer:
 
 
 def refusal_of(failure: str) -> Outcome:
-    """Return the outcome for sources after a failure of the disk."""
+    """Return the outcome (released, with the text `failure`) that sources get after a failure of the disk."""
     return Outcome(Verdict.RELEASED, Reason.STORE, f"the gateway cannot store it: {failure}")
 
 
 def _call_all(callbacks: list[Callable[[], None]]) -> None:
-    """Call each of the callbacks, in the event loop."""
+    """Call each of the callbacks; an exception of one does not affect the others. Runs in the event loop."""
     for done in callbacks:
         try:
             done()
@@ -348,5 +379,5 @@ def _call_all(callbacks: list[Callable[[], None]]) -> None:
 
 
 def _call(function: Callable[[], None]) -> None:
-    """Call the function at once, before there is an event loop to run it."""
+    """Call the function at once; used until an event loop exists that could run it."""
     function()

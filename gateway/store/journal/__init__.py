@@ -1,5 +1,5 @@
-"""Journal: a columnar log of every message that crossed, for people and for analysis.
+"""Journal: a columnar record of every message that crossed, for people and for analysis.
 
-`writer.py` is the gateway's side and `reader.py` that of all other programs; `format.py` specifies the bytes.
-The journal is a record: messages are delivered even if it cannot be written.
+The gateway writes it with `writer.py`; all other programs read it with `reader.py`; `format.py` specifies the
+bytes. The journal is only a record: messages are delivered even if it cannot be written.
 """

@@ -1,9 +1,9 @@
-"""End of a journal's shard: the segment in use, the next one, and the deletion of the oldest.
+"""Files of one shard of a journal as its writer uses them: the current segment, the next one, and retention.
 
-One process writes one shard of one folder. A block is written at a known offset, so that a block that failed
-halfway is overwritten by the next attempt. An incomplete end that an earlier process left is cut off when the
-shard is opened, and numbering continues behind the last complete block; the newest segment is therefore kept,
-however old.
+One process writes one shard of one folder. A block is written at a known offset, so that a partly written
+block is overwritten by the next attempt. An incomplete block at the end that an earlier process left is cut
+off when the shard is opened, and numbering continues behind the last complete block; the newest segment is
+therefore never deleted, however old.
 
 A segment is complete when it is large or old enough, or has too many small blocks. Then an index is written
 behind its last block. A segment with many small blocks is rewritten with few large ones, and the small
@@ -61,11 +61,11 @@ Pwritev = Callable[[int, Sequence[Bytes], int], int]
 
 
 class Appender:
-    """Appending to one shard. All methods but the constructor belong to the writer's thread.
+    """Writer of the segment files of one shard. Only the writer's thread calls its methods.
 
-    Limits of 0 do not limit. `next` is the sequence number of the next row, `cut` the number of bytes that
-    were cut off. The constructor raises JournalError if another process writes the shard, or the folder
-    cannot be written.
+    A limit of 0 means no limit. `next` is the sequence number of the next row; `cut` is the size in bytes of
+    the incomplete block that was cut off at the start. The constructor raises JournalError if another process
+    writes the shard, or the folder cannot be written.
     """
 
     def __init__(
@@ -129,9 +129,9 @@ class Appender:
             raise
 
     def append(self, blocks: Sequence[BlockPieces]) -> int:
-        """Write some of the consecutive `blocks`. Return how many, at least one.
+        """Write the first one or several of the consecutive `blocks`; return how many were written.
 
-        Raises OSError; then the journal is unchanged.
+        Raises OSError; then no block was written.
         """
         first = blocks[0]
         if self._file is not None and self._is_full(first.header.byte_count):
@@ -164,7 +164,10 @@ class Appender:
         return count
 
     def tick(self) -> None:
-        """Do what is due by the clock: sync, the next segment, retention, merging. Raises OSError."""
+        """Do what is due by the clock: sync, completion of the segment, retention, merging and conversion.
+
+        Raises OSError.
+        """
         now = self._utc()
         if self._file is not None and self._is_full(0):
             self._finish()
@@ -182,7 +185,7 @@ class Appender:
                 log.warning("journal segments not merged", folder=str(self.folder), error=str(error))
 
     def close(self) -> None:
-        """Sync what was written, and release the shard. Raises OSError."""
+        """Sync what was written, and release the lock of the shard. Raises OSError."""
         try:
             if self._conversion is not None:
                 self._conversion.stop()
@@ -193,6 +196,10 @@ class Appender:
             self._unlock()
 
     def _locked(self) -> int:
+        """Lock the shard for this process, and return the descriptor of the lock file.
+
+        Raises JournalError if another process has the lock, and OSError.
+        """
         path = self.folder / f"{self.shard}.lock"
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -209,17 +216,20 @@ class Appender:
         return lock
 
     def _continue_time(self) -> None:
-        """Continue the time of the process before, so that no setting of the wall clock changes an age."""
+        """Read the time scale of the previous process, on which the ages of segments are measured.
+
+        So setting the wall clock while no gateway runs does not change the ages.
+        """
         if self._time_file.exists():
             with contain_failure("time of the journal", self._time_file):
                 self._ahead_secs = scale_ahead_secs(self._time_file.read_text())
 
     def _age_scale(self) -> float:
-        """Return the present time on the scale of the segments' ages, which no setting of a clock moves."""
+        """Return the present time in seconds on the scale of the segments' ages."""
         return self._utc() + self._ahead_secs
 
     def _record_time(self) -> None:
-        """Write the present time for the next process. Raises OSError."""
+        """Write the present time of the age scale to a file, for the next process. Raises OSError."""
         draft = self._time_file.with_suffix(".time-new")
         draft.write_text(time_record(self._ahead_secs))
         draft.replace(self._time_file)
@@ -237,7 +247,10 @@ class Appender:
         return [one for one in segments_in(self.folder) if one.shard == str(self.shard)]
 
     def _recover(self) -> None:
-        """Continue at the end of the newest segment, unless it is complete, and cut off what is behind it."""
+        """Open the newest segment to continue behind its last sound block; cut off an incomplete block there.
+
+        A complete segment is not opened; then only the numbering continues.
+        """
         remove_leftovers(self.folder, self.shard)
         remove_drafts(self.folder, self.shard)
         own = self._without_repeats(self._own_segments())
@@ -279,7 +292,10 @@ class Appender:
             self._unsynced = True
 
     def _without_repeats(self, own: list[Segment]) -> list[Segment]:
-        """Delete segments whose rows a merge had copied before it was killed, and return the others."""
+        """Delete segments whose rows are in an earlier one, and return the others.
+
+        A merge that was killed after it wrote the merged segment leaves such segments.
+        """
         remaining: list[Segment] = []
         reached = 0
         for segment in own:
@@ -296,6 +312,7 @@ class Appender:
         return remaining
 
     def _begin(self, first: int) -> None:
+        """Create the segment whose first row has number `first`, and make it the current one."""
         path = self.folder / segment_name(self.shard, first)
         self._summary = Summary(first, first)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -310,7 +327,7 @@ class Appender:
                 os.close(folder)
 
     def _is_full(self, byte_count: int) -> bool:
-        """Return True if `byte_count` more bytes belong to the next segment.
+        """Return True if a block of `byte_count` bytes must go to the next segment.
 
         A segment without rows is never full.
         """
@@ -323,6 +340,7 @@ class Appender:
         return bool(self._segment_secs) and self._utc() - self._opened >= self._segment_secs
 
     def _write(self, file: int, pieces: Sequence[Bytes], byte_count: int) -> None:
+        """Write `pieces` at the end of the segment, repeating partial writes. Raises OSError."""
         written = self._pwritev(file, pieces, self._byte_count)
         while written < byte_count:
             begins = [0, *accumulate(map(len, pieces))]
@@ -341,10 +359,9 @@ class Appender:
         self._drop_cached_pages(self._file)
 
     def _drop_cached_pages(self, file: int) -> None:
-        """Drop written pages from the page cache, except the latest.
+        """Advise the system to drop the written pages of a file from the page cache, except the latest.
 
-        There they would displace pages that are read more often, and a new page may cost more than everything
-        that is written into it.
+        Otherwise they would displace pages that are read more often.
         """
         begin, end = self._let_go_to, (self._byte_count // CACHED_BYTES - 1) * CACHED_BYTES
         if end > begin and hasattr(os, "posix_fadvise"):  # not on every system
@@ -353,9 +370,9 @@ class Appender:
             self._let_go_to = end
 
     def _finish(self) -> None:
-        """Complete the segment in use: append an index, or rewrite it if it has many small blocks.
+        """Complete the current segment: append an index, or rewrite the segment if it has many small blocks.
 
-        Raises OSError; then the segment has no index and stays in use.
+        Raises OSError; then the segment has no index and stays the current one.
         """
         summary = self._summary
         file = self._file
@@ -378,6 +395,7 @@ class Appender:
         self._retire()
 
     def _close_file(self) -> None:
+        """Sync and close the current segment; set its modification time on the age scale."""
         file = self._file
         assert file is not None
         if self._unsynced and self._sync_secs:
@@ -389,7 +407,7 @@ class Appender:
             os.close(file)
 
     def _merge(self, segments: Sequence[Segment]) -> bool:
-        """Merge complete segments into one. Return False, and leave them unchanged, if that fails."""
+        """Merge complete segments into one. Return False if that failed; then they are unchanged."""
         try:
             merge_segments(segments, level=self._level)
         except (OSError, DamageError):
@@ -399,7 +417,7 @@ class Appender:
         return True
 
     def _put_together(self, now: WallTime) -> None:
-        """Merge the segments of one past period, if there are several and they are not too large."""
+        """Start a conversion to Parquet, or merge the small segments of one past period, if there are any."""
         own = [one for one in self._own_segments() if self._file is None or one.first != self._summary.first]
         if self._converter and (conversion := self._to_convert(own, now)) is not None:
             self._conversion = conversion
@@ -412,7 +430,8 @@ class Appender:
     def _to_convert(self, own: Sequence[Segment], now: WallTime) -> Conversion | None:
         """Start to convert the oldest segments that are not Parquet. Return the conversion, or None.
 
-        A large segment is converted at once, small ones when their period is over, together.
+        A large segment is converted by itself as soon as it is complete; small ones are converted together
+        when their period is over.
         """
         limit = self._segment_bytes or sys.maxsize
         waiting: list[Segment] = []
@@ -438,7 +457,7 @@ class Appender:
         return None
 
     def _end_of(self, segment: Segment, own: Sequence[Segment]) -> int:
-        """Return the number behind the rows of a complete segment. Raises OSError."""
+        """Return the sequence number behind the last row of a complete segment. Raises OSError."""
         with segment.path.open("rb", buffering=0) as file:
             summary = summary_of(file, segment)
         if summary is not None:
@@ -449,7 +468,7 @@ class Appender:
         return following
 
     def _convert_on(self, conversion: Conversion, now: WallTime) -> None:
-        """Commit a conversion that has ended."""
+        """Commit the running conversion if its process has ended; report a failure."""
         if not conversion.has_ended:
             return
         self._conversion = None
@@ -460,14 +479,14 @@ class Appender:
         self._retire()
 
     def _not_converted(self, segments: Sequence[Segment], error: Exception, now: WallTime) -> None:
-        """Report a failed conversion; segments stay as they are until the next attempt."""
+        """Log a failed conversion, and postpone the next attempt for these segments by CONVERT_AGAIN_SECS."""
         log.warning("journal segment not converted to Parquet", path=str(segments[0].path), error=str(error))
         later = WallTime(now + CONVERT_AGAIN_SECS)
         waiting = {path: until for path, until in self._convert_from.items() if until > now}
         self._convert_from = waiting | dict.fromkeys([one.path for one in segments], later)
 
     def _periods(self, own: Sequence[Segment], now: WallTime) -> Iterator[list[Segment]]:
-        """Yield lists of consecutive segments to merge: of the same period, which is over."""
+        """Yield lists of two or more consecutive small segments to merge, each list of one past period."""
         waiting: list[Segment] = []
         period, byte_count = -1, 0
         for segment in own:
@@ -488,7 +507,11 @@ class Appender:
             yield waiting
 
     def _period_of(self, segment: Segment) -> int:
-        """Return the period of the earliest settlement in a segment; -1 if it must not be merged."""
+        """Return the number of the period in which a segment's earliest settlement was.
+
+        Returns -1 for a segment that must not be merged: it has no rows, is incomplete or Parquet, or an
+        earlier merge of it failed. A period is `segment_secs` long.
+        """
         period = self._periods_known.get((segment.path, segment.inode))
         if period is None:
             summary = None
@@ -501,7 +524,7 @@ class Appender:
         return period
 
     def _retire(self) -> None:
-        """Delete the oldest segments beyond the retention limits, never the newest."""
+        """Delete the oldest segments beyond the retention limits, but never the newest segment."""
         self._looked, ages_now = self._utc(), self._age_scale()
         own = self._own_segments()
         byte_count = sum(segment.byte_count for segment in own)
@@ -520,7 +543,7 @@ class Appender:
 
 
 def _age(segment: Segment, now: float) -> float:
-    """Return the seconds since the last row was written."""
+    """Return the seconds from the last write of a segment to `now`, a time of the age scale."""
     try:
         return now - segment.path.stat().st_mtime
     except FileNotFoundError:

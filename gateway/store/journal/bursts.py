@@ -1,6 +1,7 @@
 """Bursts of a batch: messages that a connection sent together and that differ only in their bodies.
 
-The publisher of a batch collects them, and the journal encodes a burst without examining each message.
+The publisher of a batch collects them. The journal then encodes a burst by its first message, without
+examining the others.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from gateway.model.message import Message
 
 
 class Bursts:
-    """Bursts of a batch for the journal, which then need not examine each message.
+    """Bursts of one batch, so that the journal need not examine each message.
 
-    When other messages have displaced them from the processor's caches, examining them costs as much as
-    writing them. `firsts` (the first message of each burst, as received), `targets` (where it is delivered)
-    and `lengths` are parallel; `bodies` is by slot, for the published part of the batch.
+    `firsts` (the first message of each burst, as received), `targets` (the address to which the burst is
+    delivered) and `lengths` (the number of its messages) are parallel lists; `bodies` are those of all
+    messages in order. Reading each message again later costs as much as recording it, because by then others
+    have displaced it from the processor's caches.
     """
 
     __slots__ = ("bodies", "firsts", "lengths", "targets")
@@ -26,7 +28,7 @@ class Bursts:
         self.bodies: list[bytes] = []
 
     def add(self, messages: list[Message], target: Address) -> None:
-        """Add a burst whose messages change at most their address, to `target`."""
+        """Add a burst that is delivered to the address `target`, in messages otherwise unchanged."""
         self.firsts.append(messages[0])
         self.targets.append(target)
         self.lengths.append(len(messages))

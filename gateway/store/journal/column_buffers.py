@@ -1,9 +1,9 @@
 """Columns of settled messages, gathered on the event loop until they fill a block.
 
-The columns are copied out of the messages at once, and so are the bytes of bodies; of messages that differ
-only in their bodies the first one is examined. A message can therefore be freed once it is delivered. If a
-few thousand messages were kept until their block is encoded, they would fill the processor's caches, and
-later messages would be created in cold memory.
+The values of the columns and the bytes of bodies are copied out of the messages at once; of messages that
+differ only in their bodies only the first one is examined. A message can therefore be freed once it is
+delivered. If a few thousand messages were stored until their block is encoded, they would fill the
+processor's caches, and later messages would be created in memory that is not cached.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NO_SETS: Final[Runs[PropertySet]] = Runs([], None)
 
 
 class RowLabels(NamedTuple):
-    """Labels that a recipient gives to all its messages.
+    """Values of the columns that are equal for all messages of one recipient.
 
     `route` is "" for messages that stayed in their own namespace. `endpoint` and `protocol` are the target's.
     `reshapes` is True if the route may change assurance, durable or retain.
@@ -49,11 +49,11 @@ class RowLabels(NamedTuple):
 class Settled(NamedTuple):
     """Messages that were settled together with one outcome.
 
-    `messages` are as they were handed to the sink, or None if a route refused `sources`. `sources` are as
+    `messages` are as they were passed to the sink, or None if a route refused `sources`. `sources` are as
     they were received, or None if they are equal to `messages`. The times are in microseconds UTC. `slots`
-    are their places in what was received together, or None for 0, 1, 2 ... `origins` are the source addresses
-    if nothing else but the hop count changed; then there are no `sources`. `bursts` are the same messages in
-    order, if all of them were received in bursts.
+    are the places of the messages in the batch in which they were received, or None for 0, 1, 2 and so on.
+    `origins` are the source addresses if the route changed only the address and the hop count; then `sources`
+    is None. `bursts` are the same messages, if all of them were received in bursts.
     """
 
     labels: RowLabels
@@ -68,14 +68,14 @@ class Settled(NamedTuple):
 
     @property
     def heads(self) -> list[Message]:
-        """Messages as received, except for their addresses and hops if there are `origins`."""
+        """Messages as received; if there are `origins`, with the delivered address and hop count instead."""
         return self.sources or self.messages or []
 
 
 class Guarantees(NamedTuple):
-    """Assurance, durable and retain of messages, one byte each.
+    """Columns of the assurance, durable and retain values of messages, one byte for each value.
 
-    `lengths` is the number of rows for which each value stands, or None for one row.
+    `lengths` is the number of rows for which each value stands; None means one row each.
     """
 
     columns: tuple[bytes, bytes, bytes]
@@ -83,7 +83,7 @@ class Guarantees(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """Fields of messages besides address, properties and body, with rows as in `guarantees`.
+    """Columns of guarantees, hops and expiry of messages, all with the run lengths of `guarantees`.
 
     `expires` is None if no message expires.
     """
@@ -94,13 +94,13 @@ class Heads(NamedTuple):
 
 
 class SettledRows(NamedTuple):
-    """Columns of `Settled`, for `rows` rows.
+    """Columns of one `Settled`, for `rows` rows.
 
-    `protocol` is that of the source addresses. `heads` and `sets` are as received. `targets` are the target
-    addresses: None if they equal the sources, NOWHERE if there is no target. `went` is as delivered, or None
-    if it equals the received guarantees. `sizes` are those of the bodies in bytes; `whole` says which bodies
-    are recorded, or is None if all or none are. Sets and addresses whose entries are already encoded are
-    empty here.
+    `protocol` is that of the source addresses. `heads`, `sets` (properties) and `sources` are as received.
+    `targets` are the target addresses: None if they equal the sources, NOWHERE if there is no target. `went`
+    are the delivered guarantees, or None if they equal the received ones. `sizes` are the sizes of the bodies
+    in bytes; `whole` says which bodies are recorded, or is None if all or none are. Property sets and
+    addresses are empty here if their entries are already encoded in the Gathering.
     """
 
     labels: RowLabels
@@ -121,10 +121,10 @@ class SettledRows(NamedTuple):
 
 
 class Memories:
-    """Pool of memory for the bytes of blocks.
+    """Pool of memory blocks for the bytes of journal blocks.
 
-    New pages from the system cost as much as encoding a block, so memory is reused. One thread takes it,
-    another may return it.
+    New pages from the system cost as much as encoding a block, so memory is reused. One thread may take
+    memory that another returns.
     """
 
     __slots__ = ("_free",)
@@ -133,20 +133,20 @@ class Memories:
         self._free: list[memoryview] = []
 
     def take(self) -> memoryview:
-        """Return memory of MEMORY_BYTES bytes."""
+        """Return a memory block of MEMORY_BYTES bytes, from the pool if it has one."""
         try:
             return self._free.pop()
         except IndexError:
             return memoryview(mmap(-1, MEMORY_BYTES, MAP_PRIVATE | MAP_ANONYMOUS))
 
     def give_back(self, memory: memoryview) -> None:
-        """Return memory that is no longer read to the pool."""
+        """Return to the pool a memory block that is no longer in use."""
         if len(self._free) < MEMORIES_MAX:
             self._free.append(memory)
 
 
 class ByteColumn:
-    """Consecutive bytes, in a memory as far as they fit."""
+    """Buffer of consecutive bytes in one memory block, and in further bytes objects if that is full."""
 
     __slots__ = ("_more", "memory", "used_bytes")
 
@@ -156,7 +156,7 @@ class ByteColumn:
         self._more: list[bytes] = []
 
     def put(self, data: bytes) -> None:
-        """Append bytes."""
+        """Append the bytes `data`."""
         begin = self.used_bytes
         self.used_bytes = end = begin + len(data)
         if end <= MEMORY_BYTES:
@@ -166,15 +166,14 @@ class ByteColumn:
 
     @property
     def lent(self) -> bool:
-        """True if `data` returns the memory itself.
+        """True if `data` returns a view of the memory block; otherwise it returns a copy.
 
-        While the disk is full a quiet gateway still encodes a small block each second; if each kept its
-        memories, they would grow without limit.
+        Few bytes are copied, so that small blocks that wait for a full disk do not each hold a memory block.
         """
         return self.used_bytes > COPIED_BYTES and not self._more
 
     def data(self) -> Bytes:
-        """Return all bytes."""
+        """Return all bytes, as a view of the memory block if `lent` is True."""
         if self.lent:
             return self.memory[: self.used_bytes]
         byte_count = self.used_bytes - sum(map(len, self._more))
@@ -182,7 +181,10 @@ class ByteColumn:
 
 
 class UnsharedColumns(NamedTuple):
-    """Columns whose values most likely differ from row to row, and get an entry for each row."""
+    """Flags of the columns whose values are not looked up in a dictionary, because most of them are new.
+
+    Such a column has an entry of its own for each row or run of rows.
+    """
 
     sets: bool = False
     sources: bool = False
@@ -193,9 +195,10 @@ TOGETHER: Final = UnsharedColumns()
 
 
 class OwnEntries:
-    """Entries of a column whose rows, or runs of rows, have one each.
+    """Encoded entries of a column without a shared dictionary: one for each row or run of rows.
 
-    They are copied at once, while they are in the processor's caches, so that their messages can be freed.
+    Their bytes are copied at once, while they are in the processor's caches, so that the messages can be
+    freed.
     """
 
     __slots__ = ("_forms", "_lengths", "column", "sizes")
@@ -207,7 +210,7 @@ class OwnEntries:
         self._lengths: list[tuple[Sequence[int] | None, int]] = []
 
     def add(self, entered: Entered, lengths: Sequence[int] | None) -> None:
-        """Add entries, with the number of rows for which each stands."""
+        """Add encoded entries; `lengths` is the number of rows for which each stands (None: one)."""
         forms, data = entered
         self._forms.append(forms)
         self._lengths.append((lengths, len(forms)))
@@ -216,20 +219,21 @@ class OwnEntries:
 
     @property
     def forms(self) -> bytes:
-        """Forms of the entries, one byte each."""
+        """Forms (encodings, see format.py) of the entries, one byte each."""
         return b"".join(self._forms)
 
     @property
     def lengths(self) -> Sequence[int] | None:
-        """Number of rows for which each entry stands."""
+        """Number of rows for which each entry stands; None if each stands for one row."""
         return lengths_of(self._lengths)
 
 
 class Gathering:
-    """Rows of a future block.
+    """Rows of a future block, gathered until the block is encoded.
 
-    Bodies of up to `body_bytes_max` bytes are recorded; 0 records none. `sets`, `sources` and `targets` are
-    the encoded entries of the columns that are `apart`.
+    Bodies of up to `body_bytes_max` bytes are recorded; 0 records none. `apart` names the columns that have
+    no shared dictionary; their encoded entries are in `sets`, `sources` and `targets`, which are otherwise
+    None.
     """
 
     __slots__ = ("bodies", "body_bytes_max", "byte_count", "parts", "rows", "sets", "sources", "targets")
@@ -252,19 +256,22 @@ class Gathering:
         return [self.bodies, *[entries.column for entries in own if entries is not None]]
 
     def memories(self, *, lent: bool) -> list[memoryview]:
-        """Return the memories that the block uses itself (`lent`), or those whose bytes it has copied.
+        """Return the memory blocks that the encoded block refers to (`lent`), or those that it has copied.
 
-        The former may be freed when the block is written, the latter at once.
+        The former may be returned to the pool when the block is written, the latter at once.
         """
         return [held.memory for held in self._byte_columns if held.lent is lent]
 
     @property
     def nearly_full(self) -> bool:
-        """True if there is soon no space for the entries of properties or of addresses."""
+        """True if the memory for entries of properties or addresses is nearly full."""
         return any(held.used_bytes > NEARLY_FULL for held in self._byte_columns[1:])
 
     def add(self, settled: Settled) -> None:
-        """Add messages, at least one. Those that were received in bursts are not examined one by one."""
+        """Add one or more settled messages.
+
+        If they have `bursts`, only the first of each burst is examined.
+        """
         labels, messages, sources, outcome, received_us, settled_us, slots, origins, bursts = settled
         went: Guarantees | None = None
         targets: Runs[Address] | None
@@ -302,7 +309,10 @@ class Gathering:
     def _addresses(
         self, came: Runs[Address], targets: Runs[Address] | None, rows: int
     ) -> tuple[Runs[Address], Runs[Address] | None]:
-        """Encode the entries of addresses that are `apart`, and return the addresses that are left."""
+        """Encode the addresses of columns without a shared dictionary, and return those still to be encoded.
+
+        `came` are the source addresses; `targets` is None if the target addresses are the same.
+        """
         if self.sources is not None:
             self.sources.add(address_entries(came.objects), came.lengths)
         if self.targets is not None:
@@ -317,6 +327,10 @@ class Gathering:
         return came, targets
 
     def _sets(self, runs: Runs[Message]) -> Runs[PropertySet]:
+        """Return the property sets of messages as runs.
+
+        Without a shared dictionary, their entries are encoded instead, and the result is empty.
+        """
         messages, lengths = runs
         first = messages[0].property_set
         sets = [first]
@@ -332,7 +346,10 @@ class Gathering:
         return Runs(sets, lengths)
 
     def _copy_bodies(self, bodies: list[bytes]) -> tuple[Runs[int], list[bool] | None]:
-        """Copy the bodies that are recorded. Return their sizes, and which ones are recorded."""
+        """Copy the bodies that are to be recorded; return the sizes of all, and which ones are recorded.
+
+        The second value is None if all or none are recorded. Bodies in files are never recorded.
+        """
         most = self.body_bytes_max
         sizes = list(map(len, bodies))
         count, largest = len(sizes), sizes[0]
@@ -360,7 +377,10 @@ def _whole_length(runs: Runs[Message]) -> list[int]:
 
 
 def _heads(runs: Runs[Message], *, hop: bool) -> Heads:
-    """Return the fields of messages. With `hop` they have crossed one route more than when received."""
+    """Return the columns of guarantees, hops and expiry of messages, as received.
+
+    With `hop` the messages are as delivered, so their hop count is reduced by one.
+    """
     if len(runs.objects) > 1 and _alike(runs.objects):
         runs = Runs(runs.objects[:1], _whole_length(runs))
     messages = runs.objects
@@ -371,7 +391,7 @@ def _heads(runs: Runs[Message], *, hop: bool) -> Heads:
 
 
 def _senders_of(runs: Runs[Message]) -> Runs[Sender]:
-    """Return the runs of senders; of single messages only if the runs are long enough.
+    """Return the senders of messages as runs, or one for each message if the runs are short.
 
     The connections of one wake-up are read one after the other, so their messages form runs.
     """
@@ -407,9 +427,9 @@ def _guarantees(runs: Runs[Message]) -> Guarantees:
 
 
 def _alike(messages: list[Message]) -> bool:
-    """Return True if all messages have the same guarantees, hops and expiry, as most of a device's have.
+    """Return True if all messages have the same guarantees, hops and expiry.
 
-    Comparing all costs a fraction of encoding columns, and the first difference ends it.
+    Most messages of one device have. Comparing all of them costs a fraction of encoding the columns.
     """
     first = messages[0]
     assurance, durable, retain = first.assurance, first.durable, first.retain
@@ -430,7 +450,7 @@ _ONE_LESS: Final = bytes((0, *range(255)))
 
 
 def _small(numbers: list[int]) -> bytes:
-    """Encode numbers as one byte each; a peer may claim more hops than fit."""
+    """Encode each number as one byte; a larger one, which a peer may have sent as hop count, as 255."""
     try:
         return bytes(numbers)
     except ValueError:
@@ -438,5 +458,5 @@ def _small(numbers: list[int]) -> bytes:
 
 
 def addresses_of(runs: Runs[Message]) -> Runs[Address]:
-    """Return the addresses of messages."""
+    """Return the addresses of messages, with the same run lengths."""
     return Runs([message.address for message in runs.objects], runs.lengths)

@@ -1,7 +1,7 @@
 """Columns of the journal, and the buffers of a block that each uses.
 
-Several columns share buffers: those of a sender have the same indices; those of an address or of a property
-set are different texts of the same bytes.
+Several columns share buffers: the columns of a sender have the same indices; those of an address or of a
+property set are different texts of the same encoded entries.
 """
 
 from __future__ import annotations
@@ -13,26 +13,32 @@ from gateway.store.journal.format import ABSENT, TEXT_OF, Column, ColumnKind
 
 
 class BufferNumbers:
-    """Numbers of the buffers, in the order in which `Encoder.encode` lists them."""
+    """Numbers of a block's buffers by name, in the order in which `Encoder.encode` lists the buffers."""
 
     def __init__(self, *names: str) -> None:
         self._numbers = {name: number for number, name in enumerate(names)}
 
     def coded(self, name: str, indices: str, entries: str) -> Column:
-        """Return a column whose rows are `indices` into the dictionary `entries`."""
+        """Return a column whose rows are indices into a dictionary of texts.
+
+        `indices` and `entries` are the names of the buffer of indices and of the dictionary's buffers.
+        """
         numbers = self._numbers
         valid = numbers.get(f"{entries} valid", ABSENT)
         buffers = (numbers[indices], valid, numbers[f"{entries} offsets"], numbers[f"{entries} bytes"])
         return Column(name, ColumnKind.CODED, buffers)
 
     def wire(self, name: str, text: str, indices: str, entries: str) -> Column:
-        """Return a column whose rows are `indices` into encoded entries; it shows their part `text`."""
+        """Return a column whose rows are indices into a dictionary of encoded entries (format.py, kind 9).
+
+        `text` is the name of the part of an entry that the column shows, such as `scope`.
+        """
         numbers = self._numbers
         buffers = (numbers[indices], *[numbers[f"{entries} {part}"] for part in WIRE])
         return Column(name, ColumnKind.CODED, (*buffers, TEXT_OF[text]))
 
     def plain(self, name: str, kind: ColumnKind) -> Column:
-        """Return a column with buffers of its own."""
+        """Return a column of this kind with its own buffers, which have the column's name."""
         numbers = self._numbers
         valid = numbers.get(f"{name} valid", ABSENT)
         if kind is ColumnKind.BINARY:

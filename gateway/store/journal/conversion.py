@@ -1,10 +1,10 @@
 """Conversion of complete segments to Parquet by another process, and its commit by the writer.
 
-The process (`gateway/pipeline/journal/parquet_writer.py`) only writes a draft, syncs it and ends. The writer,
-which has the lock of the shard, renames the draft and deletes the segments whose rows it has. So after a kill
-at any time there are the segments, or the file, or both, and readers prefer the file. The process ends when
-the writer does, whose end of a pipe is then closed. A process that takes too long is killed. Drafts that are
-left are deleted at the next start.
+The process (`gateway/pipeline/journal/parquet_writer.py`) only writes a draft file, syncs it and ends. The
+writer, which has the lock of the shard, renames the draft and deletes the segments whose rows it has. So
+after a kill at any time there are the segments, or the file, or both, and readers prefer the file. The
+process ends when the writer does, because its standard input is then closed. A process that takes too long is
+killed. Remaining drafts are deleted at the next start.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ CONVERT_SECS_MAX: Final = 3_600.0  # a gigabyte takes minutes, at the lowest pri
 
 
 class ConversionError(GatewayError):
-    """Error of the process that converts segments; the text is what it wrote last."""
+    """Error of the process that converts segments; the text is the last line that it wrote to stderr."""
 
 
 class Conversion:
-    """Running conversion of consecutive segments, whose last row has number `next_` - 1.
+    """Running conversion of consecutive segments of a shard; `next_` is the number behind their last row.
 
-    The constructor starts `converter` with the folder, the shard, the first number, `next_` and the draft's
-    path as further arguments. Raises OSError.
+    The constructor starts the command `converter` with the folder, the shard, the first number, `next_` and
+    the draft's path as further arguments. Raises OSError.
     """
 
     def __init__(self, converter: Sequence[str], shard: int, segments: Sequence[Segment], next_: int) -> None:
@@ -62,17 +62,17 @@ class Conversion:
 
     @property
     def has_ended(self) -> bool:
-        """True if the process has ended, or is killed now because it has taken too long."""
+        """True if the process has ended. Reading this kills a process that has run for CONVERT_SECS_MAX."""
         if self._process.poll() is None and clock.monotonic() >= self._end:
             self._process.kill()
             self._process.wait()
         return self._process.poll() is not None
 
     def commit(self) -> None:
-        """Put the file in the place of the segments, once the process has ended.
+        """Replace the segments by the Parquet file, once the process has ended.
 
-        Segments that retention deleted meanwhile stay deleted, with all the others. Raises ConversionError if
-        the process failed, and OSError.
+        If retention has deleted a segment meanwhile, nothing is replaced. Raises ConversionError if the
+        process failed, and OSError.
         """
         self._close()
         try:
@@ -87,13 +87,14 @@ class Conversion:
             self._draft.unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """Kill the process, and delete its draft."""
+        """Kill the process, and delete its draft file."""
         self._process.kill()
         self._close()
         with suppress(OSError):
             self._draft.unlink(missing_ok=True)
 
     def _close(self) -> None:
+        """Wait for the process, and set `_reason` to the last line that it wrote to stderr."""
         self._process.communicate()
         with self._errors:
             size = self._errors.seek(0, os.SEEK_END)
@@ -103,7 +104,7 @@ class Conversion:
 
 
 def remove_drafts(folder: Path, shard: int) -> None:
-    """Delete files that a conversion has begun and not completed."""
+    """Delete the draft files of conversions of this shard that were not completed."""
     for path in folder.glob(f"{shard}-*{DRAFT}"):
         path.unlink(missing_ok=True)
 

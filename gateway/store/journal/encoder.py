@@ -1,12 +1,13 @@
 """Encoding of gathered rows as the buffers of one block.
 
-Repeated values are written once in a dictionary, and as numbers in the rows: senders, addresses and property
-sets by row, routes and outcomes by part. The dictionaries of rows persist from block to block, so that
-repeated traffic finds its numbers (and the dictionary's bytes) ready. A message costs a few list
-comprehensions and look-ups, without a function call or a tuple for each row.
+Repeated values are written once in a dictionary, and as numbers in the rows. Senders, addresses and property
+sets have a number in each row; routes and outcomes have one in each part (rows that were settled together).
+The former dictionaries persist from block to block, so that repeated traffic finds its numbers (and the
+dictionary's bytes) ready. A message costs a few list comprehensions and look-ups, without a function call or
+a tuple for each row.
 
 A message that crossed has two versions: the received one, which a backtest needs, and the delivered one.
-Content and guarantees are recorded of the first, `delivered_*` and `target_*` of the second.
+Content and guarantees are recorded as received; the columns `delivered_*` and `target_*` are as delivered.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ ENCODED_COLUMNS: Final = encode_columns(COLUMNS)
 
 
 class Encoder:
-    """Encoder of blocks, with the dictionaries that blocks share."""
+    """Encoder of a shard's blocks, with the dictionaries that persist from block to block."""
 
     def __init__(self, shard: int) -> None:
         self._shard = shard
@@ -77,11 +78,11 @@ class Encoder:
         self._set_numbers: dict[PropertySet, bytes] = {}
 
     def afresh(self) -> Encoder:
-        """Return an encoder with empty dictionaries."""
+        """Return a new encoder of the same shard, with empty dictionaries."""
         return Encoder(self._shard)
 
     def encode(self, base: int, gathering: Gathering) -> Draft:
-        """Return the block of the gathered rows, of which the first has number `base`.
+        """Encode the gathered rows as a block; the first row has sequence number `base`.
 
         Bodies are not copied: their memory may be reused only after the block is written.
         """
@@ -124,6 +125,7 @@ class Encoder:
         return Draft(header, ENCODED_COLUMNS, buffers, statistics)
 
     def _sender_indices(self, runs: Runs[Sender], rows: int) -> Buffer:
+        """Return the dictionary number of each row's sender, adding new senders to the dictionary."""
         numbers = self._sender_numbers
         if self._senders.begin(rows):
             numbers.clear()
@@ -140,10 +142,11 @@ class Encoder:
 
     @property
     def unshared_columns(self) -> UnsharedColumns:
-        """Columns whose next values should be gathered with an entry for each row."""
+        """Columns whose values most likely repeat so rarely that the next rows should not be looked up."""
         return UnsharedColumns(self._sets.differ, self._sources.differ, self._targets.differ)
 
     def _encoded_sets(self, gathering: Gathering) -> _Encoded:
+        """Return the buffers of the property sets, adding new sets to the dictionary."""
         dictionary, numbers = self._sets, self._set_numbers
         parts, rows = gathering.parts, gathering.rows
         if gathering.sets is not None:
@@ -164,14 +167,14 @@ class Encoder:
 
 
 class _Encoded(NamedTuple):
-    """Buffers of columns that share a dictionary of encoded entries."""
+    """Buffers of columns that share encoded entries: the row indices, and the dictionary of the entries."""
 
     indices: Buffer
     entries: list[Buffer]
 
 
 class _Addresses:
-    """Dictionary of the source addresses, or of the target addresses, of blocks."""
+    """Dictionary of the source addresses, or of the target addresses, that persists from block to block."""
 
     def __init__(self) -> None:
         self._dictionary = Wires()
@@ -181,19 +184,19 @@ class _Addresses:
 
     @property
     def differ(self) -> bool:
-        """True if the next addresses are not looked up."""
+        """True if most addresses were new, so that the next rows are not looked up."""
         return self._dictionary.differ
 
     def passed(self, rows: int) -> None:
-        """Count rows that were not looked up."""
+        """Count rows whose addresses were not looked up."""
         self._dictionary.passed(rows)
 
     def encoded(
         self, own: OwnEntries | None, runs: Sequence[Runs[Address]], gathering: Gathering
     ) -> _Encoded:
-        """Return the buffers of a block's addresses, from `own` entries or from `runs`.
+        """Return the buffers of a block's addresses, from the encoded entries `own` or else from `runs`.
 
-        All addresses of a part are of one protocol.
+        `runs` has the addresses of each part of the block; those of one part have the same protocol.
         """
         dictionary, parts, rows = self._dictionary, gathering.parts, gathering.rows
         if own is not None:
@@ -220,6 +223,7 @@ class _Addresses:
         return _Encoded(indices, dictionary.end(rows, self._fresh))
 
     def _numbered(self, protocol: str, runs: Runs[Address]) -> Runs[bytes]:
+        """Return the dictionary numbers of addresses of one protocol, adding new addresses."""
         addresses, lengths = runs if runs.lengths is not None else runs_of(runs.objects)
         numbers = self._numbers.get(protocol)
         if numbers is None:
@@ -246,7 +250,7 @@ def _indices(numbers: Runs[bytes]) -> Buffer:
 
 
 def _bodies(gathering: Gathering) -> tuple[Buffer, bytes, bytes, Bytes]:
-    """Return the buffers of the bodies: sizes, validity, offsets, bytes."""
+    """Return the buffers of the bodies: sizes, validity, offsets and bytes."""
     parts, rows = gathering.parts, gathering.rows
     runs = chained([part.sizes for part in parts])
     even = runs.lengths is not None and runs.objects.count(runs.objects[0]) == len(runs.objects)
@@ -264,14 +268,17 @@ def _bodies(gathering: Gathering) -> tuple[Buffer, bytes, bytes, Bytes]:
 
 
 class _ByPart(NamedTuple):
-    """Buffers of columns that are constant in a part: of the rows and of the dictionaries."""
+    """Buffers of columns that are constant in a part: those of the rows, and those of the dictionaries."""
 
     rows: list[Buffer]
     entries: list[bytes]
 
 
 def _by_part(parts: Sequence[SettledRows]) -> _ByPart:
-    """Return the columns that are constant in each part. Their dictionaries belong to the block alone."""
+    """Encode the columns that are constant in each part, with dictionaries that only this block has.
+
+    These are the times, the recipient (route and target) and the outcome.
+    """
     recipients: dict[_LaneKey, bytes] = {}
     outcomes: dict[Outcome, bytes] = {}
     received, settled, recipient, result, counts = [], [], [], [], []
@@ -322,14 +329,17 @@ def _protocol_of(runs: Runs[Address]) -> str:
 
 
 def _flags(parts: Sequence[Guarantees]) -> list[Buffer]:
-    """Return the columns of assurance, durable and retain."""
+    """Encode the columns assurance, durable and retain."""
     lengths = lengths_of([(part.lengths, len(part.columns[0])) for part in parts])
     columns = zip(*[part.columns for part in parts], strict=True)
     return [repeat_values(b"".join(column), 1, lengths) for column in columns]
 
 
 def _delivered(parts: Sequence[SettledRows], flags: list[Buffer]) -> Sequence[Buffer]:
-    """Return the columns of assurance, durable and retain as delivered; `flags` itself if nothing changed."""
+    """Encode the columns assurance, durable and retain as delivered.
+
+    Returns `flags`, those as received, if no route changed them.
+    """
     if all(part.went is None for part in parts):
         return flags
     return _flags([part.heads.guarantees if part.went is None else part.went for part in parts])
@@ -346,7 +356,7 @@ def _places(slots: Sequence[int] | None, count: int) -> bytes:
 
 
 def _expiries(heads: Sequence[Heads], lengths: Sequence[int] | None) -> tuple[bytes, Buffer]:
-    """Return validity and values of the expiry times; empty buffers if no row expires."""
+    """Return the validity and values buffers of the expiry times; both are empty if no message expires."""
     if all(head.expires is None for head in heads):
         return b"", b""
     expires = list(

@@ -1,4 +1,4 @@
-"""Dictionary of a block, and the buffers of its texts.
+"""Dictionary of texts that rows of a block refer to by number, and functions for buffers of texts.
 
 A dictionary persists from block to block, so that repeated traffic finds its numbers (and the dictionary's
 bytes) ready. It is cleared when most of it is unused or when it becomes too large.
@@ -20,7 +20,7 @@ NUMBER: Final = struct.Struct("<I").pack
 
 
 def bytes_of(text: str) -> bytes:
-    """Encode any text as valid UTF-8; a lone surrogate becomes its escape sequence."""
+    """Encode any text as valid UTF-8; a lone surrogate is replaced by its escape sequence."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -28,7 +28,7 @@ def bytes_of(text: str) -> bytes:
 
 
 def bitmap(present: Sequence[int]) -> bytes:
-    """Return a validity buffer: a bit for each element (0 or 1), least significant first."""
+    """Return a validity buffer: one bit for each element (0 or 1) of `present`, least significant first."""
     digits = bytes(present).translate(_DIGITS)
     return int(digits[::-1], 2).to_bytes((len(digits) + 7) // 8, "little")
 
@@ -37,7 +37,7 @@ _DIGITS: Final = b"01" + bytes(254)
 
 
 class BlockDictionary:
-    """Dictionary of a block. Each entry has a number, and one text for each of the columns."""
+    """Dictionary that rows of a block refer to. Each entry has a number, and one text for each column."""
 
     __slots__ = ("_buffers", "_byte_count", "_stale", "_texts", "_were")
 
@@ -52,7 +52,7 @@ class BlockDictionary:
         return len(self._texts[0])
 
     def add_all(self, entries: Sequence[Sequence[bytes]]) -> list[bytes]:
-        """Add entries and return their encoded numbers."""
+        """Add entries, each with a text for each column; return their numbers as four bytes each."""
         first = len(self._texts[0])
         for column, texts in zip(self._texts, zip(*entries, strict=True), strict=True):
             column += texts
@@ -63,9 +63,9 @@ class BlockDictionary:
         return [numbers[at : at + 4] for at in range(0, 4 * count, 4)]
 
     def begin(self, rows: int) -> bool:
-        """Begin a block of `rows`.
+        """Begin a block of `rows` rows. Return True if all entries were removed.
 
-        Return True if the dictionary was cleared, because it was mostly unused.
+        They are if the dictionary is mostly unused or too large; numbers returned before are then invalid.
         """
         count = len(self)
         afresh = (
@@ -83,7 +83,7 @@ class BlockDictionary:
         return afresh
 
     def end(self, rows: int) -> list[bytes]:
-        """End a block of `rows` rows. Return the dictionary's buffers: offsets and texts of each column."""
+        """End a block of `rows` rows. Return the offsets and the joined texts of each column, in turn."""
         # Most entries are new beside old ones: traffic that does not repeat itself.
         self._stale = self._were > 0 and len(self) - self._were > rows // 2
         if self._buffers is None:
@@ -94,7 +94,7 @@ class BlockDictionary:
 
 
 def offsets(sizes: list[int]) -> bytes:
-    """Return the offsets of values with these sizes: int32, one more than there are values."""
+    """Return the offsets of joined values of these sizes: int32, one more than there are values."""
     count = len(sizes)
     if sizes.count(sizes[0]) == count:
         return even_offsets(sizes[0], count)
@@ -102,7 +102,7 @@ def offsets(sizes: list[int]) -> bytes:
 
 
 def even_offsets(size: int, count: int) -> bytes:
-    """Return the offsets of `count` values of one size; devices keep sending bodies of a few sizes."""
+    """Return the offsets of `count` joined values that all have `size` bytes; they are cached."""
     if size > EVEN_BYTES_MAX:
         return struct.pack(f"<{count + 1}i", *range(0, size * count + 1, size))
     return _even_offsets(size, 1 << count.bit_length())[: 4 * count + 4]

@@ -107,15 +107,15 @@ _PADDING: Final = tuple(bytes(count) for count in range(ALIGNMENT))
 
 
 class JournalError(GatewayError):
-    """Error of a journal that cannot be written or read; the text says where and why."""
+    """Error of a journal that cannot be written or read; the text contains the place and the reason."""
 
 
 class DamageError(JournalError):
-    """Error of a journal whose bytes are not those that were written."""
+    """Error of a journal whose bytes have changed since they were written."""
 
 
 class ColumnKind(IntEnum):
-    """Kind of a column."""
+    """Kind of a column, which determines its buffers (see the module)."""
 
     INT64 = 1
     UINT32 = 2
@@ -163,8 +163,8 @@ ITEM_BYTES: Final = {
 class Header(NamedTuple):
     """Header of a block. `byte_count` is the size of the whole block in bytes.
 
-    Times are in microseconds UTC: `first_us` and `last_us` of the earliest and latest receipt in the block,
-    `low_us` is the low-water mark (0 if unknown).
+    `base` is the sequence number of its first row. Times are in microseconds UTC: `first_us` and `last_us`
+    are the earliest and latest receipt in the block, `low_us` is the low-water mark (0 if unknown).
     """
 
     flags: int
@@ -182,20 +182,20 @@ class Header(NamedTuple):
 
     @property
     def is_gap(self) -> bool:
-        """True if the rows from `base` to `base` + `rows` were not written."""
+        """True if the block stands for `rows` rows from number `base` on that were not written."""
         return bool(self.flags & GAP)
 
     @property
     def next(self) -> int:
-        """Sequence number behind the block."""
+        """Sequence number behind the last row of the block."""
         return self.base + self.rows
 
 
 class Column(NamedTuple):
     """Column of a block.
 
-    `buffers` are numbers in the block's table, ABSENT for a missing buffer. A fifth number names the part of
-    its encoded entries that a CODED column shows.
+    `buffers` are numbers of buffers in the block's table, ABSENT for a missing buffer. A CODED column of
+    encoded entries has a fifth number, which says which part of an entry the column shows.
     """
 
     name: str
@@ -204,7 +204,7 @@ class Column(NamedTuple):
 
 
 def padding(byte_count: int) -> bytes:
-    """Return the zero bytes that follow `byte_count` bytes."""
+    """Return the zero bytes to append to `byte_count` bytes, up to the next multiple of ALIGNMENT."""
     return _PADDING[-byte_count % ALIGNMENT]
 
 
@@ -230,9 +230,10 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(raw: bytes) -> Header | None:
-    """Decode the header in the first LOOK_BYTES bytes of a block. Return None if it is missing or damaged.
+    """Decode the header in `raw`, the first LOOK_BYTES bytes of a block.
 
-    Raises JournalError if the block is of another format.
+    Returns None if the header is incomplete or damaged. Raises JournalError if the block has another version
+    of the format.
     """
     if len(raw) < LOOK_BYTES or not raw.startswith(MAGIC):
         return None
@@ -251,7 +252,7 @@ def decode_header(raw: bytes) -> Header | None:
 
 
 def encode_columns(columns: Sequence[Column]) -> bytes:
-    """Encode the columns, the second part of the directory."""
+    """Encode the descriptions of columns, which are the second part of a block's directory."""
     return b"".join(
         bytes((_kind_written(kind, buffers), len(name), *buffers)) + name.encode("ascii")
         for name, kind, buffers in columns
@@ -263,7 +264,7 @@ def _kind_written(kind: ColumnKind, buffers: tuple[int, ...]) -> ColumnKind:
 
 
 def decode_columns(raw: bytes, count: int) -> tuple[Column, ...]:
-    """Decode what `encode_columns` wrote. Raises DamageError for anything else."""
+    """Decode `count` descriptions of columns from a directory. Raises DamageError if that fails."""
     columns = []
     at = 0
     for _ in range(count):
@@ -283,7 +284,8 @@ def decode_columns(raw: bytes, count: int) -> tuple[Column, ...]:
 class BlockStatistics(NamedTuple):
     """Statistics of a block for the index of its segment.
 
-    First and last time of settlement, in microseconds UTC, and the routes.
+    `first_us` and `last_us` are the earliest and latest settlement, in microseconds UTC; `routes` are those
+    of the rows.
     """
 
     first_us: int
@@ -292,9 +294,9 @@ class BlockStatistics(NamedTuple):
 
 
 class BlockPieces(NamedTuple):
-    """Block in pieces, to be written one after the other.
+    """Block as byte strings to be written one after the other.
 
-    Until `seal` the pieces lack the header's bytes, and the header its CRC.
+    Until `seal` the pieces lack the encoded header, and `header` its CRC.
     """
 
     header: Header
@@ -303,7 +305,7 @@ class BlockPieces(NamedTuple):
 
 
 class Repeated:
-    """Buffer of values of `width` bytes, each repeated as often as `lengths` says."""
+    """Buffer of values of `width` bytes each, where value k occurs `lengths[k]` times in succession."""
 
     __slots__ = ("byte_count", "lengths", "values", "width")
 
@@ -317,7 +319,7 @@ class Repeated:
         return self.byte_count
 
     def encoded(self) -> bytes:
-        """Return the buffer as runs, or as single values if that is shorter."""
+        """Return the buffer encoded as runs, or expanded if that is shorter."""
         count = len(self.lengths)
         head = 4 * count + 8
         head += -head % ALIGNMENT
@@ -328,15 +330,15 @@ class Repeated:
 
 
 def expanded(values: bytes, width: int, lengths: Sequence[int]) -> bytes:
-    """Return the values, each repeated as often as `lengths` says."""
+    """Return the values of `width` bytes each, where value k is repeated `lengths[k]` times."""
     places = range(0, len(values), width)
     return b"".join([values[at : at + width] * count for at, count in zip(places, lengths, strict=True)])
 
 
 def decode_runs(stored: memoryview, byte_count: int) -> bytes:
-    """Return the `byte_count` bytes of a buffer that is written as runs.
+    """Expand the buffer `stored`, which is written as runs, to `byte_count` bytes.
 
-    Raises DamageError if they do not fit.
+    Raises DamageError if it does not expand to that size.
     """
     if len(stored) >= 8 and byte_count <= BUFFER_BYTES_MAX:
         count, width = struct.unpack_from("<II", stored)
@@ -353,10 +355,10 @@ Buffer = Bytes | Repeated
 
 
 class Draft(NamedTuple):
-    """Block before it is laid out.
+    """Content of a block, before its layout is computed.
 
     `columns` comes from `encode_columns`. A buffer that occurs twice (the same object) is written once.
-    Without columns the only buffer is the content.
+    Without columns the only buffer is a JSON text.
     """
 
     header: Header
@@ -366,7 +368,10 @@ class Draft(NamedTuple):
 
 
 def lay_out(draft: Draft, level: int) -> BlockPieces:
-    """Lay out a block; `seal` completes it. `level` is that of zlib, and 0 does not compress."""
+    """Compute the layout of a block; `seal` completes it.
+
+    `level` is the compression level of zlib; 0 does not compress.
+    """
     header, columns, buffers, statistics = draft
     if not columns:
         (content_bytes,) = buffers
@@ -402,7 +407,7 @@ def lay_out(draft: Draft, level: int) -> BlockPieces:
 
 
 def _stored(buffer: Buffer, level: int) -> tuple[Bytes, int]:
-    """Return what is written of a buffer, and the flag in its stored size."""
+    """Return the stored form of a buffer (plain, compressed or runs), and RUNS for runs, otherwise 0."""
     if isinstance(buffer, Repeated):
         made = buffer.encoded()
         return made, RUNS if len(made) < len(buffer) else 0
@@ -412,9 +417,9 @@ def _stored(buffer: Buffer, level: int) -> tuple[Bytes, int]:
 
 
 def seal(laid: BlockPieces, crc32: Callable[[Bytes, int], int] = zlib.crc32) -> BlockPieces:
-    """Return the block as it is written: its header first, and the rest in few pieces.
+    """Return the complete block: its encoded header first, and the rest in few pieces.
 
-    Separate memory (a memoryview) is not copied. `crc32` is that of zlib or a faster equivalent; it releases
+    Pieces that are a memoryview are not copied. `crc32` is that of zlib or a faster equivalent; it releases
     the interpreter lock, for which another thread may be waiting.
     """
     pieces: list[Bytes] = []
@@ -431,13 +436,13 @@ def seal(laid: BlockPieces, crc32: Callable[[Bytes, int], int] = zlib.crc32) -> 
 
 
 def _compressed(buffer: Bytes, level: int) -> Bytes:
-    """Return `buffer` compressed, or itself if that gains nothing: equal sizes mean uncompressed."""
+    """Return `buffer` compressed, or itself if that is not shorter; equal sizes mean uncompressed."""
     made = zlib.compress(buffer, level)
     return made if len(made) < len(buffer) else buffer
 
 
 def decompressed(stored: Bytes, byte_count: int) -> bytes:
-    """Return the `byte_count` bytes of a compressed buffer. Raises DamageError if the size differs.
+    """Decompress a buffer to `byte_count` bytes. Raises DamageError if the size differs.
 
     Never decompresses more than that, because a journal may come from an untrusted source.
     """
@@ -454,15 +459,18 @@ def decompressed(stored: Bytes, byte_count: int) -> bytes:
 
 
 def buffer_table(directory: bytes, count: int) -> list[tuple[int, int, int]]:
-    """Return the places of the buffers, as (offset, stored size, size) in bytes."""
+    """Return (offset, stored size, size) in bytes of each of the `count` buffers in a block's directory."""
     return list(_BUFFER.iter_unpack(directory[: count * _BUFFER.size]))
 
 
 def mark_draft(shard: int, base: int, low_us: int) -> Draft:
-    """Return a block that only has the time up to which the journal is complete."""
+    """Return a block without rows that records the low-water mark `low_us`."""
     return Draft(Header(MARK, shard, 0, base, 0, low_us, low_us, 0, 0, 0, 0, low_us), b"", [b""])
 
 
 def gap_draft(shard: int, base: int, rows: int, now_us: int, reason: bytes) -> Draft:
-    """Return a block for `rows` rows from `base` on that were not written; `reason` is a JSON object."""
+    """Return a block which records that `rows` rows from number `base` on were not written.
+
+    `reason` is an encoded JSON object.
+    """
     return Draft(Header(GAP, shard, 0, base, rows, now_us, now_us, 0, 0, 0, 0), b"", [reason])

@@ -1,7 +1,8 @@
-"""Mapping files by which rows were built, stored beside the journal; rows name them by version.
+"""Copies of the mapping files by which messages were routed, stored beside the journal.
 
-In the folder `mappings` the file VERSION-NAME has the text of the file NAME in that version. It stays when
-its rows are deleted, because an archive still has those rows.
+In the folder `mappings` the file VERSION-NAME has the text of the mapping file NAME in that version; the rows
+of the journal contain the version. A copy stays when its rows are deleted, because an archive still has those
+rows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ VERSIONS_MAX: Final = 1_000  # the newest ones; a program may write the mapping 
 
 
 class MappingVersion(NamedTuple):
-    """Stored mapping file: its version, its name without folders, and the path of its text."""
+    """Stored copy of a mapping file: its version, its name without folders, and the path of the copy."""
 
     version: str
     name: str
@@ -25,9 +26,9 @@ class MappingVersion(NamedTuple):
 
 
 def store_mappings(journal: Path, texts: Mapping[str, tuple[str, str]]) -> None:
-    """Write the mapping files that are not stored yet, and delete the oldest beyond VERSIONS_MAX.
+    """Write copies of mapping files that are not stored yet, and delete the oldest beyond VERSIONS_MAX.
 
-    `texts` has file name and text by version. Raises OSError.
+    `texts` has the file name and the text of each version. Raises OSError.
     """
     folder = journal / FOLDER
     fresh = {f"{version}-{Path(file).name}": text for version, (file, text) in texts.items()}
@@ -45,12 +46,12 @@ def store_mappings(journal: Path, texts: Mapping[str, tuple[str, str]]) -> None:
 
 
 def folders_of(journal: Path, shards: Iterable[str]) -> list[Path]:
-    """Return the folders that may have mapping files: the journal's, and those of its shards below it."""
+    """Return the folders that may have copies: the journal's folder, and those below it that have shards."""
     return [journal, *(journal / head for head in sorted({one.rpartition("/")[0] for one in shards}) if head)]
 
 
 def versions(journal: Path) -> list[MappingVersion]:
-    """Return the stored mapping files."""
+    """Return the mapping files that are stored beside a journal."""
     folder = journal / FOLDER
     names = [(NAME.fullmatch(path.name), path) for path in folder.iterdir()] if folder.is_dir() else []
     return [MappingVersion(found[1], found[2], path) for found, path in names if found is not None]

@@ -1,9 +1,9 @@
-"""Merging of many small blocks into few large ones, with the same rows and numbers.
+"""Merging of many small blocks into few large ones, with the same rows and sequence numbers.
 
 A gateway with little traffic writes two rows at a time, and a block of two rows costs as much to plan, read
-and keep as one of thousands. Columns are joined as they are; of a dictionary only the entries that a row uses
-are copied. Blocks that are large enough are copied, and so are those with columns that this gateway would not
-write.
+and store as one of thousands. The columns of the blocks are joined; of dictionaries only the entries that a
+row uses are copied. Blocks that are large enough are copied unchanged, and so are blocks with other columns
+than this gateway writes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Dictionary:
         self.numbers: dict[tuple[bytes, ...], int] = {}
 
     def indices(self, block: Block) -> bytes:
-        """Return the indices of a block into this dictionary."""
+        """Return the row indices of a block converted to this dictionary, adding the texts that it lacks."""
         buffers = [block.buffers(name) for name in self._columns]
         found = buffers[0][0].cast("I")
         texts = [(starts.cast("i"), data) for _, _, starts, data in buffers]
@@ -63,13 +63,13 @@ class _Dictionary:
 
 
 class _Bytes:
-    """Dictionary of the encoded entries that rows of merged blocks use, each with its form before it."""
+    """Dictionary of the encoded entries that rows of merged blocks use, each with its form (one byte)."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
 
     def indices(self, block: Block, name: str) -> bytes:
-        """Return the indices of a column of a block into this dictionary."""
+        """Return the row indices of a block's column converted to this dictionary, adding entries."""
         places, forms, offsets, data = block.entries(name)
         found = places.cast("I") if places else range(block.header.rows)
         starts = offsets.cast("i")
@@ -84,7 +84,10 @@ class _Bytes:
 
 
 def _renumbered(found: Iterable[int], numbers: dict[Known, int], entry_at: Callable[[int], Known]) -> bytes:
-    """Return the new numbers of a block's entries, adding the entries that are new."""
+    """Convert indices into a block's dictionary to those of the merged dictionary `numbers`.
+
+    `entry_at` returns the entry for an index of the block; entries that `numbers` lacks are added.
+    """
     here = {}
     for one in set(found):
         entry = entry_at(one)
@@ -100,7 +103,7 @@ def _slice(starts: memoryview, data: memoryview, at: int) -> bytes:
 
 
 def merge_blocks(blocks: Sequence[Block]) -> Draft:
-    """Return one block with the rows of consecutive blocks. All must have this gateway's columns."""
+    """Return one block with the rows of consecutive blocks, which all must have this gateway's columns."""
     rows = sum(block.header.rows for block in blocks)
     senders, recipients, outcomes = _Dictionary(SENDER), _Dictionary(RECIPIENT), _Dictionary(OUTCOME)
     origins, goals, sets = _Bytes(), _Bytes(), _Bytes()
@@ -154,7 +157,7 @@ def merge_blocks(blocks: Sequence[Block]) -> Draft:
 
 
 def _runs(values: bytes, width: int) -> Buffer:
-    """Return the values, or their runs if those are shorter."""
+    """Return the values of `width` bytes each, as runs if those are shorter."""
     first, count = values[:width], len(values) // width
     if first * count == values:
         return Repeated(first, width, [count])
@@ -178,6 +181,7 @@ def _present(valid: memoryview, rows: int) -> list[int]:
 
 
 def _expiries(blocks: Sequence[Block]) -> tuple[bytes, Buffer]:
+    """Return the validity and values of the joined expiry times; both are empty if no row expires."""
     present: list[int] = []
     found: list[bytes] = []
     for block in blocks:
@@ -218,10 +222,11 @@ Piece = Block | tuple[Header, bytes, BlockStatistics | None]
 def merge_segments(
     segments: Sequence[Segment], *, level: int = 0, pause: Callable[[], None] = lambda: None
 ) -> int:
-    """Merge consecutive complete segments into one, under the first one's name. Return its size in bytes.
+    """Merge consecutive complete segments into one, named as the first one. Return its size in bytes.
 
-    The new segment has an index. `pause` is called between blocks. Raises OSError, and DamageError if a block
-    is damaged or rows are missing without a gap; then everything stays unchanged.
+    The new segment has an index. `level` is the compression level. `pause` is called between blocks. Raises
+    OSError, and DamageError if a block is damaged or rows are missing without a gap; then everything stays
+    unchanged.
     """
     first = segments[0]
     draft = first.path.with_name(f"{first.path.name}.tmp")
@@ -253,6 +258,7 @@ def merge_segments(
 def _rewritten(
     segments: Iterable[Segment], summary: Summary, level: int
 ) -> Iterator[tuple[Header, list[Bytes], BlockStatistics | None]]:
+    """Yield the blocks of the merged segment: header, byte strings to write, and statistics."""
     waiting: list[Block] = []
     rows = byte_count = 0
     for piece in _pieces(segments, summary):
@@ -277,7 +283,10 @@ def _block_pieces(blocks: list[Block], level: int) -> tuple[Header, list[Bytes],
 
 
 def _pieces(segments: Iterable[Segment], summary: Summary) -> Iterator[Piece]:
-    """Yield the blocks in order, each row once, and record the low-water marks in `summary`."""
+    """Yield the blocks of the segments to merge or to copy, in order, with each row once.
+
+    Adds the low-water marks and the numbers of replaced blocks to `summary`. Raises DamageError.
+    """
     expected = summary.first
     for segment in segments:
         with segment.path.open("rb", buffering=0) as file:
@@ -323,7 +332,7 @@ def _has_current_columns(block: Block) -> bool:
 
 
 def statistics_of(block: Block) -> BlockStatistics | None:
-    """Return the statistics of a block, from its content; None if it has other columns."""
+    """Return the statistics of a block, from its columns; None if it lacks `settled` or `route`."""
     if "settled" not in block.columns or "route" not in block.columns:
         return None
     settled = block.buffers("settled")[1].cast("q")
@@ -333,6 +342,6 @@ def statistics_of(block: Block) -> BlockStatistics | None:
 
 
 def remove_leftovers(folder: Path, shard: int) -> None:
-    """Delete files that a merge has begun and not completed."""
+    """Delete the draft files of merges of this shard that were not completed."""
     for path in folder.glob(f"{shard}-*.gwj.tmp"):
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Complete segments in Parquet: their rows, and what their metadata says about them.
+"""Complete segments in Parquet: reading their rows and their metadata.
 
 `gateway/pipeline/journal/parquet_writer.py` writes these files, in a process of its own. A file never
 changes: only retention deletes it. Its name has the numbers of its rows, so that a gateway without pyarrow
@@ -7,7 +7,7 @@ span is a row group (its offset is the row group's number), `marks`, the low-wat
 `lost`, the gaps: first number, rows, reason and text. A row group has consecutive rows, so a gap is never
 within one.
 
-pyarrow is imported when the first such file is read: a gateway that only writes its journal does without it.
+pyarrow is imported when the first such file is read: a gateway that only writes its journal does not need it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Arrow = Any
 
 @dataclass(frozen=True, slots=True)
 class LostRows:
-    """Rows that the gateway did not write: `rows` from number `first` on."""
+    """Gap recorded in the metadata: `rows` rows from number `first` on, which the gateway did not write."""
 
     first: int
     rows: int
@@ -40,10 +40,10 @@ class LostRows:
 
 
 class ParquetSegment:
-    """Open segment in Parquet. It is closed when neither it nor a row group of it is in use.
+    """Open segment in Parquet. The file is closed when this object and all blocks of it are freed.
 
-    The constructor raises FileNotFoundError, DamageError if the file is not whole, and JournalError if
-    pyarrow is not installed.
+    The constructor raises FileNotFoundError, DamageError if the file is incomplete or damaged, and
+    JournalError if pyarrow is not installed.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -82,12 +82,12 @@ class ParquetSegment:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the file open, because blocks read their columns when these are used."""
+        """Leave the file open, because blocks of it read their columns later."""
 
     def items(self, expected: int) -> Iterator[BlockLocation | LostRows]:
-        """Yield the row groups with rows from number `expected` on, and the gaps among them, in order.
+        """Yield the row groups with rows from number `expected` on, and the recorded gaps, in order.
 
-        The offset of an `BlockLocation` is the number of the row group.
+        The offset in a `BlockLocation` is the number of the row group.
         """
         lost = iter([one for one in self._lost if one.first + one.rows > expected])
         gap = next(lost, None)
@@ -104,14 +104,15 @@ class ParquetSegment:
             gap = next(lost, None)
 
     def low_water(self, before: int) -> int:
-        """Return the low-water mark of the row groups before row number `before`; 0 if unknown."""
+        """Return the highest low-water mark of the row groups before row number `before`; 0 if unknown."""
         marks = zip(self.summary.spans, self._marks, strict=True)
         return max((low_us for span, low_us in marks if span.next <= before), default=0)
 
     def table(self, group: int, names: Sequence[str] | None = None) -> Arrow:
-        """Return columns of a row group (None: all) as a table; TEXTS are dictionaries.
+        """Return the columns `names` (None: all) of the row group with number `group`, as an Arrow table.
 
-        Raises DamageError if the file is damaged.
+        Columns in TEXTS are dictionary-encoded. Names that the file lacks are ignored. Raises DamageError if
+        the file is damaged.
         """
         try:
             column_names = None if names is None else [name for name in names if name in self.names]
@@ -121,7 +122,7 @@ class ParquetSegment:
             raise DamageError(f"{self._segment.path}: row group {group} cannot be read: {error}") from error
 
     def bounds(self, group: int, name: str) -> tuple[str, str] | None:
-        """Return the first and the last text of a column in a row group; None if they are not known."""
+        """Return the least and the greatest text of a column in a row group; None if unknown."""
         metadata = self._file.metadata.row_group(group)
         for number in range(metadata.num_columns):
             column = metadata.column(number)

@@ -1,13 +1,14 @@
-"""Reader of the journal: blocks, rows, and what is missing between them.
+"""Reader of the journal: blocks, rows, and gaps between them.
 
-A reader may run beside a live writer, in any process, on any machine that sees the folder. It keeps open only
-the file that it reads, and in memory the summaries of complete files. The writer may meanwhile replace
-several files by one: an open file stays as it was, and a missing one is looked up again by its numbers. The
-folder has the segments of any number of shards, itself or one folder below (one for each replica). A position
-is a sequence number of a shard, that of the next row wanted. A segment in Parquet (parquet.py) is read like
-others, a row group as a block; where rows are in both forms for a moment, those in Parquet are read.
+A reader may run beside a live writer, in any process, on any machine that sees the folder. It has only the
+file open that it reads, and caches the summaries of complete files. The writer may meanwhile replace several
+files by one: an open file stays readable, and the rows of a missing one are found again by their numbers. The
+folder has the segments of any number of shards, itself or in folders below it (one for each replica). A
+position is the sequence number, in a shard, of the next row to read. A segment in Parquet (parquet.py) is
+read like others, with row groups as blocks; where rows are in both forms for a moment, those in Parquet are
+read.
 
-Unreadable rows are never skipped silently. A Gap in the stream stands for rows that the writer dropped. Rows
+Unreadable rows are never skipped silently. A Gap in the result stands for rows that the writer dropped. Rows
 that retention deleted or that are damaged raise an error, or with `skip` become a Gap, too. An incomplete
 block at the end of a shard is treated as not yet written.
 """
@@ -81,7 +82,7 @@ _columns = lru_cache(maxsize=64)(decode_columns)  # all blocks of one gateway ha
 
 
 class GoneError(JournalError):
-    """Error for requested rows that retention has deleted. `first` is the first row that exists."""
+    """Error for requested rows that retention has deleted. `first` is the number of the oldest row left."""
 
     def __init__(self, shard: str, expected: int, first: int) -> None:
         super().__init__(
@@ -93,14 +94,14 @@ class GoneError(JournalError):
 
 
 class NoFolderError(JournalError):
-    """Error for a folder that does not exist."""
+    """Error for a journal whose folder does not exist."""
 
 
 class Gap(NamedTuple):
-    """Missing rows: `rows` rows from number `first` on.
+    """Missing rows of a shard: `rows` rows from number `first` on.
 
     `reason` is the writer's: `backlog` (the disk was too slow), `unwritable` (it refused), `error` (a bug);
-    or the reader's: `damage`, `gone` (retention). `where` is the file and offset, if there is one.
+    or the reader's: `damage`, `gone` (retention). `where` is the file and offset, or "".
     """
 
     shard: str
@@ -119,7 +120,11 @@ class BlockPlace(NamedTuple):
 
 
 class ShardExtent(NamedTuple):
-    """Extent of a shard: rows `first` to before `next`. Times are of receipt, in microseconds UTC."""
+    """Extent of a shard: it has rows from number `first` to before `next`, of which `missing` are in gaps.
+
+    `first_us` and `last_us` are the earliest and latest receipt, in microseconds UTC; `segments` is the
+    number of files, and `byte_count` their size in bytes.
+    """
 
     shard: str
     first: int
@@ -145,9 +150,10 @@ class ShardExtent(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Consecutive blocks with rows `first` to before `next`, from `place` to before `end`.
+    """Consecutive blocks of one file with rows `first` to before `next`.
 
-    `routes` is None if unknown. Times are of receipt, in microseconds UTC.
+    The blocks are between `place` and `end`. `routes` are those of the rows, or None if unknown. Times are of
+    receipt, in microseconds UTC.
     """
 
     first: int
@@ -164,7 +170,7 @@ OpenSegment = BinaryIO | ParquetSegment
 
 
 class _OpenBlock(NamedTuple):
-    """Block in an open file, of which rows from `begin` on are wanted."""
+    """Block in an open file; only its rows from number `begin` on are requested."""
 
     file: OpenSegment
     at: BlockLocation
@@ -172,7 +178,7 @@ class _OpenBlock(NamedTuple):
 
 
 class EncodedEntries(NamedTuple):
-    """Encoded entries of a column (format.py, kind 9). If `indices` is empty, each row has its own."""
+    """Encoded entries of a column of kind 9 (format.py); without `indices` each row has its own entry."""
 
     indices: memoryview
     forms: memoryview
@@ -182,10 +188,10 @@ class EncodedEntries(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Block whose bytes are sound.
+    """Block that was read and whose checksum was verified.
 
-    Its buffers are views of the bytes; only runs and compressed buffers are copied. Rows from `begin` to
-    before `end` are wanted; the columns have all rows.
+    Its buffers are views of `data`; only runs and compressed buffers are copied. The requested rows are those
+    from number `begin` to before `end`; the columns have all rows.
     """
 
     shard: str
@@ -201,13 +207,14 @@ class Block:
 
     @property
     def header(self) -> Header:
-        """Header of the block: rows, base, times."""
+        """Header of the block, with the number of rows, the first sequence number and the times."""
         return self.at.header
 
     def buffers(self, name: str) -> tuple[memoryview, ...]:
-        """Return the buffers of a column in its kind's order (format.py); an empty view for a missing buffer.
+        """Return the buffers of a column, in the order of its kind (format.py).
 
-        A column of encoded entries is decoded into the buffers of a coded column.
+        A missing buffer is an empty view. A column of encoded entries is decoded, and returned as the buffers
+        of a coded column.
         """
         numbers = self.columns[name].buffers
         if len(numbers) == BUFFERS[ColumnKind.WIRE]:
@@ -215,11 +222,15 @@ class Block:
         return tuple(map(self._buffer, numbers))
 
     def entries(self, name: str) -> EncodedEntries:
-        """Return the encoded entries of a column of kind 9."""
+        """Return the encoded entries of a column of kind 9, without decoding them."""
         indices, forms, offsets, byte_count, _ = self.columns[name].buffers
         return EncodedEntries(*map(self._buffer, (indices, forms, offsets, byte_count)))
 
     def _address_dictionaries(self, numbers: tuple[int, ...]) -> tuple[memoryview, ...]:
+        """Decode a column of encoded entries, and return the buffers of the corresponding coded column.
+
+        `numbers` are the column's buffers, and the part of an entry that it shows.
+        """
         indices, forms, offsets, byte_count, text = numbers
         places = self._buffer(indices)
         if not places:  # each row has its own
@@ -240,13 +251,16 @@ class Block:
         return places, *[memoryview(buffer) for buffer in made]
 
     def texts(self, name: str) -> list[str | None]:
-        """Return the dictionary of a coded column."""
+        """Return the texts in the dictionary of a coded column, by index."""
         _, valid, offsets, data = self.buffers(name)
         values = _slices(offsets, data)
         return _with_nulls([str(value, "utf-8") for value in values], valid)
 
     def values(self, name: str) -> list[Any]:
-        """Return a column as Python values: int, bool, str, bytes or None. Times are in microseconds UTC."""
+        """Return the values of a column in all rows: int, bool, str, bytes or None.
+
+        Times are integers, in microseconds UTC.
+        """
         kind = self.columns[name].kind
         rows = self.at.header.rows
         if kind is ColumnKind.CODED:
@@ -267,7 +281,7 @@ class Block:
         return _with_nulls(plain, valid)
 
     def rows(self) -> Iterator[Row]:
-        """Yield the wanted rows, each with its `shard` and `sequence`."""
+        """Yield the requested rows as dictionaries of all columns, and `shard` and `sequence`."""
         names = list(self.columns)
         base = self.at.header.base
         for place, values in enumerate(zip(*map(self.values, names), strict=True)):
@@ -275,7 +289,10 @@ class Block:
                 yield {"shard": self.shard, "sequence": base + place, **dict(zip(names, values, strict=True))}
 
     def may_hold(self, only: Only) -> bool:
-        """Return False if no row matches `only`. Checks the dictionaries, not the rows."""
+        """Return False if certainly no row matches `only`, the accepted texts by column.
+
+        Checks the dictionaries of the columns, not the rows.
+        """
         for name, accepted_texts in only.items():
             column = self.columns.get(name)
             if (
@@ -287,6 +304,7 @@ class Block:
         return True
 
     def _buffer(self, number: int) -> memoryview:
+        """Return the buffer with this number, expanded or decompressed; an empty view for ABSENT."""
         if number == ABSENT:
             return _NOTHING
         offset, stored, byte_count = self.places[number]
@@ -302,31 +320,37 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class ParquetBlock(Block):
-    """Row group of a segment in Parquet, read like a block: each column when it is used.
+    """Row group of a segment in Parquet as a block. A column is read from the file when it is used.
 
-    Raises DamageError where the file is damaged.
+    Its methods raise DamageError where the file is damaged.
     """
 
     file: ParquetSegment | None = None
 
     def table(self, names: Sequence[str] | None = None) -> Arrow:
-        """Return columns of all rows (None: all columns) as an Arrow table; see `ParquetSegment.table`."""
+        """Return the columns `names` (None: all) of all rows as an Arrow table.
+
+        See `ParquetSegment.table`.
+        """
         assert self.file is not None
         return self.file.table(self.at.offset, names)
 
     def buffers(self, name: str) -> tuple[memoryview, ...]:
-        """Raise JournalError, because the buffers are Arrow's."""
+        """Raise JournalError, because columns in Parquet do not have the journal's buffers."""
         raise JournalError(f"{self.at.path} is Parquet: read column {name} by values, rows or table")
 
     def values(self, name: str) -> list[Any]:
-        """Return a column as Python values, as of a block."""
+        """Return the values of a column in all rows, with the same types as `Block.values`."""
         found = self.table((name,)).column(name)
         return list(
             (found.cast("int64") if self.columns[name].kind is ColumnKind.TIME else found).to_pylist()
         )
 
     def may_hold(self, only: Only) -> bool:
-        """Return False if no row matches `only`, by the first and the last text of the columns."""
+        """Return False if certainly no row matches `only`, the accepted texts by column.
+
+        Checks the least and the greatest text of each column.
+        """
         assert self.file is not None
         for name, accepted_texts in only.items():
             bounds = self.file.bounds(self.at.offset, name)
@@ -343,7 +367,10 @@ def _row_group(shard: str, at: BlockLocation, file: ParquetSegment, begin: int) 
 def block_from(
     shard: str, at: BlockLocation, data: bytes, begin: int | None = None, expand: Expand = decode_runs
 ) -> Block:
-    """Return the block of these bytes, which must be sound."""
+    """Return the block with the bytes `data`, whose checksum must have been verified.
+
+    Its requested rows begin at number `begin` (None: the first row).
+    """
     header = at.header
     directory = data[LOOK_BYTES : LOOK_BYTES + header.directory_bytes]
     places = buffer_table(directory, header.buffers)
@@ -369,12 +396,12 @@ def _slices(offsets: memoryview, data: memoryview) -> list[memoryview]:
 class JournalReader:
     """Reader of the journal in a folder.
 
-    With `skip` it continues behind damaged and deleted rows, with a Gap in their place; otherwise those raise
-    DamageError or GoneError.
+    With `skip` it continues behind damaged and deleted rows, and yields a Gap in their place; otherwise it
+    raises DamageError or GoneError for them.
     """
 
     def __init__(self, folder: Path, *, skip: bool = False, expand: Expand = decode_runs) -> None:
-        """Create a reader. `expand` is `decode_runs` or a faster equivalent."""
+        """Create a reader; `expand` expands runs, as `decode_runs` does, or a faster equivalent."""
         self.folder = folder
         self.skip = skip
         self.expand = expand
@@ -382,7 +409,10 @@ class JournalReader:
         self._listing: dict[str, list[Segment]] | None = None  # by shard; None to list the folder each time
 
     def segments(self, shard: str | None = None) -> list[Segment]:
-        """Return the current files, in order of shard and sequence. Raises NoFolderError."""
+        """Return the present files of a shard (None: of all), in order of shard and sequence number.
+
+        Raises NoFolderError.
+        """
         listing = self._listing
         if listing is None and shard is not None:
             head = shard.rpartition("/")[0]
@@ -406,7 +436,10 @@ class JournalReader:
 
     @contextmanager
     def cached_listing(self) -> Iterator[None]:
-        """List the files once inside this context, and again only if one is missing. Raises NoFolderError."""
+        """List the files once for the whole block, and again only if a file is missing.
+
+        Raises NoFolderError.
+        """
         self._listing = self._listed()
         try:
             yield
@@ -422,13 +455,13 @@ class JournalReader:
         return self.folder.is_dir() and bool(self.segments())
 
     def shards(self) -> list[str]:
-        """Return the shards that have segments."""
+        """Return the names of the shards that have segments."""
         return sorted({segment.shard for segment in self.segments()})
 
     def extent(self, shard: str) -> ShardExtent:
         """Return the extent of a shard, from the summaries of its files or the headers of their blocks.
 
-        Damaged blocks are ignored here.
+        Rows of damaged blocks are counted as missing.
         """
         segments = self.segments(shard)
         first = behind = segments[0].first if segments else 0
@@ -464,9 +497,10 @@ class JournalReader:
         )
 
     def missing_count(self, shard: str, from_us: int | None = None, to_us: int | None = None) -> int:
-        """Return how many rows are missing among those received from `from_us` to before `to_us`.
+        """Return about how many rows are missing that were received from `from_us` to before `to_us`.
 
-        Times are in microseconds UTC. The rows around a gap tell roughly when it was.
+        Times are in microseconds UTC; None is no bound. The time of a missing row is estimated from the rows
+        before and behind its gap.
         """
         segments = self.segments(shard)
         total, behind, last_us = 0, segments[0].first if segments else 0, None
@@ -482,7 +516,7 @@ class JournalReader:
         return total
 
     def _existing_runs(self, shard: str) -> Iterator[tuple[int, int, tuple[int, int]]]:
-        """Yield runs of existing rows with their times of receipt: (first, next, (first time, last time))."""
+        """Yield (first, next, (first_us, last_us)) of each run of existing rows; the times are of receipt."""
         segments = self.segments(shard)
         for segment in segments:
             summary, _ = self._described(segment, last=segment is segments[-1])
@@ -490,7 +524,7 @@ class JournalReader:
                 yield span.first, span.next, (span.first_us, span.last_us)
 
     def end(self, shard: str) -> int:
-        """Return the number behind the newest row."""
+        """Return the sequence number behind the newest row of a shard."""
         segments = self.segments(shard)
         behind = segments[-1].first if segments else 0
         if segments and segments[-1].next is not None:
@@ -503,9 +537,9 @@ class JournalReader:
         return behind
 
     def low_water(self, shard: str, before: int | None = None) -> int | None:
-        """Return a time (microseconds UTC) before which no row behind row `before` was received.
+        """Return a time (microseconds UTC) such that no row from number `before` on was received earlier.
 
-        With `before` None the whole shard is considered. Returns None if no time is known.
+        With `before` None the time is that of the end of the shard. Returns None if it is unknown.
         """
         segments = [one for one in self.segments(shard) if before is None or one.first <= before][-2:]
         found = 0
@@ -526,7 +560,10 @@ class JournalReader:
         return found or None
 
     def summary(self, segment: Segment) -> Summary | None:
-        """Return the summary at the end of a file; None if the file is in use or its writer was killed."""
+        """Return the summary at the end of a file, which is cached.
+
+        Returns None if the file is in use, is missing, or its writer was killed.
+        """
         cached = self._summaries.get(segment.path)
         if cached is not None and cached[0] == segment:
             return cached[1]
@@ -543,7 +580,7 @@ class JournalReader:
         return found
 
     def _described(self, segment: Segment, *, last: bool) -> tuple[Summary, bool]:
-        """Return the summary of a file, and True if its own index has it."""
+        """Return a summary of a file, and True if it is stored in the file and was not computed here."""
         try:
             summary = self.summary(segment)
         except DamageError:
@@ -564,16 +601,19 @@ class JournalReader:
     def index(
         self, shard: str, start: int | None = None, *, near: BlockPlace | None = None
     ) -> Iterator[BlockLocation | Gap]:
-        """Yield the blocks of a shard from the one with row `start` on (None: the first), as far as written.
+        """Yield the blocks of a shard from the one with row `start` on (None: the first), and gaps.
 
-        Only headers are read; contents are not checked. `near` is where that block, or the end of the one
-        before it, was found earlier; it saves the walk over the blocks before it.
+        Only headers are read; contents are not checked. `near` is a place, known from an earlier read, of
+        that block or of the end of the block before it; blocks before that place are not searched.
         """
         for item in self._scan(shard, start, near):
             yield item if isinstance(item, Gap) else item.at
 
     def stretches(self, shard: str, start: int, *, near: BlockPlace | None = None) -> Iterator[Stretch | Gap]:
-        """Yield what `index` yields, but for complete files stretches of about 1 MiB of blocks."""
+        """Yield the blocks of `index` in groups, and the gaps.
+
+        The blocks of complete files are in groups of about 1 MiB, others in groups of one.
+        """
         expected = start
         for item in self._scan(shard, start, near, whole=True):
             if isinstance(item, Stretch | Gap):
@@ -595,10 +635,10 @@ class JournalReader:
         whole: bool = False,
         selection: _RowSelection | None = None,
     ) -> Iterator[Any]:
-        """Yield the blocks (`_OpenBlock`) and gaps from row `start` on, each row once.
+        """Yield the blocks (`_OpenBlock`) and gaps (`Gap`) from row `start` on, each row once.
 
-        Blocks that `selection` excludes are skipped where a file's summary shows it. With `whole`, complete
-        files yield Stretches.
+        Blocks that `selection` excludes are skipped if a file's summary shows that. With `whole`, complete
+        files yield a `Stretch` for each group of blocks.
         """
         segments = self.segments(shard)
         if not segments:
@@ -617,10 +657,11 @@ class JournalReader:
     def _scan_files(
         self, scan: _Scan, segments: list[Segment], listed: list[tuple[Path, int]] | None
     ) -> Generator[Any, None, bool]:
-        """Yield what these files hold from the expected row on. Return False to have them listed again.
+        """Yield the blocks and gaps in `segments` from the expected row on; return True when done.
 
-        That is the case if one is missing or has changed. With `listed` None, the files were listed again
-        already, and the result is True.
+        Returns False if a file is missing or the list of files has changed, which is `listed`; then the
+        caller lists the files again. With `listed` None they were just listed again, and the result is always
+        True.
         """
         later = next((at for at, one in enumerate(segments) if one.first > scan.expected), len(segments))
         for segment in segments[max(0, later - 1) :]:
@@ -653,7 +694,7 @@ class JournalReader:
         *,
         last: bool,
     ) -> Generator[Any, None, bool]:
-        """Yield what one file holds from the row that `scan` expects; see `_scan_files`."""
+        """Yield the blocks and gaps in one file from the row that `scan` expects; see `_scan_files`."""
         for item in self._scan_segment(file, segment, scan, last=last):
             first, behind = _range(item)
             if behind <= scan.expected:
@@ -677,13 +718,17 @@ class JournalReader:
         return True
 
     def _has_changed(self, shard: str, listed: list[tuple[Path, int]]) -> bool:
+        """List the files again, and return True if the list differs from `listed`."""
         self._look_again()
         return [(one.path, one.inode) for one in self.segments(shard)] != listed
 
     def _scan_segment(
         self, file: OpenSegment, segment: Segment, scan: _Scan, *, last: bool
     ) -> Iterator[BlockLocation | Stretch | LostRows | range]:
-        """Yield what one file holds from about the expected row on; a range for rows that are not wanted."""
+        """Yield the content of one file from about the expected row on.
+
+        Yields a `range` of sequence numbers in place of rows that are not requested or are in a gap.
+        """
         expected, near, selection = scan.expected, scan.near, scan.selection
         cached = self._summaries.get(segment.path)
         summary = (
@@ -739,10 +784,11 @@ class JournalReader:
         last: bool,
         passed: Mapping[int, SummarySpan] | None = None,
     ) -> Iterator[BlockLocation | SummarySpan]:
-        """Yield the blocks with rows, and the gaps, of one file from `offset` on, without the spans `passed`.
+        """Yield the blocks with rows, and the gaps, of one file from `offset` on.
 
-        Damaged blocks show as missing sequence numbers. The very last block counts only if its content is
-        sound, because a crash of the machine may have left a part of it.
+        In place of the blocks in a span of `passed` (by offset) that span is yielded. Damaged blocks are left
+        out, which shows in the sequence numbers. With `last`, the last block in the file is left out if its
+        content is damaged, because a crash of the machine may have left a part of it.
         """
         while True:
             if passed and (span := passed.get(offset)) is not None:
@@ -763,7 +809,8 @@ class JournalReader:
     def _missing(self, shard: str, first: int, base: int, at: BlockLocation) -> Gap:
         """Return a Gap for rows `first` to `base` - 1, which are in no block; without `skip`, raise an error.
 
-        Retention deleted them if nothing older is left (GoneError); otherwise they are damaged (DamageError).
+        `at` is the next block. If no older file is left, retention has deleted the rows (GoneError);
+        otherwise they are damaged (DamageError).
         """
         older = [one for one in self.segments(shard) if one.first < base and one.path != at.path]
         if at.offset == 0 and not older:
@@ -775,7 +822,7 @@ class JournalReader:
         return Gap(shard, first, base - first, "damage", "these rows are in no sound block", str(at.path))
 
     def _recorded_gap(self, shard: str, at: BlockLocation, file: BinaryIO) -> Gap:
-        """Return the Gap that the writer has recorded for rows that it did not write."""
+        """Return the gap that the writer has recorded, in the block `at`, for rows that it did not write."""
         header = at.header
         where = f"{at.path}:{at.offset}"
         data = content_of(file, at)
@@ -785,9 +832,9 @@ class JournalReader:
         return Gap(shard, header.base, header.rows, document["reason"], document["text"], where)
 
     def read(self, shard: str, at: BlockLocation) -> Block:
-        """Return the block that `index` found, or its rows where they are now.
+        """Read the block at a place that `index` yielded; if it was moved since, find its rows by number.
 
-        Raises DamageError, and GoneError if they were deleted since.
+        Raises DamageError, and GoneError if the rows were deleted since.
         """
         header = at.header
         try:
@@ -828,11 +875,12 @@ class JournalReader:
         end: int | None = None,
         near: BlockPlace | None = None,
     ) -> Iterator[Block | Gap]:
-        """Yield the whole blocks of a shard that may have matching rows; other rows may be among them.
+        """Yield the blocks of a shard that may have matching rows, and the gaps.
 
-        Matching rows have numbers from `start` to before `end`, were received from `from_us` to before
-        `to_us` (microseconds UTC) and have the texts of `only`. A block outside the time range is not read,
-        one without the texts is not decoded. For `near` see `index`.
+        Other rows may be among them. Matching rows have numbers from `start` to before `end`, were received
+        from `from_us` to before `to_us` (microseconds UTC) and have one of the texts of each column in
+        `only`. A block outside the time range is not read, and one without the texts is left out. For `near`
+        see `index`.
         """
         routes = None if only is None else only.get("route")
         for item in self._scan(shard, start, near, selection=_RowSelection(from_us, to_us, routes)):
@@ -853,7 +901,7 @@ class JournalReader:
                 return  # what is wrong behind it was not requested
 
     def _read(self, shard: str, found: _OpenBlock) -> Block | Gap:
-        """Return the block, or with `skip` a Gap if it is damaged."""
+        """Return the block at the location `found`; with `skip`, a Gap if the block is damaged."""
         at, header, file = found.at, found.at.header, found.file
         try:
             if isinstance(file, ParquetSegment):
@@ -875,7 +923,7 @@ class JournalReader:
         to_us: int | None = None,
         only: Only | None = None,
     ) -> Iterator[Row | Gap]:
-        """Yield exactly the rows that match; see `blocks`."""
+        """Yield exactly the matching rows, as dictionaries, and the gaps; see `blocks` for the parameters."""
         for block in self.blocks(shard, start, from_us=from_us, to_us=to_us, only=only):
             if isinstance(block, Gap):
                 yield block
@@ -892,10 +940,10 @@ class JournalReader:
     def follow(
         self, shard: str, start: int, *, wait: Callable[[], bool] | None = None, only: Only | None = None
     ) -> Iterator[Block | Gap]:
-        """Yield what `blocks` yields, and what is written later.
+        """Yield the blocks and gaps from row `start` on, and continue with those that are written later.
 
-        `wait` is called when there is nothing new; it waits a while and returns True to continue. The default
-        waits 0.2 s, forever.
+        `wait` is called when there is nothing new; it waits a while, and returns False to end. The default
+        waits 0.2 s, and never ends.
         """
         position = start
         while True:
@@ -911,9 +959,10 @@ class JournalReader:
                 return
 
     def verify(self, shard: str) -> Iterator[Gap | Hole]:
-        """Yield everything that is wrong or missing in a shard, after reading and checking every block.
+        """Read and check every block of a shard, and yield each gap and each damaged part of a file.
 
-        A Hole that reaches to the end of the shard is a torn block, or a live writer is about to fill it.
+        A Hole that reaches to the end of the shard is an incomplete block, which a live writer may still
+        complete.
         """
         segments = self.segments(shard)
         for segment in segments:
@@ -932,14 +981,17 @@ class JournalReader:
 
 
 class _RowSelection(NamedTuple):
-    """Times of receipt (microseconds UTC) and routes of the requested rows."""
+    """Requested rows: bounds of the time of receipt (microseconds UTC) and routes; None does not limit."""
 
     from_us: int | None = None
     to_us: int | None = None
     routes: Collection[str] | None = None
 
     def misses(self, received: Sequence[int], routes: Collection[str] | None) -> bool:
-        """Return True if no row with these times and routes (None if unknown) is wanted."""
+        """Return True if none of the rows with these first and last times, and these routes, is requested.
+
+        `routes` is None if they are unknown.
+        """
         first_us, last_us = received
         return (
             (self.from_us is not None and last_us < self.from_us)
@@ -950,7 +1002,7 @@ class _RowSelection(NamedTuple):
 
 @dataclass(slots=True)
 class _Scan:
-    """State of a walk over a shard: the next expected row, and the requested rows."""
+    """State of reading a shard: the number of the next expected row, and which rows are requested."""
 
     shard: str
     expected: int
@@ -963,14 +1015,14 @@ _NO_HEADER: Final = Header(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def _opened(segment: Segment) -> OpenSegment:
-    """Open a segment. Raises FileNotFoundError, DamageError, and JournalError if pyarrow is missing."""
+    """Open the file of a segment. Raises FileNotFoundError, DamageError, and JournalError without pyarrow."""
     if segment.next is not None:
         return ParquetSegment(segment)
     return segment.path.open("rb", buffering=0)
 
 
 def _range(item: BlockLocation | Stretch | LostRows | range) -> tuple[int, int]:
-    """Return the number of the first row, and that behind the last."""
+    """Return the sequence number of the first row of `item`, and that behind its last row."""
     if isinstance(item, BlockLocation):
         return item.header.base, item.header.next
     if isinstance(item, LostRows):
@@ -979,12 +1031,16 @@ def _range(item: BlockLocation | Stretch | LostRows | range) -> tuple[int, int]:
 
 
 def _leads_to(file: BinaryIO, near: BlockPlace, expected: int) -> bool:
-    """Return True if the block of row `expected` is at or behind `near`, in a file that may have changed."""
+    """Return True if reading from the place `near` finds row `expected`.
+
+    The file may have changed since the place was noted. The place may also be the end of the file.
+    """
     at = block_at(file, near.path, near.offset)
     return near.offset == size_of(file) if at is None else at.header.base <= expected
 
 
 def _holes(file: BinaryIO, segment: Segment, *, last: bool) -> Iterator[Hole]:
+    """Yield the parts of a file that are no sound block, also at its end."""
     end = 0
     for item in walk(file, segment.path):
         if isinstance(item, Hole):
@@ -997,7 +1053,7 @@ def _holes(file: BinaryIO, segment: Segment, *, last: bool) -> Iterator[Hole]:
 
 
 def row_matches(row: Row, only: Only | None) -> bool:
-    """Return True if a row has the texts that `only` requires."""
+    """Return True if a row has, for each column in `only`, one of the accepted texts."""
     return only is None or all(row.get(name) in texts for name, texts in only.items())
 
 

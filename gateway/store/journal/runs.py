@@ -1,9 +1,8 @@
 """Runs of equal objects, such as the sender or the address of consecutive messages of a connection.
 
 One look-up for each run is enough, if finding the runs costs less than the look-ups. `alike_in` compares
-everything besides bodies until the first difference, and finds runs of messages that differ only in their
-bodies. For objects that are identical or not, `runs_of` is faster: it checks where a run should end and
-counts, which takes a tenth of the time.
+messages in everything but their bodies, and gives up early if the runs are short. `runs_of` compares objects
+by identity: it checks where a run should end and counts, which takes a tenth of the time.
 """
 
 from __future__ import annotations
@@ -25,14 +24,20 @@ Kind = TypeVar("Kind")
 
 
 class Runs(NamedTuple, Generic[Kind]):
-    """Objects, with the number of rows for which each stands; `lengths` None means one row."""
+    """Objects with run lengths: object k stands for `lengths[k]` consecutive rows.
+
+    `lengths` is None if each object stands for one row.
+    """
 
     objects: list[Kind]
     lengths: Sequence[int] | None
 
 
 def alike_in(messages: list[Message]) -> Runs[Message]:
-    """Return the first message of each run of messages that differ only in bodies; all if runs are short."""
+    """Return the runs of messages that differ only in bodies, each represented by its first message.
+
+    Returns every message as a run of one if most runs are short.
+    """
     if len(messages) <= RUN_ALIKE:
         return Runs(messages, None)
     one = messages[0]
@@ -67,7 +72,7 @@ def alike_in(messages: list[Message]) -> Runs[Message]:
 
 
 def chained(several: Sequence[Runs[Kind]]) -> Runs[Kind]:
-    """Return the runs joined."""
+    """Return several lists of runs as one, in order."""
     if len(several) == 1:
         return several[0]
     objects = list(chain.from_iterable([one.objects for one in several]))
@@ -80,7 +85,7 @@ def chained(several: Sequence[Runs[Kind]]) -> Runs[Kind]:
 def lengths_of(several: Sequence[tuple[Sequence[int] | None, int]]) -> Sequence[int] | None:
     """Return the lengths of several lists of runs as one list, or None if every run has one row.
 
-    Each list comes with its number of runs; None in place of a list stands for runs of one row.
+    Each element of `several` is a list of lengths, or None for runs of one row, with the number of its runs.
     """
     if all(lengths is None for lengths, _ in several):
         return None
@@ -88,21 +93,21 @@ def lengths_of(several: Sequence[tuple[Sequence[int] | None, int]]) -> Sequence[
 
 
 def spread(runs: Runs[Kind]) -> list[Kind]:
-    """Return the objects row by row."""
+    """Return a list with the object of each row, repeated as often as its run is long."""
     if runs.lengths is None:
         return runs.objects
     return list(chain.from_iterable(map(repeat, runs.objects, runs.lengths)))
 
 
 def repeat_values(values: bytes, width: int, lengths: Sequence[int] | None) -> Buffer:
-    """Return values of `width` bytes, each repeated as often as its run is long."""
+    """Return a buffer in which each value of `width` bytes is repeated as often as its run is long."""
     return values if lengths is None else Repeated(values, width, lengths)
 
 
 def runs_of(objects: list[Kind]) -> Runs[Kind]:
     """Return the runs of identical objects, or each object by itself if a sample shows only short runs.
 
-    A run is assumed to be as long as the one before; otherwise its end is found by bisection. Counting
+    A run is first assumed to be as long as the one before; otherwise its end is found by bisection. Counting
     verifies the assumption. A long run may be returned as several.
     """
     sample = list(map(is_, objects[:-1:SAMPLED], objects[1::SAMPLED]))
@@ -124,7 +129,11 @@ def runs_of(objects: list[Kind]) -> Runs[Kind]:
 
 
 def _end_of_run(objects: list[Kind], at: int, length: int) -> int:
-    """Return where the run from `at` ends, assuming that it is one whenever both its ends are identical."""
+    """Return the index behind the run that begins at index `at`; `length` is the first guess of its length.
+
+    Searches by doubling and bisection, and assumes that objects between two identical ones are identical,
+    too.
+    """
     one, end = objects[at], len(objects)
     low, high = at, at + length
     while high < end and objects[high] is one:

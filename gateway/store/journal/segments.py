@@ -1,4 +1,4 @@
-"""Files of a journal, and the blocks in a file: listing, checking, and searching behind damage.
+"""Files of a journal and the blocks in them: listing, checking, and searching for blocks behind damage.
 
 The functions read headers and check CRCs; columns and rows are decoded in reader.py.
 """
@@ -36,9 +36,10 @@ SEARCH_BYTES: Final = 1_048_576  # bytes read at once when searching for the nex
 class Segment(NamedTuple):
     """File of a journal.
 
-    `shard` is its number, after the names of the folders below the journal's, each with a slash. `first` is
-    the sequence number of its first row. `byte_count` is its size when it was listed, `inode` identifies the
-    file. `next` is the number behind the last row of a segment in Parquet, and None for blocks.
+    `shard` is the shard's number, preceded by the names of the folders between the journal's folder and the
+    file, each with a slash. `first` is the sequence number of the first row. `byte_count` is the size when
+    the file was listed, and `inode` identifies the file. `next` is the number behind the last row of a
+    segment in Parquet, and None for blocks.
     """
 
     path: Path
@@ -50,7 +51,7 @@ class Segment(NamedTuple):
 
 
 class BlockLocation(NamedTuple):
-    """Block: its file, its offset there, and its header."""
+    """Location of a block: its file, its offset there in bytes, and its header."""
 
     path: Path
     offset: int
@@ -58,12 +59,12 @@ class BlockLocation(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Offset behind the block."""
+        """Offset behind the block, in bytes."""
         return self.offset + self.header.byte_count
 
 
 class Hole(NamedTuple):
-    """Bytes of a file that are no block, although blocks follow."""
+    """Bytes `offset` to before `end` of a file, which are not part of a sound block."""
 
     path: Path
     offset: int
@@ -71,17 +72,20 @@ class Hole(NamedTuple):
 
 
 def segment_name(shard: int, first: int) -> str:
-    """Return the name of the segment whose first row has number `first`."""
+    """Return the file name of the segment of a shard whose first row has number `first`."""
     return f"{shard}-{first:020}.gwj"
 
 
 def parquet_name(shard: int, first: int, next_: int) -> str:
-    """Return the name of the segment in Parquet with rows `first` to before `next_`."""
+    """Return the file name of the segment in Parquet with rows `first` to before `next_` of a shard."""
     return f"{shard}-{first:020}-{next_:020}.parquet"
 
 
 def without_repeats(segments: Iterable[Segment]) -> list[Segment]:
-    """Return the segments without those whose rows a segment in Parquet has; both exist for a moment."""
+    """Return the segments without those whose rows are also in a segment in Parquet.
+
+    Both exist for a moment after a conversion. `segments` must be in the order of `segments_in`.
+    """
     remaining: list[Segment] = []
     shard, reached = "", 0
     for segment in segments:
@@ -95,10 +99,11 @@ def without_repeats(segments: Iterable[Segment]) -> list[Segment]:
 
 
 def segments_in(folder: Path, prefix: str = "") -> list[Segment]:
-    """Return the segments of one folder, in order of shard and sequence.
+    """Return the segments of one folder, in order of shard and sequence number.
 
-    A segment in Parquet precedes those whose rows it has. A folder on disk is listed until two listings
-    agree, because one that is made during a conversion may miss both. An object store keeps both for a while.
+    `prefix` is put before the shards' numbers. A segment in Parquet precedes the segments whose rows it has.
+    A folder on disk is listed until two listings agree, because a listing during a conversion may contain
+    neither. In an object store both exist for a while, so one listing is enough.
     """
     before, found = None, _listed(folder, prefix)
     while found is None or (isinstance(folder, Path) and (before is None or before.keys() != found.keys())):
@@ -107,7 +112,7 @@ def segments_in(folder: Path, prefix: str = "") -> list[Segment]:
 
 
 def _listed(folder: Path, prefix: str) -> dict[str, Segment] | None:
-    """Return the segments by their names; None if one was deleted meanwhile."""
+    """Return the segments of a folder by file name; None if one was deleted during the listing."""
     found = {}
     for path in folder.iterdir():
         name = NAME.fullmatch(path.name)
@@ -124,7 +129,10 @@ def _listed(folder: Path, prefix: str) -> dict[str, Segment] | None:
 
 
 def segments_below(folder: Path, levels: int = LEVELS, prefix: str = "") -> list[Segment]:
-    """Return the segments of a folder and of the folders below it, whose names precede their shards'."""
+    """Return the segments of a folder and of the folders below it, down to `levels` levels.
+
+    The names of the folders are put before the shards' numbers.
+    """
     found = segments_in(folder, prefix)
     for below in sorted(folder.iterdir()) if levels else ():
         if NAME.fullmatch(below.name) is None and below.is_dir():
@@ -133,15 +141,15 @@ def segments_below(folder: Path, levels: int = LEVELS, prefix: str = "") -> list
 
 
 def size_of(file: BinaryIO) -> int:
-    """Return the current size of an open file in bytes, and move its position to the end."""
+    """Return the present size of an open file in bytes. Moves the file's position to its end."""
     return file.seek(0, SEEK_END)
 
 
 def walk(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[BlockLocation | Hole]:
-    """Yield the blocks of a file from `offset` on, and a Hole for each damaged part between them.
+    """Yield the blocks of a file from `offset` on, and a Hole for each damaged part before a block.
 
     Only the headers are read. An incomplete block at the end of the file is not yielded. `file` must be
-    unbuffered. Raises JournalError if a block is of another format.
+    unbuffered. Raises JournalError if a block has another version of the format.
     """
     while True:
         at = block_at(file, path, offset)
@@ -158,7 +166,10 @@ def walk(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[BlockLocation 
 
 
 def block_at(file: BinaryIO, path: Path, offset: int) -> BlockLocation | None:
-    """Return the block at `offset`, or None if there is no complete one. The content is not checked."""
+    """Return the location of the block at `offset`, or None if there is no complete block.
+
+    The content is not checked. Raises JournalError if the block has another version of the format.
+    """
     file.seek(offset)
     try:
         header = decode_header(file.read(LOOK_BYTES))
@@ -170,7 +181,7 @@ def block_at(file: BinaryIO, path: Path, offset: int) -> BlockLocation | None:
 
 
 def content_of(file: BinaryIO, at: BlockLocation) -> bytes | None:
-    """Return the whole block, or None if its content is damaged."""
+    """Return the bytes of the whole block, or None if its content is incomplete or damaged."""
     file.seek(at.offset)
     data = file.read(at.header.byte_count)
     if len(data) < at.header.byte_count:
@@ -179,7 +190,7 @@ def content_of(file: BinaryIO, at: BlockLocation) -> bytes | None:
 
 
 def _next_block(file: BinaryIO, path: Path, offset: int) -> BlockLocation | None:
-    """Return the next block with sound header and content, searching from `offset` behind damage."""
+    """Search for a block with sound header and content from `offset` on; return None if there is none."""
     while True:
         file.seek(offset)
         chunk = file.read(SEARCH_BYTES)

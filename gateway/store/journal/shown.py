@@ -12,7 +12,7 @@ from gateway.store.journal.reader import Row
 
 
 def document_of(row: Row) -> dict[str, Any]:
-    """Return a row as JSON values: times in ISO 8601, properties as an object, the body as text or base64."""
+    """Convert a row to JSON values: ISO 8601 times, a properties object, a body as text or base64."""
     document = dict(row)
     for name in ("received", "settled", "expires"):
         document[name] = None if row[name] is None else time_of(row[name])
@@ -27,5 +27,5 @@ def document_of(row: Row) -> dict[str, Any]:
 
 
 def time_of(microseconds: int) -> str:
-    """Return a time of the journal, in microseconds, in ISO 8601."""
+    """Convert microseconds since 1970 UTC to a time in ISO 8601."""
     return datetime.fromtimestamp(microseconds / 1_000_000, UTC).isoformat(timespec="microseconds")

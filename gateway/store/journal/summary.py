@@ -1,7 +1,7 @@
-"""Summary of a complete segment, stored in its last block, so that planning need not read the others.
+"""Summary of a complete segment, stored in its last block, so that planning need not read the other blocks.
 
-The JSON object has the keys of `Summary`. `spans` are runs of consecutive blocks, about 1 MiB each: offset,
-first row, row behind, bytes, and the earliest and latest receipt.
+The JSON object has the keys of `Summary`. `spans` are runs of consecutive blocks, about 1 MiB each, as lists:
+offset, number of the first row, number behind the last, bytes, and the earliest and latest receipt.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ TRAILER_MAGIC: Final = b"GWJINDEX"
 
 
 class SummarySpan(NamedTuple):
-    """Consecutive blocks in a file."""
+    """Consecutive blocks in a file: `byte_count` bytes at `offset`, with rows `first` to before `next`.
+
+    `first_us` and `last_us` are the earliest and latest receipt, in microseconds UTC.
+    """
 
     offset: int
     first: int
@@ -45,10 +48,11 @@ class SummarySpan(NamedTuple):
 
 @dataclass(slots=True)
 class Summary:
-    """Summary of a segment: rows `first` to before `next`, `missing` of them in gaps.
+    """Summary of a segment: rows `first` to before `next`, of which `missing` are in `gaps` gaps.
 
-    Times are in microseconds UTC, 0 without rows. `routes` is None if there are too many to list. `replaced`
-    is the number of blocks that were merged into these.
+    `received` and `settled` are the earliest and latest times, in microseconds UTC, or (0, 0) without rows.
+    `routes` is None if there are too many to list, or they are unknown. `small` is the number of small
+    blocks, and `replaced` the number of blocks that were merged into the present ones.
     """
 
     first: int
@@ -68,7 +72,7 @@ class Summary:
     def add(
         self, offset: int, header: Header, statistics: BlockStatistics | None, *, small: bool = False
     ) -> None:
-        """Add the block that follows. `statistics` is None if unknown."""
+        """Add the next block of the segment, at `offset`; `statistics` is None if unknown."""
         self.low_us = max(self.low_us, header.low_us)
         self.next = header.next
         if header.flags & (INDEX | MARK):
@@ -102,26 +106,26 @@ class Summary:
             )
 
     def has(self, routes: Iterable[str]) -> bool:
-        """Return False if no row took one of these routes."""
+        """Return False if certainly no row has one of these routes."""
         return self.routes is None or not self.routes.isdisjoint(routes)
 
     def place_of(self, number: int) -> int:
-        """Return the offset of a block at or before the one with this row."""
+        """Return the offset of a block at or before the one that has row `number`."""
         return next((span.offset for span in reversed(self.spans) if span.first <= number), 0)
 
 
 def wider(span: tuple[int, int], first: int, last: int) -> tuple[int, int]:
-    """Return a span of times extended by another; (0, 0) is the empty span."""
+    """Return the span of times `span` extended to include `first` and `last`; (0, 0) is the empty span."""
     return (first, last) if span == (0, 0) else (min(span[0], first), max(span[1], last))
 
 
 def is_small(header: Header) -> bool:
-    """Return True if a block should be merged with its neighbours."""
+    """Return True if a block is so small that it should be merged with its neighbours."""
     return 0 < header.rows < SMALL_ROWS and header.byte_count < SMALL_BYTES and not header.is_gap
 
 
 def index_draft(shard: int, offset: int, summary: Summary) -> Draft:
-    """Return the block for the end of a segment, at `offset` of its file."""
+    """Return the block with the summary, to be written at `offset`, the end of a segment."""
     text = json.dumps(encode_summary(summary), separators=(",", ":")).encode()
     text += b" " * len(padding(len(text)))
     base, low = summary.next, summary.low_us
@@ -130,9 +134,9 @@ def index_draft(shard: int, offset: int, summary: Summary) -> Draft:
 
 
 def summary_of(file: BinaryIO, segment: Segment) -> Summary | None:
-    """Return the summary at the end of a segment; None if it is not complete or its end is damaged.
+    """Read the summary at the end of a segment; return None if the segment has none or its end is damaged.
 
-    Raises DamageError if the summary itself cannot be decoded.
+    Raises DamageError if the summary has a valid checksum but cannot be decoded.
     """
     size = size_of(file)
     if size < TRAILER.size:
@@ -154,14 +158,14 @@ def summary_of(file: BinaryIO, segment: Segment) -> Summary | None:
 
 
 def encode_summary(summary: Summary) -> dict[str, Any]:
-    """Return a summary as a JSON object."""
+    """Convert a summary to JSON values."""
     document = asdict(summary)
     document["routes"] = None if summary.routes is None else sorted(summary.routes)
     return document
 
 
 def decode_summary(document: Mapping[str, Any]) -> Summary:
-    """Return the summary that `encode_summary` encoded. Raises ValueError, TypeError or KeyError."""
+    """Convert the JSON values of `encode_summary` to a summary. Raises ValueError, TypeError or KeyError."""
     found = {name: document[name] for name in Summary.__slots__}  # a later gateway may write more keys
     found["routes"] = None if found["routes"] is None else set(found["routes"])
     found["spans"] = [SummarySpan(*span) for span in found["spans"]]

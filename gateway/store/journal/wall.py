@@ -1,8 +1,8 @@
 """Conversion of the event loop's clock to wall-clock microseconds, always the same for the same time.
 
 A message may be settled hours after it was received, and once for each target; the wall clock may be set in
-between. The wall-clock time is therefore determined by when the event was, not by when it is converted: rows
-of one message agree, and their `received` is what a wall clock showed.
+between. A time is therefore converted with the difference of the clocks at that time, not with the present
+one: rows of one message have equal `received` times, which are those that the wall clock showed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ CHANGES_MAX: Final = 64  # that are stored; earlier times use the oldest
 
 
 class WallClock:
-    """Both clocks, and the history of their difference.
+    """Conversion of loop-clock times to wall-clock times, with the history of the clocks' difference.
 
-    For the event loop only, which must call `now` first.
+    For use in the event loop only. `now` must be called before `micros`.
     """
 
     def __init__(self, clock: Callable[[], Monotonic], utc: Callable[[], WallTime]) -> None:
@@ -34,7 +34,7 @@ class WallClock:
         self._looked: Monotonic | None = None
 
     def now(self) -> Monotonic:
-        """Return the loop clock's time, and compare the clocks if that is due."""
+        """Return the loop clock's time, and compare the clocks unless that was done within LOOK_SECS."""
         now = self._clock()
         if self._looked is None or now - self._looked > LOOK_SECS:
             self._looked = now
@@ -43,7 +43,7 @@ class WallClock:
         return now
 
     def micros(self, at: Monotonic) -> int:
-        """Return what the wall clock showed at a time of the loop clock, in microseconds."""
+        """Return the wall-clock time at the loop-clock time `at`, in microseconds UTC."""
         changed = self._changed
         offset = self._offsets[-1 if not changed or at > changed[-1] else bisect_left(changed, at)]
         return int((at + offset) * SECOND)

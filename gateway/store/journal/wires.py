@@ -1,8 +1,8 @@
-"""Addresses and property sets as encoded entries, and the texts that readers see.
+"""Addresses and property sets as encoded entries (format.py, kind 9), and the texts that readers see.
 
-The journal stores the received bytes: writing JSON for each new property set costs more than everything else
-that the journal does with a message, and most rows are never read. A reader that requests such a column gets
-its texts from here, as the gateway itself would have derived them from the bytes. A byte before the entry
+The journal stores the received bytes: writing JSON for each new property set would cost more than everything
+else that the journal does with a message, and most rows are never read. For a reader that requests such a
+column this module derives the texts from the bytes, as the gateway itself would have. A byte before the entry
 (FORMS) names the protocol. The form TEXTS has the texts themselves, for entries without the bytes of a
 built-in protocol.
 """
@@ -43,17 +43,20 @@ REMEMBERED_BYTES: Final = 1_024  # bytes of the largest cached one
 
 
 def words_of(address: Address) -> AddressTexts:
-    """Return the journal's texts of an address: as one text, its scope (None without scopes), its name."""
+    """Return the texts of an address in the journal: the address, its scope and its name, in UTF-8.
+
+    The scope is None for a protocol without scopes.
+    """
     dialect = dialect_of(address)
     scope = None if dialect.scope_word is None else bytes_of(address.scope)
     return bytes_of(dialect.show(address)), scope, bytes_of(address.name)
 
 
 def recorded_texts(found: PropertySet) -> SetTexts:
-    """Return the journal's texts of a property set. A correlation that is not UTF-8 is only in the JSON.
+    """Return the texts of a property set in the journal: JSON, message id, correlation id, content type.
 
-    The result is cached in the set's `forms`, except for sets of texts, which are fast to encode and mostly
-    occur once.
+    A missing one is None; a correlation id that is not UTF-8 is only in the JSON. The result is cached in the
+    set's `forms`, except for sets of text headers, which are fast to encode and mostly occur once.
     """
     if found.read_texts is not None:
         made = encode_texts(found.read_texts, found.raw)
@@ -66,6 +69,7 @@ def recorded_texts(found: PropertySet) -> SetTexts:
 
 
 def _recorded(found: PropertySet) -> SetTexts:
+    """Return the texts of a property set, without the cache; MALFORMED if it cannot be decoded."""
     try:
         properties = found.properties
     except RemoteProtocolError:
@@ -83,6 +87,7 @@ def _recorded(found: PropertySet) -> SetTexts:
 
 
 def _text_of(correlation: bytes | None) -> bytes | None:
+    """Return the correlation id, or None if it is missing or not UTF-8."""
     if correlation is not None:
         try:
             correlation.decode()
@@ -92,7 +97,7 @@ def _text_of(correlation: bytes | None) -> bytes | None:
 
 
 def framed(texts: Texts) -> bytes:
-    """Return the bytes of texts, each behind its length."""
+    """Return the texts as one byte string, each preceded by its length; None as the length NULL."""
     return b"".join([NULL if text is None else U32(len(text)) + text for text in texts])
 
 
@@ -100,6 +105,7 @@ NOWHERE_TEXTS: Final = framed((None, None, None))  # of a missing address
 
 
 def _unframed(data: bytes) -> Texts:
+    """Return the texts that `framed` encoded."""
     found: list[bytes | None] = []
     at = 0
     while at < len(data):
@@ -119,7 +125,7 @@ NOWHERE_ENTRY: Final[Entered] = bytes((TEXTS,)), [NOWHERE_TEXTS]
 
 
 def address_entries(addresses: list[Address]) -> Entered:
-    """Return an entry for each address; all are of one protocol."""
+    """Encode an entry for each address; all addresses must be of one protocol."""
     form = FORM_OF.get(addresses[0].protocol, TEXTS)
     if form == TEXTS:
         return bytes(len(addresses)), [framed(words_of(one)) for one in addresses]
@@ -127,7 +133,7 @@ def address_entries(addresses: list[Address]) -> Entered:
 
 
 def set_entries(sets: list[PropertySet]) -> Entered:
-    """Return an entry for each property set."""
+    """Encode an entry for each property set."""
     if not sets:
         return b"", []
     protocol = sets[0].protocol
@@ -146,10 +152,10 @@ def set_entries(sets: list[PropertySet]) -> Entered:
 
 
 class Wires:
-    """Dictionary of encoded entries, which persists from block to block like one of texts (entries.py).
+    """Dictionary of encoded entries, which persists from block to block like a BlockDictionary (entries.py).
 
-    Where most entries are new, looking them up costs more than writing them again: then every row gets its
-    own entry for ROWS_APART rows, after which entries are looked up again.
+    Where most entries are new, looking them up costs more than writing them again. Then `differ` is True for
+    the next ROWS_APART rows, which get entries of their own; after that, entries are looked up again.
     """
 
     __slots__ = ("_apart", "_differ", "_entries", "_forms")
@@ -161,7 +167,7 @@ class Wires:
         self._apart = 0  # remaining rows that are not looked up
 
     def begin(self, rows: int) -> bool:
-        """Begin a block whose rows are looked up. Return True if the dictionary was cleared."""
+        """Begin a block of `rows` rows that are looked up. Return True if the dictionary was cleared."""
         if not self._entries.begin(rows) and not self._differ:
             return False
         self._entries = BlockDictionary(1)
@@ -169,12 +175,15 @@ class Wires:
         return True
 
     def add_all(self, forms: bytes, data: Sequence[bytes]) -> list[bytes]:
-        """Add entries and return their encoded numbers."""
+        """Add entries with their forms (one byte each); return their numbers as four bytes each."""
         self._forms += forms
         return self._entries.add_all([(one,) for one in data])
 
     def end(self, rows: int, fresh: int) -> list[Buffer]:
-        """End a block of `rows` rows with `fresh` new entries. Return the dictionary's buffers."""
+        """End a block of `rows` rows, for which `fresh` entries were added.
+
+        Return the dictionary's buffers.
+        """
         self._differ = rows >= APART_FROM and fresh > rows // 2
         if self._differ:
             self._apart = ROWS_APART
@@ -182,26 +191,29 @@ class Wires:
 
     @property
     def differ(self) -> bool:
-        """True if the next rows are not looked up."""
+        """True if the next rows should get entries of their own, without a look-up."""
         return self._apart > 0
 
     def passed(self, rows: int) -> None:
-        """Count rows that were not looked up."""
+        """Count rows that got entries of their own."""
         self._apart = max(self._apart - rows, 0)
 
 
 def wire_buffers(forms: bytes, data: list[bytes]) -> list[Buffer]:
-    """Return the buffers of a dictionary with these entries."""
+    """Return the buffers (forms, offsets, bytes) of a dictionary with these entries."""
     return held_buffers(forms, list(map(len, data)), b"".join(data))
 
 
 def held_buffers(forms: bytes, sizes: list[int], data: Bytes) -> list[Buffer]:
-    """Return the buffers of a dictionary whose entries are joined."""
+    """Return the buffers (forms, offsets, bytes) of a dictionary with these joined entries.
+
+    `sizes` are the sizes of the entries in `data`, in bytes.
+    """
     return [_forms_buffer(forms), offsets(sizes), data]
 
 
 def _forms_buffer(forms: bytes) -> Buffer:
-    """Return the buffer of forms, as one run if they are all equal."""
+    """Return the buffer of the forms, which is a single run if all are equal."""
     return Repeated(forms[:1], 1, [len(forms)]) if forms.count(forms[0]) == len(forms) else forms
 
 
@@ -212,9 +224,9 @@ Dictionary = tuple[Bytes, ...]
 
 
 def address_dictionaries(forms: memoryview, starts: memoryview, data: memoryview) -> list[Dictionary]:
-    """Return the dictionaries of the columns that share entries of addresses, in the order of their texts.
+    """Decode entries of addresses, and return the dictionaries of the columns that show them.
 
-    Raises DamageError for an unknown form.
+    These are, in order: the address, its scope, its name. Raises DamageError for an unknown form.
     """
     kinds = set(forms)
     if len(kinds) == 1 and (form := kinds.pop()) != TEXTS and _writer_of(form).wire_is_name:
@@ -225,18 +237,20 @@ def address_dictionaries(forms: memoryview, starts: memoryview, data: memoryview
 
 
 def set_dictionaries(forms: memoryview, starts: memoryview, data: memoryview) -> list[Dictionary]:
-    """Return the dictionaries of the columns that share entries of properties, in the order of their texts.
+    """Decode entries of property sets, and return the dictionaries of the columns that show them.
 
-    Each entry is decoded once. Raises DamageError for an unknown form.
+    These are, in order: JSON, message id, correlation id, content type. Raises DamageError for an unknown
+    form.
     """
     texts = [_set_texts(form, entry) for form, entry in _entries(forms, starts, data)]
     return [_dictionary(column) for column in zip(*texts, strict=True)]
 
 
 def id_dictionary(forms: memoryview, starts: memoryview, data: memoryview) -> Dictionary:
-    """Return the dictionary of message ids, for which entries need not be decoded whole.
+    """Return the dictionary of the message ids in entries of property sets.
 
-    Raises DamageError for an unknown form.
+    Faster than `set_dictionaries`, because the entries are not decoded as a whole. Raises DamageError for an
+    unknown form.
     """
     return _dictionary(tuple([_message_id(form, entry) for form, entry in _entries(forms, starts, data)]))
 

@@ -1,6 +1,6 @@
-"""Writer of the journal: the event loop records parts, and a thread writes them to the disk.
+"""Writer of the journal: the event loop records settled messages, and a thread writes them to the disk.
 
-`record` copies the bodies. When enough rows have gathered, the event loop encodes them as columns and leaves
+`record` copies the bodies. When enough rows have gathered, the event loop encodes them as columns and passes
 the block to the thread, which writes it; with little traffic the thread encodes, too. The thread does not
 encode everything, because a thread needs 5 ms to get the interpreter lock from a busy event loop, and more if
 the loop releases it for moments in between, each of which costs the loop time. (Measured: with the CRC in the
@@ -8,8 +8,8 @@ thread 0.5 us more for each message, or no gain with one for the block; with eve
 of the messages unrecorded, at half the speed.)
 
 A message is never delayed. If the disk is too slow or full, rows beyond the backlog are dropped and counted,
-and a GAP block takes their numbers, so that no reader takes the journal for complete. What is still in memory
-when the process is killed is lost: the journal is a record, not a store.
+and a GAP block takes their numbers, so that no reader takes the journal for complete. Rows that are still in
+memory when the process is killed are lost: the journal is a record, not a store.
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ MARK_SECS: Final = 60.0  # between two low-water marks without traffic
 
 @dataclass(frozen=True, kw_only=True)
 class JournalOptions:
-    """Options of writing a journal. A limit of 0 does not limit.
+    """Options of writing a journal. A limit of 0 means no limit.
 
-    `compress` is zlib's level, 0 to 9; 0 does not compress. Bodies larger than `body_bytes_max` bytes are
-    left out; 0 leaves out all. `sync_interval_secs` is the time between fsyncs; 0 never syncs.
-    `backlog_bytes_max` limits the blocks that wait for the disk. `converter` is the command that writes
-    complete segments as Parquet (conversion.py); without one they stay as they are.
+    A segment is completed after `segment_bytes` or `segment_secs`; `retention_bytes` and `retention_secs`
+    limit the size and age of a shard's segments. `compress` is zlib's level, 0 to 9; 0 does not compress.
+    Bodies larger than `body_bytes_max` bytes are left out; 0 leaves out all. `sync_interval_secs` is the time
+    between fsyncs; 0 never syncs. `backlog_bytes_max` limits the blocks that wait for the disk. `converter`
+    is the command that writes complete segments as Parquet (conversion.py); without one they stay as blocks.
     """
 
     segment_bytes: int = 64 * 1_048_576
@@ -78,9 +79,9 @@ _Sources = list[Message] | list[Address]
 
 
 class _Block(NamedTuple):
-    """Block that waits for the disk; a draft if the thread lays it out.
+    """Block that waits for the disk; a draft if the thread is to lay it out.
 
-    `memories` are in use until it is written.
+    `byte_count` is its size in the backlog. `memories` are in use until the block is written.
     """
 
     block: Draft | BlockPieces
@@ -89,17 +90,17 @@ class _Block(NamedTuple):
 
 
 def no_open_receipt() -> None:
-    """Return None: everything received is settled."""
+    """Return None: no received message is unsettled."""
 
 
 class JournalWriter:
     """Writer of one shard of a journal.
 
-    `clock` returns loop-clock seconds, as in `received`; only the event loop calls it. `oldest` returns when
-    the oldest unsettled message was received, or None.
+    `clock` returns loop-clock seconds; only the event loop calls it. `oldest` returns when the oldest
+    unsettled message was received (loop clock), or None.
 
-    Counters: `rows`, `blocks`, `byte_count` written, `dropped` rows, `errors` of the disk, `failed` rows
-    that could not be encoded (a bug). The constructor raises JournalError as Appender does.
+    Counters: `rows`, `blocks`, `byte_count` written, `dropped` rows, `errors` of the disk, `failed` rows that
+    could not be encoded (a bug). The constructor raises JournalError as Appender does.
     """
 
     def __init__(
@@ -172,12 +173,12 @@ class JournalWriter:
 
     @property
     def healthy(self) -> bool:
-        """False if the disk refuses writes."""
+        """False if the last write to the disk failed."""
         return not self.failure
 
     @property
     def next(self) -> int:
-        """Sequence number of the next row."""
+        """Sequence number behind the last row that was written."""
         return self._appender.next
 
     @property
@@ -207,13 +208,13 @@ class JournalWriter:
         slots: list[int] | None = None,
         bursts: Bursts | None = None,
     ) -> None:
-        """Record `messages` that a recipient's sink has settled, and which are not changed afterwards.
+        """Record `messages` that a recipient's sink has settled, and that are not changed afterwards.
 
-        `received` is when they arrived, on the loop's clock. `sources` are the same messages as received, if
-        they crossed, or only their addresses if crossing changed nothing else and counted a hop. `slots` are
-        their places in what was received together, which identify the rows of one message; None for 0, 1, 2
-        ... `bursts` are the same messages, if all of them were received in bursts; then they are not examined
-        one by one.
+        `received` is when they arrived, in loop-clock seconds. `sources` are the same messages as received,
+        if a route changed them; or only their addresses, if it changed nothing but the address and the hop
+        count. `slots` are the places of the messages in the batch in which they were received, by which the
+        rows of one message are found; None for 0, 1, 2 and so on. `bursts` are the same messages, if all were
+        received in bursts; then they are not examined one by one.
         """
         whole, origins = _split_sources(sources)
         self._queue_rows(Settled(labels, messages, whole, outcome, 0, 0, slots, origins, bursts), received)
@@ -226,10 +227,14 @@ class JournalWriter:
         received: Monotonic,
         slots: Sequence[int] | None = None,
     ) -> None:
-        """Record `sources` that a route refused or that had no target, so that nothing was delivered."""
+        """Record `sources`, messages that were not delivered: a route refused them, or they had no target.
+
+        The parameters are those of `record`.
+        """
         self._queue_rows(Settled(labels, None, sources, outcome, 0, 0, slots), received)
 
     def _queue_rows(self, settled: Settled, received: Monotonic) -> None:
+        """Add settled messages to the gathered rows, or drop them if the backlog is full."""
         count = len(settled.heads)
         if not count:
             return
@@ -248,7 +253,11 @@ class JournalWriter:
             self._low_us = min(self._low(now), came) if settled.messages is None else self._low(now)
 
     def tick(self) -> None:
-        """Write a low-water mark now and then, which says up to when the journal is complete."""
+        """Update the low-water mark, up to which the journal is complete.
+
+        A shard without traffic gets a block with only this mark every MARK_SECS, which shows that the gateway
+        runs.
+        """
         now = self._wall.now()
         with self._lock:
             self._low_us = self._low(now)
@@ -261,10 +270,12 @@ class JournalWriter:
                 self._queue(mark_draft(self._appender.shard, self._next, self._low_us))
 
     def _low(self, now: Monotonic) -> int:
+        """Return the low-water mark at the time `now` (loop clock), in microseconds UTC."""
         oldest = self._oldest()
         return self._wall.micros(now if oldest is None else oldest)
 
     def _add(self, settled: Settled) -> None:
+        """Add messages that fit into a block to the gathered rows; flush the rows when there are enough."""
         gathering = self._gathering
         count = len(settled.heads)
         if gathering.rows and gathering.rows + count > self._rows_max:
@@ -281,9 +292,10 @@ class JournalWriter:
             self._flush()
 
     def close(self, timeout: float = 10.0) -> None:
-        """Write what has gathered, once, and end the thread. What the disk refuses is lost and reported.
+        """Write all recorded rows, end the thread and close the files.
 
-        Waits for the disk for at most `timeout` seconds.
+        Waits for the disk for at most `timeout` seconds. Rows that cannot be written are lost, and this is
+        logged.
         """
         self._closing = True
         self._wake.set()
@@ -301,7 +313,10 @@ class JournalWriter:
         )
 
     def _flush(self) -> None:
-        """Encode what has gathered as a block, and queue it."""
+        """Encode the gathered rows as a block and queue it for the disk.
+
+        Then queue a gap for dropped rows.
+        """
         gathering = self._gathering
         if gathering.rows:
             draft = self._encoded(gathering)
@@ -315,6 +330,7 @@ class JournalWriter:
             self._wake.set()
 
     def _queue(self, draft: Draft, memories: Sequence[memoryview] = ()) -> None:
+        """Queue a block for the disk; `memories` are returned to the pool when it is written."""
         self._next = draft.header.next
         draft = draft._replace(header=draft.header._replace(low_us=self._low_us))
         if self.options.compress:  # in the thread, because compression releases the interpreter lock
@@ -326,7 +342,7 @@ class JournalWriter:
         self._queued += block.byte_count
 
     def _dropped(self) -> Draft:
-        """Return the gap for the rows that were dropped since the last one."""
+        """Return a gap block for the rows that were dropped since the last such gap."""
         rows = self.dropped - self._accounted
         self._accounted += rows
         reason, text = ("unwritable", self.failure) if self._failed_since else ("backlog", "")
@@ -339,7 +355,7 @@ class JournalWriter:
         return gap_draft(self._appender.shard, self._next, rows, now_us, record)
 
     def _encoded(self, gathering: Gathering) -> Draft:
-        """Return the block of what has gathered, or a gap if encoding fails."""
+        """Encode the gathered rows as a block; return a gap block if encoding fails."""
         try:
             return self._encoder.encode(self._next, gathering)
         except Exception as error:  # as above
@@ -347,6 +363,7 @@ class JournalWriter:
             return self._gap_for(gathering.rows, error)
 
     def _gap_for(self, rows: int, error: Exception) -> Draft:
+        """Count and log rows that could not be encoded, and return a gap block for them."""
         self.failed += rows
         log.error("journal rows not encoded, lost", folder=self._name, rows=rows, error=repr(error))
         return self._gap(rows, "error", repr(error))
@@ -354,6 +371,7 @@ class JournalWriter:
     # The thread's.
 
     def _run(self) -> None:
+        """Write queued blocks until the writer is closed. Runs in the thread."""
         options = self.options
         while not self._closing:
             if self._wake.wait(options.flush_interval_secs):
@@ -375,7 +393,7 @@ class JournalWriter:
         self._attempt(self._appender.close)
 
     def _write(self) -> None:
-        """Write all waiting blocks, and do what is due by the clock."""
+        """Write all queued blocks, then do the work of the files that is due by the clock."""
         level = self.options.compress
         while self._blocks:
             if not self._laid:
@@ -390,6 +408,7 @@ class JournalWriter:
 
     def _append(self) -> None:
         # An almost full disk may have space for one block.
+        """Write some of the blocks that are laid out, and count them. Raises OSError."""
         written = self._appender.append(self._laid[:1] if self.failure else self._laid)
         for header, *_ in self._laid[:written]:
             _, byte_count, memories = self._blocks.popleft()
@@ -406,7 +425,7 @@ class JournalWriter:
             log.info("journal writable again", folder=self._name)
 
     def _attempt(self, action: Callable[[], None]) -> bool:
-        """Run an action on the disk. Return False if it failed."""
+        """Call `action`. Return False if it raised OSError, which is logged and stored in `failure`."""
         try:
             action()
         except OSError as error:
@@ -421,7 +440,7 @@ class JournalWriter:
 
 
 def _split_sources(sources: _Sources | None) -> tuple[list[Message] | None, list[Address] | None]:
-    """Return the sources as messages, or as addresses only."""
+    """Return (messages, None) or (None, addresses), depending on what `sources` contains."""
     if sources is None:
         return None, None
     if isinstance(sources[0], Message):
@@ -430,7 +449,7 @@ def _split_sources(sources: _Sources | None) -> tuple[list[Message] | None, list
 
 
 def _slices(settled: Settled, most: int) -> Iterator[Settled]:
-    """Yield the messages in pieces that fit into a block."""
+    """Yield settled messages in parts of at most `most` messages, so that each fits into a block."""
     count = len(settled.heads)
     if count <= most:
         yield settled
