@@ -25,14 +25,14 @@ TINY_PER_USEFUL: Final = 32  # A file is tiny if this many of them make one of t
 
 
 class Merge(NamedTuple):
-    """Files of one day and route that are merged into files named `name`."""
+    """Files of one day and route that are to be merged into files whose names begin with `name`."""
 
     name: str
     files: tuple[Filed, ...]
 
 
 def merges_of(manifest: Manifest, file_bytes: int) -> list[Merge]:
-    """Return the merges that are due. Files of at least half of `file_bytes` bytes are not merged."""
+    """Return the merges that are due; files of at least half of `file_bytes` bytes are left alone."""
     newest = max((file.date for file in manifest.files), default="")
 
     def group_key(file: Filed) -> tuple[str, str, int]:
@@ -52,10 +52,7 @@ def merges_of(manifest: Manifest, file_bytes: int) -> list[Merge]:
 
 
 def _size_class(file: Filed) -> int:
-    """Return a number that is equal for files of similar size.
-
-    Eight files of one class make one of the next.
-    """
+    """Return the size class of a file; eight files of one class, merged, have the next class."""
     return file.byte_count.bit_length() // 3
 
 
@@ -71,7 +68,10 @@ def _filled(files: Iterable[Filed], file_bytes: int) -> Iterator[list[Filed]]:
 
 
 def merge(archive: Archive, merge_plan: Merge, file_bytes: int) -> list[Filed]:
-    """Write the files of one merge as one file, or as few as possible. The old files stay."""
+    """Write the rows of the files in `merge_plan` into files of about `file_bytes` bytes, and return these.
+
+    The old files stay.
+    """
     first = merge_plan.files[0]
     writer = ArchiveWriter(archive, merge_plan.name, first.date, first.route, 2 * file_bytes)
     for file in merge_plan.files:

@@ -1,18 +1,18 @@
 """Manifest of an archive: one JSON file with its files and its position in the journal.
 
 `_archive/<number>.json` lists every file and the next row of each shard; the highest number is valid. A
-manifest is never changed, only followed by another one. A file belongs to the archive while a manifest names
-it. An interrupted run has therefore either happened or not: files that no manifest names are deleted by a
-later run, which starts at the manifest's position. A removed file stays on disk for a grace period, for
+manifest is never changed, only followed by another one. A file belongs to the archive while the newest
+manifest names it. So a run takes effect completely or not at all: files that no manifest names are deleted by
+a later run, which starts at the manifest's position. A removed file stays on disk for a grace period, for
 readers that planned with an earlier manifest.
 
 Any number of processes may read an archive, and one run at a time may write it. If two runs overlap, the
-first to save its manifest wins: each number is created once, and the other run fails without an effect. File
-names contain the id of the run, so files of two runs never collide, and the number of the manifest that can
-name the file. Once that number exists without naming it, no run can use the file, and it is a leftover. What
-a killed run has left is therefore deleted only after its number was taken, with the grace period as the
-guess that the run was killed: a run that lives in spite of it fails as one that was overtaken, and loses no
-row (`exclusive.py` creates the manifests).
+first to save its manifest wins: each number is created once, and the other run fails without an effect. A
+file name contains the id of the run, so that files of two runs never collide, and the number of the manifest
+that may name the file. If that manifest exists without naming the file, no run can use the file any more, and
+it may be deleted. To delete the files of a killed run, a later run therefore saves a manifest with that
+number first. It does so only after the grace period, because the run may still be alive; if it is, it fails
+as overtaken, and loses no row (`exclusive.py` creates the manifests).
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class RemovedFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Content of an archive.
+    """Content of one manifest of an archive.
 
-    `offsets` is the next row of each shard that is not archived; `left` are removed files that readers may
-    still use.
+    `number` is that of the manifest, 0 for a new archive. `offsets` is the next row of each shard that is not
+    archived. `files` are the files of the archive. `left` are removed files that readers may still use.
     """
 
     number: int = 0
@@ -106,17 +106,17 @@ class Manifest:
         )
 
     def without_files(self, deleted: Collection[RemovedFile]) -> Manifest:
-        """Return the next manifest after the removed files `deleted` were deleted."""
+        """Return the next manifest, without the removed files `deleted`, which no longer exist."""
         remaining = tuple(one for one in self.left if one not in deleted)
         return replace(self, number=self.number + 1, left=remaining)
 
 
 class OvertakenError(PipelineError):
-    """Error of a run that was overtaken: another run has saved the next manifest, or is about to."""
+    """Error of a run that cannot save its manifest, because another run has saved one with that number."""
 
 
 class Archive:
-    """Archive folder on this machine or in a store, as one run uses it.
+    """Archive folder, on this machine or in a store, as used by one run.
 
     `run` is the id of the run, and `next` the number of the manifest that it may save next.
     """
@@ -138,7 +138,7 @@ class Archive:
         return self.place.arrow().path
 
     def path(self, below: str) -> str:
-        """Return the whole path of a file of the archive."""
+        """Return the whole path, on that file system, of a file with the relative path `below`."""
         return f"{self.root}/{below}"
 
     def manifest(self) -> Manifest:
@@ -156,9 +156,10 @@ class Archive:
         return Manifest(document["number"], document["offsets"], files, left)
 
     def checked_files(self, files: Sequence[Filed]) -> Sequence[Filed]:
-        """Return `files` after checking that all exist with the reported size.
+        """Return `files` unchanged after checking that all exist with their recorded size.
 
-        Raises PipelineError if not: the tasks then use another folder than the driver.
+        Raises PipelineError if not: then the Spark tasks, which wrote them, use another folder than the
+        driver.
         """
         infos = self.system.get_file_info([self.path(file.path) for file in files]) if files else []
         for file, info in zip(files, infos, strict=True):
@@ -195,12 +196,12 @@ class Archive:
         )
 
     def now(self) -> float:
-        """Return the time by which the archive's store dates its files, in seconds UTC."""
+        """Return the present time in seconds UTC, by the clock of the archive's store."""
         return store_time(self.system, self.path(STAGING))
 
     @contextmanager
     def unless_overtaken(self) -> Iterator[None]:
-        """Raise OvertakenError for an error in the block if another run has saved a manifest meanwhile.
+        """Convert an error of the block to OvertakenError if another run has saved a manifest meanwhile.
 
         That run may have deleted the files of this one.
         """
@@ -212,11 +213,12 @@ class Archive:
             raise
 
     def sweep(self, manifest: Manifest, grace_secs: float) -> tuple[Manifest, int]:
-        """Delete files that no manifest can name. Return the newest manifest, and the number of rows' files.
+        """Delete files of interrupted runs, which no manifest can name any more.
 
-        Interrupted runs leave such files. While the next manifest could name them, only files older than
-        `grace_secs` are deleted, after that manifest was saved without them: if their run lives, it fails as
-        overtaken. Raises PipelineError when the folder contains something else than an archive.
+        Returns the newest manifest, and the number of deleted files with rows. Files that the next manifest
+        could name are deleted only if they are older than `grace_secs`, and after that manifest was saved
+        without them: if their run is alive, it then fails as overtaken. Raises PipelineError if the folder
+        contains anything else than an archive.
         """
         if self.system.get_file_info(self.root).type == fs.FileType.File:
             raise PipelineError(f"{self.uri} is a file and no folder; give another name")

@@ -1,6 +1,6 @@
-"""Reader of archive files for Python code: Parquet to Arrow inside the tasks.
+"""Reader of archive files in Python: from Parquet to Arrow batches inside Spark tasks.
 
-Spark's own reader would convert to rows, and from rows to Arrow for a Python worker, which is as expensive as
+Spark's own reader would convert to its rows, and these to Arrow for a Python worker, which is as expensive as
 a whole backtest.
 """
 
@@ -27,7 +27,7 @@ PIECES_PER_TASK: Final = 2  # Pieces per core, so that a core that finishes earl
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of a file that one task reads: the row groups `first`, `first + step` and so on."""
+    """Part of a file that one task reads: row groups `first`, `first + step` and so on."""
 
     file: Filed
     first: int
@@ -35,9 +35,9 @@ class Piece:
 
 
 class FiledRows:
-    """Selected columns of archived rows that were received from `begin_us` to before `until_us`.
+    """Selected columns of the archived rows that were received from `begin_us` to before `until_us`.
 
-    Times are microseconds UTC; None is no bound.
+    Times are in microseconds UTC; None is no bound. `names` are the columns.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class FiledRows:
         self._until_us = until_us
 
     def pieces(self, tasks: int) -> list[Piece]:
-        """Return the pieces to read, at least `tasks` of them if there are enough row groups."""
+        """Divide the files into at least `tasks` pieces, unless there are fewer row groups."""
         files = [file for file in self._files if self._may_have(file)]
         step = max(1, -(-PIECES_PER_TASK * tasks // max(1, len(files))))
         return [Piece(file, first, step) for file in files for first in range(step)]
@@ -74,7 +74,7 @@ class FiledRows:
                     yield self._with_all_columns(self._filter_times(batch), piece.file.route)
 
     def _may_have(self, file: Filed) -> bool:
-        """Return True if the file's day may have rows of the wanted times."""
+        """Return True if rows of the file's day may have been received within the bounds."""
         if self._begin_us is not None and file.date < _day(self._begin_us):
             return False
         return self._until_us is None or file.date <= _day(self._until_us)
@@ -88,7 +88,7 @@ class FiledRows:
         return batch
 
     def _with_all_columns(self, batch: Arrow, route: str) -> Arrow:
-        """Return the batch with all wanted columns.
+        """Return the batch with all requested columns.
 
         The route is that of the file's folder. Columns that an older archive lacks are null.
         """

@@ -2,11 +2,11 @@
 
 These formats have snapshots, merging, retention and schema evolution of their own.
 
-A run appends the rows since the last run in a single commit, which also contains the position in the journal.
-Both are stored, or neither is. Of two concurrent runs one fails: each appends with a number that only one
-commit may have, and that follows from the starting position. No other state exists, so an interrupted run has
-happened or not. If the table has dropped the commit (Delta keeps its log for a month), the position is
-computed from the rows themselves.
+A run appends the rows since the last run in a single commit, which also contains the position in the journal:
+both are stored, or neither is. Of two concurrent runs one fails: each appends with a number that only one
+commit may have, and that follows from the starting position. No other state exists, so a run takes effect
+completely or not at all. If the table has dropped the commit (Delta keeps its log for a month), the position
+is computed from the rows themselves.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PARTS: Final = ("date", "route")
 
 
 class Appended(NamedTuple):
-    """Result of a run: appended rows, rows missing in the journal, and rows of the table."""
+    """Result of a run: numbers of appended rows, rows missing in the journal, and rows in the table."""
 
     rows: int
     missing: int
@@ -61,10 +61,10 @@ class Appended(NamedTuple):
 
 
 class JournalPosition(NamedTuple):
-    """Position of a table in the journal.
+    """Position in the journal up to which a table has rows.
 
     `offsets` is the next row of each shard that is not in the table; `at_us` is when that was committed
-    (microseconds UTC), and `version` the version of the table that contains it.
+    (microseconds UTC), and `version` the version of the table that contains the position.
     """
 
     offsets: Offsets
@@ -73,16 +73,16 @@ class JournalPosition(NamedTuple):
 
 
 def another_run(table: str) -> PipelineError:
-    """Return the error for a position that has changed meanwhile."""
+    """Return the error of a run during which another run has appended to the table."""
     return PipelineError(f"another run has appended to {table}; start this run again, one at a time")
 
 
 class TableFormat(Protocol):
-    """Operations that differ between table formats."""
+    """Operations that differ between table formats. `name` is Spark's name of the format."""
 
     name: str
     mark: str
-    """File or folder by which a table of the format is recognised."""
+    """Folder inside a table by which the format is recognised."""
 
     options: Mapping[str, str]
     """Options of a Spark session that uses the format."""
@@ -91,13 +91,16 @@ class TableFormat(Protocol):
     """Properties of a new table."""
 
     def packages(self, spark: str) -> str:
-        """Return the Maven package for a release of Spark. Raises PipelineError if there is none."""
+        """Return the Maven package of the format for the Spark version `spark`.
+
+        Raises PipelineError if there is none.
+        """
 
     def table(self, spark: SparkSession, place: StoreFolder) -> str:
-        """Return the SQL name of the table in a folder."""
+        """Return the SQL name of the table in the folder `place`."""
 
     def column_type(self, kind: str) -> str:
-        """Return the table's type for a column of this Spark type."""
+        """Return the type that a column of the Spark type `kind` has in a table of this format."""
 
     def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets, begun: int) -> int:
         """Append rows in one commit with the position `offsets`. Return the number of rows.
@@ -110,10 +113,10 @@ class TableFormat(Protocol):
         """Return the newest version of the table."""
 
     def position(self, spark: SparkSession, table: str) -> JournalPosition | None:
-        """Return the newest position in the table's commits, or None."""
+        """Return the newest journal position in the table's commits, or None if they have none."""
 
     def keep_house(self, spark: SparkSession, table: str) -> None:
-        """Merge small files and expire old versions, by the table's own properties."""
+        """Merge small files and delete old versions, according to the table's properties."""
 
 
 class Delta:
@@ -171,7 +174,7 @@ class Delta:
         return int(found["operationMetrics"]["numOutputRows"])
 
     def position(self, spark: SparkSession, table: str) -> JournalPosition | None:
-        """Return the newest position in the metadata of the table's commits, or None."""
+        """Return the newest journal position in the metadata of the table's commits, or None."""
         row = self._newest_commit(spark, table, POSITION)
         if row is None:
             return None
@@ -278,6 +281,7 @@ class Iceberg:
         return next(row["added"] or 0 for row in self._history(spark, table) if row["run"] == branch)
 
     def _bring_forward(self, spark: SparkSession, table: str, branch: str) -> None:
+        """Fast-forward the table to the branch, which contains the appended rows."""
         catalog, name = self._named(spark, table)
         try:
             spark.sql(
@@ -294,14 +298,14 @@ class Iceberg:
         return 0 if row is None else int(row["snapshot_id"])
 
     def position(self, spark: SparkSession, table: str) -> JournalPosition | None:
-        """Return the newest position in the properties of the table's snapshots, or None."""
+        """Return the newest journal position in the properties of the table's snapshots, or None."""
         for row in self._history(spark, table):
             if row["offsets"] is not None:
                 return JournalPosition(_offsets(json.loads(row["offsets"])), row["at_us"], row["snapshot_id"])
         return None
 
     def keep_house(self, spark: SparkSession, table: str) -> None:
-        """Merge small files, expire old snapshots, and delete files that no snapshot names."""
+        """Merge small files, delete old snapshots, and delete files that no snapshot names."""
         catalog, name = self._named(spark, table)
         for procedure in ("rewrite_data_files", "expire_snapshots", "remove_orphan_files"):
             spark.sql(f"CALL {catalog}.system.{procedure}(table => '{name}')").collect()
@@ -328,7 +332,7 @@ class Iceberg:
 
     @staticmethod
     def _named(spark: SparkSession, table: str) -> tuple[str, str]:
-        """Return the table's catalog, and its name there."""
+        """Split a table's SQL name into the name of its catalog, and its name there."""
         catalog, _, name = table.partition(".")
         if spark.conf.get(f"spark.sql.catalog.{catalog}", None) is None:
             return spark.catalog.currentCatalog(), table
@@ -339,7 +343,7 @@ FORMATS: Final[Mapping[str, TableFormat]] = {one.name: one for one in (Delta(), 
 
 
 def is_table_name(text: str) -> bool:
-    """Return True if `text` is the name of a table of a catalog and not a folder."""
+    """Return True if `text` is the name of a table in a catalog, and not a folder."""
     return "/" not in text and "." in text.strip(".")
 
 
@@ -358,9 +362,10 @@ def format_at(place: StoreFolder) -> TableFormat | None:
 def session_options(
     formats: set[str], spark: str, user_options: Mapping[str, str], *, fetch: bool
 ) -> dict[str, str]:
-    """Return the session options that these formats need, without those that are `user_options`.
+    """Return the Spark session options that the table formats `formats` need.
 
-    With `fetch`, their packages are included unless jars are named. Raises PipelineError for an unsupported
+    `spark` is the version of Spark. Options that are in `user_options` are left out. With `fetch`, the
+    formats' packages are included unless jars are named. Raises PipelineError for an unsupported version of
     Spark.
     """
     found: dict[str, str] = {}
@@ -418,7 +423,10 @@ def run(
 
 
 def _today(spark: SparkSession, to: str) -> date:
-    """Return the date (UTC) by the clock of a table's store; of a named table, by that of this machine."""
+    """Return the date (UTC) by the clock of the store of the table `to`.
+
+    Of a named table, by this machine's.
+    """
     if is_table_name(to):
         return datetime.now(UTC).date()
     system, root = place_of(to, hadoop_of(spark)).arrow()
@@ -462,7 +470,7 @@ def add_columns(spark: SparkSession, to: str, format_: str, columns: Mapping[str
 
 
 def made_for(spark: SparkSession, to: str, format_: str, rows: DataFrame) -> str:
-    """Return the SQL name of the table `to`, created if necessary with the columns of `rows`.
+    """Create the table `to` with the columns of `rows`, or add columns that it lacks; return its SQL name.
 
     Raises PipelineError if a column has another type, or if the session does not have the format.
     """
@@ -482,12 +490,12 @@ def _name_of(spark: SparkSession, to: str, format_: str) -> str:
 
 
 def utc_date() -> Column:
-    """Return the UTC day of `received` as a column, whatever the session's time zone."""
+    """Return a column with the UTC day of `received`, whatever the session's time zone is."""
     return F.date_from_unix_date(F.floor(F.unix_micros("received") / DAY_US).cast("int"))
 
 
 def _archive_table(spark: SparkSession, form: TableFormat, to: str) -> str:
-    """Return the SQL name of an archive table, created if necessary with all columns of the journal."""
+    """Create or extend an archive table with all columns of the journal, and return its SQL name."""
     schema = spark_schema().add("date", "date")
     return create_or_extend(
         spark, form, to, {one.name: one.dataType.simpleString() for one in schema.fields}, PARTS
@@ -497,9 +505,10 @@ def _archive_table(spark: SparkSession, form: TableFormat, to: str) -> str:
 def create_or_extend(
     spark: SparkSession, form: TableFormat, to: str, columns: Mapping[str, str], parts: tuple[str, ...] = ()
 ) -> str:
-    """Return the SQL name of the table `to`, created or extended if necessary to have these columns.
+    """Create the table `to`, or add columns that it lacks, and return its SQL name.
 
-    Raises PipelineError if a column has another type, or if the session does not have the format.
+    `columns` are Spark types by name, and `parts` the partition columns of a new table. Raises PipelineError
+    if a column has another type, or if the session does not have the format.
     """
     if not is_table_name(to):
         spark_writes(spark, place_of(to, hadoop_of(spark)))
@@ -525,6 +534,7 @@ def create_or_extend(
 
 
 def _said(error: PySparkException | Py4JJavaError) -> str:
+    """Return the first line of Spark's error text."""
     text = str(error.java_exception if isinstance(error, Py4JJavaError) else error)
     return text.strip().partition("\n")[0]
 
@@ -534,7 +544,7 @@ def _offsets(numbers: Any) -> Offsets:
 
 
 class TableName(NamedTuple):
-    """SQL name of a table, and its format; None for a format that the pipeline does not know."""
+    """SQL name of a table, and its format; `form` is None for a format that the pipeline does not know."""
 
     name: str
     form: TableFormat | None
@@ -554,7 +564,7 @@ def table_at(spark: SparkSession, path: str) -> TableName | None:
 
 
 def snapshot(spark: SparkSession, table: TableName) -> tuple[DataFrame, Offsets]:
-    """Return the rows of a table, and the next row of each shard that is not in it.
+    """Return the rows of a table, and the position in the journal up to which it has rows.
 
     Raises PipelineError for a table without a position.
     """
@@ -571,13 +581,13 @@ def snapshot(spark: SparkSession, table: TableName) -> tuple[DataFrame, Offsets]
 
 
 def _ends(spark: SparkSession, table: str) -> Offsets:
-    """Return the position of a table from its rows, for a table whose commits have none."""
+    """Compute the journal position of a table from its rows, because its commits have none."""
     rows: list[Row] = spark.table(table).groupBy("shard").agg(F.max("sequence") + 1).collect()
     return {row[0]: row[1] for row in rows}
 
 
 def range_options(starts: Offsets, ends: Offsets) -> dict[str, str]:
-    """Return the journal options for the rows between two positions.
+    """Return the options of the journal source for the rows between two positions, given by shard.
 
     Shards that appear later are excluded.
     """
@@ -591,7 +601,7 @@ def range_options(starts: Offsets, ends: Offsets) -> dict[str, str]:
 def rows_since(
     spark: SparkSession, journal: str, before: Offsets, *, fail: bool = True
 ) -> tuple[Offsets, Offsets]:
-    """Return the range of journal rows behind the position `before`: first row, and end, by shard.
+    """Return the range of journal rows behind the position `before`: starts and ends by shard.
 
     Raises PipelineError if the journal ends before that position, unless `fail` is False.
     """

@@ -1,9 +1,9 @@
-"""Writer of archive files in Spark tasks: Arrow batches into Parquet files by day and route.
+"""Writer of archive files in Spark tasks: from Arrow batches to Parquet files by day and route.
 
-Rows go from the journal to Parquet as Arrow. Spark distributes the work, but rows never leave Python; as a
-DataFrame of all columns they would take about four times as long. Texts stay dictionary-encoded, as they are
-in the journal and in Parquet. A file is written under a temporary name and moved into its place when it is
-complete.
+The rows are Arrow batches all the way from the journal to Parquet. Spark distributes the work, but rows never
+leave Python; as a DataFrame of all columns they would take about four times as long. Texts stay
+dictionary-encoded, as they are in the journal and in Parquet. A file is written under a temporary name and
+moved into its place when it is complete.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ArchiveWriter:
         self.files: list[Filed] = []
 
     def write(self, batch: Arrow) -> None:
-        """Buffer rows with all columns but the route, in the schema `coded_schema`."""
+        """Buffer the rows of a batch, which has the schema `coded_schema` without the route."""
         self._batches.append(batch)
         self._buffered_rows += batch.num_rows
         self.buffered += batch.nbytes
@@ -81,7 +81,7 @@ class ArchiveWriter:
             self._finish(self._open)
 
     def close(self) -> list[Filed]:
-        """Finish the last file. Return all files."""
+        """Finish the last file, and return all files that were written."""
         self.flush()
         if self._open is not None:
             self._finish(self._open)
@@ -125,7 +125,7 @@ class _Open:
 
 
 def write(archive: Archive, name: str, batches: Iterable[Arrow], file_bytes: int) -> list[Filed]:
-    """Write batches of all columns into files whose names begin with `name`. Return the files."""
+    """Write batches with all columns into archive files whose names begin with `name`; return the files."""
     writers: dict[tuple[str, str], ArchiveWriter] = {}
     for batch in batches:
         for date, route, rows in _split_by_day_and_route(batch):
@@ -140,7 +140,10 @@ def write(archive: Archive, name: str, batches: Iterable[Arrow], file_bytes: int
 
 
 def _split_by_day_and_route(batch: Arrow) -> Iterator[tuple[str, str, Arrow]]:
-    """Yield the rows of each day and route. Most batches have one day and few routes."""
+    """Yield (day, route, rows) for each day and route in a batch.
+
+    Most batches have one day and few routes.
+    """
     days = pc.divide(batch["received"].cast(pa.int64()), DAY_US)
     for day in pc.unique(days).to_pylist():
         of_day = batch if pc.all(pc.equal(days, day)).as_py() else batch.filter(pc.equal(days, day))
@@ -158,7 +161,10 @@ def _split_by_day_and_route(batch: Arrow) -> Iterator[tuple[str, str, Arrow]]:
 
 
 def _compact_dictionaries(rows: Arrow) -> Arrow:
-    """Return the rows with smaller dictionaries, which come from a whole block."""
+    """Return the rows, with each dictionary that is longer than the column replaced by one of its texts.
+
+    Dictionaries come from a whole block of the journal, and the rows may be a small part of it.
+    """
     return pa.RecordBatch.from_arrays(
         [
             column.dictionary_decode().dictionary_encode()

@@ -88,11 +88,11 @@ def run(
     """Append the new rows of the journal to the archive `to`, then apply retention and merge files.
 
     `to` is a folder or a URI. `keep_days` is the number of days before `today` (None: now, UTC) that are
-    retained; `file_bytes` the target size of a file in bytes. `fail` False skips rows that were deleted or
-    damaged before they were archived. `grace_secs` is the time that removed files, and leftovers of
-    interrupted runs, stay on disk; `sweep` False does not search for leftovers. Dates and ages are those of
-    the store's clock. Raises OvertakenError if another run was faster, PipelineError, and errors of the
-    journal's reader.
+    retained; `file_bytes` the target size of a file in bytes. With `fail` False, rows that were deleted or
+    damaged before they were archived are skipped. Removed files, and files that interrupted runs have left,
+    are deleted after `grace_secs`; with `sweep` False the latter are not searched for. Dates and ages are
+    those of the store's clock. Raises OvertakenError if another run has changed the archive meanwhile,
+    PipelineError, and errors of the journal's reader.
     """
     archive = Archive(place_of(to, hadoop_of(spark)).check_reachable())
     before = archive.manifest()
@@ -118,9 +118,9 @@ def run(
 
 
 def following(run: Callable[[int], Done], every_secs: float) -> Iterator[Done]:
-    """Yield the results of run 0, 1 and so on, without end.
+    """Call `run` with 0, 1, 2 and so on, without end, and yield each result.
 
-    Each run begins `every_secs` after the previous one began, or when that has ended.
+    Each call begins `every_secs` seconds after the previous one began, or when that has ended.
     """
     for number in count():
         begun = time.monotonic()
@@ -129,13 +129,13 @@ def following(run: Callable[[int], Done], every_secs: float) -> Iterator[Done]:
 
 
 def rows_behind(spark: SparkSession, journal: str, path: str) -> int:
-    """Return how many rows of the journal are not in the archive. Raises PipelineError."""
+    """Return how many rows of the journal are not in the archive at `path`. Raises PipelineError."""
     starts, ends = rows_since(spark, journal, offsets_of(spark, path), fail=False)
     return sum(ends.values()) - sum(starts.values())
 
 
 def offsets_of(spark: SparkSession, path: str) -> Offsets:
-    """Return the next row of each shard that is not in the archive.
+    """Return, for each shard, the number of the next row that is not in the archive at `path`.
 
     Raises PipelineError if the archive has no position.
     """
@@ -148,7 +148,10 @@ def offsets_of(spark: SparkSession, path: str) -> Offsets:
 def _appended(
     spark: SparkSession, archive: Archive, manifest: Manifest, journal: str, file_bytes: int, *, fail: bool
 ) -> tuple[Manifest, int]:
-    """Append the new rows. Return the manifest, and the number of rows missing in the journal."""
+    """Append the new rows, and save a manifest with their files.
+
+    Returns the manifest, and the number of rows missing in the journal.
+    """
     options = _options(spark, manifest.offsets, journal, fail=fail)
     table = JournalTable(options, NAMES)
     parts = [part for part in table.partitions() if isinstance(part, JournalPartition)]
@@ -173,7 +176,10 @@ def _appended(
 
 
 def _saved(archive: Archive, manifest: Manifest, gained: Sequence[Filed]) -> Manifest:
-    """Save a manifest that names new files. If it raises OvertakenError, these files are deleted."""
+    """Save a manifest that names the new files `gained`, and return it.
+
+    If another run has saved one meanwhile, these files are deleted and OvertakenError is raised.
+    """
     try:
         return archive.save(manifest)
     except OvertakenError:
@@ -182,7 +188,7 @@ def _saved(archive: Archive, manifest: Manifest, gained: Sequence[Filed]) -> Man
 
 
 def _split_parts(parts: Sequence[JournalPartition], tasks: int) -> Iterator[Sequence[JournalPartition]]:
-    """Yield the parts of each task: `tasks` groups, or more, so that no group exceeds PARTS_MAX."""
+    """Divide `parts` into groups, one per task: `tasks` groups, or more, so that none exceeds PARTS_MAX."""
     each = min(PARTS_MAX, -(-len(parts) // tasks))
     for first in range(0, len(parts), each):
         yield parts[first : first + each]
@@ -215,7 +221,10 @@ def _options(spark: SparkSession, offsets: Offsets, journal: str, *, fail: bool)
 def _retained(
     archive: Archive, manifest: Manifest, keep_days: int | None, today: date | None
 ) -> tuple[Manifest, int]:
-    """Remove days that are too old. Return the manifest, and the number of files removed."""
+    """Remove the files of days beyond the retention from the manifest.
+
+    Returns the manifest, and the number of removed files.
+    """
     if keep_days is None:
         return manifest, 0
     now = archive.now()
@@ -229,7 +238,7 @@ def _retained(
 def _compacted(
     spark: SparkSession, archive: Archive, manifest: Manifest, file_bytes: int
 ) -> tuple[Manifest, int]:
-    """Merge small files. Return the manifest, and the number of files merged."""
+    """Merge small files. Return the manifest, and the number of merged files."""
     merges = merges_of(manifest, file_bytes)
     if not merges:
         return manifest, 0
@@ -261,9 +270,9 @@ def read_archive(
     """Return the archive as a DataFrame with the journal's columns and `date`.
 
     `path` is a folder, a URI, or the name of a table. Conditions on `date` and `route` skip files. With
-    `journal`, the journal's rows that are not archived are included; then name the `columns` that are needed
-    (None: all), because the source cannot see which ones a query uses. Of Parquet only the files of the
-    newest manifest are read. Raises PipelineError if there is no archive, or if rows are in neither.
+    `journal`, that journal's rows that are not archived are included; then give the `columns` that are needed
+    (None: all), because Spark does not tell the source which ones a query uses. Of Parquet only the files of
+    the newest manifest are read. Raises PipelineError if there is no archive, or if rows are in neither.
     """
     chosen = (*NAMES, "date") if columns is None else tuple(dict.fromkeys(columns))
     table = table_at(spark, path)
@@ -286,7 +295,7 @@ def read_archive(
 
 
 def found_in(archive: Archive) -> Manifest:
-    """Return the manifest of an archive. Raises PipelineError if there is no archive."""
+    """Return the newest manifest of an archive. Raises PipelineError if there is none."""
     manifest = archive.manifest()
     if not manifest.number:
         where = archive.uri
@@ -308,7 +317,7 @@ def _filed(spark: SparkSession, archive: Archive, manifest: Manifest) -> DataFra
 
 
 def _of_table(table: DataFrame, name: str) -> DataFrame:
-    """Return the journal's columns of a table in their order, with null for missing ones.
+    """Return the columns of an archive table in the journal's order, with null for missing columns.
 
     Raises PipelineError if the table is no archive.
     """
@@ -336,7 +345,7 @@ def run_stream(
     checkpoint: str | None = None,
     fail: bool = True,
 ) -> int:
-    """Archive the journal through the sink of another format of the session. Return the number of rows.
+    """Archive the journal with Spark's own writer of another format. Return the number of rows.
 
     `to` is a folder, a URI, or the name of a table, which needs a `checkpoint` (default: below the folder).
     Raises PipelineError if the session does not have the format, or writing fails.

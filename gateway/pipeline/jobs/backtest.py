@@ -1,4 +1,4 @@
-"""Job `backtest`: a candidate mapping applied to recorded traffic.
+"""Job `backtest`: apply a candidate mapping to recorded traffic.
 
 Its results are compared with the record or with another mapping. The gateway's own mapping code
 (`gateway.mapping`) routes the messages in Python workers; `gateway/pipeline/traffic/fate_counts.py` explains
@@ -31,7 +31,10 @@ Place = tuple[str, int]
 
 
 class Example(NamedTuple):
-    """Row of the journal, with the present and the new fate of its message."""
+    """Row of the journal, with the results of the earlier and of the candidate mapping for its message.
+
+    A result is None if there is none.
+    """
 
     shard: str
     sequence: int
@@ -41,7 +44,7 @@ class Example(NamedTuple):
 
 @dataclass
 class BacktestFinding:
-    """Deliveries between the same two routes with the same verdict."""
+    """Deliveries with the same verdict, route of the earlier mapping, and route of the candidate."""
 
     verdict: DeliveryVerdict
     route_before: str
@@ -52,7 +55,10 @@ class BacktestFinding:
 
 @dataclass
 class Report:
-    """Result of a backtest. `samples` has, for each set of routes, rows of messages that take them."""
+    """Result of a backtest: numbers of messages and of changed ones, and findings by verdict and routes.
+
+    `samples` has, for each set of routes, the places of some messages that take them.
+    """
 
     messages: int = 0
     changed: int = 0
@@ -67,7 +73,7 @@ class Report:
         return found
 
     def unexpected(self, allowed: Sequence[DeliveryVerdict] = ()) -> list[BacktestFinding]:
-        """Return the findings that are neither unchanged nor allowed."""
+        """Return the findings whose verdict is neither "unchanged" nor in `allowed`."""
         fine = FINE | set(allowed)
         return [finding for finding in self.sorted() if finding.verdict not in fine]
 
@@ -112,9 +118,10 @@ def backtest(
     *,
     samples: int = 0,
 ) -> Report:
-    """Route recorded messages by `candidate`, and compare the result with the record, or with `against`.
+    """Route recorded messages by `candidate`, and compare the results with those of `against`.
 
-    `samples` is the number of messages to name for each set of routes, for mapping tests.
+    With `against` None they are compared with the record. `samples` is the number of messages to list for
+    each set of routes, from which mapping tests are generated.
     """
     candidates = [candidate] if against is None else [candidate, against]
     first = recording.map_batches(columns_for(candidates), FirstPass(candidate, against), FIRST_SQL)

@@ -13,9 +13,9 @@ from gateway.pipeline.stores import StoreFolder
 
 
 def check_checkpoint(to: StoreFolder, checkpoint: StoreFolder) -> None:
-    """Raise PipelineError if the micro-batches in the folder `to` are of another checkpoint.
+    """Raise PipelineError if the micro-batches in the folder `to` belong to another checkpoint.
 
-    They are if `to` has micro-batches, but `checkpoint`, the folder of the checkpoint, has no offsets.
+    That is so if `to` has micro-batches, but `checkpoint`, the checkpoint's folder, has no offsets.
     """
     if _has(to, "batch=") and not _has(
         StoreFolder(f"{checkpoint.uri}/_checkpoint/offsets", checkpoint.hadoop), ""

@@ -1,17 +1,18 @@
 """Validation of message bodies against a JSON Schema.
 
-Each body that does not fit gets a reason and a place. A Python worker checks a body first by the schema, then
-by the types of the table's columns (an integer of 20 digits fits no column). Values that a schema permits and
-Spark's parser does not (1e3 as an integer, lower-case letters in a time) are rewritten in Spark's notation.
-Spark reports what it still cannot read, without a place. So no value becomes null silently.
+Each body that does not fit gets a reason and the location of the fault. A Python worker checks a body first
+by the schema, then by the types of the table's columns (an integer of 20 digits fits no column). Values that
+a schema permits and Spark's parser does not (1e3 as an integer, lower-case letters in a time) are rewritten
+in Spark's notation. A body that Spark still cannot read is reported without a location. So no value becomes
+null silently.
 
-A value that fits but would change in its column is rescued, by its place in the body: fields without a
-column, numbers with more digits than a double has, fractions of a microsecond, leap seconds. The column has
-the nearest value. Columns of decimals or text store every digit.
+A value that fits but would change in its column is rescued: recorded as JSON, by its location in the body.
+These are fields without a column, numbers with more digits than a double has, fractions of a microsecond, and
+leap seconds. The column has the nearest value. Columns of decimals or text store every digit.
 
-A body in the wire format of Confluent's serializers (a zero byte, the schema's number in a registry, then
-JSON) loses those five bytes, and its row has the number. With a registry Avro becomes JSON first
-(`registry.py`); without one it is reported as no JSON. The table's columns come from the route's own schema.
+A body in the wire format of Confluent's serializers (a zero byte, the schema's number in a registry, then the
+value) loses those five bytes, and its row has the number. With a registry, Avro is converted to JSON first
+(`registry.py`); without one it is reported as not JSON. The table's columns come from the route's own schema.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class BodySchema(NamedTuple):
 
 
 def schema_of(file: Path) -> BodySchema:
-    """Return the schema in a file.
+    """Read a JSON Schema from a file.
 
     Raises PipelineError if the file is unreadable, or the schema is invalid or does not describe an object.
     """
@@ -112,7 +113,7 @@ def validator(text: str) -> Any:
 
 
 def _refuse_reference(address: str) -> Any:
-    """Refuse references to other files, which could change between two tasks."""
+    """Raise an error for a reference to another file, which could change between two tasks."""
     raise ValueError(f"{address} is another file")
 
 
@@ -125,7 +126,7 @@ BodyPath = tuple[str, ...]
 
 
 class NoPlaceError(Exception):
-    """Value that the schema permits and its column cannot store. `path` is its place in the body."""
+    """Error for a value that the schema permits and its column cannot store; `path` is its location."""
 
     def __init__(self, why: str, path: BodyPath) -> None:
         super().__init__(why)
@@ -133,10 +134,10 @@ class NoPlaceError(Exception):
 
 
 class Placing:
-    """Conversion of the values of one body for its columns.
+    """Conversion of the values of one body to those that its columns can store.
 
-    `rescued` collects values that would change, by their place. `exact` is True if numbers were parsed with
-    all digits, as integers and decimals.
+    `rescued` collects values that would change, by their location. `exact` is True if numbers were parsed
+    with all digits, as integers and decimals.
     """
 
     def __init__(self, *, exact: bool = False) -> None:
@@ -212,7 +213,10 @@ class Placing:
 
 
 def _text(value: Any) -> Any:
-    """Return a value that is not a text as it was written; Spark's parser would make a double of a number."""
+    """Return the JSON text of a value that is not a str.
+
+    Spark's parser would convert a number to a double.
+    """
     return str(value) if isinstance(value, int | Decimal) else _dumped(value).decode()
 
 
@@ -263,13 +267,13 @@ def _fraction(text: str) -> Decimal:
 
 
 def _integer(text: str) -> int | Decimal:
-    """Return an integer, as a Decimal if it has more than 18 digits."""
+    """Parse an integer; one of more than 18 digits becomes a Decimal."""
     found = Decimal(text)
     return int(text) if found.adjusted() < DIGITS_MAX else found
 
 
 class Fitted:
-    """Function for `mapInArrow` that appends captures and the result of validation to the rows of a route."""
+    """Function for Spark's `mapInArrow` that validates bodies and appends columns of captures and results."""
 
     def __init__(
         self,
@@ -333,16 +337,16 @@ class Fitted:
 
 
 def captured_as(capture: str) -> str:
-    """Return a temporary column name for a capture, which collides with no other."""
+    """Return the temporary name of the column for a capture, which differs from all other columns' names."""
     return f"capture {capture}"
 
 
 class BodyVerdict(NamedTuple):
-    """Result of validation of one body.
+    """Result of validating one body.
 
-    `body` has no envelope; `registry_id` is the envelope's schema number; `fault` is None if the body fits,
-    and `place` is that of the fault. `rescued` is JSON of the values that change in their column, or have
-    none, by their place.
+    `body` is without Confluent's five bytes, and `registry_id` is the schema number in them. `fault` is None
+    if the body fits, and `place` is the location of the fault. `rescued` is a JSON object of the values that
+    change in their column, or have none, by their location.
     """
 
     body: bytes | None
@@ -358,9 +362,10 @@ def validate_body(
     kind: DataType,
     decode: Callable[[int, bytes], bytes] | None = None,
 ) -> BodyVerdict:
-    """Validate a body. `body_validator` is the validator of its schema, `kind` its Spark type.
+    """Validate a body with `body_validator`, the validator of its JSON Schema.
 
-    `decode` makes JSON of a value, by the number of its schema in a registry.
+    `kind` is the Spark type of bodies. `decode` converts an encoded value to JSON, given the number of its
+    schema in a registry; None if there is no registry.
     """
     if body is None:
         return BodyVerdict(None, fault="the body was not recorded")
@@ -391,16 +396,20 @@ def validate_body(
 
 
 def parsed(kind: StructType) -> Column:
-    """Return a column of parsed bodies, with unreadable ones in the field CORRUPT."""
+    """Return a column of the bodies parsed as type `kind`.
+
+    The field CORRUPT has a body that Spark cannot read.
+    """
     whole = StructType([*kind.fields, StructField(CORRUPT, StringType())])
     options = {"columnNameOfCorruptRecord": CORRUPT}
     return F.from_json(F.col("body").cast("string"), whole.json(), options)
 
 
 def merge_types(old: DataType, new: DataType, place: str) -> DataType:
-    """Return a type that can store values of both types: the fields of both, in the order of the old one.
+    """Return a type with the fields of both types, those of the old one first.
 
-    Raises PipelineError if a field has another type than in the existing table.
+    `place` is the location of the type in the body, for errors. Raises PipelineError if a field has different
+    types.
     """
     if isinstance(old, StructType) and isinstance(new, StructType):
         return _merged_fields(old, new, place)
@@ -428,7 +437,7 @@ def _merged_fields(old: StructType, new: StructType, place: str) -> StructType:
 
 
 def additions(old: StructType, new: StructType, place: str) -> Iterator[tuple[str, str]]:
-    """Yield SQL name and type of each field that `new`, a merged type, has in addition to `old`."""
+    """Yield SQL name and type of each field that the merged type `new` has and `old` lacks."""
     there = {one.name: one.dataType for one in old.fields}
     for one in new.fields:
         name = f"{place}.`{one.name}`"

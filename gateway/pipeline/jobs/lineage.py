@@ -1,4 +1,4 @@
-"""Job `lineage`: mapping files by which the rows of a journal were routed, with their texts.
+"""Job `lineage`: list the mapping files by which the rows of a journal were routed.
 
 A row has the version of its mapping file, which is the beginning of the digest of its text. The gateway
 stores each such text beside the journal, and `ship` copies them.
@@ -17,9 +17,9 @@ VERSIONS = "version string, file string, text string"
 
 
 def mappings(spark: SparkSession, journal: StoreFolder) -> DataFrame:
-    """Return the stored mapping files with version, file name and text.
+    """Return the stored mapping files of a journal: version, file name and text.
 
-    The `mapping_version` of a row joins `version`.
+    A row's `mapping_version` is equal to `version`.
     """
     found = {}
     root = journal.path()
@@ -32,9 +32,10 @@ def mappings(spark: SparkSession, journal: StoreFolder) -> DataFrame:
 
 
 def lineage(rows: DataFrame, files: DataFrame) -> DataFrame:
-    """Return one row for each route and mapping version that routed any of `rows`.
+    """Return one row for each route and mapping version in `rows`, which have the journal's columns.
 
-    It has the file and its text if known, the number of rows, and the first and last time of receipt.
+    It has the mapping file's name and text, if they are in `files`, the number of rows, and the first and
+    last time of receipt.
     """
     used = rows.where("route <> ''").groupBy("route", F.col("mapping_version").alias("version"))
     counted = used.agg(

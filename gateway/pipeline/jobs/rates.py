@@ -2,8 +2,9 @@
 
 It runs as a batch over the journal or an archive, or as a stream that follows the gateway. The stream reports
 a window when the journal is complete up to the window's end, and computes it from the journal itself: Spark
-has no state and drops no row. A message that takes two routes has two rows and counts for both. Rows that an
-outbox writes when a message *leaves* it are left out, because they are no second message.
+has no state and drops no row. A message that takes two routes has two rows and counts for both. The rows that
+are written when a message *leaves* an outbox are excluded, because the message was counted when it was
+accepted.
 """
 
 from __future__ import annotations
@@ -67,16 +68,16 @@ FRAME_BYTES: Final = 131_072  # Default of limits.frame_bytes_max.
 
 
 class Rates(NamedTuple):
-    """Result of `run`: rows of the table, and messages in them."""
+    """Result of `run`: number of rows in the table, and of the messages that they count."""
 
     rows: int
     messages: int
 
 
 def rates(rows: DataFrame, window: str, *, clients: bool = False) -> DataFrame:
-    """Return rates per `window` ("1 minute"), route and protocols, and client if `clients` is true.
+    """Return the rates of journal rows per `window` (such as "1 minute"), route and pair of protocols.
 
-    Latency is from receipt to settlement, in milliseconds.
+    With `clients`, also per client. Latency is from receipt to settlement, in milliseconds.
     """
     latency = F.col("latency_ms")
     ways = [F.col(name) for name in ("route", "source_protocol", "target_protocol")]
@@ -125,8 +126,8 @@ def _count(outcome: str) -> Column:
 def _frames() -> Column:
     """Return the number of frames, packets and commands of a message, as a column.
 
-    Those for receipt and those for delivery by a route are added. The number is the minimum for the protocol,
-    because the journal does not record how clients split messages.
+    It is the sum of those for receipt and those for delivery by a route. It is the minimum that the protocol
+    needs, because the journal does not record how clients split messages.
     """
     came = _frames_of("source_protocol", "assurance")
     went = _frames_of("target_protocol", "delivered_assurance")
@@ -162,9 +163,9 @@ def run(
 ) -> Rates:
     """Compute rates of a journal, of an archive, or of both (then archived rows are read from the archive).
 
-    Rows from `start` to before `end` (ISO 8601) count. The result is written as Parquet to the new folder
-    `to`, or into a table of this format or a database, replacing older rates; and as a page to `report`.
-    Raises PipelineError.
+    Rows received from `start` to before `end` (ISO 8601) count. The result is written as Parquet to the new
+    folder `to`, or into a table of the format `format_` or a database, replacing older rates of the same
+    windows; and as an HTML page to `report`. Raises PipelineError.
     """
     source = " and ".join(filter(None, (archive, journal)))
     if archive is None:
@@ -215,12 +216,12 @@ def follow(
 ) -> StreamingQuery:
     """Compute rates as a stream, and return the running query.
 
-    A window is written when the journal is complete up to its end, or when rows received `lateness` after its
-    end have been read, to `to`/batch=N/*.parquet; the page is rewritten each time. A window with later rows
-    is written again in a higher batch, and `newest_rates` returns the newest. With `available_now` the query
-    ends at the present end of the journal. The position is stored in `to`/_checkpoint, pending windows in
-    `to`/_windows. A table of another format has each window once, the newest; a named table needs a
-    `checkpoint` for the position.
+    A window is written to `to`/batch=N/*.parquet when the journal is complete up to its end, or when rows
+    received `lateness` after its end have been read; the page `report` is rewritten each time. A window with
+    later rows is written again in a higher batch, and `newest_rates` returns the newest. With `available_now`
+    the query ends at the present end of the journal. The position is stored in `to`/_checkpoint, pending
+    windows in `to`/_windows. A table of another format has each window once, the newest; a named table needs
+    a `checkpoint` for the position.
     """
     database = is_database(to)
     if (database or is_table_name(to)) and checkpoint is None:
@@ -294,7 +295,7 @@ def follow(
 
 
 def _write_rates(found: DataFrame, to: str, format_: str, folder: str, *, mode: str) -> None:
-    """Write rates to the database or table `to`, or to a folder for Parquet in this mode of Spark's."""
+    """Write rates to the database or table `to`; for Parquet to `folder`, with Spark's write mode `mode`."""
     if is_database(to):
         put(to, found.toLocalIterator())
     elif format_ in FORMATS:
@@ -304,15 +305,15 @@ def _write_rates(found: DataFrame, to: str, format_: str, folder: str, *, mode: 
 
 
 def _keys(found: DataFrame) -> list[str]:
-    """Return the columns that identify a rate."""
+    """Return the names of the columns that identify a rate."""
     return [one for one in KEYS if one in found.columns]
 
 
 def _written(spark: SparkSession, to: str, checkpoint_folder: str | None = None) -> str:
-    """Return the name of a folder for Spark's writers.
+    """Return the name of the folder `to` for Spark's writers.
 
-    `checkpoint_folder` is the folder of the checkpoint that it belongs to. Raises PipelineError if the store
-    is unreachable, or the folder belongs to another checkpoint.
+    `checkpoint_folder` is the folder of the stream's checkpoint. Raises PipelineError if the store is
+    unreachable, or if `to` belongs to another checkpoint.
     """
     hadoop = hadoop_of(spark)
     if checkpoint_folder is not None:
@@ -335,7 +336,7 @@ def _leased_folder(spark: SparkSession, to: str) -> Iterator[str]:
 
 
 def _check_new(place: StoreFolder) -> None:
-    """Raise PipelineError if a file or folder is there, unless the folder has a lease and nothing else."""
+    """Raise PipelineError if the folder exists, unless it contains only a lease."""
     system, path = place.arrow()
     found = system.get_file_info(path).type
     if found == fs.FileType.NotFound:
@@ -353,7 +354,7 @@ def newest_rates(spark: SparkSession, to: str) -> DataFrame:
 
 
 def _touched(batch: DataFrame, window: str) -> list[Touched]:
-    """Return the number of rows of a micro-batch by shard and window."""
+    """Return the number of rows that a micro-batch has for each shard and window."""
     times = F.window("received", window)
     found = batch.groupBy("shard", times.alias("window")).agg(
         F.count("*").alias("rows"),
@@ -365,7 +366,7 @@ def _touched(batch: DataFrame, window: str) -> list[Touched]:
 
 
 def _windows(spark: SparkSession, to: str, number: int) -> Windows:
-    """Return the state after micro-batch `number`."""
+    """Return the stored state of the windows after micro-batch `number`."""
     if number < 0:
         return Windows()
     try:
@@ -380,9 +381,10 @@ def _windows(spark: SparkSession, to: str, number: int) -> Windows:
 
 
 def _marks(reader: JournalReader, ends: Offsets, silent: set[str], tell: Tell) -> dict[str, int | None]:
-    """Return the time up to which the rows before `ends` are complete, by shard.
+    """Return for each shard the time up to which its rows before `ends` are complete; None if unknown.
 
-    `silent` are the shards that no window waits for, as of the last call; it is updated.
+    Shards of stopped gateways are left out, because windows do not wait for them. `silent` are these shards
+    as of the last call; it is updated, and new ones are reported with `tell`.
     """
     shards = reader.shards()
     now = silent_of(reader, shards)
@@ -394,10 +396,10 @@ def _marks(reader: JournalReader, ends: Offsets, silent: set[str], tell: Tell) -
 
 
 def silent_of(reader: JournalReader, shards: Iterable[str], now: float | None = None) -> set[str]:
-    """Return the shards whose gateways have stopped while others run.
+    """Return the shards whose gateways have stopped; none if all have.
 
-    A running gateway writes a low-water mark at least once a minute. In a store all files are old, so no
-    shard is returned.
+    A running gateway writes a low-water mark at least once a minute. In a store the times of files do not
+    show that, so no shard is returned.
     """
     folder: object = reader.folder
     if not isinstance(folder, Path):
@@ -414,7 +416,10 @@ def silent_of(reader: JournalReader, shards: Iterable[str], now: float | None = 
 
 
 def _deleted_windows(reader: JournalReader, windows: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Return the windows that begin before the oldest row of a shard: retention has deleted rows of them."""
+    """Return the windows from which retention may have deleted rows.
+
+    These begin before the oldest row of a shard whose first rows were deleted.
+    """
     oldest = 0
     for shard in reader.shards():
         first = next((item for item in reader.index(shard) if isinstance(item, BlockLocation)), None)
@@ -433,7 +438,7 @@ def _journal(spark: SparkSession, folder: str, **options: str) -> DataFrame:
 
 
 def _report(found: DataFrame, source: str, path: Path) -> None:
-    """Replace the page, which has the newest rows only if there are very many."""
+    """Replace the HTML page; if there are very many rates, it has only the newest."""
     newest = found.orderBy(F.col("begin").desc()).limit(REPORT_ROWS_MAX).collect()
     draft = path.with_name(f".{path.name}.{uuid4().hex}")
     try:

@@ -1,10 +1,11 @@
-"""Job `reconcile`: compares accepted messages with delivered, dead-lettered and waiting ones.
+"""Job `reconcile`: compare accepted messages with delivered, dead-lettered and waiting ones.
 
-The result names each message that is missing or duplicated. Only messages accepted in a period are judged,
+The result lists each message that is missing or duplicated. Only messages accepted in a period are checked,
 but their outcome is searched up to the end of the rows, since a message may leave an outbox long after it was
 stored. There are two checks. For an *outbox*, each message has a row when it was stored and another when it
-left; one with only the first row waits, or is lost. For a *consumer*, its own record is compared message by
-message. A message is identified by its id, else by its body; messages with the same body are counted.
+left; a message with only the first row waits, or is lost. For a *consumer*, its own record is compared
+message by message. A message is identified by its id, or without an id by its body; messages with the same
+body are counted.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ COLUMNS: Final = (
 
 
 class FaultyMessage(NamedTuple):
-    """Message with a fault. `times` is the number of missing or extra copies."""
+    """Missing, repeated or unknown message.
+
+    `what` is the fault, `times` the number of missing or extra copies.
+    """
 
     what: str
     route: str
@@ -59,7 +63,11 @@ class FaultyMessage(NamedTuple):
 
 @dataclass
 class Account:
-    """Result of a reconciliation. `phases` has the number of rows by route and phase."""
+    """Result of a reconciliation.
+
+    `phases` has the number of rows by route and phase (such as stored and delivered), `totals` the number of
+    messages by result (such as accepted, waiting and lost).
+    """
 
     phases: dict[tuple[str, str], int] = field(default_factory=dict)
     faulty_messages: list[FaultyMessage] = field(default_factory=list)
@@ -107,13 +115,14 @@ def reconcile(
     counted_at: datetime | None = None,
     earlier: Callable[[], DataFrame] | None = None,
 ) -> Account:
-    """Reconcile `rows`, which have the journal's columns.
+    """Compare the accepted messages in `rows`, which have the journal's columns, with their outcomes.
 
-    `received` is a consumer's record of the accepted messages, with `message_id` or `body`; `still` is the
-    number of messages that wait for that consumer. `waiting` has the messages that each route's outbox held
-    at the time `counted_at` (None: now): missing messages beyond them are lost; without `waiting` they count
-    as waiting. Messages accepted at `end` or later are not judged. `earlier` returns the rows before these;
-    it is called only for delivered messages that could be copies of earlier ones with the same body.
+    `received` is a consumer's record of the messages that it got, with `message_id` or `body`; `still` is the
+    number of messages that wait for that consumer. `waiting` has the number of messages that each route's
+    outbox contained at the time `counted_at` (None: now): further missing messages are lost; without
+    `waiting` all count as waiting. Messages accepted at `end` or later are not checked. `earlier` returns the
+    rows before these; it is called only for delivered messages that could be copies of earlier ones with the
+    same body.
     """
     phase_rows = rows.select(*COLUMNS).withColumns({"phase": _phase(), "key": _key()}).drop("body").persist()
     try:
@@ -133,6 +142,7 @@ def reconcile(
 
 
 def _phase() -> Column:
+    """Return the column `phase`, the stage of a message that a row records, such as stored or delivered."""
     text = F.col("reason_text")
     accepted = F.col("outcome") == "accepted"
     return (
@@ -147,7 +157,7 @@ def _phase() -> Column:
 
 
 def _key() -> Column:
-    """Return the key by which a message is identified."""
+    """Return the column by which a message is identified: its id, else a hash of its body, else its size."""
     return F.coalesce(
         F.concat(F.lit(BY_ID), F.col("message_id")),
         F.concat(F.lit("body "), F.sha2(F.col("body"), 256)),
@@ -156,7 +166,7 @@ def _key() -> Column:
 
 
 def _double(phase_rows: DataFrame, account: Account) -> None:
-    """Name rows that occur more than once.
+    """Add rows that occur more than once to the faults.
 
     A shard gives each number to one row, so such a journal was copied twice.
     """

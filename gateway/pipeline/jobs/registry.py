@@ -1,9 +1,10 @@
 """Decoding of bodies by the schemas of a registry (Confluent's REST interface, by Confluent's client).
 
 A serializer writes a zero byte, the schema's number in the registry, and the value. Values in JSON are left
-as they are. Avro becomes JSON: records are objects, decimals numbers with every digit, times ISO 8601, bytes
-base64. Protobuf is not decoded, because its schemas would have to be compiled. A body that cannot be decoded
-has a reason; a registry that does not respond is an error, so that its bodies are read by a later run.
+as they are. Avro is converted to JSON: records become objects, decimals numbers with every digit, times ISO
+8601, bytes base64. Protobuf is not decoded, because its schemas would have to be compiled. For a body that
+cannot be decoded the reason is recorded. A registry that does not respond is an error, so that its bodies are
+decoded by a later run.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ Decode = Callable[[bytes], bytes]
 
 
 class UndecodableError(Exception):
-    """Body that cannot be decoded; the text says why."""
+    """Error for a body that cannot be decoded; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class Registry:
-    """Schema registry at the URL `url`, with a password and a file of authorities (PEM), if it needs them."""
+    """Schema registry at `url`, with its password and a PEM file of certificate authorities, if needed."""
 
     url: str
     password: str | None = field(default=None, repr=False)
     ca_file: str | None = None
 
     def checked(self) -> Registry:
-        """Return the registry after a request to it.
+        """Send a request to the registry, and return the registry.
 
         Raises PipelineError if it does not respond, or its client is not installed.
         """
@@ -62,10 +63,10 @@ class Registry:
         return self
 
     def decoder(self) -> Callable[[int, bytes], bytes]:
-        """Return a function that decodes the value behind a schema's number into JSON.
+        """Return a function that converts a value to JSON, given the number of its schema.
 
-        It raises UndecodableError for a value that cannot be decoded, and PipelineError if the registry does
-        not respond.
+        The function raises UndecodableError for a value that cannot be decoded, and PipelineError if the
+        registry does not respond.
         """
         client = self._client()
 
@@ -108,7 +109,10 @@ def registry_of(url: str, password: str | None, ca_file: str | None) -> Registry
 
 
 def _decoding(client: Any, number: int) -> Decode:
-    """Return the function that decodes values of a schema. Raises UndecodableError, PipelineError."""
+    """Return a function that converts values of the schema with this number to JSON.
+
+    Raises UndecodableError or PipelineError.
+    """
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 
     try:
@@ -153,7 +157,7 @@ def _avro(client: Any, schema: Any) -> Decode:
 def _parse_references(
     client: Any, references: Iterable[Any], named: dict[str, Any], seen: set[tuple[str, int]]
 ) -> None:
-    """Add the schemas to which a schema refers to `named`, by their names."""
+    """Parse the schemas that a schema refers to, and add them to `named` by their names."""
     from fastavro import parse_schema
 
     for one in references:
@@ -165,7 +169,7 @@ def _parse_references(
 
 
 def _plain(value: Any) -> Any:
-    """Return a decoded value as one that JSON has. Raises UndecodableError for NaN and infinity."""
+    """Convert a decoded value to JSON values. Raises UndecodableError for NaN and infinity."""
     if isinstance(value, dict):
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

@@ -1,9 +1,9 @@
-"""Job `replay`: publishes recorded messages again in their order, at the recorded or another speed.
+"""Job `replay`: publish recorded messages again in their order, at the recorded or another speed.
 
 Spark selects and sorts the rows; the driver publishes them on one connection, since order and speed concern
 all of them. After each confirmed run of messages the position is written to a file, and a replay that is
-started with that file continues behind it. Messages that were published but not recorded as such are
-published again with the same id: the message's own, else its place in the journal.
+started with that file continues behind it. If a replay ends before it has written the position of published
+messages, they are published again, with the same id: the message's own, or else its place in the journal.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ COLUMNS: Final = (
 class ReplaySpeed(NamedTuple):
     """Speed of a replay.
 
-    `speed` is a factor of the recorded speed, `rate` messages per second; without either it is unlimited.
+    `speed` is a factor of the recorded speed, `rate` a number of messages per second; with both None the
+    replay is as fast as possible.
     """
 
     speed: float | None = None
     rate: float | None = None
 
     def due_at(self, number: int, since_first: float) -> float:
-        """Return when message `number` is due, in seconds after the start.
+        """Return when message `number` is to be sent, in seconds after the start of the replay.
 
         The message was recorded `since_first` seconds after the first one.
         """
@@ -63,7 +64,7 @@ class ReplaySpeed(NamedTuple):
 
 @dataclass
 class Replayed:
-    """Result of a replay: messages sent, refused, and skipped as incomplete."""
+    """Result of a replay: numbers of messages sent, refused, and skipped as not fully recorded."""
 
     sent: int = 0
     refused: int = 0
@@ -74,7 +75,7 @@ class Replayed:
 def select_rows(
     traffic: DataFrame, *, where: str | None = None, after: ReplayPosition | None = None
 ) -> DataFrame:
-    """Return the rows to send, sorted, one for each target of a message.
+    """Return the rows to send in their order; a message has a row for each of its targets.
 
     `where` is an SQL condition on the columns; rows up to the position `after` are left out.
     """
@@ -92,7 +93,10 @@ def select_rows(
 
 
 class ReplayPosition(NamedTuple):
-    """Place of a message in the order: receipt in microseconds UTC, shard, endpoint and slot."""
+    """Position of a message in the order of a replay.
+
+    The order is by time of receipt (`us`, microseconds UTC), shard, endpoint and slot.
+    """
 
     us: int
     shard: str
@@ -101,14 +105,14 @@ class ReplayPosition(NamedTuple):
 
 
 class Progress:
-    """File that stores the position; with None nothing is stored."""
+    """File with the position of a replay; with None the position is not stored."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Use the file exclusively in the block, by the lock of a file beside it.
+        """Lock the file for this process within the block, by a lock file beside it.
 
         Raises PipelineError if another process uses it.
         """
@@ -153,10 +157,10 @@ class Progress:
 
 
 class Replay:
-    """Publisher of rows on one connection.
+    """Publisher of recorded messages on one connection.
 
-    All messages go to the address `to`; with None each goes to its own address, where it was published, or
-    with `at_target` to the target to which it was routed.
+    All messages go to the address `to`; with None each goes to the address at which it was published, or with
+    `at_target` to the target to which it was routed.
     """
 
     def __init__(
@@ -185,7 +189,10 @@ class Replay:
         self.done = Replayed()
 
     def send(self, rows: Iterable[Any]) -> Replayed:
-        """Publish all rows in their order. Raises LinkError; the position of confirmed messages is stored."""
+        """Publish the messages of the rows in their order, and store the position after each confirmed run.
+
+        Raises LinkError if the connection fails.
+        """
         begun = self._clock()
         first: int | None = None
         run: list[Message] = []
@@ -211,13 +218,13 @@ class Replay:
         return self.done
 
     def _idle(self, due_at: float) -> None:
-        """Wait until a message is due, and keep the connection alive."""
+        """Wait until a message is due (`due_at`), and keep the connection alive meanwhile."""
         while (remaining_secs := due_at - self._clock()) > 0:
             self._client.pause_reading(0.0)
             self._sleep(min(remaining_secs, 1.0))
 
     def _messages(self, rows: Iterable[Any]) -> Iterator[Any]:
-        """Yield one row for each message, or for each of its targets."""
+        """Yield one row for each message, or with `at_target` one for each of its targets."""
         before = None
         for row in rows:
             here = (_position(row), row["target_address"] if self._at_target else None)
@@ -226,6 +233,10 @@ class Replay:
             before = here
 
     def _message(self, row: Any) -> Message | None:
+        """Return the message of a row as it is to be published; None if it was not fully recorded.
+
+        A message without an id gets its place in the journal as id.
+        """
         if row["body"] is None and row["body_size"]:
             return None
         found = message_of(row.asDict())

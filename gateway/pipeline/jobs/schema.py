@@ -1,8 +1,8 @@
-"""Job `schema`: the messages of a route as a table, with captures as columns and a JSON body as a struct.
+"""Job `schema`: show the messages of a route as a table, with columns for captures and the JSON body.
 
-It also creates a view of the last value of each address. Captures are computed by the gateway's own patterns,
-once for each address that a task sees. The type of a body is inferred from recorded bodies, or derived from a
-JSON Schema.
+It also creates a view of the last value of each address. Captures are the parts of an address that the
+route's pattern names. They are computed by the gateway's own patterns, once for each address in a task. The
+type of a body is inferred from recorded bodies, or derived from a JSON Schema.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NAME: Final = re.compile(r"[^A-Za-z0-9_]")
 
 
 class Captures:
-    """Function for `mapInArrow` that appends a route's captures to its rows."""
+    """Function for Spark's `mapInArrow` that appends a column for each of a route's captures."""
 
     def __init__(self, candidate: CandidateMapping, route: str, names: tuple[str, ...]) -> None:
         self._candidate = candidate
@@ -59,7 +59,7 @@ class Captures:
         self._names = names
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the rows whose address the route's pattern matches, with a column for each capture."""
+        """Yield the rows whose address matches the route's pattern, with a column for each capture."""
         route = route_of(self._candidate, self._route)
         queue = self._candidate.queue_of(route.source, route.name)
         separator = route.pattern.dialect.separator
@@ -87,7 +87,7 @@ class Captures:
 
 
 def route_of(candidate: CandidateMapping, name: str) -> Route:
-    """Return a route by its name. Raises PipelineError if there is none."""
+    """Return the route `name` of a mapping. Raises PipelineError if there is none."""
     for route in candidate.router.routes:
         if route.name == name:
             return route
@@ -96,7 +96,10 @@ def route_of(candidate: CandidateMapping, name: str) -> Route:
 
 
 def column_of(capture: str) -> str:
-    """Return the column name of a capture. Names of other columns get a suffix."""
+    """Return the column name for a capture: its own name, in characters that a column may have.
+
+    It gets a suffix if another column has that name.
+    """
     found = NAME.sub("_", capture)
     return f"{found}_" if found in (*OWN, BODY) else found
 
@@ -193,7 +196,7 @@ _FORMATS: Final[Mapping[str, DataType]] = {"date-time": TimestampType(), "date":
 
 
 def _typed(schema: Any, document: dict[str, Any], depth: int) -> DataType:
-    """Return the Spark type of a schema; text if Spark has no type for it."""
+    """Return the Spark type for a part of a JSON Schema; a text type if Spark has no suitable one."""
     if not isinstance(schema, dict):
         return StringType()
     if depth > DEPTH_MAX:
@@ -224,7 +227,7 @@ def _typed(schema: Any, document: dict[str, Any], depth: int) -> DataType:
 
 
 def _scale(step: Any) -> int | None:
-    """Return the decimal places of multiples of a power of ten; None if `step` is no such power."""
+    """Return the number of decimal places if `step` (multipleOf) is a power of ten, else None."""
     if not isinstance(step, int | float) or isinstance(step, bool):
         return None
     sign, digits, exponent = Decimal(repr(step)).normalize().as_tuple()
@@ -242,9 +245,9 @@ def _object(schema: dict[str, Any], document: dict[str, Any], depth: int) -> Dat
 
 
 def _referred(reference: Any, document: dict[str, Any]) -> Any:
-    """Return the part that the reference `#/...` of a JSON Schema names.
+    """Return the part of a JSON Schema that a reference `#/...` points to.
 
-    Raises PipelineError for another document, or a missing part.
+    Raises PipelineError for a reference to another document, or to a missing part.
     """
     if not isinstance(reference, str) or not reference.startswith("#"):
         raise PipelineError(

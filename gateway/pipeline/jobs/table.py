@@ -1,10 +1,10 @@
-"""Job `table`: the messages of a route as a table with the columns of their JSON Schema.
+"""Job `table`: write the messages of a route to a table with the columns of their JSON Schema.
 
-Messages that do not fit the schema go to a second table. The job is a stream over the journal, which ends at
-the journal's end or continues. A message has a row for each of its targets, and is inserted once: a Delta
-Lake table accepts it only if it does not have it, so a micro-batch that Spark repeats after a kill changes
-nothing. Parquet has a folder for each micro-batch, which is overwritten. A schema with more fields than
-before adds columns, also inside others; one with fewer leaves them null.
+Messages that do not fit the schema are written to a second table. The job is a stream over the journal, which
+ends at the journal's end or continues. A message has a row in the journal for each of its targets, and is
+inserted once: a Delta Lake table accepts it only if it does not have it, so a micro-batch that Spark repeats
+after a kill changes nothing. Parquet has a folder for each micro-batch, which is overwritten. A schema with
+more fields than before adds columns, also inside others; one with fewer leaves them null.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ NO_PLACE: Final = "a value does not fit its column"
 class BatchCounts(NamedTuple):
     """Numbers of messages of a micro-batch, by their result.
 
-    `fitting` are in the table, `rejected` in the table of misfits, and `rescued` are those in the table with
-    rescued values.
+    `fitting` messages are in the table, `rejected` ones in the second table; `rescued` is the number of
+    fitting messages with values that their columns cannot store exactly.
     """
 
     fitting: int
@@ -97,9 +97,9 @@ def follow(
 ) -> StreamingQuery:
     """Start a stream that writes the messages of route `name` to the tables `to` and `rejected`.
 
-    It continues at the last position. Tables are folders, URIs or names. `checkpoint` is the folder of the
-    position (default: below `to`). `registry` has the schemas of bodies in Confluent's wire format. Raises
-    PipelineError if there is no such route, or if the table has other columns.
+    The stream continues at its stored position. Tables are folders, URIs or names. `checkpoint` is the folder
+    of the position (default: below `to`). `registry` has the schemas of bodies in Confluent's wire format.
+    Raises PipelineError if there is no such route, or if the table has other columns.
     """
     if is_table_name(to) and checkpoint is None:
         raise PipelineError(f"{to} is the name of a table: give --checkpoint, a folder for the position")
@@ -171,7 +171,7 @@ def _struct(found: object) -> StructType:
 
 
 class _Shaped:
-    """Conversion from rows of the journal to rows of the tables; `kind` is the type of a body in them."""
+    """Conversion of journal rows to rows of the two tables; `kind` is the type of a body in them."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class _Shaped:
         self.kind = kind
 
     def __call__(self, batch: DataFrame) -> DataFrame:
-        """Return each message once, with `fault` and `place` if it does not fit, and its body in `parsed`."""
+        """Return each message of a micro-batch once, with its parsed body, or with `fault` and `place`."""
         once = batch.where(~F.coalesce(F.expr(ASIDE), F.lit(False))).dropDuplicates(list(MESSAGE))
         rows = once.select(
             *(*MESSAGE, "sequence", F.col("source_address").alias("address")),
@@ -227,7 +227,7 @@ class _Shaped:
         )
 
     def table_rows(self, found: DataFrame) -> DataFrame:
-        """Return the rows of the table."""
+        """Return the rows for the table: the messages that fit the schema."""
         times = [] if self._event_time is None else ["event_time"]
         body: Column = F.col("parsed").dropFields(CORRUPT).alias(BODY)
         captures = [F.col(captured_as(one)).alias(_column_of(one)) for one in self._captures]
@@ -235,7 +235,7 @@ class _Shaped:
         return rows.select("date", *KEPT, *times, "schema_version", "registry_id", "rescued", *captures, body)
 
     def faulty(self, found: DataFrame) -> DataFrame:
-        """Return the rows of the table of misfits."""
+        """Return the rows for the second table: the messages that do not fit the schema."""
         rows = found.where(F.col("fault").isNotNull()).withColumn("route", F.lit(self._route))
         return rows.select("date", "route", *KEPT, "schema_version", *FAULTS, BODY)
 
@@ -250,7 +250,10 @@ def _compared(to: str, there: StructType, fields: Mapping[str, str]) -> None:
 
 
 def _column_of(capture: str) -> str:
-    """Return the column name of a capture. Names of other columns get a suffix."""
+    """Return the column name for a capture: its own name, in characters that a column may have.
+
+    It gets a suffix if another column has that name.
+    """
     found = NAME.sub("_", capture)
     return f"{found}_" if found in ("date", "event_time", "schema_version", BODY, *KEPT, *ADDED) else found
 
@@ -273,7 +276,7 @@ class _Target:
             return None
 
     def prepare_table(self, rows: DataFrame, kind: StructType) -> StructType:
-        """Create the table, or add missing columns. Return the type of bodies for its rows.
+        """Create the table, or add missing columns. Return the type of bodies in it.
 
         `kind` is the type of the bodies in `rows`. Raises PipelineError if a column of the table has another
         type.

@@ -12,7 +12,10 @@ from gateway.store.journal.reader import Row
 
 
 def document_of(row: Row) -> dict[str, Any]:
-    """Convert a row to JSON values: ISO 8601 times, a properties object, a body as text or base64."""
+    """Convert a row to JSON values.
+
+    Times become ISO 8601 texts, properties an object, and the body text or base64 (`body_encoding`).
+    """
     document = dict(row)
     for name in ("received", "settled", "expires"):
         document[name] = None if row[name] is None else time_of(row[name])
