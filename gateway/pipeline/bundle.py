@@ -2,8 +2,8 @@
 
 The code is a zip, since `--py-files` accepts no wheel. Dependencies have C extensions, which Python cannot
 import from a zip; they are an archive that Spark unpacks beside each executor, to be named in its PYTHONPATH.
-It is packed from what is installed on this machine, so the executors need the same version of Python and the
-same processor architecture. Neither file contains Spark, which the cluster has.
+The archive is packed from the distributions installed on this machine, so the executors need the same version
+of Python and the same processor architecture. Neither file contains Spark, which the cluster has.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ class Bundle(NamedTuple):
 
 
 def write(folder: Path, *, environment: bool) -> Bundle:
-    """Write a bundle into `folder`. Raises PipelineError if a dependency is not installed here."""
+    """Write a bundle into `folder`; with `environment`, also the dependencies.
+
+    Raises PipelineError if a dependency is not installed here.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     submit = folder / "submit.py"
     submit.write_text(SUBMIT, encoding="utf-8")
@@ -87,10 +90,10 @@ def _below(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]
 
 
 def write_environment(folder: Path) -> Path:
-    """Write the dependencies of the gateway and its extra `pipeline` for `--archives`.
+    """Write the dependencies of the gateway and its extra `pipeline` as an archive for `--archives`.
 
-    Those of its extras `hdfs` and `registry` are included if they are installed. Raises PipelineError if a
-    dependency is not installed.
+    Dependencies of its extras `hdfs` and `registry` are included if they are installed. Returns the path.
+    Raises PipelineError if a dependency is not installed.
     """
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}-{platform.machine()}"
     path = folder / f"{OF_OURS}-{__version__}-{tag}.tar.gz"

@@ -33,7 +33,7 @@ _TIME: Final[Arrow] = pa.timestamp("us", tz="UTC")
 
 
 class JournalColumn(NamedTuple):
-    """Column of the journal: name, Spark type in SQL notation, Arrow type, and description."""
+    """Column of the journal: name, Spark type in SQL notation, Arrow type, and description (`says`)."""
 
     name: str
     spark: str

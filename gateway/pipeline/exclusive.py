@@ -1,11 +1,11 @@
-"""Exclusive use of folders by jobs that write: files that are created once, and leases made of them.
+"""Exclusive use of folders by jobs that write: exclusive creation of files, and leases based on it.
 
 A disk creates a file exclusively, and so does S3 by Spark's client (`put_once`). For stores and processes
 without that, a run writes a claim for the name first, and two runs that see each other's claims both fail.
 
 A lease is a file `_lease/<number>.json` in each folder that a job writes to; the highest number is valid. A
-run creates the next number, and fails while the holder of the newest one lives: a holder renews its file, and
-one that was killed is known by its process if that was on the same machine, and otherwise by the time.
+run creates the next number, and fails while the holder of the newest one is alive. A holder renews its file.
+A holder on the same machine is checked by its process; any other is alive if it renewed its file recently.
 
 Ages of files are differences of times of the store, never of this machine's clock, which may be a day ahead.
 """
@@ -45,7 +45,7 @@ OWN_PROCESSES: Final = Path("/proc/self/ns/pid")
 
 
 class InUseError(PipelineError):
-    """Error of a run whose folder another run writes to."""
+    """Error of a run that needs a folder to which another run writes."""
 
 
 def create(place: StoreFolder, folder: str, name: str, data: bytes, run: str) -> None:
@@ -67,7 +67,10 @@ def create(place: StoreFolder, folder: str, name: str, data: bytes, run: str) ->
 
 
 def _linked(staged: str, whole: str) -> bool:
-    """Create a local file by a hard link. Return False if the disk has no links. Raises FileExistsError."""
+    """Create the local file `whole` as a hard link to `staged`. Raises FileExistsError.
+
+    Returns False if the file system does not support hard links.
+    """
     try:
         os.link(staged, whole)
     except FileExistsError:
@@ -110,12 +113,12 @@ def _move_claimed(place: StoreFolder, folder: str, name: str, staged: str, run: 
 
 
 def written_at(info: Arrow) -> float:
-    """Return when a file was written, in seconds UTC. A store without times counts as now."""
+    """Return when a file was written, in seconds UTC; the present time for a store without times."""
     return time.time() if info.mtime is None else float(info.mtime.timestamp())
 
 
 def store_time(system: Arrow, folder: str) -> float:
-    """Return the time by which a store dates its files, in seconds UTC.
+    """Return the present time by the clock of a store, in seconds UTC.
 
     A file is written into `folder` and deleted, since the clock of this machine may differ from the store's.
     """
@@ -147,10 +150,13 @@ _running: Final[dict[str, Callable[[], bool]]] = {}
 
 
 class FolderLease:
-    """Exclusive use of folders by one run: of a block (`with`), or of a stream (`start_stream`)."""
+    """Exclusive use of folders by one run.
+
+    The leases last for a `with` block, or as long as the stream that `start_stream` starts.
+    """
 
     def __init__(self, places: Iterable[StoreFolder]) -> None:
-        """Take the leases. Raises InUseError if another run has one; then none is taken."""
+        """Create a lease for each folder. Raises InUseError if another run has one; then no lease is left."""
         self._run = uuid4().hex[:12]
         self._lease_files: list[_LeaseFile] = []
         self._done = threading.Event()
@@ -177,7 +183,7 @@ class FolderLease:
                         os.rmdir(f"{place.uri}/{below}")
 
     def start_stream(self, start: Callable[[], StreamingQuery]) -> StreamingQuery:
-        """Start a stream and return it. The leases end with it."""
+        """Call `start`, and return the stream that it returns. The leases end with the stream."""
         try:
             query = start()
         except BaseException:
@@ -188,7 +194,7 @@ class FolderLease:
         return query
 
     def check(self) -> None:
-        """Raise InUseError if another run counts this one as killed and has taken a lease."""
+        """Raise InUseError if another run has taken a lease because it assumed that this run was killed."""
         for place, name in self._lease_files:
             if _names(place)[-1:] != [name]:
                 raise _in_use(place)
@@ -215,6 +221,7 @@ class FolderLease:
         threading.Thread(target=self._renew, args=(ended,), name="lease", daemon=True).start()
 
     def _renew(self, ended: Callable[[float], bool]) -> None:
+        """Renew the leases every RENEW_SECS until `ended` returns True, then release them."""
         with suppress(Exception):  # The stream has failed, which is reported to those who wait for it.
             while not ended(RENEW_SECS):
                 for lease_file in self._lease_files:
@@ -246,7 +253,7 @@ def _names(place: StoreFolder) -> list[str]:
 
 
 def _is_alive(place: StoreFolder, name: str) -> bool:
-    """Return True if the holder of a lease lives, as far as can be known."""
+    """Return True if the holder of the lease file `name` is alive or may be."""
     system, path = place.arrow().system, _path(place, name)
     try:
         renewed = written_at(system.get_file_info(path))
@@ -268,7 +275,10 @@ def _is_alive(place: StoreFolder, name: str) -> bool:
 
 @cache
 def _machine() -> str:
-    """Return a name of what numbers processes: containers may have equal host names, and machines, too."""
+    """Return an identifier of the system (boot and PID namespace) in which process ids are unique.
+
+    A host name is not enough, because containers or machines may have equal ones.
+    """
     name = socket.gethostname()
     with suppress(OSError):  # Another system than Linux.
         name = f"{name} {BOOT.read_text().strip()} {OWN_PROCESSES.readlink()}"

@@ -1,8 +1,8 @@
 """Error messages of failed Spark jobs, shortened to one line.
 
-A failure in a Python worker arrives as the worker's traceback inside Java's, below an unspecific line. Errors
-of this package are reported with their own text, all others with the last line of the traceback, which has
-the cause.
+A failure in a Python worker is reported as the worker's traceback inside Java's, below an unspecific line.
+Errors of this package are shown with their own text, all others with the last line of the worker's traceback,
+which names the cause.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ JAVA: Final = re.compile(r"^\s+at |^Caused by: |^Driver stacktrace:|^=== Streami
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Raise PipelineError for Spark errors in the block, and keep pyspark from also logging them as JSON."""
+    """Convert Spark errors raised in the block to PipelineError, with the text shortened to one line.
+
+    Also keeps pyspark from logging them as JSON.
+    """
     loggers = [PySparkLogger.getLogger(name) for name in LOGGERS]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
@@ -47,7 +50,7 @@ def plainly() -> Iterator[None]:
 
 
 def speak_plainly() -> None:
-    """Print the decisive line above each Spark traceback, if this process is a notebook.
+    """Make a notebook print the line with the cause above each traceback of Spark.
 
     Such a traceback has pages of Java's lines. In other processes nothing changes.
     """
@@ -66,7 +69,7 @@ def _show_plainly(
 
 
 def plain(text: str) -> str:
-    """Return the decisive line of a Spark error text."""
+    """Return the line of a Spark error text that names the cause."""
     ours = OURS.findall(text)
     if ours:
         return str(ours[-1])

@@ -1,4 +1,4 @@
-"""Progress of a Spark job: one line with tasks and duration when it has ended.
+"""Progress of a Spark job: one line with the number of tasks and the duration when the job has ended.
 
 While the job runs, Spark's own progress bar shows more on a terminal.
 """
@@ -19,7 +19,10 @@ Tell = Callable[[str], None]
 
 @contextmanager
 def progress(spark: SparkSession, name: str, tell: Tell) -> Iterator[None]:
-    """Report the tasks that Spark ran in the block in one line, if the block took at least INTERVAL_SECS."""
+    """Report with `tell`, at the end of the block, how many tasks Spark ran in it, and the duration.
+
+    Nothing is reported if the block took less than INTERVAL_SECS. `name` begins the line.
+    """
     ended = threading.Event()
     tracker = spark.sparkContext.statusTracker()
     tasks: dict[int, int] = {}  # By stage.

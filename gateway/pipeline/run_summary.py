@@ -1,8 +1,8 @@
 """Summary of a command's run as a file, for schedulers or Prometheus' node exporter.
 
 `FILE.prom` is in Prometheus' text format (for the textfile collector), any other name JSON. The file is
-written when the command ends, also when it fails, and for a stream after each micro-batch; it is replaced as
-a whole.
+written when the command ends, also when it fails, and for a stream after each micro-batch. Each time the
+whole file is replaced.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Figures = dict[str, float]
 
 
 class RunSummary:
-    """Summary file of one run; with path None nothing is written. `figures` are its values."""
+    """Summary file of one run of a command, with the values in `figures`; None as path writes no file."""
 
     def __init__(self, command: str, path: Path | None) -> None:
         self._command = command
@@ -109,7 +109,7 @@ def write_summary(command: str, path: Path | None) -> Iterator[RunSummary]:
 
 
 def rows_behind(progress: Mapping[str, Any]) -> int:
-    """Return how many rows of the journals a stream has not read, by a StreamingQueryProgress."""
+    """Return how many journal rows a stream has not read yet, from a StreamingQueryProgress as a mapping."""
     return sum(
         max(0, number - taken.get(shard, 0))
         for source in progress["sources"]
@@ -119,14 +119,15 @@ def rows_behind(progress: Mapping[str, Any]) -> int:
 
 
 def _position(text: str | None) -> dict[str, int]:
-    """Return the offsets that Spark wrote as JSON, or nothing for None."""
+    """Return the offsets in Spark's JSON text; an empty dictionary for None."""
     return {} if text is None else dict(json.loads(text))
 
 
 def watch(query: StreamingQuery, summary: RunSummary, *, follow: bool) -> None:
-    """Wait for a stream to end, and rewrite the file after each micro-batch.
+    """Wait for a stream to end, and rewrite the summary file after each micro-batch.
 
-    While it runs, `ok` is `follow`: a following stream is well, one that is to end is not yet.
+    While the stream runs, `ok` in the file is `follow`: True for a stream that is to run without end, and
+    False for one that has not reached its end yet.
     """
     last_timestamp: object = None
     ended = False

@@ -73,7 +73,7 @@ PROBE_SECS_MAX: Final = 60.0
 
 
 def submitted() -> bool:
-    """Return True if spark-submit started this process and thus decides the master."""
+    """Return True if spark-submit started this process; then its options decide the master."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
@@ -85,12 +85,12 @@ def session(
     formats: Iterable[str] = (),
     archive: str | None = None,
 ) -> SparkSession:
-    """Return the Spark session of this process with the gateway's data sources, started if there is none.
+    """Return the Spark session of this process with the gateway's data sources; start one if there is none.
 
-    `name` is shown in Spark's pages. `master` is for instance `local[2]`; None: the submitted one, else all
-    cores of this machine. `formats` are table formats to support, with that of `archive` if it is a table.
-    Their packages are fetched unless the job is submitted or jars are named. Raises PipelineError if Java is
-    missing, or the archive's store is unreachable.
+    `name` is shown in Spark's pages. `master` is for instance `local[2]`; None uses the submitted one, or
+    else all cores of this machine. `formats` are the table formats that the session must support, in addition
+    to that of `archive` if it is a table. Their packages are downloaded unless the job is submitted or jars
+    are named. Raises PipelineError if Java is missing, or the archive's store is unreachable.
     """
     chosen = OPTIONS | OURS
     builder = SparkSession.builder.appName(name)
@@ -142,10 +142,10 @@ def is_local(master: str | None) -> bool:
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Add the gateway's data sources to a session, and return the session.
+    """Add the gateway's data sources to a session, and return the session. May be called again.
 
-    Its time zone and other options stay. Repetition is harmless. Raises PipelineError if the Python of
-    Spark's workers has no gateway.
+    Sets the few session options that the sources need; the time zone and all other options stay unchanged.
+    Raises PipelineError if the Python of Spark's workers cannot import the gateway.
     """
     _look_at_workers(spark)
     for key, value in OPTIONS.items():
@@ -162,9 +162,10 @@ def register(spark: SparkSession) -> SparkSession:
 
 @contextmanager
 def _active(spark: SparkSession) -> Iterator[None]:
-    """Make `spark` the active session in the block.
+    """Make `spark` the active session within the block.
 
-    Spark checks whether a format exists in the active session; in a newSession() the format exists already.
+    Spark looks up in the active session whether a format is registered already. If `spark` was created by
+    newSession(), another session may be active, which has the format already.
     """
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:  # Spark Connect: each client has a session of its own at the server.
@@ -183,22 +184,25 @@ def _active(spark: SparkSession) -> Iterator[None]:
 
 
 def _hand_over_code(spark: SparkSession) -> None:
-    """Send this gateway's code to remote executors; they need its dependencies in their Python."""
+    """Send this gateway's code to remote executors, whose Python must have its dependencies."""
     spark.sparkContext.addPyFile(str(_code()))
 
 
 @cache
 def _code() -> Path:
-    """Return the zip with the code, which exists as long as this process, for executors that start later."""
+    """Write a zip with the gateway's code, and return its path. It is deleted when this process ends.
+
+    It must exist until then, because executors may start later.
+    """
     folder = tempfile.mkdtemp(prefix="gateway-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return write_code(Path(folder))
 
 
 def _look_at_workers(spark: SparkSession) -> None:
-    """Check that the Python of Spark's workers can import the gateway.
+    """Raise PipelineError if the Python of Spark's workers cannot import the gateway.
 
-    Spark itself would report this with a traceback of forty lines. Raises PipelineError if it cannot.
+    Spark itself would report this with a traceback of forty lines.
     """
     context = getattr(spark, "_sc", None)
     if context is None:
@@ -218,7 +222,7 @@ def _look_at_workers(spark: SparkSession) -> None:
 
 @cache
 def _unusable_reason(found: str | None, program: str) -> str | None:
-    """Return why a Python cannot be a worker; None if it can."""
+    """Return the reason why a Python program cannot run Spark's workers; None if it can."""
     if found is None:
         return "there is no such program here"
     spark = find_spec("pyspark")
@@ -247,7 +251,7 @@ def _unusable_reason(found: str | None, program: str) -> str | None:
 def java() -> str:
     """Return the Java program that Spark will start.
 
-    Raises PipelineError if there is none, or if it is too old.
+    Raises PipelineError if there is none, or it is too old.
     """
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home, "bin", "java")) if home else shutil.which("java")
@@ -265,7 +269,7 @@ def java() -> str:
 
 
 def _let_workers_import() -> None:
-    """Make Spark's Python workers on this machine use this interpreter and this gateway."""
+    """Configure Spark's Python workers on this machine to use this interpreter and this gateway."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spec = find_spec("gateway")
     assert spec is not None

@@ -1,13 +1,13 @@
-"""Job `ship`: copies complete segments of the journal to a store, where jobs read them like a folder.
+"""Job `ship`: copy complete segments of the journal to a store, where jobs read them like a folder.
 
-Complete segments do not change, except by merging, and by conversion to Parquet: a file may appear under its
-name or another with the rows of the files behind it, which are then deleted. So a file is copied if the store
-has none of its name and size, and a file that the journal no longer has is deleted in the store when another
-one has its rows. A file in Parquet has another name, so a listing of the store that is under way could find
-neither: the others are deleted by the run after that which copied it. A file is
-written under a temporary name and moved when it is complete. The mapping files beside the journal are copied
-as well. Files beyond the retention are deleted in the store by the time of their newest row, oldest first,
-and are not copied again.
+Complete segments do not change, except by merging and by conversion to Parquet. Then a file appears, under
+the name of the first segment or another, that also has the rows of the segments behind it, and these are
+deleted. So a file is copied if the store has none of its name and size, and a file that the journal no longer
+has is deleted in the store when another one has its rows. A Parquet file has another name than its segments,
+so a listing of the store during the change could contain neither. The segments are therefore deleted only by
+the run after the one that copied the Parquet file. A file is written under a temporary name and moved when it
+is complete. The mapping files beside the journal are copied as well. Files beyond the retention are deleted
+in the store by the time of their newest row, oldest first, and are not copied again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DRAFT_SECS: Final = 3_600.0  # After this time a draft has no writer.
 
 
 class Shipped(NamedTuple):
-    """Result of a run: files and bytes copied, files deleted, and files now in the store."""
+    """Result of a run: numbers of files and bytes copied, of files deleted, and of files now in the store."""
 
     files: int
     byte_count: int
@@ -47,10 +47,10 @@ class Shipped(NamedTuple):
 def ship(
     journal: Path, to: StoreFolder, *, keep_days: int | None = None, now: Callable[[], float] | None = None
 ) -> Shipped:
-    """Copy complete segments that the store does not have. Return what was done.
+    """Copy the complete segments that the store does not have, and delete outdated files in the store.
 
-    `keep_days` deletes files in the store whose newest row is older; None deletes none. `now` returns the
-    time (None: that of the store's clock) in seconds UTC. Raises PipelineError if the store is unreachable or
+    With `keep_days`, also deletes files whose newest row is older than so many days. `now` returns the time
+    in seconds UTC (None: that of the store's clock). Raises PipelineError if the store is unreachable or
     cannot be written, JournalError if the journal's folder does not exist.
     """
     system, root = to.check_reachable().arrow()
@@ -67,6 +67,7 @@ def ship(
 
 
 def _ship_mappings(journal: Path, system: fs.FileSystem, root: str) -> None:
+    """Copy the mapping files beside the journal that the store does not have."""
     for below in folders_of(journal, JournalReader(journal).shards()):
         folder = f"{root}/{(below / FOLDER).relative_to(journal).as_posix()}"
         there = {info.path.rpartition("/")[2] for info in system.get_file_info(_selector(folder))}
@@ -80,6 +81,7 @@ def _selector(folder: str) -> fs.FileSelector:
 
 
 def _shipped(journal: Path, system: fs.FileSystem, root: str, to: StoreFolder, oldest_us: int) -> Shipped:
+    """Run the job. Segments whose newest row is older than `oldest_us` are deleted; 0 deletes none."""
     infos = system.get_file_info(_selector(root))
     drafts = [info for info in infos if info.path.endswith(DRAFT)]
     oldest = store_time(system, root) - DRAFT_SECS if drafts else 0.0
@@ -98,7 +100,7 @@ def _shipped(journal: Path, system: fs.FileSystem, root: str, to: StoreFolder, o
 
 
 class _Run:
-    """One run. `there` has the files of the store with their sizes, and is updated."""
+    """State of one run. `there` has the sizes of the files in the store by name, and is updated."""
 
     def __init__(
         self, journal: Path, system: fs.FileSystem, root: str, oldest_us: int, there: dict[str, int]
@@ -112,7 +114,7 @@ class _Run:
         self.files = self.byte_count = self.deleted = 0
 
     def ship(self, shard: str) -> None:
-        """Copy the complete segments of a shard. Raises OSError.
+        """Copy the complete segments of a shard, and delete their outdated copies. Raises OSError.
 
         A running gateway may merge or delete segments after they were listed; then they are listed again.
         """
@@ -154,7 +156,10 @@ def _delete(system: fs.FileSystem, path: str) -> None:
 
 
 def _expired_files(store: StoreFolder, oldest_us: int) -> list[str]:
-    """Return the names of files in a store that are too old, but never the newest of a shard."""
+    """Return the names of files in a store whose newest row is too old.
+
+    The newest file of a shard is never among them.
+    """
     reader = JournalReader(store.path())
     found = []
     for shard in reader.shards():
@@ -167,9 +172,9 @@ def _expired_files(store: StoreFolder, oldest_us: int) -> list[str]:
 
 
 def _is_over(segment: Segment, summary: Summary | None, oldest_us: int) -> bool:
-    """Return True if the newest row is older than `oldest_us`.
+    """Return True if the newest row of a segment was received before `oldest_us` (microseconds UTC).
 
-    For a file without a summary the time at which it was last written decides.
+    For a file without a summary the time at which it was last written is used.
     """
     if summary is None or not summary.rows:
         return segment.path.stat().st_mtime * 1e6 < oldest_us
@@ -179,9 +184,10 @@ def _is_over(segment: Segment, summary: Summary | None, oldest_us: int) -> bool:
 def _complete(
     reader: JournalReader, segments: list[Segment]
 ) -> Iterator[tuple[Segment, Summary | None, int]]:
-    """Yield the complete segments with their summary, and the number behind their rows.
+    """Yield (segment, summary, number behind its last row) for each complete segment.
 
-    Raises FileNotFoundError if one was merged, converted or deleted.
+    The summary is None if the segment's writer was killed. Raises FileNotFoundError if a segment was merged,
+    converted or deleted.
     """
     for segment, following in zip(segments, [*segments[1:], None], strict=True):
         segment.path.stat()
@@ -193,7 +199,7 @@ def _complete(
 
 
 def _copy(file: Path, system: fs.FileSystem, path: str) -> int:
-    """Copy a file. Return the bytes copied, which may differ from the listed size."""
+    """Copy a file to a store, and return the number of bytes, which may differ from the listed size."""
     count = 0
     system.create_dir(path.rpartition("/")[0], recursive=True)
     draft = f"{path}.{uuid4().hex}{DRAFT}"  # Another run may copy it at the same time.
@@ -206,7 +212,7 @@ def _copy(file: Path, system: fs.FileSystem, path: str) -> int:
 
 
 def _shard_of(name: str) -> str:
-    """Return the name of the shard, as the reader has it."""
+    """Return the name of the shard of a file in the store, in the form that the reader uses."""
     folder, _, file = name.rpartition("/")
     number = int(file.partition("-")[0])
     return f"{folder}/{number}" if folder else str(number)

@@ -1,10 +1,10 @@
 """Folders by their Spark names: paths, `file:`, `s3a:`, `gs:`, `abfs:` and `hdfs:`.
 
-Spark's JVM accesses a store with Hadoop's classes; Python, in planners, tasks and the driver, with Arrow's,
-which need no JVM. Both use the same options: a session's `spark.hadoop.` options (`hadoop_of`) are part of a
-Place, with endpoint, region and credentials. Arrow fails within seconds when a store is unreachable, so it is
-used to check stores before a job starts. The journal's reader needs paths; StoredPath is one for a store,
-with files that are read ahead, since a request takes as long as the transfer of a mebibyte.
+Spark's JVM accesses a store with Hadoop's classes. Python, in planners, tasks and the driver, uses Arrow's
+file systems, which need no JVM. Both use the same options: a session's `spark.hadoop.` options (`hadoop_of`),
+with endpoint, region and credentials, are part of a StoreFolder. Arrow fails within seconds when a store is
+unreachable, so it is used to check stores before a job starts. The journal's reader needs paths; StoredPath
+is one for a store. Its files are read ahead, since a request takes as long as the transfer of a mebibyte.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Hadoop = Mapping[str, str]
 
 
 class ArrowPath(NamedTuple):
-    """File system of Arrow, and a path on it."""
+    """File system of Arrow, and the path of a folder on it."""
 
     system: Arrow
     path: str
@@ -67,7 +67,7 @@ class ArrowPath(NamedTuple):
 
 @dataclass(frozen=True)
 class StoreFolder:
-    """Folder, by its path or URI, with the Hadoop options for its store."""
+    """Folder on this machine or in a store: its path or URI, and the Hadoop options for its store."""
 
     uri: str
     hadoop: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # Contains secrets.
@@ -79,23 +79,26 @@ class StoreFolder:
 
     @property
     def is_local(self) -> bool:
-        """True if the folder is a path of this machine."""
+        """True if the folder is a path on this machine."""
         return self.scheme == "file"
 
     def arrow(self) -> ArrowPath:
-        """Return the folder for Arrow. Raises PipelineError for an unknown scheme, or missing options."""
+        """Return Arrow's file system of the folder, and its path there.
+
+        Raises PipelineError for an unknown scheme, or missing options.
+        """
         return _arrow_path(self)
 
     def path(self) -> Path:
-        """Return the folder as a path, or as a StoredPath in its place."""
+        """Return the folder as a Path; a folder in a store as a StoredPath, which has the same methods."""
         if self.is_local:
             return Path(self.uri)
         return cast("Path", StoredPath(self, self.arrow().path))
 
     def check_reachable(self) -> StoreFolder:
-        """Return the same place after checking that the store is reachable; the folder need not exist.
+        """Return this folder after checking that its store is reachable; the folder need not exist.
 
-        Raises PipelineError if the store is not reachable.
+        Raises PipelineError if the store is unreachable.
         """
         system, path = self.arrow()
         try:
@@ -106,7 +109,7 @@ class StoreFolder:
 
 
 def place_of(uri: str, hadoop: Hadoop | None = None) -> StoreFolder:
-    """Return the folder with this name; relative paths become absolute.
+    """Return the folder with this path or URI; a relative path becomes absolute.
 
     Raises PipelineError for an incomplete URI.
     """
@@ -121,9 +124,9 @@ def place_of(uri: str, hadoop: Hadoop | None = None) -> StoreFolder:
 
 
 def free(place: StoreFolder) -> StoreFolder:
-    """Return the folder if it is empty or has only files of a Spark job.
+    """Return the folder unchanged if it is empty or has only files of a Spark job.
 
-    Raises PipelineError if not, since a Spark job deletes everything else.
+    Raises PipelineError if it has other files, because a Spark job that writes there would delete them.
     """
     system, path = place.check_reachable().arrow()
     kind = system.get_file_info(path).type
@@ -140,7 +143,7 @@ def free(place: StoreFolder) -> StoreFolder:
 
 
 def is_uri(text: str) -> bool:
-    """Return True if `text` has a scheme and is no path.
+    """Return True if `text` is a URI with a scheme, and not a path.
 
     As in Hadoop, the host may be left out: `hdfs:/data`.
     """
@@ -148,14 +151,14 @@ def is_uri(text: str) -> bool:
 
 
 def _split(uri: str) -> tuple[str, str, str]:
-    """Return scheme, host and path; for Spark, `?` and `#` are ordinary characters."""
+    """Split a URI into scheme, host and path. As in Spark, `?` and `#` are ordinary characters."""
     found = URI.match(uri)
     assert found is not None
     return found[1], found[2] or "", found[3]
 
 
 def hadoop_of(spark: SparkSession) -> Hadoop:
-    """Return the session's Hadoop options for stores, with those of the cluster's files.
+    """Return the session's Hadoop options for stores, including those in the cluster's configuration.
 
     A session of Spark Connect does not provide them; its workers' own options then apply.
     """
@@ -227,7 +230,7 @@ def _content(place: StoreFolder, below: str) -> bytes | None:
 
 
 def spark_reaches(spark: SparkSession, place: StoreFolder) -> str:
-    """Return the name of a folder for Spark's readers and writers.
+    """Return the name of a folder for Spark's readers and writers, after checking that Spark can use it.
 
     Raises PipelineError if the store is unreachable, or the session lacks the classes for it, which Spark
     itself reports as a traceback, sometimes after minutes.
@@ -251,10 +254,10 @@ def spark_reaches(spark: SparkSession, place: StoreFolder) -> str:
 
 
 def spark_writes(spark: SparkSession, place: StoreFolder) -> str:
-    """Return the name of a folder that tasks write to.
+    """Return the name of a folder that tasks write to, after checking that they can.
 
     Raises PipelineError as `spark_reaches` does, and if the tasks would write to disks of their own machines,
-    where the driver finds nothing.
+    where the driver does not find the files.
     """
     name = spark_reaches(spark, place)
     context: Any = getattr(spark, "_sc", None)  # A session of Spark Connect has none, and shares no disk.
@@ -273,6 +276,7 @@ def spark_writes(spark: SparkSession, place: StoreFolder) -> str:
 
 
 def _check_visible_to_tasks(context: Any, place: StoreFolder, mark: str) -> None:
+    """Raise PipelineError if the file `mark`, which the driver has written, does not exist for some task."""
     tasks = 2 * context.defaultParallelism
     blind = context.parallelize(range(tasks), tasks).map(lambda _: _blind(mark)).collect()
     hosts = sorted({host for host in blind if host is not None})
@@ -281,12 +285,12 @@ def _check_visible_to_tasks(context: Any, place: StoreFolder, mark: str) -> None
 
 
 def _blind(mark: str) -> str | None:
-    """Return the name of this machine if a file does not exist here."""
+    """Return the name of this machine if the file `mark` does not exist on it, else None."""
     return None if Path(mark).exists() else socket.gethostname()
 
 
 def folder_mismatch(place: StoreFolder, why: str) -> PipelineError:
-    """Return the error for a folder in which the driver does not see files of tasks."""
+    """Return the error for a folder that is not the same for driver and tasks; `why` is the reason."""
     return PipelineError(
         f"{place.uri} is not the same folder on the driver and on all executors: {why}; give one that all of"
         " them have mounted, or one in a store, as s3a://bucket/path"
@@ -401,14 +405,14 @@ _SYSTEMS: Final = {"s3a": _s3, "s3": _s3, "gs": _gs, "abfs": _abfs, "abfss": _ab
 
 
 def _error_summary(error: BaseException) -> str:
-    """Return the store's error message in one line; Google's library lists all its attempts."""
+    """Return the store's error message in one line, because Google's library lists all its attempts."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     summary = lines[0] if lines else type(error).__name__
     return summary if len(summary) <= SAID_MAX else f"{summary[:SAID_MAX]} …"
 
 
 class StoredPath:
-    """Path in a store, with the operations that the journal's reader uses."""
+    """Path in a store, with the methods of a Path that the journal's reader uses."""
 
     def __init__(self, place: StoreFolder, path: str, info: Arrow | None = None) -> None:
         self._place = place
@@ -440,7 +444,7 @@ class StoredPath:
         return self._path.rpartition("/")[2]
 
     def is_dir(self) -> bool:
-        """Return True if it is a folder. Raises PipelineError if the store is unreachable."""
+        """Return True if the path is a folder. Raises PipelineError if the store is unreachable."""
         return bool(self._file_info().type == fs.FileType.Directory)
 
     def iterdir(self) -> Iterator[StoredPath]:
@@ -450,9 +454,9 @@ class StoredPath:
             yield StoredPath(self._place, info.path, info)
 
     def stat(self) -> os.stat_result:
-        """Return size and time; the time also serves as inode, to detect a replaced file.
+        """Return the size and modification time of the file.
 
-        Raises FileNotFoundError.
+        The time is also returned as inode, so that a replaced file is detected. Raises FileNotFoundError.
         """
         info = self._file_info()
         if info.type != fs.FileType.File:
@@ -467,7 +471,7 @@ class StoredPath:
         return StoredFile(self.arrow_file())
 
     def arrow_file(self) -> Arrow:
-        """Open the file as one of Arrow's. Raises FileNotFoundError."""
+        """Open the file as an Arrow file. Raises FileNotFoundError."""
         return self._place.arrow().system.open_input_file(self._path)
 
     def _file_info(self) -> Arrow:
@@ -480,7 +484,7 @@ class StoredPath:
 
 
 class StoredFile:
-    """File in a store, read ahead."""
+    """Open file in a store, which is read ahead."""
 
     def __init__(self, source: Arrow) -> None:
         self._source = source
@@ -498,12 +502,12 @@ class StoredFile:
         self._source.close()
 
     def seek(self, offset: int, whence: int = SEEK_SET) -> int:
-        """Set the position, from the beginning or the end. Return it."""
+        """Set the position, relative to the beginning or the end of the file, and return it."""
         self._at = offset + (self._size if whence == SEEK_END else 0)
         return self._at
 
     def read(self, count: int) -> bytes:
-        """Return `count` bytes, or all that are left."""
+        """Return `count` bytes from the position on, or all that are left."""
         count = min(count, self._size - self._at)
         if count <= 0:
             return b""

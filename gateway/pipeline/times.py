@@ -1,4 +1,4 @@
-"""Times as people write them."""
+"""Parsing of times in command-line options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.errors import PipelineError
 
 
 def moment(text: str) -> datetime:
-    """Parse a time; without a zone it is UTC. Raises PipelineError."""
+    """Parse a time in ISO 8601; a time without a zone is UTC. Raises PipelineError."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:

@@ -18,14 +18,14 @@ class Tolerance(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Parse `3` or `0.1%`. Raises PipelineError."""
+        """Parse a tolerance such as `3` or `0.1%`. Raises PipelineError."""
         found = WORD.fullmatch(text.strip())
         if found is None or (not found[2] and "." in found[1]):
             raise PipelineError(f"a tolerance is a whole number, or percent as 0.1%, not {text!r}")
         return cls(float(found[1]), bool(found[2]))
 
     def allows(self, wrong: int, of: int) -> bool:
-        """Return True if `wrong` of `of` messages are tolerated.
+        """Return True if `wrong` faulty messages of `of` messages are within the tolerance.
 
         A percentage of zero messages tolerates none.
         """

@@ -66,7 +66,7 @@ class Account:
     """Result of a reconciliation.
 
     `phases` has the number of rows by route and phase (such as stored and delivered), `totals` the number of
-    messages by result (such as accepted, waiting and lost).
+    affected messages by finding (such as lost), and `faulty_messages` some or all of those messages.
     """
 
     phases: dict[tuple[str, str], int] = field(default_factory=dict)

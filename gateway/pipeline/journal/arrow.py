@@ -1,8 +1,9 @@
 """Conversion of journal blocks to Arrow batches without a Python loop over rows.
 
-Numbers, texts and bodies have Arrow's layout already and are used in place. A coded column is its dictionary
-taken by its indices; columns that share both, as address and name of an MQTT topic do, are built once.
-Headers are parsed from JSON once for each *property set*, of which device traffic has few.
+Numbers, texts and bodies have Arrow's layout already and are used without conversion. A coded column becomes
+its dictionary, taken by the row indices; columns that share both, such as address and name of an MQTT topic,
+are built once. Headers are parsed from JSON once for each distinct property set, of which device traffic has
+few.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ HEADERS_ARROW: Final = BY_NAME["headers"].arrow
 
 
 def expand_runs(stored: memoryview, byte_count: int) -> bytes | memoryview:
-    """Return the same as `decode_runs`, in 10 % of the time."""
+    """Expand a buffer that is written as runs, as `decode_runs` does, in 10 % of the time."""
     if len(stored) >= 8:
         count, width = np.frombuffer(stored, "<u4", 2)
         head = 4 * int(count) + 8
@@ -64,9 +65,9 @@ def batch_of(block: Block, names: Sequence[str]) -> Arrow:
 
 
 def coded_batch_of(block: Block, names: Sequence[str]) -> Arrow:
-    """Return the rows of a block for writers of Parquet.
+    """Return the rows of a block as a batch with dictionary-encoded texts, for Parquet files.
 
-    Texts are dictionary-encoded where the block has them so.
+    Texts that the block does not have in a dictionary are not encoded.
     """
     if isinstance(block, ParquetBlock):
         return _batch(block, names, coded_schema(names))
@@ -77,7 +78,10 @@ def coded_batch_of(block: Block, names: Sequence[str]) -> Arrow:
 
 
 def _batch(block: ParquetBlock, names: Sequence[str], schema: Arrow) -> Arrow:
-    """Return columns of a row group; the name of the shard is that of the folder that is read."""
+    """Return columns of a row group as a batch with this schema.
+
+    The shard is named as in the folder that is read.
+    """
     found = block.table(names)
     rows = block.header.rows
     columns = []
@@ -125,7 +129,7 @@ def _encoded_column(block: Block, name: str, made: dict[tuple[object, ...], Arro
 
 
 def _dictionary(places: Arrow, texts: Arrow) -> Arrow:
-    """Return a dictionary array whose texts are unique and not null, as Parquet requires."""
+    """Return a dictionary array with unique texts and without null among them, as Parquet requires."""
     found = texts.dictionary_encode()
     if len(found.dictionary) != len(texts):
         places, texts = found.indices.take(places), found.dictionary
@@ -189,7 +193,7 @@ def _mapped(block: Block, column: Column, arrow_type: Arrow) -> Arrow:
 
 
 def _taken(texts: Arrow, indices: Arrow) -> Arrow:
-    """Take texts by index; a constant column is built faster."""
+    """Return the text of each row by its index; faster if all indices are equal."""
     if len(texts) == 1:
         return pa.repeat(texts[0], len(indices)) if texts.type == pa.string() else texts.take(indices)
     return texts.take(indices)
@@ -206,9 +210,10 @@ def _arrow_buffers(valid: memoryview, *others: memoryview) -> list[Arrow]:
 
 @lru_cache(maxsize=16)
 def headers_of(valid: bytes, offsets: bytes, data: bytes) -> Arrow:
-    """Return the headers of each property set of a dictionary.
+    """Return the headers in each property set of a dictionary of JSON texts.
 
-    Results are cached: most blocks have the dictionary of the previous block.
+    The buffers are those of the dictionary. Results are cached, because most blocks have the dictionary of
+    the previous block.
     """
     texts = _texts(memoryview(valid), memoryview(offsets), memoryview(data))
     return pa.array([_headers(text) for text in texts.to_pylist()], HEADERS_ARROW)

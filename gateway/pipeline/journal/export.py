@@ -44,10 +44,10 @@ def export(
     columns: Sequence[str] | None = None,
     chosen: ExportSelection,
 ) -> tuple[int, int]:
-    """Write the selected rows in the journal's order. The file appears when it is complete.
+    """Write the selected rows to an Arrow or Parquet file, in the journal's order.
 
-    Return the number of rows written, and of rows missing in the journal. Raises OSError, JournalError, and
-    PipelineError for an unknown column.
+    The file appears when it is complete. Returns the number of rows written, and of rows missing in the
+    journal. Raises OSError, JournalError, and PipelineError for an unknown column.
     """
     names = tuple(column.name for column in COLUMNS) if columns is None else tuple(columns)
     schema = arrow_schema(names)

@@ -1,10 +1,10 @@
 """Selection of journal rows.
 
 Blocks without selected rows are skipped; other rows are dropped before they leave the task. The selection
-comes from load options, or for jobs that read the journal themselves from the conjuncts of an SQL condition.
-Comparisons with a value are understood for the time of receipt, shard, sequence, and any coded column.
-Spark's own mechanism (`pushFilters`) is not used: Spark has one reader per table, so all uses of the table in
-a query get the filters of the last one, and rows are lost.
+comes from load options or, for jobs that read the journal themselves, from the parts of an SQL condition that
+are joined by AND. Comparisons with a value are supported for the time of receipt, shard, sequence, and any
+coded column. Spark's own mechanism (`pushFilters`) is not used: Spark has one reader per table, so all uses
+of the table in a query would get the filters of the last one, and rows would be lost.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `first` to before `end`; None is no bound."""
+    """Range of integers from `first` to before `end`; None is no bound."""
 
     first: int | None = None
     end: int | None = None
@@ -100,7 +100,7 @@ class SelectedRows:
 
 
 def selection_of(options: LoadOptions) -> SelectedRows:
-    """Return the selection that the options of the source describe."""
+    """Return the selection of rows that the load options describe."""
     only = dict(options.only)
     for name, texts in (("route", options.routes), ("source_protocol", options.protocols)):
         if texts is not None:
@@ -109,7 +109,10 @@ def selection_of(options: LoadOptions) -> SelectedRows:
 
 
 def options_for(selection: SelectedRows) -> dict[str, str]:
-    """Return load options that select at least these rows; sequence numbers have no option."""
+    """Return load options for a selection of rows.
+
+    They may select further rows, because there is no option for sequence numbers.
+    """
     found = {}
     for name, at_us in (
         ("receivedFrom", selection.received.first),
@@ -125,7 +128,7 @@ def options_for(selection: SelectedRows) -> dict[str, str]:
 
 
 def narrowed(selection: SelectedRows, filters: Iterable[Filter]) -> SelectedRows:
-    """Return `selection` narrowed by the filters that are understood."""
+    """Return `selection` narrowed by `filters`; filters that are not supported are ignored."""
     for one in filters:
         name = ".".join(getattr(one, "attribute", ()))
         value = getattr(one, "value", None)
@@ -147,7 +150,7 @@ def narrowed(selection: SelectedRows, filters: Iterable[Filter]) -> SelectedRows
 
 
 def _texts(filter_: Filter, value: Any) -> frozenset[str] | None:
-    """Return the texts that a filter permits; None for another kind of filter."""
+    """Return the texts that a filter on a coded column permits; None for another kind of filter."""
     if isinstance(filter_, EqualTo | EqualNullSafe) and isinstance(value, str):
         return frozenset({value})
     if isinstance(filter_, In) and all(isinstance(text, str) for text in value):

@@ -66,7 +66,8 @@ Offsets = dict[str, int]
 class Bound:
     """Start or end of a read.
 
-    It is the time `at_us` (microseconds UTC), else `offsets` by shard, else `otherwise` for all shards.
+    It is the first row received at `at_us` (microseconds UTC) or later; without `at_us`, the number in
+    `offsets` for the shard, or `otherwise` for shards that are not in it.
     """
 
     otherwise: int
@@ -228,6 +229,6 @@ def _microseconds(text: str, name: str) -> int:
 
 
 def microseconds_of(time: datetime) -> int:
-    """Return microseconds since 1970 UTC, exactly."""
+    """Convert a time to microseconds since 1970 UTC, without rounding."""
     elapsed = time - datetime(1970, 1, 1, tzinfo=UTC)
     return (elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds

@@ -1,9 +1,10 @@
 """Writing of complete segments as one Parquet file, in a process that the journal's writer starts.
 
 `python -m gateway.pipeline.journal.parquet_writer FOLDER SHARD FIRST NEXT DRAFT` writes rows FIRST to before
-NEXT to the new file DRAFT, and syncs it; the writer renames it (`gateway/store/journal/conversion.py`). It
-ends early when standard input is closed, because then the writer is gone. `gateway/store/journal/parquet.py`
-describes the file. Texts are written from the blocks' dictionaries, without a loop over rows.
+NEXT to the new file DRAFT, and syncs it; the writer renames it (`gateway/store/journal/conversion.py`). The
+process ends early when its standard input is closed, because then the writer has ended.
+`gateway/store/journal/parquet.py` describes the file. Texts are written from the blocks' dictionaries,
+without a loop over rows.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ NICENESS: Final = 19
 
 
 class _RowGroup:
-    """Rows of the next row group."""
+    """Rows gathered for the next row group, from number `first` on."""
 
     def __init__(self, first: int) -> None:
         self.first = self.next = first
@@ -47,7 +48,7 @@ class _RowGroup:
         self.low_us = 0
 
     def add(self, block: Block) -> None:
-        """Add the wanted rows of a block."""
+        """Add the requested rows of a block."""
         rows = slice(block.begin - block.header.base, block.end - block.header.base)
         batch = coded_batch_of(block, NAMES).slice(rows.start, rows.stop - rows.start)
         self.batches.append(batch)
@@ -57,7 +58,7 @@ class _RowGroup:
 
 
 class _ParquetFile:
-    """Parquet file that is being written, and what its metadata will say."""
+    """Parquet file that is being written, with the metadata that is added at its end."""
 
     def __init__(self, sink: BinaryIO, first: int) -> None:
         self._writer = pq.ParquetWriter(
@@ -124,9 +125,9 @@ class _ParquetFile:
 def close_segments(
     folder: Path, shard: int, first: int, next_: int, draft: Path, pause: Callable[[], None] = lambda: None
 ) -> None:
-    """Write rows `first` to before `next_` of a shard to the new file `draft`.
+    """Write rows `first` to before `next_` of a shard to the new Parquet file `draft`.
 
-    `pause` is called after each block. Raises OSError and JournalError; then the draft is useless.
+    `pause` is called after each block. Raises OSError and JournalError; then the file is incomplete.
     """
     reader = JournalReader(folder, expand=expand_runs)
     name = str(shard)
@@ -163,7 +164,7 @@ def _min_and_max(times: Arrow) -> tuple[int, int]:
 
 
 class _OrphanError(Exception):
-    """The writer that started this process is gone."""
+    """Error of this process when the journal's writer that started it has ended."""
 
 
 def _check_writer() -> None:
@@ -172,7 +173,10 @@ def _check_writer() -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one conversion with low priority. Return the exit code; the last line on stderr says why."""
+    """Run one conversion with low priority, and return the exit code.
+
+    If it fails, the last line on stderr is the reason.
+    """
     folder, shard, first, next_, draft = arguments
     os.nice(NICENESS)
     pa.set_cpu_count(1)

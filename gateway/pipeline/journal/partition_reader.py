@@ -32,7 +32,7 @@ def read_part(
     batches: Callable[[LoadOptions, SelectedRows, tuple[str, ...], JournalPartition], Iterator[Arrow]]
     | None = None,
 ) -> Iterator[Arrow]:
-    """Yield the rows of a partition in batches.
+    """Yield the requested rows of a partition as Arrow batches.
 
     `batches` builds the batches; None builds batches of about BATCH_ROWS rows. Raises JournalError, and
     PipelineError for faults of this machine.

@@ -1,9 +1,10 @@
-"""Planning of reads: selects ranges of rows and divides them into tasks.
+"""Planning of reads: select ranges of rows and divide them into tasks.
 
-It reads the summaries of files, and block headers of the file in use, never contents. A `BlockSpan` is a run
-of blocks in one file, about one mebibyte; a stream's planner stores spans of unread rows, since every block
-of a week would be too much. A task gets a `JournalPartition`: a range of rows of a shard, with the place of
-its first block. If the writer has replaced that file meanwhile, the rows are found by their numbers.
+The planner reads the summaries of files, and block headers of the file in use, never contents. A `BlockSpan`
+is a run of blocks in one file, about one mebibyte; a stream's planner stores spans of unread rows, since
+single blocks of a week would be too many. A task gets a `JournalPartition`: a range of rows of a shard, with
+the place of its first block. If the writer has replaced that file meanwhile, the rows are found by their
+numbers.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class JournalPartition(InputPartition):
     place: BlockPlace | None
 
     def split(self, count: int) -> Iterator[JournalPartition]:
-        """Yield the same rows in `count` parts, or fewer if there are not enough.
+        """Divide the rows among `count` partitions, or fewer if there are not enough rows.
 
         Where one part ends and the next begins inside a block, both read that block.
         """
@@ -59,9 +60,10 @@ class JournalPartition(InputPartition):
 
 
 class Shard:
-    """Unread blocks of one shard that may have wanted rows.
+    """Spans of unread blocks of one shard that may have requested rows.
 
-    These were received in `received` (microseconds UTC) and are of `routes` (None: all).
+    Requested rows were received in the range `received` (microseconds UTC) and have one of `routes` (None:
+    all).
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class Shard:
         self._spans: list[BlockSpan] = []
 
     def read_new_blocks(self) -> int:
-        """Add the blocks written since the last call. Return the number behind the newest row."""
+        """Add the blocks written since the last call, and return the number behind the newest row."""
         for item in self._reader.stretches(self.name, self.next, near=self._end):
             if isinstance(item, Gap):
                 self.next = item.first + item.rows
@@ -105,7 +107,7 @@ class Shard:
         del self._spans[: len(self._spans) if first_place is None else first_place]
 
     def parts(self, first: int, end: int, byte_count: int) -> Iterator[JournalPartition]:
-        """Yield the rows `first` to before `end` in parts of about `byte_count` bytes."""
+        """Yield partitions for rows `first` to before `end`, each with blocks of about `byte_count` bytes."""
         begin, place, size = first, None, 0
         for span in self._spans:
             if span.next <= first or span.first >= end:
@@ -120,7 +122,7 @@ class Shard:
             yield JournalPartition(self.name, begin, end, place)
 
     def byte_count(self, first: int, end: int) -> int:
-        """Return the approximate bytes of the blocks with these rows."""
+        """Return the approximate size of the blocks with rows `first` to before `end`, in bytes."""
         return sum(span.byte_count for span in self._spans if span.next > first and span.first < end)
 
 
@@ -130,7 +132,7 @@ def reader_of(options: LoadOptions) -> JournalReader:
 
 
 def load_summaries(reader: JournalReader, begins: Mapping[str, int]) -> None:
-    """Load the summaries of files with rows of these shards from these numbers on.
+    """Load the summaries of the files that have rows from `begins` on; `begins` has row numbers by shard.
 
     For a store they are loaded concurrently, since a request takes longer than the transfer.
     """
@@ -148,18 +150,21 @@ def load_summaries(reader: JournalReader, begins: Mapping[str, int]) -> None:
 
 
 def first_of(reader: JournalReader, shard: str) -> int:
-    """Return the number of the oldest row."""
+    """Return the sequence number of the oldest row of a shard."""
     segments = reader.segments(shard)
     return segments[0].first if segments else 0
 
 
 def next_of(reader: JournalReader, shard: str) -> int:
-    """Return the number behind the newest row."""
+    """Return the sequence number behind the newest row of a shard."""
     return reader.end(shard)
 
 
 def bounded(reader: JournalReader, bound: Bound, shards: Iterable[str]) -> Offsets:
-    """Return a bound as offsets by shard. Raises PipelineError for an unknown shard."""
+    """Return the row number at which `bound` is in each of the shards.
+
+    Raises PipelineError for an unknown shard.
+    """
     names = list(shards)
     unknown = sorted(set(bound.offsets) - set(names))
     if unknown:
@@ -180,7 +185,7 @@ def _number(reader: JournalReader, bound: Bound, shard: str) -> int:
 
 
 def _first_row_at(reader: JournalReader, shard: str, at_us: int) -> int:
-    """Return the number of the first row received at a time or later."""
+    """Return the number of the first row of a shard that was received at `at_us` or later."""
     for block in reader.blocks(shard, from_us=at_us):
         if isinstance(block, Block):
             times = batch_of(block, (TIME,))[TIME].cast("int64")
@@ -193,10 +198,11 @@ def _first_row_at(reader: JournalReader, shard: str, at_us: int) -> int:
 def count_late_rows(
     reader: JournalReader, shard: str, place: int, at_us: int, chosen: Callable[[Block], Arrow | None]
 ) -> int:
-    """Return how many rows from number `place` on were received before `at_us`.
+    """Return how many rows from number `place` on were received before `at_us` (microseconds UTC).
 
-    Only `chosen` rows count (a boolean array; None: all). Their messages were settled later than others of
-    the same time. Reading stops where the journal is complete up to `at_us`.
+    Their messages were settled later than others that were received at the same time. Only rows that `chosen`
+    selects count; it returns a boolean array for a block, or None for all rows. Reading stops where the
+    journal is complete up to `at_us`.
     """
     end = None
     for segment in reader.segments(shard):
@@ -215,9 +221,9 @@ def count_late_rows(
 
 
 def divide_rows(waiting: dict[str, int], most: int) -> dict[str, int]:
-    """Divide `most` rows among the shards in proportion to their unread rows.
+    """Divide at most `most` rows among the shards in proportion to their unread rows, `waiting`.
 
-    The result has at least one row in all, if any wait.
+    The result has at least one row in all, if there are unread rows.
     """
     total = sum(waiting.values())
     if total <= most:
@@ -232,10 +238,10 @@ def divide_rows(waiting: dict[str, int], most: int) -> dict[str, int]:
 def parts_of(
     shards: Mapping[str, Shard], ranges: Mapping[str, tuple[int, int]], options: LoadOptions
 ) -> list[JournalPartition]:
-    """Return the tasks for these rows of each shard.
+    """Return the partitions, one for each task, for these ranges of rows by shard.
 
-    There are at least `minPartitions` tasks of about `partitionBytes` at most; those of a shard have similar
-    sizes.
+    There are at least `minPartitions` partitions, each with blocks of about `partitionBytes` at most; those
+    of one shard have similar sizes.
     """
     byte_count = {name: shards[name].byte_count(*range_) for name, range_ in ranges.items()}
     size = max(1, min(options.partition_bytes, sum(byte_count.values()) // options.partitions_min))

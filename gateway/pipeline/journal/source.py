@@ -3,7 +3,7 @@
 Spark runs the planning in a Python process beside the driver, and `read` in one process per task. The
 planner's state is in `self`; `read` depends on its partition alone. Offsets are the journal's sequence
 numbers by shard, and the position is only in Spark's checkpoint: a batch that is read again has exactly the
-same rows, whatever was killed in between.
+same rows, whichever process was killed in between.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from gateway.store.journal.reader import JournalReader
 
 
 class JournalSource(DataSource):
-    """Data source `gateway_journal`; `options.py` describes its options.
+    """Spark data source `gateway_journal`; `options.py` describes its options.
 
-    A given schema also selects columns.
+    A schema given by the user selects columns, too.
     """
 
     hadoop: ClassVar[Hadoop] = {}
@@ -50,7 +50,7 @@ class JournalSource(DataSource):
 
     @classmethod
     def of(cls, hadoop: Hadoop) -> type[JournalSource]:
-        """Return a source class with these Hadoop options, since planning runs without a session."""
+        """Return a subclass with these Hadoop options, because the planning runs without a Spark session."""
         return type(cls.__name__, (cls,), {"hadoop": hadoop, "__doc__": cls.__doc__})
 
     @classmethod
@@ -69,14 +69,17 @@ class JournalSource(DataSource):
         return JournalTable(options, _names(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return a reader for streams. Raises PipelineError if this Spark has no limits for streams."""
+        """Return a reader for streams. Raises PipelineError if this Spark cannot limit micro-batches."""
         from gateway.pipeline.journal.stream import JournalStream
 
         return JournalStream(options_of(self.options, stream=True, hadoop=self.hadoop), _names(schema))
 
 
 def _names(schema: StructType) -> tuple[str, ...]:
-    """Return the column names of a schema. Raises PipelineError if the journal has another type for one."""
+    """Return the column names of a schema.
+
+    Raises PipelineError if a column has another type in the journal.
+    """
     for field in schema.fields:
         if spark_schema((field.name,))[0].dataType != field.dataType:
             raise PipelineError(
@@ -87,7 +90,7 @@ def _names(schema: StructType) -> tuple[str, ...]:
 
 
 class JournalTable(DataSourceReader):
-    """Rows between two bounds, as of the planning of the query."""
+    """Reader of the rows between two bounds, which are computed when the query is planned."""
 
     def __init__(self, options: LoadOptions, names: tuple[str, ...]) -> None:
         self._options = options
@@ -120,9 +123,9 @@ class JournalTable(DataSourceReader):
         return [*parts_of(found, ranges, options)]
 
     def _tell_of_late_rows(self, reader: JournalReader, end: Offsets) -> None:
-        """Print a warning for rows that the read misses.
+        """Print a warning if rows received before `endingTimestamp` are behind the end of the read.
 
-        They were received before `endingTimestamp` and settled behind it.
+        Such rows were settled later than others that were received at the same time.
         """
         at_us, selection = self._options.end.at_us, selection_of(self._options)
         if at_us is None:
@@ -151,7 +154,7 @@ class JournalTable(DataSourceReader):
         return read_part(self._options, self._selection, self._names, partition, coded)
 
     def narrow(self, filters: Iterable[Filter]) -> None:
-        """Skip blocks and rows by conditions that hold for each wanted row.
+        """Skip blocks and rows that do not satisfy `filters`, which each requested row must satisfy.
 
         Spark does not call this method: it has one reader for all uses of a table.
         """

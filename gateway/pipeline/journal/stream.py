@@ -25,7 +25,7 @@ from gateway.pipeline.limits import ReadAllAvailable, ReadLimit, ReadMaxRows, Su
 
 
 class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Stream of rows in the order in which they are written.
+    """Reader of the journal as a stream, in the order in which rows are written.
 
     A shard that appears later is read from its first row.
     """
@@ -59,7 +59,10 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [name for name in self._reader.shards() if only is None or name in only]
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        """Return the end of the next micro-batch. A shard without files ends where it was read to."""
+        """Return the offsets at which the next micro-batch ends.
+
+        A shard without files ends at its offset in `start`.
+        """
         with self._reader.cached_listing():
             return self._ends(start, limit)
 
@@ -94,7 +97,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {name: shard.next for name, shard in self._shards.items()}
 
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
-        """Return the partitions of a micro-batch; the first one may have been planned by a killed query."""
+        """Return the partitions of a micro-batch; a killed query may have planned the first micro-batch."""
         ranges: dict[str, tuple[int, int]] = {}
         with self._reader.cached_listing():
             for name, bound in end.items():
@@ -126,10 +129,9 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _shard(self, name: str, first: int) -> Shard:
-        """Return the planner's state of a shard, created from row `first` on if it is new.
+        """Return the planner's state of a shard, created from row `first` on if there is none.
 
-        Raises PipelineError when the journal ends before that row: it is another journal, or has lost its
-        end.
+        Raises PipelineError if the journal ends before that row: it is another journal, or has lost its end.
         """
         shard = self._shards.get(name)
         if shard is None:

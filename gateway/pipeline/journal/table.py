@@ -1,9 +1,9 @@
 """The journal as one table: segments in Parquet by Spark's own reader, the others by the Python source.
 
-A segment in Parquet never changes, and rows have numbers. So the driver lists consecutive files in Parquet
-from the start on, and the Python source reads from the number behind them: each row is in one of the two,
-even if segments become Parquet or are written before the query runs. Spark passes conditions and columns on
-to its own reader; the Python source gets them as options.
+A segment in Parquet never changes, and rows have numbers. So the driver lists consecutive Parquet files from
+the start on, and the Python source reads from the number behind them: each row is in one of the two, even if
+segments become Parquet or are written before the query runs. Spark passes conditions and columns on to its
+own reader; the Python source gets them as options.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORMAT: Final = "gateway_journal"
 
 
 class _Closed(NamedTuple):
-    """Segments in Parquet with the rows `first` to before `next` of a shard.
+    """Segments in Parquet that contain rows `first` to before `next` of a shard.
 
     `names` are their paths below the journal's folder.
     """
@@ -45,8 +45,8 @@ def read_journal(spark: SparkSession, folder: str, options: Mapping[str, str] | 
     """Return the journal as a table, with the `options` of the format `gateway_journal`.
 
     `read_journal(spark, folder).createOrReplaceTempView("journal")` makes it a view for `spark.sql`. A table
-    has the rows that were written until a query on it runs; retention may meanwhile delete files that it
-    names. Raises PipelineError, and errors of the journal's reader.
+    includes rows that are written until a query on it runs; retention may meanwhile delete files that it
+    refers to. Raises PipelineError, and errors of the journal's reader.
     """
     load_options = dict(options or {})
     source = spark.read.format(FORMAT).options(**load_options)
@@ -71,7 +71,7 @@ def read_journal(spark: SparkSession, folder: str, options: Mapping[str, str] | 
 
 
 def _closed(reader: JournalReader, options: LoadOptions) -> tuple[list[_Closed], Offsets]:
-    """Return the segments in Parquet to read, and for each shard the number from which the source reads."""
+    """Return the segments in Parquet to read, and the number from which the source reads each shard."""
     found: list[_Closed] = []
     only = options.shards
     with reader.cached_listing():
@@ -90,6 +90,7 @@ def _closed(reader: JournalReader, options: LoadOptions) -> tuple[list[_Closed],
 
 
 def _of_shard(reader: JournalReader, shard: str, first: int, end: int | None) -> _Closed | None:
+    """Return the consecutive segments in Parquet of a shard from row `first` on; None if there are none."""
     names: list[str] = []
     next_, is_cut = first, False
     folder = f"{shard.rpartition('/')[0]}/" if "/" in shard else ""
@@ -112,7 +113,7 @@ def _of_shard(reader: JournalReader, shard: str, first: int, end: int | None) ->
 def _table(
     spark: SparkSession, root: str, closed: _Closed, names: tuple[str, ...], options: LoadOptions
 ) -> DataFrame:
-    """Return the rows of segments in Parquet. The shard's name is that below the folder that is read."""
+    """Return the rows of segments in Parquet as a table; shards are named as in the folder that is read."""
     selection = selection_of(options)
     used = dict.fromkeys((*names, "sequence", "received", *selection.only))
     schema = spark_schema([name for name in used if name != "shard"])
@@ -129,7 +130,7 @@ def _table(
 
 
 def _conditions(selection: SelectedRows) -> list[Column]:
-    """Return the selection of the options as conditions of Spark's."""
+    """Return a selection of rows as conditions for Spark."""
     found = [F.col(name).isin(*sorted(texts)) for name, texts in selection.only.items()]
     first, end = selection.received.first, selection.received.end
     if first is not None:

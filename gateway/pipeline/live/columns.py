@@ -23,7 +23,7 @@ HOPS_MAX: Final = 255  # Maximum of the journal.
 
 
 class Received(NamedTuple):
-    """Received message, with its time (UTC, microseconds) and the broker's redelivered flag."""
+    """Received message with the time of receipt (microseconds UTC) and the broker's redelivered flag."""
 
     message: Message
     utc_us: int

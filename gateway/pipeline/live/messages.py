@@ -1,10 +1,11 @@
 """Conversion of rows to messages for the sink: address, properties and message id.
 
-The address is given in the words of the protocol (`topic`; `queue`, or `exchange` and `routing_key`;
+The address is given in the terms of the protocol (`topic`; `queue`, or `exchange` and `routing_key`;
 `service` and `destination`), each as a column, or as an option for all rows; or as one column `address` in
-the journal's form. Properties start from the column `properties`, in the journal's JSON, and every column of
-a single property overrides it. A message without an id gets one that is the same whenever the row is written
-again: the journal's shard and sequence if the row has them, else query, batch, partition and position.
+the journal's form. Properties are those of the column `properties`, in the journal's JSON, and each column
+for a single property overrides them. A message without an id gets one that is the same whenever the row is
+written again: the journal's shard and sequence if the row has them, else query, batch, partition and
+position.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ ADDRESSES_MAX: Final = 65_536  # Maximum number that one task caches.
 class RowConversion:
     """Conversion from rows of a schema to messages of a protocol; created in the driver, used in the tasks.
 
-    `fixed` has words of the address, and `assurance`, that are the same for all rows. `prefix` is prepended
-    to ids.
+    `fixed` has the parts of the address, and the `assurance`, that are the same for all rows. `prefix` is
+    prepended to generated message ids.
     """
 
     def __init__(self, protocol: str, schema: StructType, fixed: Mapping[str, str], prefix: str) -> None:
@@ -86,7 +87,8 @@ class RowConversion:
     def messages(self, batch: Any, run: str, first: int) -> Iterator[Message]:
         """Yield the messages of an Arrow record batch in order. Raises PipelineError.
 
-        `run` and `first`, the position of its first row, form the ids of rows without one.
+        The id of a row without one is derived from `run` and the row's position; `first` is that of the first
+        row.
         """
         columns = {name: batch.column(at).to_pylist() for at, name in enumerate(batch.schema.names)}
         for place in range(batch.num_rows):
@@ -154,7 +156,7 @@ class RowConversion:
 
 
 def _headers(stated: Sequence[Any]) -> Headers:
-    """Return headers from a map of texts, or from the journal's list of name, type and value."""
+    """Return headers from a map of texts, or from the journal's list of (name, type, value)."""
     found = []
     for one in stated:
         if isinstance(one, dict):

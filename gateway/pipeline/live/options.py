@@ -28,7 +28,7 @@ SPARKS: Final = frozenset(("path", "checkpointlocation", "queryname"))
 
 
 class QueryOptions:
-    """Options of one query. Names are case-insensitive, as Spark's are."""
+    """Options of one query, with checks. Names are case-insensitive, as Spark's are."""
 
     def __init__(self, format_: str, options: Mapping[str, str], known_names: Iterable[str]) -> None:
         """Accept the options that are in `known_names`.
@@ -61,10 +61,9 @@ class QueryOptions:
         return found
 
     def listed(self, name: str) -> list[str]:
-        """Return the texts of an option.
+        """Return the texts in an option, which are separated by commas or are a JSON list.
 
-        They are separated by commas, or a JSON list, for texts with commas in them. Raises PipelineError for
-        an invalid list.
+        Raises PipelineError for an invalid JSON list.
         """
         stated = (self.text(name) or "").strip()
         if not stated.startswith("["):
@@ -111,9 +110,9 @@ class QueryOptions:
         return found
 
     def access(self, protocol: str | None = None) -> ConnectionOptions:
-        """Return address and credentials of the broker in option `url`; reads the password file.
+        """Return address and credentials of the broker in the option `url`; reads the password file.
 
-        Raises PipelineError, also if the URL is not of `protocol`.
+        Raises PipelineError, also if the URL is not one of `protocol`.
         """
         url = self.required_text("url", f"{_scheme(protocol)}://broker.internal")
         try:
@@ -144,6 +143,6 @@ class QueryOptions:
 
 
 def _scheme(protocol: str | None) -> str:
-    """Return the URL scheme with TLS, for an example."""
+    """Return the URL scheme of a protocol with TLS, for an example in an error."""
     dialect = OWN[0] if protocol is None else DIALECTS[protocol]
     return next(one.name for one in dialect.schemes if one.transport == "tls")

@@ -28,7 +28,7 @@ Offset = dict[str, Any]
 
 
 class MessagePartition(InputPartition):
-    """Partition with its messages, in Arrow's stream format."""
+    """Partition that contains its messages, in Arrow's stream format."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(None)
@@ -44,7 +44,7 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, chosen: QueryOptions, window: int, connect: Callable[[], Client]) -> None:
         """Create a reader, which connects on first use.
 
-        `window` is the maximum of unacknowledged messages; `connect` returns a connection that consumes.
+        `window` is the maximum number of unacknowledged messages; `connect` opens a connection that consumes.
         """
         self._chosen = chosen
         self._window = window
@@ -82,16 +82,16 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Make the query end when nothing has arrived for `quietSecs`.
+        """Make the query end when no message has arrived for `quietSecs` seconds.
 
-        A broker does not report an end of its messages.
+        A broker does not report that it has no more messages.
         """
         self._until_quiet = True
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """Return the end of the next micro-batch, after acknowledging the messages before `start`.
+        """Acknowledge the messages before `start`, which Spark has committed.
 
-        Spark has committed those messages.
+        Return the end of the micro-batch.
         """
         above = start["next"] if start["run"] == self._run else 0
         receiver = self.receiver
@@ -103,7 +103,10 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"run": self._run, "next": found} if found > above else start
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Return the messages in partitions; none for an earlier run, whose messages are redelivered."""
+        """Return partitions with the messages from `start` to before `end`.
+
+        Returns none for offsets of an earlier run, whose messages the broker redelivers.
+        """
         if end["run"] != self._run:
             return []
         first = start["next"] if start["run"] == self._run else 0

@@ -28,7 +28,7 @@ SECOND: Final = 1_000_000
 
 
 class BufferLimits(NamedTuple):
-    """Limits of the buffer, and seconds that the broker may be unreachable."""
+    """Limits of the buffer in messages and bytes, and of the time in seconds without a connection."""
 
     messages_max: int
     bytes_max: int
@@ -42,7 +42,7 @@ class _HeldRow(NamedTuple):
 
 
 class Receiver:
-    """Receiver of messages on connections from `connect`.
+    """Receiver and buffer of messages, on connections that `connect` opens.
 
     Messages are numbered from 0 in order of arrival.
     """
@@ -65,17 +65,17 @@ class Receiver:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, and leave unacknowledged messages to the broker."""
+        """Close the connection; the broker redelivers unacknowledged messages to another one."""
         self._closing = True
         self._thread.join(RETRY_SECS_MAX)
 
     # Methods for Spark.
 
     def latest(self, above: int, most: int | None) -> int:
-        """Return the number behind the newest message, at most `above` + `most`.
+        """Return the number behind the newest message, but at most `above` + `most` (None: no limit).
 
-        Messages before it count as planned, and stay until they are committed. Raises the error that prevents
-        a connection.
+        Messages before it then count as planned, and stay buffered until they are committed. Raises the error
+        that prevents a connection.
         """
         with self._lock:
             self._check()
@@ -86,10 +86,10 @@ class Receiver:
             return max(end, above)
 
     def wait(self, above: int, seconds: float) -> None:
-        """Wait until messages behind number `above` have arrived and no more follow.
+        """Wait until messages from number `above` on have arrived and no more follow.
 
-        Return also if nothing has arrived for `seconds`. Without a connection, wait for one. Raises the error
-        that prevents a connection, once the broker was unreachable for too long.
+        Returns also if nothing has arrived for `seconds` seconds. Without a connection, waits for one. Raises
+        the error that prevents a connection, once the broker was unreachable for too long.
         """
         last = time.monotonic()
         while True:
@@ -110,13 +110,13 @@ class Receiver:
                 return
 
     def rows(self, start: int, end: int) -> list[Received]:
-        """Return the messages from `start` to before `end`, without committed ones."""
+        """Return the messages with numbers from `start` to before `end`, without committed ones."""
         with self._lock:
             first = self._first
             return [held.row for held in islice(self._rows, max(start - first, 0), max(end - first, 0))]
 
     def commit(self, end: int) -> None:
-        """Acknowledge and drop all messages before `end`."""
+        """Acknowledge all messages before number `end`, and remove them from the buffer."""
         with self._lock:
             while self._rows and self._first < end:
                 oldest = self._rows.popleft()

@@ -1,9 +1,9 @@
-"""Sink `gateway_publish`: publishes rows to a broker or a gateway, in batches and in streams.
+"""Sink `gateway_publish`: publish rows to a broker or a gateway, in batches and in streams.
 
 A task connects, publishes its rows in order with a limit of unconfirmed ones, and reports to the driver when
 the last one is confirmed. A failed attempt is not undone: the next one publishes its rows again with the same
-ids, and a route that deduplicates refuses them. Temporarily refused rows are retried with fewer in flight;
-finally refused ones fail the task, unless `onReject` is `skip`.
+ids, and a route that deduplicates refuses them. Temporarily refused rows are retried with fewer unconfirmed
+ones; finally refused rows fail the task, unless `onReject` is `skip`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ EXAMPLES: Final = 3
 
 @dataclass(frozen=True)
 class PublishedRows(WriterCommitMessage):
-    """Result of one task: the number of rows, and how many of them were refused."""
+    """Result of one task: the number of published rows, and how many of them were refused."""
 
     rows: int
     refused: int
@@ -79,7 +79,7 @@ class PublishSource(DataSource):
 
 
 class SinkSettings:
-    """Settings of one query, sent to every task. `run` is part of the ids of rows without one."""
+    """Settings of one query, sent to every task. `run` is part of the message ids of rows without one."""
 
     def __init__(self, options: QueryOptions, schema: StructType, run: str) -> None:
         """Check the options of a query and the columns of its rows.
@@ -101,9 +101,9 @@ class SinkSettings:
         client_of(self._options.access()).close()
 
     def publish(self, batches: Iterator[Any]) -> PublishedRows:
-        """Publish all rows and wait for the responses. Return the number of rows and of refused ones.
+        """Publish all rows of a task, and wait for the responses.
 
-        Refused rows raise PipelineError unless `onReject` is "skip". Raises LinkError.
+        Raises LinkError, and PipelineError for refused rows unless `onReject` is "skip".
         """
         context = TaskContext.get()
         assert context is not None
@@ -129,7 +129,7 @@ class SinkSettings:
         return PublishedRows(rows, refused)
 
     def _publish(self, client: Client, messages: Sequence[Message]) -> int:
-        """Publish some messages. Return how many were refused finally."""
+        """Publish messages, and return how many were finally refused."""
         unpublished = dict(enumerate(messages))
         final: dict[int, BrokerRefusal] = {}
         in_flight, wait = self._in_flight, RETRY_SECS
@@ -159,7 +159,7 @@ class SinkSettings:
 
 
 class BatchPublisher(DataSourceArrowWriter):
-    """Writer of `df.write.format("gateway_publish")`."""
+    """Writer of batches, `df.write.format("gateway_publish")`."""
 
     def __init__(self, publication: SinkSettings) -> None:
         self._publication = publication
@@ -169,16 +169,13 @@ class BatchPublisher(DataSourceArrowWriter):
         return self._publication.publish(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Complete the job.
-
-        If there were no rows, connect once, so that an unreachable broker raises LinkError.
-        """
+        """Complete the job. If there were no rows, connect once, which raises LinkError if that fails."""
         if not any(isinstance(one, PublishedRows) and one.rows for one in messages):
             self._publication.connect()
 
 
 class StreamPublisher(DataSourceStreamArrowWriter):
-    """Writer of `df.writeStream.format("gateway_publish")`."""
+    """Writer of streams, `df.writeStream.format("gateway_publish")`."""
 
     def __init__(self, publication: SinkSettings) -> None:
         self._publication = publication
@@ -189,6 +186,6 @@ class StreamPublisher(DataSourceStreamArrowWriter):
 
 
 def client_of(access: ConnectionOptions) -> Client:
-    """Return a connection to publish on. Raises LinkError."""
+    """Open a connection to publish on. Raises LinkError."""
     made: Client = resolve_name(DIALECTS[access.target.protocol].client)(access)
     return made

@@ -39,7 +39,7 @@ class LiveSource(DataSource):
         return f"{type(self).__name__}()"
 
     def schema(self) -> StructType:
-        """Return the schema; see `docs/guides/pipeline-live.md`."""
+        """Return the schema of the rows; `docs/guides/pipeline-live.md` describes the columns."""
         return live_schema()
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -54,19 +54,19 @@ class LiveSource(DataSource):
         raise NotImplementedError
 
     def connect(self) -> Client:
-        """Return a connection that consumes. Raises LinkError."""
+        """Open a connection that consumes. Raises LinkError."""
         raise NotImplementedError
 
     @property
     def window(self) -> int:
-        """Maximum of unacknowledged messages."""
+        """Maximum number of unacknowledged messages."""
         return self.chosen.integer("bufferMessages", 10_000, most=10_000_000)
 
 
 class MqttSource(LiveSource):
-    """Source of MQTT messages of the filters `topics`.
+    """Source of MQTT messages that match the topic filters in option `topics`.
 
-    With `clientId` the broker stores the session for `sessionSecs` after the query stops.
+    With `clientId` the broker stores the session for `sessionSecs` seconds after the query stops.
     """
 
     protocol = MQTT.name
@@ -99,9 +99,9 @@ class MqttSource(LiveSource):
 
 
 class LiveAmqpSource(LiveSource):
-    """Source of AMQP 0-9-1 messages from `queues`.
+    """Source of AMQP 0-9-1 messages from the queues in option `queues`.
 
-    With `exchange` and `bindingKeys` the one queue is declared durable and bound.
+    With `exchange` and `bindingKeys` there must be one queue, which is declared durable and bound.
     """
 
     protocol = AMQP091.name
@@ -135,10 +135,10 @@ class LiveAmqpSource(LiveSource):
 
 
 class LiveFastSource(LiveSource):
-    """Source of AMQP/Fast messages from `destinations`, each written `service:name`.
+    """Source of AMQP/Fast messages from the destinations in option `destinations`, each as `service:name`.
 
-    A name that ends in a dot stands for all that begin with it. With `clientId` and `subscription`, topic
-    subscriptions are durable.
+    A name that ends in a dot stands for all names that begin with it. With `clientId` and `subscription`,
+    topic subscriptions are durable.
     """
 
     protocol = AMQPFAST.name

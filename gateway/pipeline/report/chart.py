@@ -23,7 +23,7 @@ DOTS_MAX: Final = 400  # Of a series; more would overlap.
 
 
 def chart(series: Mapping[str, Points], step: float, unit: str) -> str:
-    """Return the chart of series whose values are `step` seconds apart; "" if there are none."""
+    """Return a line chart as SVG; the values of each series are `step` seconds apart. "" without series."""
     times = [time for points in series.values() for time, _ in points]
     if not times:
         return ""
@@ -52,7 +52,7 @@ def chart(series: Mapping[str, Points], step: float, unit: str) -> str:
 
 
 def legend(names: Sequence[str]) -> str:
-    """Return the legend of the series as HTML."""
+    """Return a legend with the names of the series, as HTML."""
     items = (
         f'<span><i style="background:{COLOURS[place % len(COLOURS)]}"></i>{escape(name)}</span>'
         for place, name in enumerate(names)
@@ -61,6 +61,8 @@ def legend(names: Sequence[str]) -> str:
 
 
 class _Scale:
+    """Linear map of the values `low` to `high` to the positions `first` to `last`."""
+
     def __init__(self, low: float, high: float, first: float, last: float) -> None:
         self._low, self._first = low, first
         self._factor = (last - first) / (high - low)
@@ -70,9 +72,9 @@ class _Scale:
 
 
 def _line(name: str, points: Points, step: float, unit: str, x: _Scale, y: _Scale, colour: str) -> list[str]:
-    """Return a line of a chart as SVG: a path, and dots with their values.
+    """Return the SVG of one series: a path, and dots that show their value under the pointer.
 
-    The path is interrupted where no value follows within 1.5 steps; many values have no dots.
+    The path is interrupted where no value follows within 1.5 steps. More than DOTS_MAX values get no dots.
     """
     path: list[str] = []
     before = None
@@ -92,7 +94,7 @@ def _line(name: str, points: Points, step: float, unit: str, x: _Scale, y: _Scal
 
 
 def ticks_of(top: float) -> list[float]:
-    """Return round numbers from 0 to `top` or just above."""
+    """Return equidistant round numbers for an axis, from 0 to `top` or the next one above it."""
     rough = top / 4
     power: float = 10.0 ** floor(log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
@@ -109,7 +111,7 @@ def number(value: float) -> str:
 
 
 def _moment(time: float, span: float) -> str:
-    """Return the time in the form for an axis of `span` seconds; 0 stands for the whole time."""
+    """Return a time as text for an axis that spans `span` seconds; for a span of 0, date and time."""
     moment = datetime.fromtimestamp(time, UTC)
     if span > 2 * 86_400:
         return f"{moment:%m-%d %H:%M}"

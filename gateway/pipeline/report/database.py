@@ -47,7 +47,7 @@ def is_database(to: str) -> bool:
 
 
 def put(url: str, rows: Iterable[Any]) -> int:
-    """Write rates into the table, and return their number.
+    """Write rates into the table of the database at `url`, and return their number.
 
     `rows` have the columns of NAMES; `client` may be missing. Raises PipelineError if the database is
     unreachable or refuses them.
@@ -75,7 +75,7 @@ def _pieces(rows: Iterable[Any]) -> Iterator[Sequence[tuple[Any, ...]]]:
 
 
 def _value(row: dict[str, Any], name: str) -> Any:
-    """Return a value for the database; times of Spark, which have no zone, are in that of this machine."""
+    """Return a column's value for the database; a Spark time without a zone gets this machine's zone."""
     value = row.get(name, "" if name in KEYS else None)
     return value.astimezone(UTC) if isinstance(value, datetime) else value
 

@@ -44,7 +44,8 @@ th{color:var(--soft);font-weight:500}td:first-child,th:first-child{text-align:le
 class WindowRate:
     """Rates of one window, route and client.
 
-    Times are UTC seconds; latencies are milliseconds, None if unknown.
+    Times are UTC seconds; latencies are milliseconds, None if unknown. `frames` counts frames, packets and
+    commands of the protocols.
     """
 
     begin: float
@@ -65,7 +66,7 @@ class WindowRate:
 
     @property
     def way(self) -> str:
-        """Name of the route; without one, the protocols in parentheses."""
+        """Name of the route; for messages without a route, the protocols in parentheses."""
         if not (self.route or self.target_protocol):
             return f"({self.source_protocol} to nobody)"
         return self.route or f"({self.source_protocol} to {self.target_protocol}, no route)"
@@ -77,7 +78,7 @@ class WindowRate:
 
 
 def page(rates: Sequence[WindowRate], source: str) -> str:
-    """Return the page for `rates` of the journal or archive `source`."""
+    """Return an HTML page with `rates`; `source` names their journal or archive."""
     head = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>What crossed</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -136,7 +137,7 @@ def _totals(rates: Sequence[WindowRate], seconds: float) -> str:
 
 
 def _busiest(rates: Iterable[WindowRate]) -> list[str]:
-    """Return the routes with most messages, and one entry for all others."""
+    """Return the names of the routes with most messages, and one name for all others."""
     counts: defaultdict[str, int] = defaultdict(int)
     for rate in rates:
         counts[rate.way] += rate.messages
@@ -154,7 +155,10 @@ def _chart(
     *,
     worst: bool = False,
 ) -> str:
-    """Return a chart with a line for each route; combined values are added, or the highest is shown."""
+    """Return a chart with a line for each route in `ways`.
+
+    The `value`s of one route and window are added, or with `worst` the highest is shown.
+    """
     found: dict[str, dict[float, float]] = {way: {} for way in ways}
     for rate in rates:
         one = value(rate)
@@ -169,7 +173,7 @@ def _chart(
 def _together(
     rates: Iterable[WindowRate], key: Callable[[WindowRate], str]
 ) -> list[tuple[str, list[WindowRate]]]:
-    """Return the rates of each key, those with most messages first."""
+    """Group the rates by `key`, and return the groups, those with most messages first."""
     groups: defaultdict[str, list[WindowRate]] = defaultdict(list)
     for rate in rates:
         groups[key(rate)].append(rate)

@@ -1,4 +1,4 @@
 """Recorded traffic: journal rows as messages, and the results of mappings for them.
 
-The package serves the jobs that route recorded traffic or publish it.
+The jobs that route recorded traffic or publish it use this package.
 """

@@ -1,7 +1,7 @@
 """Generation of mapping tests from recorded messages, in the form that `gateway test` reads.
 
-A test fixes the present result of the mapping, so that a later change shows. Parts that a test cannot express
-(a binary body, a repeated header) are left out, or the message is.
+A test contains the present result of the mapping, so that a later change of it makes the test fail. Parts of
+a message that a test cannot express (a binary body, a repeated header) are left out, or the whole message is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ Case = dict[str, Any]
 
 
 class Generated(NamedTuple):
-    """Mapping file with tests, the number of tests, and the number of messages that a test cannot express."""
+    """Result of generating tests: the text of the mapping file with the tests, and two numbers.
+
+    `tests` is the number of tests, `left_out` that of messages that a test cannot express.
+    """
 
     text: str
     tests: int
@@ -46,7 +49,10 @@ class Generated(NamedTuple):
 def with_tests(
     mapping: Mapping, text: str, candidate: CandidateMapping, rows: Sequence[Map[str, Any]]
 ) -> Generated:
-    """Return `text`, which is that of `mapping`, with a test for each of `rows`. All tests pass."""
+    """Add a test for each of the recorded `rows` to `text`, the text of the mapping file `mapping`.
+
+    All tests pass with `candidate`, the same mapping in compiled form.
+    """
     own = {rule.name for rule in mapping.document.routes}
     used_names = {case.name for case in mapping.document.tests}
     cases: list[Case] = []
@@ -104,7 +110,7 @@ def _case(
 
 
 def _published(message: Message, row: Map[str, Any], candidate: CandidateMapping) -> dict[str, Any]:
-    """Return the published message of a test.
+    """Return the part `publish` of a test: the message as it was received.
 
     Raises UnicodeDecodeError for a binary body, RemoteProtocolError for properties that were not recorded.
     """
@@ -150,7 +156,7 @@ def _expected(fate: Fate, route: Route) -> dict[str, Any]:
 
 
 def _guarantee(dialect: Dialect, assurance: int, durable: bool) -> dict[str, Any]:
-    """Return the guarantee in the words of the address's protocol."""
+    """Return the guarantee of a delivery in the terms of the target's protocol."""
     if "qos" in dialect.target_options:
         return {"qos": assurance}
     return {"delivery_mode": 2 if durable else 1} if dialect.queue_word else {"persistent": durable}

@@ -1,7 +1,7 @@
 """SQL conditions evaluated on Arrow batches in tasks, which avoids converting rows for Spark.
 
-Spark parses the SQL and translates it to its filters for sources. Conditions without a translation, such as
-functions, must be evaluated by Spark. Results follow SQL: true, false, or null.
+Spark parses the SQL and translates it to the filters that it passes to data sources. Conditions that Spark
+does not translate, such as functions, must be evaluated by Spark. Results follow SQL: true, false, or null.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class OrCondition(NamedTuple):
 
 
 class Opposite(NamedTuple):
-    """Negation of a condition."""
+    """Negation of the condition `of`."""
 
     of: Condition
 
@@ -66,7 +66,7 @@ class UntranslatedError(Exception):
 
 
 def condition_of(spark: SparkSession, sql: str) -> Condition | None:
-    """Return the condition that `sql` states on the journal's columns; None if only Spark can evaluate it.
+    """Parse the SQL condition `sql` on the journal's columns; return None if only Spark can evaluate it.
 
     Raises Spark's errors for invalid SQL.
     """
@@ -86,6 +86,7 @@ def condition_of(spark: SparkSession, sql: str) -> Condition | None:
 
 
 def _translated(predicate: Java) -> Condition:
+    """Convert a filter of Spark's JVM to a condition. Raises UntranslatedError."""
     name = predicate.getClass().getSimpleName()
     if name in JOINED:
         return JOINED[name](_translated(predicate.left()), _translated(predicate.right()))
@@ -118,7 +119,7 @@ def _value(value: Java) -> Any:
 
 
 def leaves_of(condition: Condition) -> Iterator[Filter]:
-    """Yield the filters that each wanted row must satisfy."""
+    """Yield the filters that each row must satisfy to satisfy the whole condition."""
     if isinstance(condition, AndCondition):
         yield from leaves_of(condition.one)
         yield from leaves_of(condition.other)
@@ -127,7 +128,7 @@ def leaves_of(condition: Condition) -> Iterator[Filter]:
 
 
 def evaluate(condition: Condition, batch: Arrow) -> Arrow:
-    """Evaluate a condition for each row of a batch. Return booleans; null is unknown."""
+    """Return, for each row of a batch, the truth of a condition as a boolean, or null if it is unknown."""
     if isinstance(condition, AndCondition):
         return pc.and_kleene(evaluate(condition.one, batch), evaluate(condition.other, batch))
     if isinstance(condition, OrCondition):

@@ -1,11 +1,11 @@
-"""Counting of groups of messages with the same fate, in two passes over Arrow batches.
+"""Counting of messages by their fates (results of a mapping), in two passes over Arrow batches.
 
-A journal has a row for each delivery, and messages are compared. The first pass, where rows are read,
+A journal has a row for each delivery, but whole messages are compared. The first pass, where rows are read,
 computes five numbers for each row: a key that all rows of a message share, a hash of the candidate's result,
 a hash of the recorded result, and the place of the row (two numbers). Only combinations that a task has not
 seen are routed; routes with conditions on the message are evaluated for each message. The texts behind the
 hashes are sent beside the numbers, once by each task. The second pass, where rows with the same key are
-together, counts the combinations of whole messages.
+together, counts how many messages have each combination of results.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ LOT_ROWS: Final = 262_144  # Rows counted at a time, by key; sorting needs sever
 
 
 def columns_for(candidates: Sequence[CandidateMapping]) -> list[str]:
-    """Return the columns that the first pass reads."""
+    """Return the names of the journal columns that the first pass needs for these mappings."""
     names = [*IDENTITY, *WHENCE, *WHITHER]
     if any(candidate.per_body for candidate in candidates):
         names += CONTENT
@@ -73,7 +73,7 @@ def columns_for(candidates: Sequence[CandidateMapping]) -> list[str]:
 
 
 def number_of(text: str) -> int:
-    """Return a hash of a text that is unique within a job and never 0."""
+    """Return a signed 64-bit hash of a text, in practice unique within a job, and never 0."""
     found = int.from_bytes(
         blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little", signed=True
     )
@@ -81,14 +81,14 @@ def number_of(text: str) -> int:
 
 
 class Texts:
-    """Hashes of texts, and the texts that were not sent yet."""
+    """Hashes of texts in one task, and the texts whose hashes were not sent to the second pass yet."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._news: list[str] = []
 
     def number(self, text: str) -> int:
-        """Return the hash of a text."""
+        """Return the hash of a text; a new text is stored until `news` returns it."""
         found = self._numbers.get(text)
         if found is None:
             if len(self._numbers) >= KNOWN_MAX:
@@ -152,7 +152,10 @@ class FirstPass:
 
 
 class FateCache:
-    """Fates of messages by a candidate, cached by address and everything else that decides."""
+    """Cache of the fates of messages by one mapping.
+
+    The key is the address and all other recorded columns on which the routing depends.
+    """
 
     def __init__(self, candidate: CandidateMapping, texts: Texts) -> None:
         self._candidate = candidate
@@ -200,7 +203,7 @@ class FateCache:
 
 
 class _Recipients:
-    """Numbers of the combinations of route, target and outcome in journal rows.
+    """Hashes of the recorded results (route, target and outcome) in journal rows.
 
     A row without a route, or with a route for responses, has NO_LANE.
     """
@@ -236,7 +239,7 @@ class _Recipients:
 def coded(column: Any) -> tuple[Numbers, Any]:
     """Return the index of each row's value in a dictionary, and the dictionary.
 
-    Null has the index behind the dictionary's end. A dictionary-encoded column is used as it is.
+    Null has the index behind the dictionary's end. A dictionary-encoded column is used unchanged.
     """
     found = column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(column)
     places = found.indices.fill_null(len(found.dictionary)) if found.null_count else found.indices
@@ -244,7 +247,10 @@ def coded(column: Any) -> tuple[Numbers, Any]:
 
 
 def combinations(columns: Sequence[Any]) -> tuple[Numbers, Numbers]:
-    """Return the number of each row's combination of values, and one row for each combination."""
+    """Return the number of each row's combination of values, and the index of one row of each combination.
+
+    `columns` are Arrow columns of equal length.
+    """
     codes: Numbers = np.zeros(len(columns[0]), dtype=np.int64)
     size = 1
     for column in columns:
@@ -266,7 +272,7 @@ def combinations(columns: Sequence[Any]) -> tuple[Numbers, Numbers]:
 
 
 def _keys(batch: Any) -> Numbers:
-    """Return a number for each row that exactly the rows of one message share."""
+    """Return a key for each row, which is equal for the rows of one message and differs between messages."""
     with np.errstate(over="ignore"):
         found = _int64(batch, "received").astype(np.uint64)
         for more in (
@@ -279,7 +285,7 @@ def _keys(batch: Any) -> Numbers:
 
 
 def _mixed(numbers: Numbers) -> Numbers:
-    """Return the finalizer of SplitMix64: every bit of the result depends on every bit of the input."""
+    """Apply the finalizer of SplitMix64: every bit of the result depends on every bit of the input."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))
@@ -306,7 +312,7 @@ def _texts_numbers(batch: Any, name: str, texts: Texts) -> Numbers:
 
 
 def second_pass(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield counted combinations, as a function for `mapInArrow` after the first pass.
+    """Yield the number of messages for each combination of results; for `mapInArrow` after the first pass.
 
     Rows with the same key must be in one partition.
     """
@@ -332,6 +338,10 @@ def second_pass(batches: Iterable[Any]) -> Iterator[Any]:
 def _count_fates(
     keys: Numbers, fates: Numbers, recipients: Numbers, shards: Numbers, sequences: Numbers
 ) -> Iterator[Any]:
+    """Yield a batch with the number of messages, and one message's place, for each combination of results.
+
+    The parameters are the five numbers of each row.
+    """
     order = np.lexsort((recipients, keys))
     keys, fates, recipients, shards, sequences = (
         column[order] for column in (keys, fates, recipients, shards, sequences)
@@ -363,6 +373,6 @@ def _count_fates(
 
 
 def _rows_as_one(table: Numbers) -> Numbers:
-    """Return rows as opaque values, which numpy compares faster."""
+    """Return each row of a table as one opaque value, which numpy compares faster."""
     table = np.ascontiguousarray(table)
     return table.view(np.dtype((np.void, table.dtype.itemsize * table.shape[1]))).ravel()

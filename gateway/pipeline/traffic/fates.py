@@ -24,9 +24,9 @@ from gateway.store.journal.wires import words_of
 
 
 class Fate(NamedTuple):
-    """Result of one route for a message: endpoint, address and guarantee.
+    """Result of one route for a message: the delivery, or the refusal.
 
-    `address` is in the journal's form; None if the message was refused, for the reason `refused`.
+    `address` is in the journal's form, or None if the route refused the message, for the reason `refused`.
     """
 
     route: str
@@ -39,7 +39,7 @@ class Fate(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str | None]:
-        """Endpoint and address."""
+        """Endpoint and address of the delivery."""
         return self.endpoint, self.address
 
 
@@ -47,17 +47,17 @@ Fates = tuple[Fate, ...]
 
 
 def encode_fates(fates: Sequence[Fate]) -> str:
-    """Return the fates as text; equal fates give equal texts."""
+    """Encode fates as text; equal fates give equal texts."""
     return orjson.dumps([list(fate) for fate in fates]).decode()
 
 
 def decode_fates(text: str) -> Fates:
-    """Return the fates that `encode_fates` wrote."""
+    """Decode the text that `encode_fates` returned."""
     return tuple(Fate(*one) for one in orjson.loads(text))
 
 
 class CandidateMapping:
-    """Mapping files as a value that can be sent to tasks. `endpoints` maps names to protocols."""
+    """Mapping files in a form that can be sent to tasks. `endpoints` has the protocol of each endpoint."""
 
     def __init__(
         self,
@@ -95,20 +95,20 @@ class CandidateMapping:
         return self._router
 
     def resolve(self, endpoint: str, address: Address, route: str) -> tuple[ResolvedRoute, ...]:
-        """Return the routes for messages of an address.
+        """Return the routes for messages that were published at an endpoint to an address.
 
-        `route` is the route that was recorded: if it consumes from a queue, the message came from that queue,
-        which the journal does not record otherwise. A return address leads to its requester whatever the
-        mapping is, so nothing is resolved.
+        `route` is the recorded route. If it consumes from a queue, the message came from that queue, which
+        the journal does not record otherwise. Returns no routes for a return address, which leads to its
+        requester whatever the mapping is.
         """
         if dialect_of(address).return_part(address) is not None:
             return ()
         return self.router.resolve(endpoint, address, self._queues.get((endpoint, route), ""))
 
     def queue_of(self, endpoint: str, route: str) -> str:
-        """Return the queue that `route` consumes from at an endpoint.
+        """Return the name of the queue that `route` consumes from at an endpoint.
 
-        Return an empty text if the route consumes from no queue, or does not exist.
+        Returns "" if the route consumes from no queue, or does not exist.
         """
         return self._queues.get((endpoint, route), "")
 
@@ -122,12 +122,15 @@ class CandidateMapping:
 
 
 def decides_by_message(resolved_routes: Sequence[ResolvedRoute]) -> bool:
-    """Return True if a route has a condition on the message, so that the address does not decide alone."""
+    """Return True if a route has a condition on the message, so that the address alone is not enough."""
     return any(isinstance(resolved, ConditionalRoute) for resolved in resolved_routes)
 
 
 def fates_of(resolved_routes: Sequence[ResolvedRoute], message: Message) -> Fates:
-    """Return what each route makes of a message, in the order of the routes that accept it or refuse it."""
+    """Return the fate of a message by each of the routes, in their order.
+
+    Routes whose condition the message does not satisfy are left out.
+    """
     found = []
     for resolved in resolved_routes:
         made = resolved.cross(message)

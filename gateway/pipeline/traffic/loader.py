@@ -1,8 +1,8 @@
 """Loading of recorded traffic: journal or archive rows of a period that satisfy a condition.
 
 `traffic` returns a DataFrame for computation in Spark. `Recording.map_batches` is faster for computation in
-Python: blocks of a journal are Arrow already, and converting them to Spark's rows and back is more expensive
-than reading and routing them. So the tasks read the journal themselves.
+Python: blocks of a journal are converted to Arrow without a loop over rows, while converting them to Spark's
+rows and back is more expensive than reading and routing them. So the tasks read the journal themselves.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class RowSelection(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """Rows of a journal (`folder`), of an `archive`, or of both.
+    """Recorded traffic: rows of a journal (`folder`), of an `archive`, or of both.
 
-    Of both, archived rows are read from the archive. Rows of messages that left an outbox are excluded: those
-    messages have another row, from when they were accepted.
+    With both, archived rows are read from the archive. The rows of messages that left an outbox are excluded:
+    those messages have another row, from when they were accepted.
     """
 
     spark: SparkSession
@@ -74,9 +74,9 @@ class Recording(NamedTuple):
     archive: str | None = None
 
     def map_batches(self, names: Sequence[str], function: Batches, schema: str) -> DataFrame:
-        """Return the result of `function` on batches with these columns.
+        """Apply `function`, in tasks, to Arrow batches of the rows with the columns `names`.
 
-        `schema` is the Spark schema of the result. Raises PipelineError, JournalError.
+        Return the result. `schema` is the Spark schema of the result. Raises PipelineError and JournalError.
         """
         where = self.span.where
         condition = None if where is None else condition_of(self.spark, where)
@@ -98,7 +98,7 @@ class Recording(NamedTuple):
         return numbers.mapInArrow(_Straight(pieces, condition, function), schema)
 
     def _filed(self, names: Sequence[str]) -> tuple[Manifest, list[Piece]]:
-        """Return the manifest and the pieces of the archive."""
+        """Return the newest manifest of the archive, and the pieces of its files to read."""
         archive = Archive(place_of(str(self.archive), hadoop_of(self.spark)))
         manifest = found_in(archive)
         begin, end = (None if text is None else microseconds_of(moment(text)) for text in self.span[:2])
@@ -108,7 +108,7 @@ class Recording(NamedTuple):
     def _journal(
         self, names: Sequence[str], load_options: dict[str, str], condition: Condition | None
     ) -> list[Piece]:
-        """Return the pieces of the journal."""
+        """Return the parts of the journal to read, each with the function that reads it."""
         stated = {"path": str(self.folder), "minPartitions": str(self._cores)} | load_options
         table = JournalTable(options_of(stated, stream=False, hadoop=hadoop_of(self.spark)), tuple(names))
         table.narrow([*_bounds(self.span), *(() if condition is None else leaves_of(condition))])
@@ -120,9 +120,9 @@ class Recording(NamedTuple):
 
 
 class _Straight:
-    """Function for `mapInArrow` on numbers of pieces.
+    """Function for `mapInArrow` that gets numbers of pieces as rows.
 
-    It reads the pieces, filters their rows, and calls `function` with them.
+    It reads these pieces, filters their rows, and calls `function` with the batches.
     """
 
     def __init__(self, pieces: Sequence[Piece], condition: Condition | None, function: Batches) -> None:
@@ -151,7 +151,7 @@ def _bounds(span: RowSelection) -> Iterator[Filter]:
 
 
 def traffic_rows(batch: Arrow) -> Arrow:
-    """Return the rows of a batch that NO_TRAFFIC does not match."""
+    """Return the rows of a batch that are traffic: those whose `reason_text` NO_TRAFFIC does not match."""
     reasons = batch.column(REASON).dictionary_encode()
     aside = pc.match_substring_regex(reasons.dictionary, NO_TRAFFIC)
     if not pc.any(aside).as_py():
@@ -167,7 +167,7 @@ def traffic(
     *,
     archive: str | None = None,
 ) -> DataFrame:
-    """Return these columns of the rows of a journal, of an archive, or of both.
+    """Return the columns `names` of the rows of a journal, of an archive, or of both.
 
     Raises PipelineError for an invalid time.
     """
@@ -182,7 +182,7 @@ def traffic(
 
 
 def rows_in_span(rows: DataFrame, span: RowSelection) -> DataFrame:
-    """Return the rows in a span. Raises PipelineError for an invalid time."""
+    """Return the rows that `span` selects. Raises PipelineError for an invalid time."""
     received = F.col("received")
     if span.begin is not None:
         rows = rows.where(received >= F.lit(moment(span.begin)))
@@ -192,7 +192,7 @@ def rows_in_span(rows: DataFrame, span: RowSelection) -> DataFrame:
 
 
 def rows_at(rows: DataFrame, places: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-    """Return the rows with these shards and sequence numbers."""
+    """Return the rows with these places, each a shard and a sequence number."""
     by_shard: dict[str, list[int]] = {}
     for shard, sequence in places:
         by_shard.setdefault(shard, []).append(sequence)

@@ -1,4 +1,4 @@
-"""Comparison of two routing results: the effect of a changed mapping."""
+"""Comparison of two routing results, which shows the effect of a changed mapping."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.pipeline.traffic.fates import Fate
 
 
 class DeliveryVerdict(Enum):
-    """Change of a delivery by the candidate."""
+    """Difference between the deliveries by the earlier mapping and by the candidate."""
 
     SAME = "same"
     STRONGER = "stronger"
@@ -34,10 +34,10 @@ class DeliveryChange(NamedTuple):
 
 
 def compare(before: Sequence[Fate], after: Sequence[Fate]) -> Iterator[DeliveryChange]:
-    """Pair recorded and new fates by place, route or endpoint, in this order, and yield the changes.
+    """Pair the fates by the earlier mapping with those by the candidate, and yield the changes.
 
-    A fate without a partner is dropped or new. A refusal is no delivery; it is reported only if that route
-    did not refuse before.
+    Fates are paired by equal place, then by route, then by endpoint. One without a partner is dropped or new.
+    A refusal is no delivery; it is yielded only if that route did not refuse before.
     """
     old = [fate for fate in before if fate.address is not None]
     new = list(after)

@@ -1,12 +1,12 @@
-"""Time windows of a stream: which ones are complete, and which have to be reported again.
+"""Time windows of a stream: which windows are complete, and which must be reported again.
 
 The code is pure, without Spark or files.
 
-The journal is in the order of settlement: a message that waits for an unreachable broker is written hours
-after later messages. So the newest row does not bound older ones, and a watermark on it would lose them. The
-journal itself records up to when it is complete (`gateway/store/journal/format.py`). A window is reported
-when that time is past its end; or, in case a message never settles, when rows received `lateness` after its
-end have been read. Later rows are counted, and their windows reported again.
+The rows of the journal are in the order of settlement: a message that waits for an unreachable broker is
+written hours after later messages. So older rows may follow the newest one, and a watermark derived from it
+would lose them. The journal itself records up to when it is complete (`gateway/store/journal/format.py`). A
+window is reported when that time is past its end; or, in case a message never settles, when rows received
+`lateness` after its end have been read. Later rows are counted, and their windows reported again.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ UNITS: Final = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
 
 
 class Touched(NamedTuple):
-    """Rows of a micro-batch in one shard and window.
+    """Number of rows that a micro-batch has in one shard and window.
 
-    `rows` is their number, `next` the number behind the newest one, and `last_us` the last time of receipt;
-    times are in microseconds UTC.
+    `begin` and `end` are those of the window, `next` is the sequence number behind the newest row, and
+    `last_us` the last time of receipt; times are in microseconds UTC.
     """
 
     shard: str
@@ -40,10 +40,10 @@ class Touched(NamedTuple):
 
 
 class DueWindows(NamedTuple):
-    """Result of a micro-batch: windows to report.
+    """Windows to report after a micro-batch.
 
-    `windows` are all of them as (begin, end), in order; `again` those that were reported before; `late_rows`
-    is the number of rows that were read after the report of their window.
+    `windows` are all of them as (begin, end), in order, in microseconds UTC; `again` are those that were
+    reported before; `late_rows` is the number of rows that were read after their window was reported.
     """
 
     windows: list[tuple[int, int]]
@@ -53,10 +53,11 @@ class DueWindows(NamedTuple):
 
 @dataclass
 class Windows:
-    """State of a stream of windows between micro-batches.
+    """State of the windows of a stream between two micro-batches.
 
-    `number` is that of the micro-batch; `ends` the rows read, by shard; windows that end at `horizon` or
-    earlier have been reported; `waiting` are windows with rows that have not.
+    `number` is that of the last micro-batch; `ends` the row number, by shard, up to which rows were read.
+    `horizon` is a time: windows that end then or earlier are due. `newest` is the latest time of receipt.
+    Both are in microseconds UTC. `waiting` are windows with rows that are not reported yet.
     """
 
     number: int = -1
@@ -66,12 +67,12 @@ class Windows:
     waiting: list[tuple[int, int]] = field(default_factory=list)
 
     def encode(self) -> str:
-        """Return the state as text."""
+        """Encode the state as JSON text."""
         return json.dumps(asdict(self))
 
     @classmethod
     def decode(cls, text: str) -> Windows:
-        """Return the state that `encode` wrote."""
+        """Decode the text that `encode` returned."""
         document = json.loads(text)
         return cls(**document | {"waiting": [(begin, end) for begin, end in document["waiting"]]})
 
@@ -90,9 +91,10 @@ class Windows:
         return found
 
     def take_due(self, rows: Iterable[Touched], marks: Mapping[str, int | None], late_us: int) -> DueWindows:
-        """Return the windows to report, and remove them from `waiting`.
+        """Advance `horizon`, remove the windows that are due from `waiting`, and return them.
 
-        `marks` are the low-water marks of the shards, and `late_us` is the lateness in microseconds.
+        `rows` are those of the micro-batch, `marks` the low-water marks of the shards (None: unknown), and
+        `late_us` the lateness in microseconds.
         """
         before = self.horizon
         known_marks = [mark for mark in marks.values() if mark is not None]
@@ -105,7 +107,7 @@ class Windows:
 
 
 def runs_of(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the windows with adjacent ones merged, in order."""
+    """Return the windows in order, with adjacent and overlapping ones merged."""
     found: list[tuple[int, int]] = []
     for begin, end in sorted(windows):
         if found and begin <= found[-1][1]:
@@ -116,7 +118,7 @@ def runs_of(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def duration_us(text: str) -> int:
-    """Return the microseconds of a duration such as "10 minutes". Raises PipelineError."""
+    """Parse a duration such as "10 minutes" to microseconds. Raises PipelineError."""
     found = re.fullmatch(r"\s*(\d+)\s*([a-z]+?)s?\s*", text)
     if found is None or found[2] not in UNITS:
         raise PipelineError(
