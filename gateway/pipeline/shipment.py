@@ -127,6 +127,7 @@ class _Run:
                     raise
 
     def _ship(self, segments: list[Segment], shard: str) -> None:
+        """Copy the complete ones of `segments` that the store lacks; delete outdated copies of the shard."""
         covered: list[range] = []
         for segment, summary, following in _complete(self._reader, segments):
             name = segment.path.relative_to(self._journal).as_posix()

@@ -317,6 +317,8 @@ def _arrow_path(place: StoreFolder) -> ArrowPath:
 
 
 def _s3(hadoop: Hadoop, bucket: str) -> Arrow:
+    """Return Arrow's file system for an S3 bucket, with the endpoint and credentials in the options."""
+
     def option(name: str) -> str | None:
         found = hadoop.get(f"fs.s3a.bucket.{bucket}.{name}") or hadoop.get(f"fs.s3a.{name}")
         return found or None
@@ -344,6 +346,7 @@ def _s3(hadoop: Hadoop, bucket: str) -> Arrow:
 
 
 def _gs(hadoop: Hadoop, bucket: str) -> Arrow:
+    """Return Arrow's file system for a Google Cloud Storage bucket, with the credentials in the options."""
     from datetime import timedelta
 
     del bucket

@@ -358,6 +358,7 @@ class _Examination:
     # The table of small records, whose keys are texts and bytes.
 
     def _read_things(self) -> None:
+        """Read all small records, pass the sound ones to `keep`, and count the others as lost."""
         good: list[Row] = []
         for kind, key in self._record_keys():
             try:

@@ -114,6 +114,7 @@ def _written(headers: Headers) -> list[Any]:
 
 
 def _plain(value: Value) -> Any:
+    """Return the JSON form of a header's value; the table in the module describes it."""
     kind, content = value
     if kind is ValueType.ARRAY:
         return [[one.type.value, _plain(one)] for one in content]

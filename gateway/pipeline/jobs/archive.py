@@ -195,6 +195,7 @@ def _split_parts(parts: Sequence[JournalPartition], tasks: int) -> Iterator[Sequ
 
 
 def _options(spark: SparkSession, offsets: Offsets, journal: str, *, fail: bool) -> LoadOptions:
+    """Return the load options for the journal's rows behind the position `offsets`."""
     hadoop = hadoop_of(spark)
     load_options = {
         "path": journal,

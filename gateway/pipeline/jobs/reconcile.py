@@ -66,7 +66,7 @@ class Account:
     """Result of a reconciliation.
 
     `phases` has the number of rows by route and phase (such as stored and delivered), `totals` the number of
-    affected messages by finding (such as lost), and `faulty_messages` some or all of those messages.
+    affected messages by finding (such as lost), and `faulty_messages` at most NAMED_MAX of those messages.
     """
 
     phases: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -203,6 +203,10 @@ def _outboxes(
     end: datetime | None,
     counted_at: datetime | None,
 ) -> None:
+    """Add the messages that were stored in an outbox and have not left it to the account, as waiting or lost.
+
+    The parameters are those of `reconcile`.
+    """
     boxes = _boxes(phase_rows)
     short = boxes.where("stored > left").withColumn("missing", F.col("stored") - F.col("left"))
     # Of equal messages the newest still wait, because an outbox delivers in order.
@@ -232,6 +236,10 @@ def _outboxes(
 def _repeated(
     phase_rows: DataFrame, account: Account, end: datetime | None, earlier: Callable[[], DataFrame] | None
 ) -> None:
+    """Add the messages that left an outbox more often than they were stored to the account, as repeated.
+
+    The parameters are those of `reconcile`.
+    """
     first = F.min(F.when(F.col("phase") == WAS_STORED, F.col("received"))).alias("first")
     boxes = _boxes(phase_rows, first)
     if end is not None:
@@ -267,6 +275,10 @@ def _sample() -> list[Column]:
 def _consumer(
     phase_rows: DataFrame, received: DataFrame, account: Account, still: int, end: datetime | None
 ) -> None:
+    """Compare the accepted messages with a consumer's record, and add the differences to the account.
+
+    The parameters are those of `reconcile`.
+    """
     accepted = phase_rows.where(F.col("phase").isin(CONFIRMED, WAS_STORED))
     each = accepted.dropDuplicates([*MESSAGE, "route", "target_address"])
     expected = each.groupBy("key").agg(

@@ -133,6 +133,7 @@ def _decoding(client: Any, number: int) -> Decode:
 
 
 def _avro(client: Any, schema: Any) -> Decode:
+    """Return a function that converts Avro values of a schema to JSON."""
     from fastavro import parse_schema, schemaless_reader
 
     named: dict[str, Any] = {}

@@ -65,9 +65,9 @@ def batch_of(block: Block, names: Sequence[str]) -> Arrow:
 
 
 def coded_batch_of(block: Block, names: Sequence[str]) -> Arrow:
-    """Return the rows of a block as a batch with dictionary-encoded texts, for Parquet files.
+    """Return the rows of a block as a batch for Parquet files, with the schema `coded_schema`.
 
-    Texts that the block does not have in a dictionary are not encoded.
+    The text columns named in DICTIONARIES are dictionary-encoded.
     """
     if isinstance(block, ParquetBlock):
         return _batch(block, names, coded_schema(names))
@@ -109,6 +109,10 @@ def coded_schema(names: Sequence[str]) -> Arrow:
 
 
 def _encoded_column(block: Block, name: str, made: dict[tuple[object, ...], Arrow]) -> Arrow:
+    """Return a column of a block, dictionary-encoded if its name is in DICTIONARIES.
+
+    `made` caches the columns built so far, by the block's buffers.
+    """
     if name not in DICTIONARIES:
         return _array(block, name, made)
     rows = block.header.rows

@@ -67,6 +67,10 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._ends(start, limit)
 
     def _ends(self, start: Offsets, limit: ReadLimit) -> Offsets:
+        """Compute the offsets at which the next micro-batch ends, from the files of the journal.
+
+        Raises PipelineError if rows were lost.
+        """
         ends = dict(start)
         begins = {name: self._begin(start, name) for name in self._existing_shards()}
         load_summaries(

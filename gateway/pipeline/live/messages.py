@@ -96,6 +96,7 @@ class RowConversion:
             yield self._message(row, run, first + place)
 
     def _message(self, row: dict[str, Any], run: str, place: int) -> Message:
+        """Return the message of a row; `run` and `place` form the id of a row without one."""
         body = row["body"]
         if isinstance(body, str):
             body = body.encode()

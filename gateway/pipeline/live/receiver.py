@@ -132,6 +132,10 @@ class Receiver:
     # Methods of the thread.
 
     def _run(self) -> None:
+        """Connect, receive and reconnect until the receiver is closed. Runs in the receiver's thread.
+
+        Ends with an error, which other methods then raise, if the broker is unreachable for too long.
+        """
         good = time.monotonic()
         wait = RETRY_SECS_MIN
         while not self._closing:
@@ -166,6 +170,10 @@ class Receiver:
         self._came.set()
 
     def _begin_life(self) -> None:
+        """Prepare for another connection: drop the messages that Spark has not planned.
+
+        The broker redelivers them, and messages of the old connection can no longer be acknowledged.
+        """
         with self._lock:
             self._connected_at = None
             self._life += 1
@@ -174,6 +182,10 @@ class Receiver:
                 self._byte_count -= len(self._rows.pop().row.message.body)
 
     def _receive(self, client: Client) -> None:
+        """Acknowledge committed messages and buffer new ones, until the receiver is closed.
+
+        Reading pauses while the buffer is full.
+        """
         while not self._closing:
             with self._lock:
                 answers, self._answers = list(self._answers), deque()

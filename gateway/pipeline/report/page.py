@@ -119,6 +119,7 @@ def page(rates: Sequence[WindowRate], source: str) -> str:
 
 
 def _totals(rates: Sequence[WindowRate], seconds: float) -> str:
+    """Return the totals of all rates as HTML; `seconds` is the duration of the period."""
     messages, errors = sum(one.messages for one in rates), sum(one.errors for one in rates)
     body_bytes = sum(one.body_bytes for one in rates)
     totals = (
@@ -181,6 +182,7 @@ def _together(
 
 
 def _table(name: str, groups: Sequence[tuple[str, list[WindowRate]]], seconds: float) -> str:
+    """Return an HTML table with a row for each group of rates; `seconds` is the duration of the period."""
     heads = (
         name,
         "messages",
