@@ -80,9 +80,9 @@ def _require(folder: Path) -> None:
 
 @contextmanager
 def _guard(folder: Path) -> Iterator[None]:
-    """Lock the store's folder within the block, so that no gateway starts.
+    """Lock the store's folder within the block, so that no gateway starts with it.
 
-    Skip this if a gateway is running.
+    If a gateway uses the folder already, the block runs without the lock.
     """
     lock = None
     with suppress(StoreError):  # a gateway uses it; other reasons show when its files are read

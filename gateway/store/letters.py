@@ -113,8 +113,8 @@ class StoredLetters:
     def newest(self, before: int | None) -> Iterable[Line]:
         """Yield the dead letters on disk, newest first.
 
-        With `before`, only those older than the one with this id. Each is read by a query of its own, so that
-        an unreadable one does not hide others.
+        With `before`, only letters older than the one with this id are included. Each is read by a query of
+        its own, so that an unreadable one does not hide others.
         """
         return self.find([id for id in reversed(self._entries) if before is None or id < before])
 

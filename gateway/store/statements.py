@@ -54,7 +54,7 @@ def delete(
 ) -> None:
     """Delete the rows of `table` whose column `column` is one of `keys`.
 
-    With `kind`, only those of the kind.
+    With `kind`, only rows whose column `kind` has this value are deleted.
     """
     rest = iter(keys)
     only = "" if kind is None else "kind = ? AND "

@@ -410,7 +410,7 @@ class Store:
     def delete_all(self, kind: str, prefix: Key = "") -> None:
         """Delete the small records of a kind whose keys begin with `prefix`.
 
-        With an empty prefix, all of the kind.
+        An empty prefix deletes all records of the kind.
         """
         self._calls.append((Group.empty, kind, _valid_key(prefix)))
 

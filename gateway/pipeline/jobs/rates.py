@@ -77,7 +77,7 @@ class Rates(NamedTuple):
 def rates(rows: DataFrame, window: str, *, clients: bool = False) -> DataFrame:
     """Return the rates of journal rows per `window` (such as "1 minute"), route and pair of protocols.
 
-    With `clients`, also per client. Latency is from receipt to settlement, in milliseconds.
+    With `clients`, rates are per client as well. Latency is from receipt to settlement, in milliseconds.
     """
     latency = F.col("latency_ms")
     ways = [F.col(name) for name in ("route", "source_protocol", "target_protocol")]

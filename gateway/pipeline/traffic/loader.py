@@ -74,9 +74,10 @@ class Recording(NamedTuple):
     archive: str | None = None
 
     def map_batches(self, names: Sequence[str], function: Batches, schema: str) -> DataFrame:
-        """Apply `function`, in tasks, to Arrow batches of the rows with the columns `names`.
+        """Apply `function`, in tasks, to Arrow batches of the rows, and return the result.
 
-        Return the result. `schema` is the Spark schema of the result. Raises PipelineError and JournalError.
+        `names` are the columns of the batches, and `schema` is the Spark schema of the result. Raises
+        PipelineError and JournalError.
         """
         where = self.span.where
         condition = None if where is None else condition_of(self.spark, where)

@@ -168,7 +168,8 @@ class ByteColumn:
     def lent(self) -> bool:
         """True if `data` returns a view of the memory block; otherwise it returns a copy.
 
-        Few bytes are copied, so that small blocks that wait for a full disk do not each hold a memory block.
+        Small amounts are copied, so that small blocks that wait while the disk is full do not each hold a
+        memory block.
         """
         return self.used_bytes > COPIED_BYTES and not self._more
 
