@@ -1,4 +1,4 @@
-"""Dispatcher: from a published message to every recipient that must get it.
+"""Dispatcher: sends each published message to every recipient that must get it.
 
 A message goes to its own protocol's namespace, and through the routes that match its address into other
 namespaces. What the address alone determines is computed once and stored as a RoutingEntry. Sources cache
@@ -57,13 +57,13 @@ AddressOf = Callable[[str], Address | None]
 
 
 def sinks_of(namespace: Namespace, message: Message) -> tuple[Sink, ...]:
-    """Return where a message ends in a namespace, without the sink that retains it."""
+    """Return the sinks of a message in a namespace, except the sink that stores retained messages."""
     found = namespace.sinks(message.address)
     return namespace.choose(message) if found is None else found
 
 
 class FailedRouting:
-    """Namespace for an address whose routing failed: each message meets the error."""
+    """Namespace for an address whose routing raised an error: each message gets that error."""
 
     retained = None
 
@@ -74,14 +74,14 @@ class FailedRouting:
         """Return None, so that `choose` is called for every message."""
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """Raise the error."""
+        """Raise the error that the routing of the address has raised."""
         raise self._error.with_traceback(None)
 
 
 def protocol_mismatch(route: Route, message: Message) -> Outcome | None:
-    """Return the outcome of a message that crossed a route before a reload and no longer fits its target.
+    """Return a rejection if a message has an address of another protocol than its route's target.
 
-    Returns None if the address is of the protocol of the route's target.
+    That happens if the mapping was reloaded after the message crossed the route. Returns None if they agree.
     """
     expected, actual = route.target.dialect.name, message.address.protocol
     if expected == actual:
@@ -91,7 +91,7 @@ def protocol_mismatch(route: Route, message: Message) -> Outcome | None:
 
 
 class Misfits:
-    """Sink of messages that no longer fit the target of their route."""
+    """Sink of messages whose address is of another protocol than the present target of their route."""
 
     def publish(self, part: SubBatch) -> None:
         """Reject the messages, each with its reason."""
@@ -105,10 +105,10 @@ MISFITS: Final = Misfits()
 
 
 class RouteRecipient(Recipient):
-    """Recipient that a route leads to.
+    """Recipient at the end of a route.
 
-    It counts the route's messages. It also stores a dead letter for each message that the target rejects,
-    under the route's name, if the route says so or if the source cannot be informed.
+    It counts the route's messages. It also stores a dead letter, under the route's name, for each message
+    that the target rejects if the route requires that or if the source cannot be informed.
     """
 
     __slots__ = ("_buries", "_dead_letters", "_latency", "route")
@@ -125,9 +125,9 @@ class RouteRecipient(Recipient):
     ) -> None:
         """Create the recipient of a sink and route.
 
-        Without `dead_letters` the source is informed of every rejection. `buries` is True if the route keeps
-        every rejected message, of any publisher. `latency` observes how long messages took since they
-        were read; None does not measure.
+        Without `dead_letters` the source is informed of every rejection. `buries` is True if every message
+        that the target rejects becomes a dead letter, whoever has published it. `latency` observes the time
+        in seconds since messages were read; None does not measure.
         """
         super().__init__(sink, recorder)
         self.route = route
@@ -142,7 +142,11 @@ class RouteRecipient(Recipient):
 
     @property
     def stored_first(self) -> bool:
-        """True if messages must be stored before delivery: a crash would lose them but not their ids."""
+        """True if the sink must store messages before it delivers them.
+
+        This is so for routes that deduplicate, because they store the ids of messages: if a message was lost
+        in a crash and sent again, it would be dropped as a repeat.
+        """
         return self.route.rule.deduplicate is not None
 
     def count_sent(self, count: int) -> None:
@@ -150,9 +154,10 @@ class RouteRecipient(Recipient):
         self.route.in_flight += count
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Count settled messages, record them, and settle them in their batch.
+        """Count settled messages of the route, record them in the journal, and settle them in their batch.
 
-        A rejected message becomes a dead letter if the route says so, and is accepted once that is safe.
+        A rejected message becomes a dead letter if the route requires that, and is accepted once that is on
+        disk.
         """
         if self._recorder is not None:
             self._recorder.record(part, messages, slots, outcome)
@@ -166,12 +171,12 @@ class RouteRecipient(Recipient):
         self.answer(part, messages, slots, outcome)
 
     def observe(self, part: SubBatch, count: int) -> None:
-        """Measure the latency of accepted messages of the part."""
+        """Measure the latency of `count` accepted messages of the part."""
         if self._latency is not None:
             self._latency.observe(clock.now() - part.batch.received, count)
 
     def answer(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Settle messages in their batch; store dead letters before, if necessary."""
+        """Settle messages in their batch, after storing dead letters of those that the route must keep."""
         batch, letters = part.batch, self._dead_letters
         if outcome.verdict is Verdict.REJECTED:
             tell_rejected(self.route, outcome)
@@ -207,7 +212,7 @@ class RouteRecipient(Recipient):
 
 
 class StagedRecipient(RouteRecipient):
-    """Recipient for a stage before a route's target: duplicate check, pause or outbox.
+    """Recipient for a stage in front of a route's target: duplicate check, pause or outbox.
 
     Messages count as sent by the route only when they leave the stage.
     """
@@ -218,7 +223,7 @@ class StagedRecipient(RouteRecipient):
         """Do nothing: the messages are not sent to the target yet."""
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Settle messages in their batch, and record those that an outbox has accepted."""
+        """Settle messages in their batch, and record in the journal those that an outbox has accepted."""
         if self.route.settle == "stored" and outcome is ACCEPTED:
             self.observe(part, len(messages))
         if self._recorder is not None and self.route.settle == "stored":
@@ -231,12 +236,12 @@ def _always() -> bool:
 
 
 class Surroundings(NamedTuple):
-    """Objects around a dispatcher.
+    """Objects that a dispatcher works with.
 
     `links` are the endpoints that are remote brokers; `namespaces` has the local ones, by endpoint. `outbox`
     returns the outbox of a route with `settle: stored`; None without a store and such routes. `pauses` has
-    the paused routes. `disk_healthy` returns True if the store, if any, accepts messages. `memory` says
-    whether there is enough for more messages; sources check it. `quotas` has the shares of users.
+    the paused routes. `disk_healthy` returns True if the store, if any, accepts messages. `memory` tells
+    sources whether it has space for more messages. `quotas` has the shares of users.
     """
 
     deduplication: Deduplication | None = None
@@ -253,10 +258,10 @@ ALONE: Final = Surroundings()
 
 
 class Dispatcher:
-    """Connection of the namespaces of all endpoints by the routes in force.
+    """Dispatcher of published messages to the namespaces of all endpoints, along the routes in force.
 
-    `requesters` has, for each listener, a function that finds the address at which a client receives replies,
-    by the reply address that the client has sent.
+    `requesters` has a function for each listener that maps the reply address of one of its clients to the
+    address at which that client receives replies.
     """
 
     def __init__(self, router: Router, dead_letters: DeadLetters, surroundings: Surroundings = ALONE) -> None:
@@ -290,7 +295,11 @@ class Dispatcher:
         self._filters: deque[list[str]] = deque(maxlen=FILTERS_MAX)
 
     def join(self, endpoint: str, namespace: Namespace, requester: AddressOf | None = None) -> None:
-        """Add an endpoint. `requester` finds where its clients receive replies, if they do."""
+        """Add an endpoint with its namespace.
+
+        `requester` maps the reply address of one of its clients to the address at which that client receives
+        replies; None if the endpoint has no replies.
+        """
         self.namespaces[endpoint] = namespace
         if getattr(namespace, "confirms_later", False):
             self._confirmed_later.add(endpoint)
@@ -299,11 +308,11 @@ class Dispatcher:
         self.invalidate()
 
     def batch(self, source: Source, received: Monotonic) -> Batch:
-        """Return a batch for what `source` publishes here."""
+        """Return a new batch for messages that `source` publishes, and that it has read at `received`."""
         return Batch(source, received)
 
     def invalidate(self) -> None:
-        """Invalidate all entries, because what addresses lead to may have changed."""
+        """Invalidate all cached routing entries, because the recipients of addresses may have changed."""
         self._filters.clear()
         self._clear_caches()
 
@@ -316,17 +325,23 @@ class Dispatcher:
         self._plans.clear()
 
     def subscribed(self, pattern: list[str]) -> None:
-        """Invalidate entries of MQTT topics that match this filter (its levels), and no others."""
+        """Invalidate the routing entries of MQTT topics that match a filter, and no others.
+
+        `pattern` has the levels of the filter.
+        """
         self._filters.append(pattern)
         self._clear_caches()
 
     def filters_since(self, generation: int) -> list[list[str]] | None:
-        """Return the filters of `subscribed` since `generation`, or None if more than that has changed."""
+        """Return the filters that `subscribed` has received since the generation `generation`.
+
+        Returns None if `invalidate` was called since then, so that all entries are invalid.
+        """
         count = self.generation - generation
         return None if count > len(self._filters) else list(self._filters)[len(self._filters) - count :]
 
     def use(self, router: Router) -> None:
-        """Put new mappings in force."""
+        """Put the mapping of `router` in force."""
         self.router = router
         names = {route.name for route in (*router.routes, *router.answers)}
         self.latencies = {name: latency for name, latency in self.latencies.items() if name in names}
@@ -335,11 +350,11 @@ class Dispatcher:
     def entry(
         self, endpoint: str, namespace: Namespace | None, address: Address, queue: str = ""
     ) -> RoutingEntry:
-        """Compute where messages from `endpoint` to `address` go.
+        """Return a new routing entry for messages that `endpoint` receives for `address`.
 
         `namespace` is None for a link, whose broker has the messages already: they only take routes. `queue`
-        is the queue that a link consumed them from, if a route named it. An error becomes part of the entry,
-        and each message meets it.
+        is the queue from which a link has consumed them, if a route names it. An error becomes part of the
+        entry, and each message gets it as its outcome.
         """
         try:
             return self._entry(endpoint, namespace, address, queue)
@@ -390,7 +405,7 @@ class Dispatcher:
         resolved_routes: tuple[ResolvedRoute, ...],
         ends: Sequence[tuple[Sink, ...] | None],
     ) -> RoutingPlan:
-        """Return the plan of addresses of an endpoint that lead to these sinks and ends of routes."""
+        """Create and cache the plan of addresses of an endpoint that lead to these sinks and route ends."""
         recipients = (
             None if sinks is None else tuple([self._recipient(sink, None, endpoint) for sink in sinks])
         )
@@ -406,7 +421,7 @@ class Dispatcher:
         return plan
 
     def _has_no_receivers(self, route: Route) -> bool:
-        """Return True if no client can receive messages of a route that always leads to the same scope."""
+        """Return True if a route has a constant target scope in which no client can receive messages."""
         is_unheard = self._unheard_routes.get(route)
         if is_unheard is None:
             assert route.short is not None
@@ -419,7 +434,7 @@ class Dispatcher:
         return is_unheard
 
     def _answer_entry(self, endpoint: str, address: Address) -> AnswerEntry:
-        """Return the entry of a return address."""
+        """Return the routing entry of a return address, which leads to the requester's own address."""
         found = self.router.requester(address)
         if found is None:
             return AnswerEntry(address, "unknown", None)
@@ -442,18 +457,18 @@ class Dispatcher:
         return None if find is None else find(requester.text)
 
     def answered_at(self, address: Address) -> tuple[str, Address] | None:
-        """Return endpoint and address to which a return address leads, or None if it leads nowhere.
+        """Return endpoint and address of the requester behind a return address, or None if there is none.
 
-        Used to check whether its publisher may publish there.
+        Used to check whether the publisher of an answer may publish there.
         """
         found = self.router.requester(address)
         there = None if found is None else self._address_of(found)
         return None if found is None or there is None else (found.endpoint, there)
 
     def end(self, route: Route) -> Namespace | None:
-        """Return what a route leads to: its endpoint, its outbox or, if it is paused, its gate.
+        """Return the namespace at a route's end: its endpoint, its outbox or, if it is paused, its gate.
 
-        Returns None if the endpoint is not here.
+        Returns None if this gateway does not have the endpoint.
         """
         end = self._last(route)
         pauses = self.pauses
@@ -480,13 +495,16 @@ class Dispatcher:
         return route.settle == "stored" and self._outbox is not None
 
     def is_staged(self, route: Route, sink: Sink) -> bool:
-        """Return True if a route's sink is a stage before its target, behind which messages are counted."""
+        """Return True if `sink` is not the route's target but a stage in front of it.
+
+        Stages are outboxes, duplicate checks and pauses. Messages count as sent by the route behind them.
+        """
         return self.uses_outbox(route) or sink is self._guards.get(route.name) or type(sink) is PauseGate
 
     def _entrance(self, route: Route) -> Namespace | None:
-        """Return where messages enter a route: at its guard against repeats, or else at its end.
+        """Return the namespace that a route's messages enter first: its duplicate check, or else its end.
 
-        The result is stored by route until routing changes, because it is the same for all addresses.
+        The result is cached by route until routing changes, because it is the same for all addresses.
         """
         try:
             return self._entrances[route]
@@ -511,16 +529,18 @@ class Dispatcher:
     def delivers_locally(self, route: Route) -> bool:
         """Return True if the route's target gets each message in the wake-up in which it arrives.
 
-        It is then in memory at once, or in the transaction of that wake-up. Returns False for a remote
-        broker or database, which must confirm, and for the gate of a paused route. A local subscription whose
-        selector is out of time is an exception that shows only afterwards: `postponed_count` has changed
-        then.
+        The message is then in memory at once, or stored by the transaction of that wake-up. Returns False for
+        a remote broker or database, which must confirm, and for a paused route. A local subscription that
+        postpones its selector is an exception; the caller detects it because `postponed_count` has changed.
         """
         claims = route.rule.deduplicate is not None and self.deduplication.is_shared
         return not claims and self._is_local(route)
 
     def _is_local(self, route: Route) -> bool:
-        """Return True if what is behind the guard of a route accepts in the wake-up, or with its commit."""
+        """Return True if a route's target accepts messages in the wake-up, or when that is committed.
+
+        A duplicate check in front of the target is not considered.
+        """
         if route.settle == "stored":
             return route.target_endpoint not in self.shared_outboxes
         gated = route.name in self.pauses.routes or route.name in self.pauses.gates
@@ -528,25 +548,31 @@ class Dispatcher:
         return not gated and not remote
 
     def limit_selectors(self, alarms: CallScheduler) -> SelectionWork:
-        """Return the time budget of the selectors of local subscriptions; `alarms` begin its passes."""
+        """Create and return the time budget of the selectors of local subscriptions.
+
+        `alarms` schedules the evaluation of postponed selectors.
+        """
         self.selection = SelectionWork(alarms)
         return self.selection
 
     def postponed_count(self) -> int:
-        """Return how often subscriptions have postponed messages, which they then neither have nor write."""
+        """Return how often subscriptions have postponed messages because selectors had used up their time.
+
+        A subscription has neither queued nor stored a message that it has postponed.
+        """
         return self.selection.put_off
 
     def accepts_in_memory(self) -> bool:
-        """Return True while targets get messages later than their batch.
+        """Return True while targets receive messages that were held or postponed after their wake-up.
 
-        What they accept in that time, at once and not after a commit, they have in memory only.
+        A message that a target accepts at once in that time is in memory only.
         """
         return self.pauses.is_releasing() or self.selection.is_selecting
 
     def _target_recipients(
         self, end: Namespace, route: Route, message: Message
     ) -> tuple[tuple[Recipient, ...], bool]:
-        """Return a message's recipients at the end of a route, and True if the address determines them."""
+        """Return a message's recipients at a route's end, and True if its address alone determines them."""
         fixed_sinks = end.sinks(message.address)
         sinks = end.choose(message) if fixed_sinks is None else fixed_sinks
         recipients = [self._recipient(sink, route) for sink in sinks]
@@ -554,13 +580,13 @@ class Dispatcher:
         return (*recipients, *retaining), fixed_sinks is not None and not retaining
 
     def _retaining(self, namespace: Namespace, message: Message, endpoint: str = "") -> list[Recipient]:
-        """Return the recipient that retains the message, if it is retained there."""
+        """Return the recipient that stores a retained message; [] if it is not retained in the namespace."""
         if not message.retain or namespace.retained is None:
             return []
         return [self._recipient(namespace.retained, None, endpoint)]
 
     def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
-        """Put a message on its recipients.
+        """Add a message to the batch for each of its recipients.
 
         Return False if there is none; then the caller settles the receipt.
         """
@@ -597,10 +623,10 @@ class Dispatcher:
     def publish_large(
         self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt, bytes_max: int
     ) -> bool:
-        """Publish a message that may be too large for routes.
+        """Publish a message whose body may be on disk and too large for routes.
 
-        Queues in its own namespace store it on disk. Recipients behind a route get it from memory, or refuse
-        it if it has more than `bytes_max` bytes.
+        Queues in its own namespace keep the body on disk. Recipients behind a route get it in memory, or
+        refuse the message if it has more than `bytes_max` bytes.
         """
         everybody = entry.from_disk(bytes_max, retained=message.retain)
         return self.publish(batch, everybody, message, receipt)
@@ -639,7 +665,7 @@ class Dispatcher:
     def _publish_across(
         self, batch: Batch, entry: RoutingEntry, recipient: Recipient, message: Message, receipt: Receipt
     ) -> bool:
-        """Publish through the only branch, whose route changes more than the address."""
+        """Publish a message through its only branch, whose route changes more than the address."""
         place = entry.plan.branch_at
         branch = entry.plan.branches[place]
         try:
@@ -701,7 +727,10 @@ class Dispatcher:
         placed: list[tuple[Recipient, Message]],
         refused: list[tuple[Route, Outcome]],
     ) -> None:
-        """Add the recipients of a message that crossed a route, or why there are none."""
+        """Add the recipients of a message that has crossed a route to `placed`.
+
+        `crossed` is the message, or the outcome if the route refused it, which is added to `refused`.
+        """
         route = branch.route
         if isinstance(crossed, Outcome):
             refused.append((route, crossed))
@@ -751,7 +780,7 @@ class Dispatcher:
         return True
 
     def _recipient(self, sink: Sink, route: Route | None, endpoint: str = "") -> Recipient:
-        """Return the recipient of a sink and route.
+        """Return the recipient for a sink and a route, created on first use.
 
         Without a route, `endpoint` is where its messages are published.
         """
@@ -784,12 +813,12 @@ class Dispatcher:
         return route.on_reject == "dead_letter"
 
     def _log_rejection_once(self, batch: Batch, route: Route, outcome: Outcome) -> None:
-        """Log a rejection, once in a wake-up for each route and reason."""
+        """Log a rejection, at most once in a wake-up for each route and reason."""
         if self._is_new(batch, (route.name, outcome.reason)):
             tell_rejected(route, outcome)
 
     def _note_losses(self, batch: Batch, route: Route, message: Message, count: int = 1) -> None:
-        """Count and log the properties that the target's protocol cannot carry."""
+        """Count and log the properties of a message that the target's protocol cannot carry."""
         try:
             names = route.losses(message, count)
         except ProtocolError:  # malformed bytes, which the encoding step reports
@@ -806,7 +835,10 @@ class Dispatcher:
             )
 
     def _is_new(self, batch: Batch, key: tuple[str, object]) -> bool:
-        """Return True once in a wake-up for each key, because a log line costs more than a message."""
+        """Return True the first time that `key` is passed in a wake-up, to limit log lines.
+
+        A log line costs more time than a message.
+        """
         if batch.received != self._told_at:
             self._told_at = batch.received
             self._logged.clear()
@@ -818,27 +850,33 @@ class Dispatcher:
     # Overridden to record what crosses.
 
     def _recorder(self, route: Route | None, endpoint: str) -> Recorder | None:
-        """Return the recorder of a recipient's settlements, if any.
+        """Return the journal's recorder for a recipient; None here, because this class records nothing.
 
         Without a route, `endpoint` is where its messages are published.
         """
         return None
 
     def _refused(self, batch: Batch, slot: int, route: Route, message: Message, outcome: Outcome) -> None:
-        """Note that a route refused the message in this slot."""
+        """Record that a route refused the message in this slot of the batch.
+
+        Does nothing here; overridden to write to the journal.
+        """
 
     def record_unrouted(
         self, entry: RoutingEntry, message: Message, outcome: Outcome, received: Monotonic
     ) -> None:
-        """Record the outcome of a message without a target.
+        """Record the outcome of a message that has no target.
 
-        `publish` returned False for it, or was not called. `received` is its time of arrival in loop-clock
-        seconds.
+        Does nothing here; overridden to write to the journal. `publish` returned False for the message, or
+        was not called. `received` is its time of arrival in loop-clock seconds.
         """
 
 
 def tell_rejected(route: Route, outcome: Outcome) -> None:
-    """Log the first messages that a route's target rejects; metrics have their number."""
+    """Log that a route's target rejected a message.
+
+    The number of log lines is limited; metrics count all rejected messages.
+    """
     log.warning(
         "message rejected by route target",
         route=route.name,
@@ -849,9 +887,9 @@ def tell_rejected(route: Route, outcome: Outcome) -> None:
 
 
 def tell_reply_kept(route: Route, message: Message) -> None:
-    """Log the first messages whose replies the gateway cannot return.
+    """Log that the gateway cannot return the replies to a message, whose reply address stays unchanged.
 
-    Metrics have the number of property sets.
+    The number of log lines is limited; metrics have the number of property sets.
     """
     log.warning(
         "reply address invalid in route's target",
@@ -865,7 +903,7 @@ def tell_reply_kept(route: Route, message: Message) -> None:
 
 
 def settle_at_route(batch: Batch, slots: list[int], route: Route, outcome: Outcome) -> None:
-    """Settle the messages in `slots` with their outcome on one route."""
+    """Settle the messages in `slots` of a batch with their outcome on one route."""
     if outcome.verdict is Verdict.RELEASED:
         batch.released_by(slots, route.name)
     elif outcome.verdict is Verdict.REJECTED:
@@ -874,12 +912,12 @@ def settle_at_route(batch: Batch, slots: list[int], route: Route, outcome: Outco
 
 
 def cannot_notify_source(batch: Batch, receipt: Receipt, route: Route, outcome: Outcome) -> bool:
-    """Return True if a batch's source cannot be informed that a route rejects the message of a receipt."""
+    """Return True if a batch's source cannot inform the sender of a message that a route rejects it."""
     return batch.untold is not None and batch.untold(receipt, route.on_reject == "retry", outcome)
 
 
 def _error_outcome(route: Route, error: Exception) -> Outcome:
-    """Return the outcome of an error on a branch, and count the failure."""
+    """Return the outcome for a message whose crossing of a route raised `error`; count the failure."""
     route.failed += 1
     return outcome_of_error(error, route=route.name)
 

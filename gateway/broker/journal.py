@@ -1,6 +1,6 @@
-"""Journaling: what batches remember for the journal, and which recipients report to it.
+"""Journaling: which data batches keep for the journal, and which recipients report to it.
 
-None of this exists when the journal is off. When it is on, the dispatcher is a RecordingDispatcher, which
+Nothing of this exists when the journal is off. When it is on, the dispatcher is a RecordingDispatcher, which
 creates RecordedBatches, and gives a recorder to the recipients whose messages are recorded.
 """
 
@@ -51,9 +51,10 @@ SLOTS_LAST: Final = (1 << 32) - UNROUTED_MAX
 
 
 class OpenBatches:
-    """Batches with unsettled messages, in order of arrival, which tell up to when the journal is complete.
+    """Batches with unsettled messages, in order of arrival.
 
-    `waiting` is the time of arrival of messages whose rows wait to be recorded, or None.
+    The oldest determines up to which time the journal is complete. `waiting` is the time of arrival of
+    messages whose rows wait to be recorded, or None.
     """
 
     __slots__ = ("_batches", "waiting")
@@ -66,7 +67,7 @@ class OpenBatches:
         return len(self._batches)
 
     def begun(self, batch: RecordedBatch) -> None:
-        """Add a batch that has its first message."""
+        """Add a batch, to which its first message was added."""
         self._batches[batch] = None
 
     def remove(self, batch: RecordedBatch) -> None:
@@ -74,7 +75,7 @@ class OpenBatches:
         self._batches.pop(batch, None)
 
     def oldest(self) -> Monotonic | None:
-        """Return the time of arrival of the oldest unsettled message; None if there is none."""
+        """Return the time of arrival (loop-clock seconds) of the oldest unsettled message; None if none."""
         first = next(iter(self._batches), None)
         if first is None or (self.waiting is not None and self.waiting < first.received):
             return self.waiting
@@ -82,12 +83,12 @@ class OpenBatches:
 
 
 class RecordedBatch(Batch):
-    """Batch that remembers how its messages were received, and is tracked until it is settled.
+    """Batch that keeps its messages as they were received, and is tracked until it is settled.
 
-    `sources` has, for each slot, the message as received, or only its address if nothing else is changed by
-    the route of its one recipient (so that the message itself can be freed); `bare` counts the addresses.
-    `origins` are the slots in the batch from which this one was passed on, if any. `bursts` has what was
-    published in bursts. `private` has, by slot, the redactor of what a route's `private` hides.
+    `sources` has, for each slot, the message as received. If the route of its only recipient changes nothing
+    but the address, it has the original address alone, so that the message can be freed; `bare` counts these.
+    If this batch passes on messages of another batch, `origins` has their slots there. `bursts` has what was
+    published in bursts. `private` has, by slot, the redactor of fields that a route's `private` hides.
     """
 
     __slots__ = (
@@ -121,7 +122,7 @@ class RecordedBatch(Batch):
         self.private: dict[int, Redactor] = {}
 
     def record_source(self, source: Message | Address) -> None:
-        """Record how the message in the newest slot was received."""
+        """Store the message in the newest slot as it was received, or its original address."""
         sources = self.sources
         if not sources and self._open_batches is not None:
             self._open_batches.begun(self)
@@ -130,7 +131,10 @@ class RecordedBatch(Batch):
         sources.append(source)
 
     def record_burst(self, messages: list[Message], target: Address, *, changed: bool) -> None:
-        """Record how the newest messages were received: as a burst, which their route changes or not."""
+        """Store the newest messages, which form a burst, as they were received.
+
+        `target` is their address behind the route; `changed` is True if they crossed one.
+        """
         if not self.sources and self._open_batches is not None:
             self._open_batches.begun(self)
         self.sources += [messages[0].address] * len(messages) if changed else messages
@@ -140,13 +144,19 @@ class RecordedBatch(Batch):
         self.bursts.add(messages, target)
 
     def onward(self, source: Source) -> RecordedBatch:
-        """Return a batch that knows where its messages were in this one."""
+        """Return a batch for messages of this one that a stage in front of their target passes on.
+
+        It stores in which slots they were in this batch.
+        """
         batch = RecordedBatch(source, self.received, before=self)
         batch.keeps_letters = self.keeps_letters
         return batch
 
     def add_from(self, origin: int, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]]) -> int:
-        """Add a message with its slot of origin and how it was received there."""
+        """Add a message that was in slot `origin` of the previous batch, as it was received there.
+
+        Return its slot in this batch.
+        """
         self.origins.append(origin)
         if self._before is not None and self._before.sources:
             self.record_source(self._before.sources[origin])
@@ -155,7 +165,7 @@ class RecordedBatch(Batch):
         return self.add(receipt, placed)
 
     def send(self) -> None:
-        """Hand every sink its part; some may settle it at once."""
+        """Pass each sink its part of the batch; sinks may settle it at once."""
         self._sent = True
         super().send()
         self._close()
@@ -172,18 +182,24 @@ class RecordedBatch(Batch):
 
 
 class RecipientRecorder:
-    """Recorder of what one recipient settled. An error costs rows of the journal, not a settlement."""
+    """Recorder that writes the messages settled by one recipient to the journal.
+
+    An error loses rows of the journal, but does not affect the settlement.
+    """
 
     __slots__ = ("_labels", "_redactor", "_writer")
 
     def __init__(self, writer: JournalWriter, labels: RowLabels, redactor: Redactor | None = None) -> None:
-        """Create a recorder. `redactor` is the route's; rows without a route use that of their message."""
+        """Create a recorder that writes rows with these labels.
+
+        `redactor` is the route's; rows without a route are redacted by the rules for their message.
+        """
         self._writer = writer
         self._labels = labels
         self._redactor = redactor
 
     def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Record settled messages; see Recorder."""
+        """Write settled messages of a part to the journal; see Recorder."""
         try:
             self._record(part, messages, slots, outcome)
         except Exception as error:
@@ -248,7 +264,11 @@ def _redacted(message: Message, redactor: Redactor | None) -> Message:
 def _alike(
     sources: list[Message | Address], messages: list[Message], *, mixed: bool
 ) -> list[Message] | list[Address]:
-    """Return `sources` as messages only, or as addresses only; `mixed` if their batch has both."""
+    """Return `sources` as messages only, or as addresses only.
+
+    `mixed` is True if their batch has both kinds. An address is completed to a message by means of the
+    delivered message.
+    """
     if mixed and Message in (kinds := set(map(type, sources))) and len(kinds) > 1:
         return [
             one if isinstance(one, Message) else _before_crossing(one, message)
@@ -258,7 +278,10 @@ def _alike(
 
 
 def _before_crossing(address: Address, message: Message) -> Message:
-    """Return `message` as it was before it crossed from `address`, changed by nothing but a hop."""
+    """Return `message` as it was before it crossed a route that changed only its address.
+
+    `address` is its original address.
+    """
     return Message(
         address,
         message.body,
@@ -273,10 +296,10 @@ def _before_crossing(address: Address, message: Message) -> Message:
 
 
 class UnroutedRows:
-    """Messages without a target that wait to be recorded together.
+    """Messages without a target that are collected, to be written to the journal together.
 
-    Those that arrived together and have one outcome share a part of a block, because a part for each would
-    cost as much as the message. They have no slot in their batch; `first_slot` numbers them from
+    Messages that arrived together and have the same outcome share a part of a block, because a part for each
+    would cost as much as the message. They have no slot in their batch; `first_slot` numbers them from
     SLOTS_UNROUTED on, over all batches.
     """
 
@@ -289,11 +312,11 @@ class UnroutedRows:
         self.first_slot = SLOTS_UNROUTED
 
     def can_add(self, outcome: Outcome, received: Monotonic) -> bool:
-        """Return True if a message with this outcome and time of arrival may join the others."""
+        """Return True if a message with this outcome and time of arrival can join the collected ones."""
         return received == self.received and outcome == self.outcome and len(self.messages) < UNROUTED_MAX
 
     def take(self) -> tuple[list[Message], range]:
-        """Return the messages and their slots, and clear them."""
+        """Remove and return the collected messages and their slots."""
         messages, self.messages = self.messages, []
         slots = range(self.first_slot, self.first_slot + len(messages))
         self.first_slot = SLOTS_UNROUTED if slots.stop > SLOTS_LAST else slots.stop
@@ -301,10 +324,10 @@ class UnroutedRows:
 
 
 class Journaling:
-    """Connection of recipients to the journal.
+    """Connection between the dispatcher's recipients and the journal's writer.
 
-    `all` also records routes without `journal`, and messages that take no route; `unrouted` also those
-    without any target.
+    With `all`, routes without `journal` and messages that take no route are recorded, too; with `unrouted`,
+    also messages without any target.
     """
 
     def __init__(
@@ -317,9 +340,10 @@ class Journaling:
         hash_key: bytes = b"",
         unrouted: bool = True,
     ) -> None:
-        """Connect `writer` to the routes of `router`.
+        """Create the connection for the routes of `router`.
 
-        `open_batches` are those that `writer` queries for the oldest.
+        `open_batches` are the unsettled batches, which tell `writer` up to which time the journal is
+        complete.
         """
         self.writer = writer
         self.router = router  # the one in force
@@ -333,7 +357,7 @@ class Journaling:
 
     @property
     def redacted(self) -> int:
-        """Number of messages of which something was hidden."""
+        """Number of recorded messages in which a field was hidden or changed."""
         return self.redactors.redacted
 
     @property
@@ -342,9 +366,9 @@ class Journaling:
         return self.redactors.withheld_count
 
     def recorder(self, route: Route | None, endpoint: str) -> RecipientRecorder | None:
-        """Return the recorder of a recipient, or None if it is not recorded.
+        """Return the recorder of a recipient, or None if its messages are not recorded.
 
-        `endpoint` is where its messages stay without a route.
+        Without a route, `endpoint` is where its messages are published.
         """
         if route is not None:
             if not self._is_journaled(route):
@@ -358,7 +382,7 @@ class Journaling:
     def refuse(
         self, route: Route, message: Message, outcome: Outcome, received: Monotonic, slot: int
     ) -> None:
-        """Record a message that a route refused."""
+        """Record a message that a route refused; `slot` is its slot in the batch."""
         if self._is_journaled(route):
             redacted = _redacted(message, self.redactors.of(route))
             if outcome.reason is Reason.NOT_AUTHORIZED:
@@ -366,7 +390,10 @@ class Journaling:
             self.writer.refuse(self._labels(route), [redacted], outcome, received, [slot])
 
     def record_unrouted(self, message: Message, outcome: Outcome, received: Monotonic) -> None:
-        """Record a message that has no target, with what has gathered of its kind."""
+        """Collect a message that has no target, to be recorded later with others of the same outcome.
+
+        `received` is its time of arrival in loop-clock seconds.
+        """
         rows = self._unrouted
         if rows.messages and not rows.can_add(outcome, received):
             self.flush_unrouted()
@@ -377,7 +404,10 @@ class Journaling:
             self.flush_unrouted()
 
     def flush_unrouted(self) -> None:
-        """Record what has gathered. An error costs rows, not a settlement."""
+        """Record the collected messages that have no target.
+
+        An error loses rows of the journal, but does not affect the settlement.
+        """
         rows = self._unrouted
         received = rows.received
         if received is None or not rows.messages:
@@ -390,19 +420,22 @@ class Journaling:
         self.open_batches.waiting = None
 
     def tick(self) -> None:
-        """Record what waits, and let the writer do what is due by the clock."""
+        """Record collected messages, and run the writer's timers; called regularly."""
         self.flush_unrouted()
         self.writer.tick()
 
     def close(self) -> None:
-        """Record what waits, and close the writer."""
+        """Record collected messages, and close the writer."""
         self.flush_unrouted()
         self.writer.close()
 
     def record_left(
         self, route: Route, messages: list[Message], outcome: Outcome, received: Monotonic
     ) -> None:
-        """Record messages that have left the outbox of a route. An error costs rows, not a settlement."""
+        """Record messages that have left the outbox of a route.
+
+        An error loses rows of the journal, but does not affect the settlement.
+        """
         if self._is_journaled(route):
             try:
                 redactor = self.redactors.of(route)
@@ -412,7 +445,7 @@ class Journaling:
                 contained("journal", error)
 
     def use(self, router: Router) -> None:
-        """Put a new mapping in force."""
+        """Put the mapping of `router` in force."""
         self.router = router
         self.redactors = Redactors(
             router.routes, self._hash_key, self.writer.options.body_bytes_max, self.redactors
@@ -421,14 +454,14 @@ class Journaling:
         self.note_mappings()
 
     def note_mappings(self) -> None:
-        """Store the mapping files beside the journal, whose rows name them by their versions."""
+        """Store copies of the mapping files beside the journal, whose rows refer to their versions."""
         try:
             store_mappings(self.writer.folder, self.router.texts)
         except OSError as error:
             log.warning("mapping files not stored beside journal", error=error.strerror)
 
     def private(self, entry: RoutingEntry) -> Redactor | None:
-        """Return the redactor for messages to an address, or None if no route there hides anything."""
+        """Return the redactor for messages with this routing entry; None if no route hides anything."""
         if not self.redacts:
             return None
         return self.redactors.for_routes([branch.route for branch in entry.plan.branches])
@@ -447,7 +480,7 @@ class Journaling:
 
 
 class RecordingDispatcher(Dispatcher):
-    """Dispatcher whose recipients are recorded."""
+    """Dispatcher that records the messages of its recipients in the journal."""
 
     def __init__(
         self,
@@ -461,16 +494,16 @@ class RecordingDispatcher(Dispatcher):
         self.journaling = journaling
 
     def batch(self, source: Source, received: Monotonic) -> RecordedBatch:
-        """Return a batch that remembers how its messages were received."""
+        """Return a new batch that keeps its messages as they were received, for the journal."""
         return RecordedBatch(source, received, self.journaling.open_batches)
 
     def use(self, router: Router) -> None:
-        """Put a new mapping in force, also for recording."""
+        """Put the mapping of `router` in force, for dispatching and for the journal."""
         self.journaling.use(router)
         super().use(router)
 
     def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
-        """Publish a message, and note how it was received if it has recipients."""
+        """Publish a message, and keep it as it was received if it has recipients."""
         if not Dispatcher.publish(self, batch, entry, message, receipt):
             return False
         recorded = cast(RecordedBatch, batch)
@@ -483,7 +516,10 @@ class RecordingDispatcher(Dispatcher):
     def publish_burst(
         self, batch: Batch, entry: RoutingEntry, messages: list[Message], receipts: list[Receipt]
     ) -> bool:
-        """Publish messages that differ only in their bodies, and note how they were received."""
+        """Publish messages that differ only in their bodies, and keep them as they were received.
+
+        Returns False if they must be published one by one.
+        """
         if not Dispatcher.publish_burst(self, batch, entry, messages, receipts):
             return False
         target = entry.address if entry.plan.route is None else entry.target
@@ -495,7 +531,7 @@ class RecordingDispatcher(Dispatcher):
         return True
 
     def _keep_private(self, batch: RecordedBatch, entry: RoutingEntry, count: int) -> None:
-        """Note what must not be recorded of the newest messages."""
+        """Store the redactor of the newest `count` messages in the batch, if a route hides fields of them."""
         redactor = self.journaling.private(entry)
         if redactor is not None:
             end = len(batch.receipts)
@@ -510,7 +546,7 @@ class RecordingDispatcher(Dispatcher):
     def record_unrouted(
         self, entry: RoutingEntry, message: Message, outcome: Outcome, received: Monotonic
     ) -> None:
-        """Record the outcome of a message without a target, without what a route that could take it hides."""
+        """Record the outcome of a message without a target, without fields that routes declare private."""
         journaling = self.journaling
         if not journaling.records_unrouted:
             return

@@ -41,27 +41,31 @@ HOLE: Final = Message(amqp_address("", ""), b"", expires=1.0)
 
 
 class Consumer(Protocol):
-    """Consumer of a queue's messages."""
+    """Receiver of a queue's messages, such as a subscription of one connection."""
 
     def capacity(self) -> int:
         """Return how many messages the consumer accepts now: 0 without credit, or with a congested stream."""
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
-        """Accept `messages`, the first of which has `position`, the next one more, and so on.
+        """Accept `messages`, whose positions in the queue are consecutive and begin with `position`.
 
-        Messages that cannot be encoded are acknowledged and become dead letters. Raises only for faults of
-        the consumer itself, before it has accepted any.
+        `redelivered` is True if a consumer may have received them before. Messages that cannot be encoded are
+        acknowledged and become dead letters. Raises only for faults of the consumer itself, before it has
+        accepted any.
         """
 
     def handle_error(self, error: Exception) -> None:
-        """Handle an error of `deliver`: the consumer has no more credit, and is removed after the wake-up."""
+        """Handle an error that `deliver` has raised.
+
+        The consumer has no more credit, and is removed after the wake-up.
+        """
 
     def cancelled(self, queue: Queue) -> None:
-        """Handle the deletion of the queue."""
+        """Handle the deletion of `queue`, which ends the consumption."""
 
 
 class Storage(Protocol):
-    """Disk side of a queue: it has messages that wait on disk alone, and stores and settles the others.
+    """Storage of a queue on disk: its messages that are not in memory, and copies of durable ones that are.
 
     A storage registers itself with the queue for which it is created.
     """
@@ -85,31 +89,41 @@ class Storage(Protocol):
         """Yield the messages that were read and are not handed to the queue yet."""
 
     def undelivered_ranges(self) -> list[tuple[int, int]]:
-        """Return the positions of messages that were never handed out."""
+        """Return the positions of messages that were never delivered, as ranges (first, end) in order."""
 
     def take(self, part: SubBatch, messages: list[Message]) -> list[Message]:
-        """Queue the messages, in memory or only on disk, and store those that must survive a restart.
+        """Queue the messages, in memory or on disk only, and store those that must survive a restart.
 
-        Return the queued messages: all of them, unless the store is read-only now.
+        Settles `part`: stored messages after their commit, others at once. Return the queued messages: all of
+        `messages`, unless the store is read-only now.
         """
 
     def delivered(self, position: int) -> tuple[bool, int]:
-        """Return True if the message at `position` may have been delivered, and where that may change."""
+        """Return True if an earlier process may have delivered the message at `position`, and an end.
+
+        The first value is the same for all positions from `position` to before that end.
+        """
 
     def forget(self, positions: Sequence[int]) -> None:
-        """Settle the messages at these positions."""
+        """Delete the messages at these positions from the disk, because they are settled."""
 
     def forget_beside(self, positions: Sequence[int]) -> None:
-        """Settle messages in the transaction of what is published in this wake-up, if that is written.
+        """Delete settled messages in the transaction that stores the messages published in this wake-up.
 
-        `forget` follows when the publishes are safe.
+        If that transaction fails, they stay on disk. `forget` is called for them when it has succeeded.
         """
 
     def refill(self) -> bool:
-        """Read messages back into memory. Return False if they must be waited for or if there are none."""
+        """Move the next messages from disk into the queue's memory.
+
+        Return False if there are none, or if they are still being read.
+        """
 
     def clear(self, first: int | None) -> None:
-        """Forget everything from position `first` on."""
+        """Delete all messages from position `first` on.
+
+        None deletes only the messages that are on disk and not in memory.
+        """
 
     def when_loaded(self, then: Callable[[], None]) -> None:
         """Call `then` when the queue's next messages are in memory: at once if they have been read."""
@@ -119,7 +133,7 @@ class Storage(Protocol):
 
 
 class UnfitMessage:
-    """Message that is set aside, with the consumers that cannot receive it."""
+    """Message that was set aside because some consumers cannot receive it (`unable`)."""
 
     __slots__ = ("message", "redelivered", "unable")
 
@@ -130,7 +144,7 @@ class UnfitMessage:
 
 
 class Queue:
-    """Messages in order for any number of consumers."""
+    """Queue of messages in order of arrival, for any number of consumers."""
 
     def __init__(
         self,
@@ -172,9 +186,9 @@ class Queue:
         self._allowed: int | None = None
 
     def keep_in(self, storage: Storage, end: int, byte_count: int, gate: Gate) -> None:
-        """Use `storage`, which already has `byte_count` bytes at positions before `end`.
+        """Use `storage`, in which an earlier process has left `byte_count` bytes at positions before `end`.
 
-        `gate` is the store's, which holds back messages while refusals are reported.
+        `gate` is the store's gate: while it is shut, the queue delivers nothing.
         """
         self.storage = storage
         self.next = end
@@ -193,9 +207,9 @@ class Queue:
 
     @property
     def head(self) -> int | None:
-        """Position of the first waiting message; None if none waits.
+        """Position of the first waiting message; None if no message waits.
 
-        It may be lower than that, if messages were withdrawn.
+        The position may be too low if messages were withdrawn from the queue.
         """
         if self._aside:
             return min(self._aside)
@@ -207,13 +221,14 @@ class Queue:
 
     @property
     def in_memory(self) -> int:
-        """Size in bytes of what waits in memory."""
+        """Size in bytes of the waiting messages that are in memory."""
         return self.byte_count if self.storage is None else self.byte_count - self.storage.byte_count
 
     def restrain(self, on: bool) -> None:
-        """Reduce the queue's share of memory because its owner holds too much, or restore it.
+        """Limit the queue's memory because its owner's messages occupy too much (`on`), or lift that limit.
 
-        A repeated call has no effect.
+        While it is limited, a durable queue has new messages on disk only, and any other queue counts as full
+        at about its present size. A repeated call has no effect.
         """
         if self.storage is not None:
             self.storage.restrained = on
@@ -221,7 +236,7 @@ class Queue:
             self.restrain_size(on)
 
     def restrain_size(self, on: bool) -> None:
-        """Lower the size limit to about the present size (`on`), or restore it."""
+        """Lower the limit in bytes to about the present size (`on`), or restore the original limit."""
         if on and self._allowed is None:
             self._allowed = self.bytes_max
             self.bytes_max = reduced_limit(self._allowed, self.byte_count)
@@ -230,13 +245,11 @@ class Queue:
             self._tell_drained()
 
     def publish(self, part: SubBatch) -> None:
-        """Queue the messages of a part, and accept them when they are safe.
+        """Queue the messages of `part`; accept them at once, or after the commit if they are stored on disk.
 
-        That is at once, unless they are stored on disk.
-
-        A full queue pauses its sources. A connection that cannot be paused (because it also consumes and must
-        acknowledge) is refused at twice the limit. A queue whose owner may not pause publishers drops its own
-        copies instead.
+        A full queue pauses the connections that publish to it. A connection that cannot be paused (because it
+        also consumes and must acknowledge) is refused at twice the limit. A queue whose owner may not pause
+        publishers drops its own copies instead.
         """
         if self.full:
             if not self.may_hold:
@@ -256,7 +269,10 @@ class Queue:
         self.dispatch()
 
     def _new_pressure(self) -> Pressure:
-        """Return the paused publishers, none yet; overridden by queues that resume them by user."""
+        """Return a new `Pressure`, which resumes paused publishers when the queue has drained.
+
+        Overridden by queues that resume publishers user by user.
+        """
         return Pressure()
 
     @property
@@ -265,7 +281,7 @@ class Queue:
         return self._full_queues.may_hold(self.owning_user)
 
     def review_hold(self) -> None:
-        """Resume paused publishers if, after a change of rules, the queue may not pause them any more."""
+        """Resume paused publishers if the queue's owner may no longer pause them after a change of rules."""
         if self._pressure and not self.may_hold:
             self._pressure.relieve()
 
@@ -274,10 +290,10 @@ class Queue:
         return False
 
     def _overflow(self, part: SubBatch) -> None:
-        """Drop the copies that do not fit, and refuse what was published to this queue by its name.
+        """Settle messages for a full queue that may not pause publishers, without queuing any of them.
 
-        A publisher that names the queue learns that it is full. Other publishers share the message with
-        recipients that have space for it, so to them it is accepted.
+        Messages that name this queue are refused, so their publisher learns that it is full. Copies of
+        messages that other recipients may have space for are dropped, counted, and reported as accepted.
         """
         direct_positions: list[int] = []
         copies: list[int] = []
@@ -291,9 +307,10 @@ class Queue:
             part.settle_at(copies)
 
     def drop_copies(self, messages: Sequence[Message]) -> None:
-        """Count messages for which the full queue has no space; their publishers are not informed.
+        """Count and log messages that the full queue drops without informing their publishers.
 
-        The first loss is logged, and later ones if half of what the queue holds is newer than the last line.
+        The first loss is logged, and later ones if half of the waiting messages arrived after the last log
+        line.
         """
         if self._lossy_at is None or self.next - self._lossy_at > len(self) // 2:
             self._lossy_at = self.next
@@ -309,11 +326,14 @@ class Queue:
         return None
 
     def prepare_messages(self, messages: list[Message]) -> list[Message]:
-        """Return the messages as this queue stores them; overridden by queues that change them."""
+        """Return the messages in the form in which this queue stores them: unchanged.
+
+        Overridden by queues that change messages, for example their expiry.
+        """
         return messages
 
     def put(self, messages: list[Message]) -> None:
-        """Append messages without dispatching."""
+        """Append messages in memory, without delivering them to consumers yet."""
         if not self._ready:
             self._first = self.next  # what was on disk alone may have ended before
         self._ready.extend(messages)
@@ -321,15 +341,18 @@ class Queue:
         self.count_in(messages)
 
     def refill(self, first: int, messages: list[Message]) -> None:
-        """Append messages that were on disk alone, after all before them were consumed."""
+        """Put messages that were on disk only into memory, which has no fresh messages left.
+
+        `first` is the position of the first message; the positions are consecutive.
+        """
         assert not self._ready
         self._first = first
         self._ready.extend(messages)
 
     def withdraw(self, first: int, count: int) -> list[Message]:
-        """Remove and return messages that could not be stored, unless a consumer has received them.
+        """Remove and return messages that the store has refused, unless a consumer has received them.
 
-        They are among the `count` messages from position `first` on.
+        The range of positions is `first` to before `first + count`.
         """
         ready = self._ready
         withdrawn: list[Message] = []
@@ -392,7 +415,10 @@ class Queue:
     def set_aside(
         self, consumer: Consumer | None, position: int, message: Message, redelivered: bool
     ) -> None:
-        """Set aside a message that this consumer cannot receive; None means a `get`."""
+        """Set aside a message that `consumer` cannot receive; other consumers may still receive it.
+
+        `consumer` is None if a single request (basic.get) could not receive it.
+        """
         offered = self._offered
         aside = (
             UnfitMessage(message, redelivered) if offered is None or offered[0] != position else offered[1]
@@ -405,7 +431,10 @@ class Queue:
         self._offers = self._offers or any(one not in aside.unable for one in self._eligible())
 
     def _offer_aside(self) -> None:
-        """Deliver what is set aside to other consumers. One without credit is tried at the next dispatch."""
+        """Deliver set-aside messages to other consumers that can receive them and have credit.
+
+        A message for which only consumers without credit are left is tried at the next dispatch.
+        """
         self._drop_expired_aside()
         self._offers = False
         eligible = self._eligible()
@@ -430,7 +459,7 @@ class Queue:
         return True
 
     def take_aside(self, fits: Callable[[Message], bool]) -> tuple[int, Message, bool] | None:
-        """Remove and return the first set-aside message that fits, or None.
+        """Remove and return the first set-aside message for which `fits` returns True, or None.
 
         The result is (position, message, redelivered).
         """
@@ -452,7 +481,10 @@ class Queue:
                 del self._aside[position]
 
     def take(self) -> tuple[int, Message, bool] | None:
-        """Remove and return the next message for a `get` as (position, message, redelivered), or None."""
+        """Remove and return the next message, for a single request (basic.get), or None.
+
+        The result is (position, message, redelivered).
+        """
         if self.gate.shut or self.reads.shut:
             return None
         utc = clock.utc()
@@ -471,9 +503,9 @@ class Queue:
         return None
 
     def browse(self) -> Iterator[tuple[int, Message]]:
-        """Yield positions and messages that wait in memory, in the order of delivery.
+        """Yield positions and messages that wait in memory, in the order of delivery, without removing them.
 
-        Nothing may change meanwhile.
+        The queue must not change during the iteration.
         """
         utc = clock.utc()
         returned = sorted(self._returned, key=itemgetter(0))
@@ -495,7 +527,7 @@ class Queue:
     def drop_expired(self, most: int = sys.maxsize) -> float:
         """Drop expired messages at the head. Return when the new head expires (POSIX seconds), or NEVER.
 
-        Stops after `most` messages; then expired ones may still be there.
+        At most `most` messages are dropped; after that the head may be an expired message.
         """
         if self._aside:
             self._drop_expired_aside()
@@ -525,24 +557,30 @@ class Queue:
         return not self._ready and not self._returned and self.storage is not None and self.storage.count > 0
 
     def acknowledged(self, positions: Sequence[int]) -> None:
-        """Settle delivered messages at these positions."""
+        """Settle the delivered messages at these positions: they leave the disk, too."""
         self.unacknowledged -= len(positions)
         if self.storage is not None:
             self.storage.forget(positions)
 
     def requeue(self, deliveries: Iterable[tuple[int, Message]]) -> None:
-        """Return messages to their positions, from which they are redelivered."""
+        """Return (position, message) pairs to their positions in the queue, to be redelivered."""
         for position, message in deliveries:
             heapq.heappush(self._returned, (position, message))
             self.unacknowledged -= 1
             self.count_in((message,))
 
     def put_back(self, deliveries: Iterable[tuple[int, Message]]) -> None:
-        """Return messages that were taken but shown to no client; this is not counted as a return."""
+        """Return messages that were removed from the queue but sent to no client.
+
+        Unlike `requeue` this does not count as a failed delivery.
+        """
         self.requeue(deliveries)
 
     def hold_back(self, deliveries: Iterable[tuple[int, Message]], gate: Gate) -> None:
-        """Return messages whose bodies cannot be read now. Nothing is delivered until `gate` opens."""
+        """Return messages whose bodies cannot be read from disk now.
+
+        The queue delivers nothing until `gate` opens.
+        """
         self.put_back(deliveries)
         if self.reads is not gate:
             self.reads = gate
@@ -553,7 +591,7 @@ class Queue:
         self.dispatch()
 
     def purge(self) -> int:
-        """Drop all ready messages, and return their number."""
+        """Drop all messages that are ready for delivery. Return their number."""
         count = len(self)
         if self.storage is not None:
             self.storage.forget([*self._aside, *[position for position, _ in self._returned]])
@@ -567,7 +605,7 @@ class Queue:
         return count
 
     def delete(self) -> int:
-        """Cancel the consumers and drop all messages. Return how many were ready."""
+        """Cancel the consumers and drop all messages. Return the number of messages that were ready."""
         self.deleted = True
         consumers, self.consumers = self.consumers, []
         for consumer in consumers:
@@ -584,11 +622,15 @@ class Queue:
         self.removed_positions.clear()
 
     def _was_delivered(self, position: int) -> bool:
-        """Return True if an earlier process may have delivered the message at a position."""
+        """Return True if an earlier process may have delivered the message at this position."""
         storage = self.storage
         return storage is not None and position < storage.recovered and storage.delivered(position)[0]
 
     def _deliver_run(self, consumer: Consumer, count: int) -> None:
+        """Deliver up to `count` messages from the head of the queue to a consumer.
+
+        Fewer are delivered if only some of them may have been delivered before a restart.
+        """
         redelivered = False
         if self.storage is not None and self._first < self.storage.recovered:
             redelivered, end = self.storage.delivered(self._first)
@@ -598,14 +640,14 @@ class Queue:
             self._deliver(consumer, position, messages, redelivered)
 
     def undelivered_ranges(self) -> list[tuple[int, int]]:
-        """Return the positions of messages that were never handed out, as ranges (first, end) in order."""
+        """Return the positions of messages that were never delivered, as ranges (first, end) in order."""
         first = self._first
         if not self._ready:
             first = self.next if self.storage is None or self.storage.first is None else self.storage.first
         return [(first, self.next)] if first < self.next else []
 
     def _deliver(self, consumer: Consumer, position: int, messages: list[Message], redelivered: bool) -> None:
-        """Deliver messages to a consumer. If it fails, requeue them for others."""
+        """Pass messages to a consumer. If it raises an error, requeue them for other consumers."""
         if self.reads.shut:
             self.put_back(list(enumerate(messages, position)))
             return
@@ -618,7 +660,7 @@ class Queue:
             self._offer_aside()
 
     def _share(self, open_: list[tuple[Consumer, int]]) -> None:
-        """Deliver one message to each consumer, for one round."""
+        """Deliver one message to each consumer that has credit, in turn."""
         start = self._turn % len(open_)
         for consumer, _ in open_[start:] + open_[:start]:
             if not self._ready:
@@ -652,7 +694,11 @@ class Queue:
         return self._first - len(messages), messages
 
     def _shorten(self, messages: list[Message]) -> int:
-        """Put back what exceeds DISPATCH_BYTES_MAX, except the first message. Return the remaining bytes."""
+        """Put back the messages that exceed DISPATCH_BYTES_MAX, but never the first one.
+
+        The messages that are put back are removed from the end of `messages`. Return the size of the rest in
+        bytes.
+        """
         byte_count = 0
         for at, message in enumerate(messages):
             size = message.byte_count
@@ -713,7 +759,10 @@ class Queue:
         return True
 
     def _expire(self, position: int, message: Message) -> None:
-        """Settle an expired message, which leaves the queue; overridden by queues that route it."""
+        """Settle an expired message that leaves the queue, and report it to the `expired` callback.
+
+        Overridden by queues that route expired messages as dead letters.
+        """
         if self.removed_positions is not None:
             self.removed_positions.append(position)
         if self._expired is not None:
@@ -741,18 +790,24 @@ class Queue:
         self._tell_drained()
 
     def _taken(self, messages: Sequence[Message], byte_count: int | None = None) -> None:
-        """Count delivered messages; `byte_count` is their weight in bytes, if known."""
+        """Count messages that leave the queue for a consumer as unacknowledged.
+
+        `byte_count` is their size in bytes, None if it must be computed.
+        """
         self.unacknowledged += len(messages)
         self.count_out(messages, byte_count)
         if self._pressure:
             self._tell_drained()
 
     def _tell_drained(self, leaving: int = 0) -> None:
-        """Resume paused publishers if half of the limit is free; `leaving` messages are being removed."""
+        """Resume paused publishers if half of the limits is free; `leaving` messages are being removed."""
         if self._pressure and self.has_drained(leaving):
             self._pressure.relieve()
 
     def has_drained(self, leaving: int = 0) -> bool:
-        """Return True if so little waits that paused publishers may resume."""
+        """Return True if at most half of the limits is used, so that paused publishers may resume.
+
+        `leaving` messages still count as waiting but are being removed.
+        """
         waiting = len(self) - leaving
         return waiting <= self.messages_max // 2 and self.byte_count <= self.bytes_max // 2

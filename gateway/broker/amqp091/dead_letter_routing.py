@@ -68,7 +68,7 @@ Lost = Callable[[list[Message], Outcome], None]
 
 
 class DeadLetteringQueue(Sink, Protocol):
-    """Queue whose expired, rejected and surplus messages become dead letters, and that may receive some."""
+    """Queue whose expired, rejected and surplus messages become dead letters; also a target of these."""
 
     name: str
     options: QueueArguments
@@ -80,33 +80,42 @@ class DeadLetteringQueue(Sink, Protocol):
 
     @property
     def is_delay(self) -> bool:
-        """True if messages only wait here until they are due, and do not die, whatever the queue's name."""
+        """True if the queue holds an exchange's delayed messages, which do not die here.
+
+        Then a dead letter may return to it, whatever its name.
+        """
 
     def settle_beside(self, positions: list[int]) -> None:
-        """Settle messages in the transaction of those that were routed in this wake-up, if it succeeds."""
+        """Delete dead messages in the transaction that stores their dead letters in this wake-up.
+
+        They stay on disk if that transaction fails.
+        """
 
     def settle_dead(self, positions: list[int]) -> None:
-        """Settle dead messages on disk, because their dead letters are safe or get no queue."""
+        """Delete dead messages from disk, because their dead letters are stored or no queue gets them."""
 
     def dispatch(self) -> None:
-        """Deliver ready messages, then do what is due afterwards."""
+        """Deliver ready messages to consumers."""
 
 
 class Delay(DeadLetteringQueue, Protocol):
-    """Queue of messages whose delay is not over."""
+    """Queue of the messages that an exchange delays."""
 
     def release(self, message: Message, utc: float) -> tuple[Sequence[DeadLetteringQueue], Message]:
-        """Return the queues of a message whose delay is over, and the message for them.
+        """Return the queues to which the exchange routes a message whose delay is over, and the message.
 
-        `utc` is the time in UTC seconds.
+        `utc` is the present time in POSIX seconds.
         """
 
     def take_back(self, position: int, message: Message) -> bool:
-        """Requeue a message that the failing disk refused. Return False if the exchange is deleted."""
+        """Requeue a message that is due but that the failing disk refused.
+
+        Return False if the exchange is deleted.
+        """
 
 
 class DeadMessage:
-    """Message that has left its queue and waits to be routed as a dead letter."""
+    """Message that has left its queue and waits to be routed as a dead letter, or because it is due."""
 
     __slots__ = ("delay", "is_settled", "message", "position", "queue", "reason")
 
@@ -118,9 +127,9 @@ class DeadMessage:
         position: int | None,
         delay: Delay | None = None,
     ) -> None:
-        """Note a message that was at `position`; None if it never was in the queue.
+        """Create the entry of a message that was at `position`; None if it never was in the queue.
 
-        `delay` is the queue if the message did not die, but is due.
+        `delay` is the queue of delayed messages if the message did not die, but is due.
         """
         self.queue = queue
         self.message = message
@@ -131,7 +140,7 @@ class DeadMessage:
 
 
 class DeadLetterRouter(Protocol):
-    """Interface of the virtual host for dead-lettering."""
+    """Interface of a virtual host that dead-lettering uses."""
 
     alarms: CallScheduler
     queue_bytes_max: int
@@ -142,7 +151,7 @@ class DeadLetterRouter(Protocol):
         """True if durable queues refuse persistent messages, because the disk fails."""
 
     def route_keys(self, exchange: str, keys: list[str], message: Message) -> Sequence[DeadLetteringQueue]:
-        """Return the queues to which an exchange routes these keys."""
+        """Return the queues to which an exchange routes a message with these routing keys."""
 
 
 class WaitingDeaths:
@@ -207,7 +216,7 @@ class DeathsClaim(NamedTuple):
 
 
 class DeadLettering:
-    """Deaths of one virtual host; the source of its dead letters."""
+    """Dead messages of one virtual host that wait to be routed; source of their dead letters."""
 
     def __init__(self, host: DeadLetterRouter, lost: Lost | None = None) -> None:
         """Create it for `host`; `lost` gets the dead letters that a queue refused."""
@@ -227,15 +236,16 @@ class DeadLettering:
 
     @property
     def late(self) -> bool:
-        """True if dead letters wait for the next turn."""
+        """True if dead messages are left for the next pass of the event loop."""
         return self._next_turn is not None
 
     def note(
         self, queue: DeadLetteringQueue, message: Message, reason: str, position: int | None = None
     ) -> bool:
-        """Note a dead message, which its queue no longer has at `position` (None if it never had it).
+        """Register a dead message of a queue, from which it has been removed.
 
-        Return False if there will be no dead letter: the queue then settles the message itself.
+        `position` is where it was; None if it never was in the queue. Return False if there will be no dead
+        letter: the queue then settles the message itself.
         """
         if queue.options.dead_letter_exchange is None or queue.deleted:
             self.dropped[f"queue_{reason}"] += 1
@@ -301,7 +311,10 @@ class DeadLettering:
         self.noted.add(DeadMessage(delay, message, DELAYED, position, delay))
 
     def send_noted(self) -> None:
-        """Send the noted dead letters, including those that this causes."""
+        """Route the registered messages, including those that die while this happens.
+
+        If there are many, the rest is routed in later passes of the event loop.
+        """
         if self._burying or self._next_turn is not None:
             return
         self._burying = True
@@ -321,9 +334,9 @@ class DeadLettering:
         self.send_noted()
 
     def _postpone(self, death: DeadMessage) -> bool:
-        """Have a death wait until the disk works; its message stays on disk.
+        """Let a dead message wait until the disk works. It stays on disk meanwhile.
 
-        A due message is requeued instead. Return False if that is impossible.
+        A message whose delay is over is requeued instead. Return False if its exchange is deleted.
         """
         if death.delay is not None and death.position is not None:
             return death.delay.take_back(death.position, death.message)
@@ -338,7 +351,7 @@ class DeadLettering:
             self._retry = self._host.alarms.set(clock.utc() + RETRY_SECS, self._try_again)
 
     def _try_again(self) -> None:
-        """Process the postponed deaths, the oldest first, if the disk works again."""
+        """Route the postponed dead messages, the oldest first, if the disk works again."""
         self._retry = None
         if self._host.disk_fails:
             self._plan_retry()
@@ -350,7 +363,10 @@ class DeadLettering:
         self.send_noted()
 
     def _send_batch(self, most: int) -> int:
-        """Send some dead letters, and settle the dead messages. Return the number of letters and targets."""
+        """Route up to about `most` registered messages in one batch, and settle them.
+
+        Return the number of messages plus the number of queues that got them.
+        """
         batch = Batch(self, clock.now())
         recipients: dict[DeadLetteringQueue, Recipient] = {}
         settled: dict[DeadLetteringQueue, list[int]] = {}
@@ -379,9 +395,9 @@ class DeadLettering:
         return count
 
     def _routed(self, death: DeadMessage, utc: float) -> tuple[Message, Sequence[DeadLetteringQueue]]:
-        """Return the dead letter of a message, or the message that is due, and its queues.
+        """Return the dead letter of a message, or a message whose delay is over, and its queues.
 
-        A message without queues is dropped or kept as the gateway's dead letter.
+        If there are no queues, it is dropped, or becomes a dead letter of the gateway.
         """
         queue, message, delay = death.queue, death.message, death.delay
         targets: Sequence[DeadLetteringQueue] | None
@@ -408,7 +424,11 @@ class DeadLettering:
     def _letter(
         self, queue: DeadLetteringQueue, message: Message, reason: str, utc: float
     ) -> tuple[Sequence[DeadLetteringQueue] | None, Message]:
-        """Return the queues for a dead message (None if it died in too many) and its dead letter."""
+        """Return the queues for a dead message and its dead letter.
+
+        The queues are None if the message has died too often without being rejected, and may circulate
+        forever.
+        """
         address = message.address
         exchange, key = queue.options.dead_letter_exchange, queue.options.dead_letter_key
         assert exchange is not None
@@ -454,9 +474,10 @@ class DeadLettering:
         refused: dict[int, Outcome] | None,
         received: Monotonic,
     ) -> None:
-        """Settle dead and due messages, and count and report what a queue refused.
+        """Settle dead messages, and those whose delay is over, with the outcomes at their queues.
 
-        What the failing disk refused waits instead.
+        A message that a queue refused is counted, and reported to `lost`. A message that the failing disk
+        refused is retried.
         """
         settled: dict[DeadLetteringQueue, list[int]] = {}
         for at, (death, letter) in enumerate(receipts):
@@ -477,7 +498,7 @@ class DeadLettering:
             self._lost([letter], outcome)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Return no functions, because deaths cannot be paused."""
+        """Return [] because nothing can be paused: dead messages have no sender that could wait."""
         return []
 
 
@@ -488,7 +509,10 @@ def user_of(queue: DeadLetteringQueue) -> str:
 
 
 def _settle_beside(sent: Iterable[DeadMessage]) -> None:
-    """Settle messages in the transaction that stores them elsewhere, except those that are settled."""
+    """Delete messages from their queues in the transaction that stores their dead letters.
+
+    Messages that are already settled are skipped.
+    """
     pending: dict[DeadLetteringQueue, list[int]] = {}
     for death in sent:
         if death.position is not None and not death.is_settled:
@@ -500,10 +524,11 @@ def _settle_beside(sent: Iterable[DeadMessage]) -> None:
 def own_properties(
     queue: DeadLetteringQueue, message: Message, utc: float, returns: int | None = None
 ) -> bytes:
-    """Return the encoded properties of a message for its consumer, with the number of its returns if given.
+    """Return the encoded properties of a message as a consumer of `queue` gets them.
 
-    Excludes what is no property of the message: the queue's time to live, and durability due to a quorum
-    queue. Raises RemoteProtocolError for properties that its sender malformed.
+    `returns` is how often the message was returned, and is added as a header; None adds none. The result
+    excludes what only the queue has added: an expiry by its time to live, and durability of a quorum queue.
+    Raises RemoteProtocolError for properties that the sender malformed.
     """
     if returns is not None:
         native = decode_properties(own_properties(queue, message, utc))
@@ -519,7 +544,7 @@ def own_properties(
 
 
 def with_durability(message: Message, durable: bool) -> Message:
-    """Return the message with another durability."""
+    """Return a copy of the message that is durable or not."""
     return Message(
         message.address,
         message.body,
@@ -534,7 +559,7 @@ def with_durability(message: Message, durable: bool) -> Message:
 
 
 def living(message: Message, expires: float) -> Message:
-    """Return the message with another expiry, in POSIX seconds."""
+    """Return a copy of the message that expires at `expires` (POSIX seconds, or NEVER)."""
     return Message(
         message.address,
         message.body,
@@ -560,7 +585,10 @@ def _native(queue: DeadLetteringQueue, message: Message, utc: float) -> BasicPro
 
 
 def copied_keys(headers: Headers | None, name: str) -> list[str]:
-    """Return the routing keys in a header of copies (`CC`, `BCC`), without values that are not texts."""
+    """Return the routing keys in the header `name` (`CC` or `BCC`), which lists copies.
+
+    Values that are not texts are skipped.
+    """
     found = dict(headers or ()).get(name)
     if found is None or found.type is not ValueType.ARRAY:
         return []
@@ -568,7 +596,7 @@ def copied_keys(headers: Headers | None, name: str) -> list[str]:
 
 
 def blind_copies(message: Message) -> Headers:
-    """Return the header of blind copies that a message has, as the only header; () if it has none."""
+    """Return the `BCC` header of a message, as its only header; () if it has none."""
     property_set = message.property_set
     if property_set.protocol != PROTOCOL:
         return ()
@@ -582,9 +610,9 @@ def blind_copies(message: Message) -> Headers:
 
 
 def _shortened(headers: Headers) -> tuple[Headers, bool]:
-    """Return the headers with the newest deaths of their history.
+    """Return the headers with `x-death` limited to the DEATHS_MAX newest entries.
 
-    The second result is True if no consumer has rejected the message at any of them, so that it may travel
+    The second result is True if none of them is a rejection by a consumer, so that the message may circulate
     forever.
     """
     found = dict(headers)
@@ -602,7 +630,7 @@ def _can_be_written(headers: Headers) -> bool:
 
 
 def _with_death(native: BasicProperties, queue: str, reason: str, address: Address, utc: int) -> Headers:
-    """Return the headers with one more death in their history, in RabbitMQ's order."""
+    """Return the headers with one more death in `x-death`, in RabbitMQ's order."""
     headers = dict(native.headers or ())
     keys = [address.name, *copied_keys(native.headers, COPIES)]
     death = [
@@ -632,7 +660,10 @@ def _with_death(native: BasicProperties, queue: str, reason: str, address: Addre
 def _history_with_death(
     history: tuple[Value, ...], death: list[tuple[str, Value]], queue: str, reason: str
 ) -> tuple[Value, ...]:
-    """Return the history with one more death: an equal entry is counted, and the latest is first."""
+    """Return the entries of `x-death` with one more death.
+
+    If there is an entry of the same queue and reason, its count is increased. The latest entry is first.
+    """
     others = []
     existing: dict[str, Value] | None = None
     for one in _grouped(history):
@@ -649,7 +680,7 @@ def _history_with_death(
 
 
 def _grouped(history: tuple[Value, ...]) -> list[Value]:
-    """Return the history with one entry for each queue and reason, in RabbitMQ's order.
+    """Return the entries of `x-death` with one for each queue and reason, in RabbitMQ's order.
 
     Old brokers wrote one entry for each death, without a count.
     """
@@ -669,14 +700,14 @@ def _grouped(history: tuple[Value, ...]) -> list[Value]:
 
 
 def _entry_fields(death: Value) -> dict[str, Any]:
-    """Return the fields of an entry of the history; {} if it is no table."""
+    """Return the fields of an entry of `x-death`; {} if it is no table."""
     if death.type is not ValueType.TABLE:
         return {}
     return {name: value.value for name, value in death.value}
 
 
 def _visited(headers: Headers) -> set[str]:
-    """Return the queues in which the message has died since a consumer last rejected it."""
+    """Return the names of queues in which the message has died since a consumer last rejected it."""
     found = set()
     for death in dict(headers)[HISTORY].value:
         fields = _entry_fields(death)

@@ -1,8 +1,9 @@
-"""AMQP queue: owner, time to live, limits, dead-lettering, priorities, active consumer.
+"""AMQP 0-9-1 queue: owner, time to live, limits, dead-lettering, priorities, active consumer.
 
-The queue of all protocols does the work; this one adds what is due after it (`dispatch`): messages beyond a
-limit are dropped, dead ones become dead letters, and an alarm is set for the expiry of the head. If very many
-expire at once they are dropped in pieces, each in its own turn, and what is behind them waits.
+The class Queue of all protocols delivers the messages. The classes here add what follows a delivery
+(`dispatch`): messages beyond a limit are dropped, dead ones become dead letters, and an alarm is set for the
+expiry of the head. If very many messages expire at once they are dropped in pieces, in several passes of the
+event loop, and those behind them wait.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class QueueHost(Protocol):
 
 
 class AmqpQueue(Queue):
-    """Queue of a virtual host."""
+    """Queue of an AMQP 0-9-1 virtual host."""
 
     def __init__(
         self,
@@ -141,7 +142,7 @@ class AmqpQueue(Queue):
     # In.
 
     def publish(self, part: SubBatch) -> None:
-        """Queue a part; in a queue that refuses excess messages, as many as fit."""
+        """Queue the messages of a part; a queue that refuses excess messages accepts as many as fit."""
         if self._refuses:
             self._publish_what_fits(part)
         else:
@@ -153,7 +154,10 @@ class AmqpQueue(Queue):
         self._arriving = BEYOND
 
     def _publish_what_fits(self, part: SubBatch) -> None:
-        """Queue a part message by message: what consumers accept at once makes space for the next."""
+        """Queue the messages of a part in pieces, and refuse or drop those that exceed the queue's limits.
+
+        Messages that consumers receive at once make space for the next ones.
+        """
         at = 0
         while at < len(part.messages):
             count = self._fitting_count(part.messages, at)
@@ -172,7 +176,7 @@ class AmqpQueue(Queue):
         self.come_to_rest()
 
     def _fitting_count(self, messages: Sequence[Message], at: int) -> int:
-        """Return how many messages from `at` on fit, one after the other."""
+        """Return how many messages, from index `at` on, fit into the queue's limits."""
         options = self.options
         most = BEYOND if options.length_max is None else options.length_max - len(self)
         byte_count = BEYOND if options.bytes_max is None else options.bytes_max - self.body_byte_count
@@ -186,7 +190,7 @@ class AmqpQueue(Queue):
 
     @property
     def is_delay(self) -> bool:
-        """False: messages are for consumers, and can die here."""
+        """False: this queue is for consumers, and its messages can become dead letters."""
         return False
 
     @property
@@ -208,7 +212,10 @@ class AmqpQueue(Queue):
         self.come_to_rest()
 
     def prepare_messages(self, messages: list[Message]) -> list[Message]:
-        """Return the messages with the expiry of `x-message-ttl`, as copies because others share them."""
+        """Return the messages with the expiry of `x-message-ttl` applied.
+
+        Changed messages are copies, because other queues share the originals.
+        """
         ttl_ms = self.options.ttl_ms
         if ttl_ms is None:
             return messages
@@ -231,7 +238,10 @@ class AmqpQueue(Queue):
     # Consumers.
 
     def add_ranked(self, consumer: Consumer, rank: int, *, exclusive: bool) -> None:
-        """Add a consumer with its priority (`x-priority`), behind those of the same priority."""
+        """Add a consumer; `rank` is its priority (`x-priority`).
+
+        With `exclusive` no other consumer may be added until it is removed.
+        """
         if exclusive:
             self.exclusive_consumer = consumer
         if rank:
@@ -240,10 +250,10 @@ class AmqpQueue(Queue):
         self.add(consumer)
 
     def remove(self, consumer: Consumer, *, requeues: bool = False) -> None:
-        """Remove a consumer; an exclusive one frees the queue, an active one makes way for the next.
+        """Remove a consumer. The next consumer becomes active if the queue has a single active one.
 
-        With `requeues` the caller returns messages to the queue and dispatches it afterwards, so that the
-        next consumer gets them first.
+        With `requeues` the caller returns unacknowledged messages to the queue and dispatches it afterwards,
+        so that the next consumer gets them first.
         """
         super().remove(consumer)
         self._ranks.pop(consumer, None)
@@ -257,7 +267,7 @@ class AmqpQueue(Queue):
                 self.dispatch()
 
     def watch_use(self) -> None:
-        """Schedule the deletion of a queue with `x-expires` that stays unused for that time."""
+        """Schedule the deletion of a queue with `x-expires`, if it stays unused for that time."""
         if self.options.expires_ms is None or self._watch is not None or self.consumers:
             return
         remaining_secs = self.used + self.options.expires_ms / 1000 - clock.monotonic()
@@ -273,10 +283,10 @@ class AmqpQueue(Queue):
             self.watch_use()
 
     def _open(self) -> list[tuple[Consumer, int]]:
-        """Return the consumers that may have the next message, with their credit.
+        """Return the consumers that may get the next message, each with the number that it accepts.
 
-        These are the active one, or those of the highest priority with credit; none while more has expired
-        than one turn drops, or while too many dead letters wait to accept rejected messages.
+        These are the single active consumer, or those of the highest priority that have credit. None may get
+        it while more messages have expired than may be dropped at once, or while too many dead letters wait.
         """
         if self.options.dead_letter_exchange is not None and self._dead_lettering.is_blocked(self):
             return []
@@ -295,7 +305,7 @@ class AmqpQueue(Queue):
         return open_
 
     def _eligible(self) -> list[Consumer]:
-        """Return the active consumer alone, or all, those of the highest priority first."""
+        """Return the single active consumer, or all consumers by their priority, highest first."""
         if self.options.single_active:
             return self.consumers[:1]
         if not self._ranks:
@@ -310,7 +320,10 @@ class AmqpQueue(Queue):
 
     @property
     def _keeps_expired(self) -> bool:
-        """True while what expires stays here, because the failing disk would refuse its dead letters."""
+        """True while expired messages stay in the queue.
+
+        The disk fails, and would refuse their dead letters.
+        """
         is_stored = self.options.dead_letter_exchange is not None and self.storage is not None
         return is_stored and self._host.disk_fails
 
@@ -324,15 +337,15 @@ class AmqpQueue(Queue):
         return bool(head.expires) and head.expires <= clock.utc()
 
     def dispatch(self) -> None:
-        """Deliver ready messages, then do what is due afterwards."""
+        """Deliver ready messages to consumers, then drop excess messages and send dead letters."""
         self._droppable = self._expire_max()
         super().dispatch()
         self.come_to_rest()
 
     def take(self) -> tuple[int, Message, bool] | None:
-        """Remove and return the next message for a `get` as (position, message, redelivered).
+        """Remove and return the next message, for basic.get, as (position, message, redelivered).
 
-        Returns None if there is none, or while many messages expire.
+        Returns None if there is none, or while more messages have expired than may be dropped at once.
         """
         self._droppable = self._expire_max()
         self.drop_expired(self._droppable)
@@ -341,29 +354,35 @@ class AmqpQueue(Queue):
         return found
 
     def reject(self, position: int, message: Message) -> None:
-        """Reject a delivered message: it becomes a dead letter or is dropped."""
+        """Reject a delivered message: it becomes a dead letter, or is dropped."""
         self.unacknowledged -= 1
         self._die(position, message, REJECTED)
 
     def wake(self) -> None:
-        """Read the head from the disk, so that it expires in time without consumers."""
+        """Read the first messages from disk after a restart, so that they expire without consumers, too.
+
+        Does nothing for a queue without `x-message-ttl` and dead letter exchange.
+        """
         if self.options.ttl_ms is not None or self.options.dead_letter_exchange is not None:
             self.dispatch()
 
     def settle_head(self) -> None:
-        """Drop expired messages at the head before messages are counted."""
+        """Drop expired messages at the head, so that they are not included in a message count."""
         self.drop_expired(self._expire_max())
         self.come_to_rest()
 
     def _die(self, position: int, message: Message, reason: str) -> None:
-        """Note a dead message, which is settled with its dead letter, or at once if it gets none."""
+        """Register a message as dead, for the `reason` of its dead letter.
+
+        It is settled together with its dead letter, or at once if the queue has no dead letter exchange.
+        """
         if self._dead_lettering.note(self, message, reason, position):
             self.dying += 1
         elif self.removed_positions is not None:
             self.removed_positions.append(position)
 
     def come_to_rest(self) -> None:
-        """Drop excess messages, process dead ones, and set the alarm for the next expiry."""
+        """Drop excess messages, send noted dead letters, and set the alarm for the next expiry."""
         if self._limited and not self._refuses:
             self._drop_heads()
         expires = self._next_expiry()
@@ -390,7 +409,10 @@ class AmqpQueue(Queue):
             self._die(head[0], head[1], TOO_MANY)
 
     def _next_expiry(self) -> float:
-        """Return when the head expires; NEVER if it does not, or is not in memory."""
+        """Return when the first message in memory expires (POSIX seconds).
+
+        Returns NEVER if it does not expire, or if no message is in memory.
+        """
         if self._returned:
             return self._returned[0][1].expires
         return self._ready[0].expires if self._ready else NEVER
@@ -401,7 +423,7 @@ class AmqpQueue(Queue):
         self.dispatch()  # also reads more from the disk
 
     def delete(self) -> int:
-        """Cancel the consumers and drop all messages. Return how many were ready."""
+        """Cancel the consumers and drop all messages. Return the number of messages that were ready."""
         count = super().delete()
         for alarm in (self._alarm, self._watch):
             if alarm is not None:
@@ -409,12 +431,15 @@ class AmqpQueue(Queue):
         return count
 
     def settle_beside(self, positions: list[int]) -> None:
-        """Settle messages in the transaction of those that were routed in this wake-up, if it succeeds."""
+        """Delete dead messages in the transaction that stores their dead letters in this wake-up.
+
+        They stay on disk if that transaction fails.
+        """
         if self.storage is not None and not self.deleted:
             self.storage.forget_beside(positions)
 
     def settle_dead(self, positions: list[int]) -> None:
-        """Settle dead messages on disk, because their dead letters are safe or get no queue."""
+        """Delete dead messages from disk, because their dead letters are stored or no queue gets them."""
         self.dying -= len(positions)
         if self.storage is not None and not self.deleted:
             self.storage.forget(positions)
@@ -503,10 +528,10 @@ class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
 
 
 class QuorumQueue(AmqpQueue):
-    """Queue with `x-queue-type: quorum`.
+    """Queue with `x-queue-type: quorum`, on a single node.
 
-    All its messages are durable, and it counts how often each was returned; beyond the delivery limit a
-    message becomes a dead letter.
+    All its messages are durable, and it counts how often each was returned by consumers. A message that was
+    returned more often than the delivery limit allows becomes a dead letter.
     """
 
     def __init__(self, name: str, host: QueueHost, **more: Any) -> None:
@@ -521,7 +546,7 @@ class QuorumQueue(AmqpQueue):
         ]
 
     def requeue(self, deliveries: Iterable[tuple[int, Message]]) -> None:
-        """Return messages to their positions, except those that were returned too often."""
+        """Requeue messages for redelivery. Those beyond the delivery limit become dead letters instead."""
         most = self.options.delivery_limit
         returned = []
         for position, message in deliveries:
@@ -533,16 +558,19 @@ class QuorumQueue(AmqpQueue):
         super().requeue(returned)
 
     def put_back(self, deliveries: Iterable[tuple[int, Message]]) -> None:
-        """Return messages that were taken but shown to no client; this is not counted as a return."""
+        """Return messages that were removed from the queue but sent to no client.
+
+        They do not count towards the delivery limit.
+        """
         super().requeue(deliveries)
 
     def acknowledged(self, positions: Sequence[int]) -> None:
-        """Settle delivered messages at these positions."""
+        """Settle the delivered messages at these positions, and drop their delivery counts."""
         super().acknowledged(positions)
         self.deliveries.forget(positions)
 
     def settle_dead(self, positions: list[int]) -> None:
-        """Settle dead messages, and drop the counts of their returns."""
+        """Delete dead messages from disk, and drop their delivery counts."""
         self.deliveries.forget(positions)
         super().settle_dead(positions)
 
@@ -555,13 +583,13 @@ class QuorumQueue(AmqpQueue):
             super()._forget_removed()
 
     def dispatch(self) -> None:
-        """Deliver ready messages, then do what is due afterwards."""
+        """Deliver ready messages to consumers, then drop excess messages and send dead letters."""
         if self.storage is None and self.removed_positions:
             self._forget_removed()
         super().dispatch()
 
     def purge(self) -> int:
-        """Drop all ready messages, and return their number."""
+        """Drop all messages that are ready for delivery. Return their number."""
         self.deliveries.forget([*self._aside, *[position for position, _ in self._returned]])
         untouched = self.undelivered_ranges()
         if untouched:  # an earlier process may have counted these
@@ -569,7 +597,7 @@ class QuorumQueue(AmqpQueue):
         return super().purge()
 
     def delete(self) -> int:
-        """Cancel the consumers and drop all messages. Return how many were ready."""
+        """Cancel the consumers and drop all messages. Return the number of messages that were ready."""
         count = super().delete()
         self.deliveries.clear()
         return count
@@ -580,7 +608,10 @@ def _any(message: Message) -> bool:
 
 
 def part_of(part: SubBatch, start: int, stop: int) -> SubBatch:
-    """Return some messages of a part as a part that is settled by itself."""
+    """Return the messages `start` to before `stop` of a part, as a part that is settled by itself.
+
+    Returns the part itself if these are all of its messages.
+    """
     if start == 0 and stop >= len(part.messages):
         return part
     found = SubBatch(part.batch, part.recipient)
@@ -599,7 +630,11 @@ def make_queue(
     owner: object | None = None,
     user: str | None,
 ) -> AmqpQueue:
-    """Return a new queue of the type that its arguments and policy require. Raises Refused (406)."""
+    """Return a new queue of the class that its arguments and policy require.
+
+    `owner` is the connection of an exclusive queue, and `user` the user who declares it (None: the
+    configuration). Raises AmqpRefused (406).
+    """
     resource = f"queue '{name}' in vhost '{host.name}'"
     options = queue_arguments(arguments, resource)  # its own arguments must be valid
     if host.policies:

@@ -47,9 +47,9 @@ log = structlog.get_logger(limited=True)
 
 
 class Letter(NamedTuple):
-    """Dead letter: message, route ("" if none), outcome, time (POSIX seconds).
+    """Dead letter: message, route ("" if none), outcome, and time in POSIX seconds.
 
-    `crossed` is True if the message is as its route built it.
+    `crossed` is True if the message is in the form that its route has built, and False if it is as received.
     """
 
     id: str
@@ -61,12 +61,15 @@ class Letter(NamedTuple):
 
     @property
     def lost_part(self) -> str:
-        """Text that names the part of the message that was not kept; "" if the message is whole."""
+        """Text that names the part of the message that could not be stored; "" if it is complete."""
         return next((part for part in LOST_PARTS if self.outcome.text.endswith(f"; {part}")), "")
 
 
 def with_loss(part: str, outcome: Outcome) -> Outcome:
-    """Return the outcome of a dead letter whose message lost `part`: BODY_LOST or PROPERTIES_LOST."""
+    """Return `outcome` with a text that a part of the message could not be stored.
+
+    `part` is BODY_LOST or PROPERTIES_LOST.
+    """
     return outcome._replace(text=f"{outcome.text}; {part}")
 
 
@@ -77,12 +80,12 @@ LETTERS_FULL: Final = Outcome(
 
 
 class CommonLetters(Protocol):
-    """Dead letters that all replicas have in common."""
+    """Dead letters that all replicas of a cluster share."""
 
     shares: UserShares
 
     def has_room(self, messages: list[Message]) -> bool:
-        """Return True if no dead letter must be deleted for these messages, and no user exceeds its share."""
+        """Return True if these messages can be added without deleting others or exceeding a user's share."""
 
     def __len__(self) -> int:
         """Return the number of dead letters."""
@@ -96,31 +99,40 @@ class CommonLetters(Protocol):
         crossed: bool,
         then: Callable[[], None] | None,
     ) -> None:
-        """Store `messages`; `then` is called when they are safe."""
+        """Store `messages` as dead letters. `then` is called when they are stored safely."""
 
     def is_one(self, id: str) -> bool:
-        """Return True if this is the id of a common dead letter, existing or not."""
+        """Return True if `id` has the form of a shared dead letter's id, whether that exists or not."""
 
     def newest(self, count: int, route: str | None, then: Callable[[list[Letter]], None]) -> None:
-        """Call `then` with at most `count` dead letters, newest first, of one route or of all."""
+        """Call `then` with at most `count` dead letters, newest first.
+
+        `route` selects those of one route; None means all.
+        """
 
     def ids(self, route: str | None, then: Callable[[list[tuple[WallTime, str]]], None]) -> None:
         """Call `then` with times and ids of all dead letters of a route (None: of all), oldest first."""
 
     def find(self, ids: Iterable[str], then: Callable[[list[Letter]], None]) -> None:
-        """Call `then` with the existing ones of these dead letters, in any order."""
+        """Call `then` with those of the dead letters that exist, in any order."""
 
     def claim(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
-        """Call `then` with the ids that only this replica may redrive now."""
+        """Claim dead letters, so that no other replica redrives them.
+
+        Calls `then` with the ids of those that are claimed now.
+        """
 
     def free(self, ids: Iterable[str]) -> None:
         """Release the claim of this replica on these dead letters."""
 
     def delete(self, ids: Iterable[str], then: Callable[[], None]) -> None:
-        """Delete dead letters; `then` is called when that is safe."""
+        """Delete dead letters. `then` is called when their deletion is stored safely."""
 
     def purge(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
-        """Delete dead letters; `then` is called with those that stay, as another replica redrives them."""
+        """Delete dead letters, except those that another replica is redriving.
+
+        `then` is called with the ids of the exceptions.
+        """
 
 
 def _shares_of(resource: str, letters: DeadLetters) -> UserShares:
@@ -128,15 +140,18 @@ def _shares_of(resource: str, letters: DeadLetters) -> UserShares:
 
 
 def _is_unwanted(route: str, outcome: Outcome, was_accepted: bool) -> bool:
-    """Return True if no route and no subscriber ever wanted the message, which is no loss."""
+    """Return True if no route and no subscriber ever wanted the message, so that nothing is lost.
+
+    `was_accepted` is True if a queue had accepted the message before.
+    """
     return not route and not was_accepted and outcome.reason is Reason.NO_ROUTE
 
 
 def _load_message(message: Message, *, is_last: bool) -> tuple[Message, bool] | None:
-    """Return a message as one in memory, and True.
+    """Return the message with its body in memory, and True.
 
-    If its body is on disk and too large or lost, return it with an empty body, and False. Return None if the
-    body cannot be read now, unless `is_last`.
+    If the body is on disk and is too large or lost, return the message with an empty body, and False. If the
+    body cannot be read now, return None, or with `is_last` the message with an empty body, and False.
     """
     body = message.body
     if not isinstance(body, Spooled):
@@ -157,7 +172,7 @@ def _load_message(message: Message, *, is_last: bool) -> tuple[Message, bool] | 
 
 
 def _after(count: int, then: Callable[[], None]) -> Callable[[], None]:
-    """Return a function whose call number `count` calls `then`."""
+    """Return a function that calls `then` when it has been called `count` times."""
     remaining = count
 
     def count_down() -> None:
@@ -170,11 +185,10 @@ def _after(count: int, then: Callable[[], None]) -> Callable[[], None]:
 
 
 class DeadLetters:
-    """Newest dead letters of this gateway.
+    """Storage of the newest dead letters of this gateway.
 
-    Read results are passed to functions, because the disk may be needed.
-
-    `forward` gets each new dead letter, to publish a copy, except unwanted ones (see `_unwanted`), which are
+    Results are passed to callbacks, because they may have to be read from disk. `forward` is called with each
+    new dead letter, to publish a copy. It is not called for unwanted messages (see `_is_unwanted`), which are
     in memory only.
     """
 
@@ -188,10 +202,11 @@ class DeadLetters:
         common: CommonLetters | None = None,
         shares: UserShares | None = None,
     ) -> None:
-        """Create the storage.
+        """Create the storage, which uses `common` or else `store`; without either it is in memory only.
 
-        The limits are those in memory: of dead letters (`shares` replaces them if there is neither a store
-        nor `common`), and of unwanted messages. The store has its own limits, and so has `common`.
+        `messages_max` and `bytes_max` limit the dead letters in memory (`shares` replaces them if there is
+        neither a store nor `common`), and the unwanted messages. The store and `common` have limits of their
+        own.
         """
         self.messages_max = messages_max
         self.bytes_max = bytes_max
@@ -214,20 +229,20 @@ class DeadLetters:
 
     @property
     def evicted_count(self) -> int:
-        """Number of dead letters that newer ones have replaced, without unwanted messages."""
+        """Number of dead letters that were deleted in favour of newer ones, without unwanted messages."""
         common = 0 if self._common is None else self._common.shares.pushed_out
         stored = 0 if self._store is None else self._store.letters_crowded_out
         return self._wanted.shares.pushed_out + common + stored
 
     @property
     def unwanted_count(self) -> int:
-        """Number of messages in memory that no route and no subscriber wanted."""
+        """Number of messages stored in memory that no route and no subscriber wanted."""
         return len(self._unwanted)
 
     def has_room_for(self, messages: list[Message], *, is_awaited: bool = True) -> bool:
-        """Return True if no wanted dead letter must be deleted for these, and no sender exceeds its share.
+        """Return True if these messages can be added without deleting others or exceeding a user's share.
 
-        `is_awaited` is False if their source settles them at once.
+        `is_awaited` is False if their source settles them at once, without waiting until they are stored.
         """
         common = self._common_for(is_awaited=is_awaited)
         if common is not None:
@@ -237,10 +252,10 @@ class DeadLetters:
         return self._wanted.shares.has_room_for(messages)
 
     def _common_for(self, *, is_awaited: bool) -> CommonLetters | None:
-        """Return the common dead letters if these belong there.
+        """Return the dead letters shared by replicas if messages must be stored there, otherwise None.
 
-        A source that does not wait settles its messages in the transaction of the store that adds the dead
-        letters. In memory, until the database has them, they would be lost with the process.
+        With a store, messages whose source does not wait (`is_awaited` is False) are stored locally: the
+        source settles them in the same transaction, so that they cannot be lost with the process.
         """
         return self._common if is_awaited or self._store is None else None
 
@@ -262,12 +277,12 @@ class DeadLetters:
         full: Callable[[Outcome], None] | None = None,
         was_accepted: bool = False,
     ) -> None:
-        """Store `messages` as dead letters. `then` is called when they are safe.
+        """Store `messages` as dead letters. `then` is called when they are stored safely.
 
-        `crossed` is True if they are as the route built them for its target. `was_accepted` is True if a
-        queue had accepted them before, so that they are a loss even if no queue takes them now. If there is
-        no space, `full` is called instead with LETTERS_FULL, and the source keeps its messages. Without
-        `full` the oldest dead letters are deleted.
+        `crossed` is True if they are in the form that the route has built for its target. `was_accepted` is
+        True if a queue had accepted them before, so that they are lost if they are not stored. If there is no
+        space, `full` is called instead with LETTERS_FULL, and the source keeps its messages. Without `full`
+        the oldest dead letters are deleted.
         """
         unwanted = _is_unwanted(route, outcome, was_accepted)
         is_awaited = then is not None
@@ -289,9 +304,10 @@ class DeadLetters:
         unwanted: bool,
         is_last: bool = False,
     ) -> None:
-        """Store messages after their bodies are read. Those that cannot be read now wait for the next tick.
+        """Read the bodies of messages into memory, and store the messages as dead letters.
 
-        With `is_last` they are stored without bodies instead.
+        Messages whose body cannot be read now are retried at the next tick; with `is_last` they are stored
+        with an empty body instead.
         """
         whole: list[Message] = []
         bodiless: list[Message] = []
@@ -324,7 +340,7 @@ class DeadLetters:
         crossed: bool,
         unwanted: bool,
     ) -> None:
-        """Store messages whose bodies are in memory."""
+        """Store messages whose bodies are in memory, and forward copies of them."""
         is_awaited = then is not None
         utc = clock.utc()
         if self._forward is not None and not unwanted:
@@ -370,7 +386,7 @@ class DeadLetters:
             self._unwanted.discard(id)
 
     def _when_safe(self, then: Callable[[], None]) -> None:
-        """Call `then` when the letters are on disk; during a disk failure that is later."""
+        """Call `then` when the dead letters are on disk. If the disk fails, `tick` tries again."""
         assert self._store is not None
 
         def on_outcome(outcome: Outcome) -> None:
@@ -382,9 +398,9 @@ class DeadLetters:
         self._store.after_commit(on_outcome)
 
     def tick(self) -> None:
-        """Confirm dead letters to their sources when the disk works again, and log how many were refused.
+        """Retry what has failed: storing messages with unread bodies, and commits that sources wait for.
 
-        Add those whose bodies could not be read before.
+        Also logs how many messages were refused since the last log line.
         """
         self._add_unread(is_last=False)
         if self.refused > self._told_refused:
@@ -396,7 +412,7 @@ class DeadLetters:
                 self._when_safe(then)
 
     def stop(self) -> None:
-        """Store what waits for its body without it, because the gateway is shutting down."""
+        """Store messages whose bodies could not be read with empty ones: the gateway is shutting down."""
         self._add_unread(is_last=True)
 
     def _add_unread(self, *, is_last: bool) -> None:
@@ -407,7 +423,10 @@ class DeadLetters:
     # What is read.
 
     def newest(self, count: int, then: Callable[[Letters], None], *, route: str | None = None) -> None:
-        """Call `then` with at most `count` dead letters, newest first, of one route or of all."""
+        """Call `then` with at most `count` dead letters, newest first.
+
+        `route` selects those of one route; None means all.
+        """
         common = self._common
         if common is None:
             self._newest_local(count, route, then)
@@ -422,7 +441,7 @@ class DeadLetters:
         self._newest_local(count, route, on_own)
 
     def _newest_local(self, count: int, route: str | None, then: Callable[[Letters], None]) -> None:
-        """Call `then` with the newest dead letters that only this process has."""
+        """Call `then` with the newest dead letters that are stored by this process only."""
         local_letters = [
             letter for letter in reversed(self._letters.values()) if route is None or letter.route == route
         ]
@@ -443,7 +462,10 @@ class DeadLetters:
         count: int,
         then: Callable[[Letters], None],
     ) -> None:
-        """Read older dead letters than the one with id `before`, until `count` are found."""
+        """Read dead letters from the store page by page, until `found` has `count` of the route.
+
+        Starts with the newest one that is older than the id `before`. Calls `then` with the result.
+        """
         store = self._store
         assert store is not None
 
@@ -500,10 +522,10 @@ class DeadLetters:
             self._store.flush()
 
     def claim(self, letters: Letters, then: Callable[[Letters, Letters], None]) -> None:
-        """Claim dead letters before they are redriven.
+        """Claim dead letters before they are redriven, so that no other replica redrives them.
 
-        Calls `then` with those that may be redriven, and those that another replica redrives or has redriven.
-        Those that are not deleted afterwards must be freed.
+        Calls `then` with the claimed ones, and with those that another replica redrives or has redriven.
+        Claimed ones that are not deleted afterwards must be released with `free`.
         """
         shared, common = self._shared(letter.id for letter in letters), self._common
         if common is None or not shared:
@@ -528,7 +550,10 @@ class DeadLetters:
         return [] if self._common is None else [id for id in ids if self._common.is_one(id)]
 
     def delete(self, ids: Iterable[str], then: Callable[[Outcome], None] | None = None) -> None:
-        """Delete the dead letters with these ids. `then` gets the outcome when that is on disk or failed."""
+        """Delete the dead letters with these ids.
+
+        `then` is called with the outcome when the deletion is on disk or has failed.
+        """
         removed_ids = set(ids)
         shared = self._shared(removed_ids)
         if shared and self._common is not None:
@@ -538,9 +563,10 @@ class DeadLetters:
             self._delete(removed_ids, then)
 
     def purge(self, ids: Iterable[str], then: Callable[[Outcome, list[str]], None]) -> None:
-        """Delete the dead letters with these ids, except those that another replica redrives.
+        """Delete the dead letters with these ids, except those that another replica is redriving.
 
-        `then` gets the outcome when that is on disk or failed, and the ids of those that stay.
+        `then` is called with the outcome, when the deletion is on disk or has failed, and the ids of the
+        exceptions.
         """
         removed_ids = set(ids)
         shared = self._shared(removed_ids)
@@ -566,7 +592,7 @@ class DeadLetters:
 
 
 def _stored(ids: Iterable[str]) -> list[int]:
-    """Return the ids that can belong to dead letters in the store, as numbers."""
+    """Return those of the ids that can belong to dead letters in the store, as numbers."""
     return [int(id) for id in ids if id.isascii() and id.isdigit() and len(id) < 19]
 
 

@@ -62,10 +62,11 @@ NEVER: Final = (inf, None)
 
 
 class SessionShares(NamedTuple):
-    """Shares of one user, or one address, in all sessions and subscriptions; 0 for the default share.
+    """Limits of what one user, or one address, may have of all sessions and subscriptions.
 
-    `evicts`: at a limit a session of a disconnected client is ended. `matching_steps_user_max`: what the
-    filters of one user may add to the matching of one message.
+    0 means the default share. With `evicts`, a session of a disconnected client is ended when a limit is
+    reached. `matching_steps_user_max` limits the steps that the filters of one user may add to the matching
+    of one message (matching_steps.py).
     """
 
     user_max: int = 0
@@ -76,11 +77,11 @@ class SessionShares(NamedTuple):
     matching_steps_user_max: int = NO_LIMIT
 
     def per_user(self, sessions_max: int) -> int:
-        """Return the maximum number of sessions of one user."""
+        """Return how many of the `sessions_max` sessions one user may have."""
         return share_of(sessions_max, self.user_max)
 
     def per_place(self, sessions_max: int) -> int:
-        """Return the maximum number of sessions of one address."""
+        """Return how many of the `sessions_max` sessions clients of one address may have."""
         return share_of(sessions_max, self.place_max)
 
     @property
@@ -90,14 +91,21 @@ class SessionShares(NamedTuple):
 
 
 class Offers(NamedTuple):
-    """Server capabilities that depend on the engine: maximum QoS, and that of shared subscriptions."""
+    """Server capabilities that depend on the engine.
+
+    These are the maximum QoS and the maximum QoS of shared subscriptions.
+    """
 
     qos_max: int = 2
     shared_qos_max: int = 2
 
 
 class ConnectingClient(NamedTuple):
-    """Client that connects. With `only_own` it may not resume a session of another user."""
+    """Properties of a client that is connecting.
+
+    `clean` is Clean Start, `expiry_secs` the Session Expiry Interval in seconds, and `place` the client's
+    address. With `only_own` it may not resume a session of another user.
+    """
 
     client_id: str
     clean: bool
@@ -110,9 +118,9 @@ class ConnectingClient(NamedTuple):
 
 
 class LeftWill(NamedTuple):
-    """Will that an earlier process has not published, and the seconds until it is due.
+    """Will that an earlier process has not published, with the seconds until it is due.
 
-    `key` is that of its record, if it differs from the client id.
+    `key` is the key of its record in the store, if that is not the client id.
     """
 
     will: Will
@@ -138,7 +146,7 @@ class MqttNamespace:
         definition_shares: UserShares | None = None,
         ended_shares: UserShares | None = None,
     ) -> None:
-        """Create the namespace, with what `store` (not started yet) has; without a store nothing survives.
+        """Create the namespace, and restore it from `store`, which must not have been started.
 
         `changed` is called with the filters (levels) that have a new or a lost subscriber. `ended_shares`
         limits what ended sessions owe to others of their groups.
@@ -229,7 +237,10 @@ class MqttNamespace:
             self._left_wills.append(LeftWill(will, sender, principal, delay_secs, key))
 
     def _restore_packet_ids(self, records: Records, durable_sessions: dict[str, DurableSession]) -> None:
-        """Restore the packet ids of QoS 2 in both directions, and those that positions do not give."""
+        """Restore the packet ids of QoS 2 messages in both directions, and the unusual ids of others.
+
+        The usual id of an outgoing message follows from its position in the log.
+        """
         for client, packet_id, _ in sorted(records.released_ids(), key=lambda one: one[2]):
             if client in durable_sessions:
                 durable_sessions[client].restore_released(packet_id)
@@ -242,14 +253,17 @@ class MqttNamespace:
                     durable_sessions[log.name].restore_received(log)
 
     def _forget_set_aside(self, records: Records, client_id: str) -> None:
-        """Delete the records of an unreadable session, because its client starts a new one."""
+        """Delete the records of a session that could not be read, because its client starts a new session."""
         self._set_aside.remove(client_id)
         records.forget_session(client_id)
         for kind in (SESSION, INCOMING):
             records.store.drop(records.store.log(kind, client_id))
 
     def begin(self, now: float) -> None:
-        """Count the remaining time of restored sessions from `now` (monotonic). May be called again."""
+        """Start the expiry of restored sessions at `now` (monotonic seconds).
+
+        A later call has no effect.
+        """
         left_sessions, self._left_sessions = self._left_sessions, []
         for session in left_sessions:
             if session.outlet is None and self.sessions.get(session.client_id) is session:
@@ -257,7 +271,10 @@ class MqttNamespace:
                 self._away.add(session)
 
     def pop_unpublished_wills(self, endpoint: str | None) -> list[LeftWill]:
-        """Return and clear the unpublished wills of an earlier process: of a listener, or all."""
+        """Remove and return the wills that an earlier process has not published.
+
+        `endpoint` is the listener of their clients; None means all listeners.
+        """
         found = [left for left in self._left_wills if endpoint in (None, left.sender.endpoint)]
         self._left_wills = [left for left in self._left_wills if left not in found]
         return found
@@ -266,45 +283,52 @@ class MqttNamespace:
 
     @property
     def change_count(self) -> int:
-        """Counter of changes that clients may only learn about when they are on disk."""
+        """Number of recorded changes that must be on disk before clients may be informed of them."""
         return 0 if self.records is None else self.records.changes
 
     @property
     def failing(self) -> bool:
-        """True if there is a store and it fails."""
+        """True if there is a store and its disk fails."""
         return self.records is not None and bool(self.records.failure)
 
     @property
     def unavailable(self) -> str:
-        """Why no client can be accepted now; "" if clients can."""
+        """Reason why no client can be accepted now; "" if clients can be accepted."""
         return ""
 
     def has_unstored_changes(self, before: int) -> bool:
-        """Return True if replies must wait for the disk.
+        """Return True if `change_count` has changed since it was `before`, so that replies wait for the disk.
 
-        A change was recorded since `change_count` was `before`.
-
-        Return False while the store fails: nothing new is promised to clients then, and the end of a session
+        Returns False while the store fails: nothing new is promised to clients then, and the end of a session
         or subscription is reported at once.
         """
         return self.change_count != before and not self.failing
 
     @property
     def claims_wills(self) -> bool:
-        """True if the will of a lost client must be claimed before it is published."""
+        """True if replicas must claim the will of a lost client before one of them publishes it.
+
+        False here: there are no other replicas.
+        """
         return False
 
     def after_recorded(self, session: Session | None, done: Callable[[Outcome], None]) -> None:
-        """Call `done` with ACCEPTED when a session's client may learn about all changes until now."""
+        """Call `done` with the outcome when all changes recorded until now have been committed to disk."""
         assert self.store is not None
         self.store.after_commit(done)
 
     def commit_notifier(self, session: Session) -> Callable[[Callable[[Outcome], None]], None] | None:
-        """Return the function that reports when PUBREL and PUBCOMP may be sent; None for at once."""
+        """Return a function that calls back after the next commit, when PUBREL and PUBCOMP may be sent.
+
+        Returns None if they may be sent at once, because the session is not on disk.
+        """
         return self.store.after_commit if session.is_durable and self.store is not None else None
 
     def reserve_packet_ids(self, session: Session, packet_ids: list[int]) -> None:
-        """Prepare for messages of QoS 2 with these packet ids. Raises Pending until they may be published."""
+        """Prepare to receive QoS 2 messages with these packet ids from a session's client.
+
+        Raises Pending until the messages may be published. Does nothing here.
+        """
 
     # Topics.
 
@@ -314,11 +338,11 @@ class MqttNamespace:
         return len(self._trie) - len(self._groups) + self._members
 
     def has_filters_below(self, level: str) -> bool:
-        """Return True if some filter begins with this level by name."""
+        """Return True if some topic filter has this name, not a wildcard, as its first level."""
         return self._trie.begins(level)
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Return the sessions that get messages of this topic, each once, and the groups."""
+        """Return the sinks of a topic: one grant for each subscribed session, and the shared groups."""
         levels = address.name.split("/")
         matching = self._trie.match(levels, hidden=levels[0].startswith("$"))
         if not matching:
@@ -338,13 +362,14 @@ class MqttNamespace:
         return (*[Grant(session, options) for session, options in merged.items()], *groups)
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """Return the sinks of the message's topic, which alone determines them."""
+        """Return the sinks of the message's topic; no other property of the message matters."""
         return self.sinks(message.address)
 
     def subscribe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
-        """Add or replace a subscription; the session then owes it the retained messages (`Session.pull`).
+        """Add or replace a subscription of a session.
 
-        A shared subscription gets none (5: 4.8.2).
+        Retained messages are sent afterwards by `Session.pull`, as the options require. A shared subscription
+        gets none (5: 4.8.2).
         """
         before = session.subscriptions.get(topic_filter)
         self._enter(session, topic_filter, options)
@@ -415,9 +440,10 @@ class MqttNamespace:
             self._changed(shared)
 
     def requeue_shared(self, session: Session, *, ended: bool = False) -> None:
-        """Pass on messages of shared subscriptions, because the client was lost or the session has `ended`.
+        """Pass the session's undelivered messages of shared subscriptions to other members of their groups.
 
-        What an ended session has on disk is passed on gradually.
+        The session's client was lost, or the session has `ended`. What an ended session has on disk is read
+        and passed on later, in pieces.
         """
         if ended:
             self.tally.unshared += session.unfinished_count()
@@ -447,7 +473,7 @@ class MqttNamespace:
     def _handed(
         self, session: Session, message: Message, shared: str, ended: bool, on_outcome: Told, outcome: Outcome
     ) -> None:
-        """Handle the outcome of passing on a message: keep it if the disk refused it."""
+        """Report the outcome of passing on a message; if the disk refused it, arrange another attempt."""
         on_outcome(outcome)
         if outcome is not ACCEPTED:
             if ended:
@@ -466,15 +492,15 @@ class MqttNamespace:
             self.tally.unshared += 1
 
     def _hand(self, shared: str, message: Message, on_outcome: Told) -> bool | None:
-        """Pass a message to a member of a group.
+        """Pass a message to a member of the group of a shared subscription (`shared` is its filter).
 
-        Return None without a group, False if no member can have it.
+        Return None if the group does not exist, False if no member can accept the message now.
         """
         group = self._groups.get(shared)
         return None if group is None else group.redeliver(message, None, on_outcome, away=True)
 
     def _share_again(self) -> None:
-        """Pass on what had to stay while the disk failed."""
+        """Pass on the messages of shared subscriptions that could not be passed on while the disk failed."""
         unshared, self._unshared = self._unshared, {}
         for session in unshared:
             if session.outlet is None and self.sessions.get(session.client_id) is session:
@@ -492,19 +518,28 @@ class MqttNamespace:
     # Sessions.
 
     def prepare_client(self, guest: object, coming: ConnectingClient) -> None:
-        """Prepare for a connecting client. Raises Pending until it may be accepted."""
+        """Prepare for a connecting client. Raises Pending until the client may be accepted.
+
+        Does nothing here; overridden where sessions are shared by replicas.
+        """
 
     def has_session(self, client_id: str) -> bool:
-        """Return True if there is an earlier session of the client."""
+        """Return True if a session with this client id exists."""
         return client_id in self.sessions
 
     def resumable(self, client_id: str) -> Mapping[str, SubscriptionOptions]:
-        """Return the subscriptions of the session that a client would resume, by topic filter."""
+        """Return the subscriptions of the session with this client id, by topic filter.
+
+        Empty if there is no such session.
+        """
         existing = self.sessions.get(client_id)
         return {} if existing is None else existing.subscriptions
 
     def is_pending(self, client_id: str) -> bool:
-        """Return True while it is not known if there is an earlier session of a client."""
+        """Return True while it is unknown whether a session with this client id exists.
+
+        Always False here.
+        """
         return False
 
     def user_of(self, client_id: str) -> str | None:
@@ -517,10 +552,11 @@ class MqttNamespace:
         return self._users[user]
 
     def make_room(self, user: str, place: str, client_id: str = "") -> str:
-        """Make another session possible. Return the limit that forbids it, or "".
+        """Make space for another session, by ending one if necessary. Return "" if it may be created.
 
-        Depending on the policy the session that would expire first is ended: at a share one of that user or
-        address, at the total one of the largest holder.
+        Otherwise return the name of the limit that forbids it. If the policy allows it, the session that
+        would expire first is ended: at the share of a user or address one of theirs, at the total one of the
+        user with the most.
         """
         shares, total = self._shares, self.sessions_max
         full = len(self.sessions) >= total
@@ -535,7 +571,7 @@ class MqttNamespace:
         return ""
 
     def _evict(self, user: str | None, place: str | None) -> bool:
-        """End a session whose client is disconnected.
+        """End a session whose client is disconnected, of `user` or of the address `place`; None means any.
 
         Return False if there is none or the policy forbids it.
         """
@@ -548,7 +584,7 @@ class MqttNamespace:
         return True
 
     def subscriptions_full(self, user: str, topic_filter: str) -> bool:
-        """Return True if that user may not make this further subscription."""
+        """Return True if a limit forbids the user to subscribe to one more topic filter."""
         shares = self._shares
         if self.definitions_full(user, filter_bytes(topic_filter)):
             return True
@@ -563,15 +599,21 @@ class MqttNamespace:
 
     @property
     def all_subscriptions(self) -> int:
-        """Number of subscriptions that count against the limit of all."""
+        """Number of subscriptions that count against the limit on subscriptions of all users."""
         return self.subscriptions
 
     def definitions_full(self, user: str, byte_count: int) -> bool:
-        """Return True if further `byte_count` of the user's definitions do not fit, and count a refusal."""
+        """Return True if `byte_count` more bytes of definitions exceed the user's share.
+
+        That is counted as a refusal.
+        """
         return bool(self.definition_shares.full_with(user, byte_count))
 
     def _count_subscription(self, user: str, topic_filter: str, count: int) -> None:
-        """Count a subscription for a user, with its size and matching steps; `count` is -1 to subtract it."""
+        """Add a subscription to the user's counts of subscriptions, bytes and matching steps.
+
+        `count` is 1, or -1 to subtract it.
+        """
         subscriptions = self._subscribed.get(user, 0) + count
         if subscriptions:
             self._subscribed[user] = subscriptions
@@ -613,10 +655,11 @@ class MqttNamespace:
     def open(
         self, client_id: str, *, clean: bool, expiry_secs: float, user: str = "", place: str = ""
     ) -> tuple[Session, bool]:
-        """Return the session of `client_id`, and True if it is resumed.
+        """Return the session of `client_id`, and True if an existing one is resumed.
 
-        The session belongs to `user` at `place` from now on, and will outlive its connection by
-        `expiry_secs`. A delayed will is not published if the session is resumed (5: 3.1.3.2.2).
+        With `clean`, an existing session is ended first. The session belongs to `user` at the address `place`
+        from now on, and will outlive its connection by `expiry_secs` seconds. A delayed will is not published
+        if the session is resumed (5: 3.1.3.2.2).
         """
         session = self.sessions.get(client_id)
         if session is not None and clean:
@@ -666,24 +709,27 @@ class MqttNamespace:
             self.records.put_will(client_id, will, sender, principal)
 
     def forget_will(self, key: str) -> None:
-        """Delete the record of a client's will, or of one being published, because it is settled or void."""
+        """Delete the record of a will that is settled or will not be published."""
         if self.records is not None:
             self.records.delete_will(key)
 
     def publish_kept_will(self, key: str, publish: Callable[[], None]) -> None:
-        """Publish a will that has the record `key`. `publish` makes another record if one is needed."""
+        """Publish a stored will by calling `publish`, then delete its record `key`.
+
+        `publish` stores another record if one is needed.
+        """
         try:
             publish()
         finally:
             self.forget_will(key)
 
     def new_will_key(self, client_id: str) -> str:
-        """Return the key for the record of a will of this client that is being published."""
+        """Return a new key for the record of a will of this client that is being published."""
         self._sent_wills += 1
         return f"{client_id}\0{self._born:x} {self._sent_wills}"
 
     def delay_will(self, client_id: str, at: float, publish: Callable[[], None]) -> None:
-        """Call `publish` at `at` (monotonic seconds), or when the session ends before.
+        """Publish a will by calling `publish` at `at` (monotonic seconds), or when the session ends before.
 
         Instead of a client id, `new_will_key` is for a will that does not depend on the session. OVERDUE
         means at one of the next ticks, the oldest first, or when the client returns before.
@@ -691,7 +737,7 @@ class MqttNamespace:
         self._wills[client_id] = (at, publish)
 
     def end_delays(self) -> bool:
-        """Publish delayed wills at the end of the process. Return False if there were none.
+        """Publish all delayed wills at the end of the process. Return False if there were none.
 
         With a store nothing is published, because the delay continues after the restart.
         """
@@ -710,9 +756,9 @@ class MqttNamespace:
             self.forget_will(client_id)
 
     def expire(self, now: float) -> bool:
-        """Publish due wills and discard expired sessions of disconnected clients (monotonic `now`).
+        """Publish due wills and discard expired sessions of disconnected clients; `now` in monotonic seconds.
 
-        Returns True if there are too many to discard at once: `expire_more` continues.
+        Return True if not all expired sessions could be discarded at once: `expire_more` continues.
         """
         for client_id in [client_id for client_id, (at, _) in self._wills.items() if OVERDUE < at <= now]:
             self._publish_will(client_id)
@@ -735,7 +781,10 @@ class MqttNamespace:
         return self.expire_more(now)
 
     def _drop_expired(self) -> None:
-        """Have half-full sessions, a few at a time, drop expired messages, which take the place of others."""
+        """Start the removal of expired messages in sessions of disconnected clients that are half full.
+
+        At most CHECKED_AT_ONCE sessions are checked at a time.
+        """
         utc = clock.utc()
         self._checking = [session for session in self._checking if session.is_checking]
         expired = [session for session in self.sessions.values() if 0.0 < session.purge_at <= utc]
@@ -745,7 +794,7 @@ class MqttNamespace:
                 self._checking.append(session)
 
     def expire_more(self, now: float) -> bool:
-        """Discard sessions that `expire` has found, for some milliseconds. Return True if some are left."""
+        """Discard sessions that `expire` has found, for at most EXPIRE_SECS. Return True if some are left."""
         deadline = clock.perf_counter() + EXPIRE_SECS
         while self._expired_sessions:
             session = self._expired_sessions.popleft()

@@ -1,10 +1,10 @@
-"""MQTT session: what one client is owed, connected or not.
+"""MQTT session: the subscriptions of one client and its undelivered messages, connected or not.
 
 Outgoing messages wait in order, are sent as the client's Receive Maximum allows, and stay in flight until the
 last acknowledgement of their QoS. ReceivedIds has the packet ids of QoS 2 messages that were received but not
 released. The two directions have separate packet ids. A connection, if there is one, is the session's outlet.
-The session's size in bytes is that of what waits and is in flight, until the client has acknowledged it.
-These sessions end with the process; durable_session.py has those that do not.
+The session's size in bytes is that of the messages that wait or are in flight, until the client has
+acknowledged them. These sessions end with the process; those of durable_session.py survive it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SubscriptionOptions:
 
 
 class Grant:
-    """Right of one session to messages of a topic: its matching subscriptions, merged. A sink."""
+    """Sink for the messages of a topic that one session gets: its matching subscriptions, merged."""
 
     __slots__ = (
         "_hash",
@@ -80,7 +80,7 @@ class Grant:
         self._hash = hash(self._key())
 
     def is_of(self, options: SubscriptionOptions) -> bool:
-        """Return True if one subscription with these options alone would give the same QoS and options."""
+        """Return True if a single subscription with these options would lead to an equal grant."""
         identifier = options.identifier
         return (
             self.qos == options.qos
@@ -103,11 +103,11 @@ class Grant:
         return self._hash
 
     def publish(self, part: SubBatch) -> None:
-        """Owe the messages to the session, which settles the part."""
+        """Queue the messages for the session's client; the session settles the part."""
         self.session.take(part, self)
 
     def encode(self) -> bytes:
-        """Encode what must be known of the grant when a stored message is sent.
+        """Encode the fields of the grant that are needed to send a stored message after a restart.
 
         One byte (bits 0 and 1: QoS, bit 2: retain as published, bit 3: retained, bit 4: shared), then each
         subscription identifier in 4 bytes, big-endian. A shared subscription has exactly one, 0 for none,
@@ -122,12 +122,12 @@ class Grant:
 
 
 def is_shared(data: bytes) -> bool:
-    """Return True if an encoded grant is of a shared subscription."""
+    """Return True if this encoded grant belongs to a shared subscription."""
     return bool(data[0] & SHARED)
 
 
 def qos_of(message: Message, data: bytes) -> int:
-    """Return the QoS at which a message is sent that is stored with this encoded grant."""
+    """Return the QoS at which a stored message is sent; `data` is the encoded grant stored with it."""
     return min(message.assurance, data[0] & QOS)
 
 
@@ -137,7 +137,10 @@ def shared_filter(data: bytes) -> str:
 
 
 def decode_grant(session: Session, data: bytes) -> Grant:
-    """Decode a grant. No-local is not restored: it was applied before the message was stored."""
+    """Decode a grant of `session` that `Grant.encode` has encoded.
+
+    No-local is not restored: it was applied before the message was stored.
+    """
     first = data[0]
     as_published = bool(first & RETAIN_AS_PUBLISHED)
     shared = ""
@@ -165,9 +168,10 @@ class LeftLog(NamedTuple):
 
 
 class PendingRetained(Protocol):
-    """Retained messages that one subscription must still get, wherever they are.
+    """Retained messages that one new subscription has not received yet, wherever they are stored.
 
-    `waits` is True if the next piece is not available yet; the source pulls again when it is.
+    They are read in pieces. `waits` is True while the next piece is not available; `Session.pull` skips it
+    then. `done` is True after the last piece.
     """
 
     grant: Grant
@@ -175,11 +179,14 @@ class PendingRetained(Protocol):
     waits: bool
 
     def next(self, most: int = PIECE_MESSAGES_MAX) -> list[Message]:
-        """Return the next piece, which may be empty although there is more."""
+        """Return the next messages, at most `most`; the list may be empty before the last piece."""
 
 
 class Walk:
-    """Retained messages of this process that one subscription must still get."""
+    """Retained messages in this process's memory that one new subscription has not received yet.
+
+    They are found in pieces, because a filter may match very many topics.
+    """
 
     __slots__ = ("_pattern", "_place", "_retained", "done", "grant", "piece_place", "returns", "waits")
 
@@ -219,7 +226,7 @@ PACED_MIN: Final = 2 * ROWS_MAX  # waiting messages; fewer are no delay
 
 
 class OutgoingPublish:
-    """PUBLISH to be written. Never changed after its creation."""
+    """PUBLISH packet to be sent. Immutable."""
 
     __slots__ = ("dup", "grant", "message", "packet_id", "qos")
 
@@ -231,7 +238,7 @@ class OutgoingPublish:
         self.dup = dup
 
     def with_dup(self, *, before: bool) -> OutgoingPublish:
-        """Return this row with DUP set if `before` is True, else without DUP."""
+        """Return this packet with the DUP flag set to `before`: True if it may have been sent before."""
         return OutgoingPublish(self.message, self.grant, self.qos, self.packet_id, before)
 
 
@@ -240,22 +247,28 @@ class SessionOutlet(Protocol):
 
     @property
     def congested(self) -> bool:
-        """True if nothing more should be written now; `Session.pump` is called when it has drained."""
+        """True while the session should send nothing, because the connection's buffer is full.
+
+        The connection calls `Session.pump` when its buffer has drained.
+        """
 
     def send(self, rows: list[OutgoingPublish]) -> list[OutgoingPublish]:
-        """Encode the rows. Return those that cannot be encoded for this client, which the session drops.
+        """Encode and send PUBLISH packets. Return those that cannot be encoded, which the session drops.
 
         Raises only for faults of the connection itself.
         """
 
     def handle_error(self, error: Exception) -> None:
-        """Handle an error of `send`: the connection counts as congested until it ends, with the wake-up."""
+        """Handle an error that `send` has raised.
+
+        The connection counts as congested until it is closed at the end of the wake-up.
+        """
 
     def send_release(self, packet_id: int) -> None:
-        """Send a PUBREL."""
+        """Send a PUBREL with this packet id."""
 
     def send_received(self, packet_id: int) -> None:
-        """Send a PUBREC."""
+        """Send a PUBREC with this packet id."""
 
     def send_due_retained(self) -> None:
         """Continue to send the retained messages that the session is due."""
@@ -298,7 +311,7 @@ PassOn = Callable[[Message, Grant, Told], bool]
 
 
 class Session:
-    """Subscriptions and owed messages of one client."""
+    """Subscriptions and undelivered messages of one client."""
 
     __slots__ = (
         "_again",
@@ -338,7 +351,10 @@ class Session:
     def __init__(
         self, client_id: str, limits: SessionLimits, tally: SessionTally, *, user: str = "", place: str = ""
     ) -> None:
-        """Create a session of `user`, opened from the address `place`, for whose shares it counts."""
+        """Create a session of `user`, opened from the address `place`.
+
+        It counts in the shares of that user and that address.
+        """
         self.client_id = client_id
         self.limits = limits
         self.tally = tally
@@ -385,21 +401,21 @@ class Session:
 
     @property
     def persistent(self) -> bool:
-        """True if it outlives its connection."""
+        """True if the session outlives its connection."""
         return self.expiry_secs > 0
 
     @property
     def full(self) -> bool:
-        """True if its sources should pause while the client is connected."""
+        """True if publishers should pause while the client is connected, because a limit is reached."""
         return len(self) >= self.limits.messages_max or self._byte_count >= self.limits.bytes_max
 
     @property
     def in_memory(self) -> int:
-        """Size in bytes of what waits or is in flight, without what is on disk alone."""
+        """Size in bytes of the messages in memory that wait or are in flight."""
         return self._byte_count
 
     def restrain(self, on: bool) -> None:
-        """Reduce the session's share of memory because its owner holds too much, or restore it.
+        """Limit the session's memory because its owner's messages occupy too much (`on`), or lift that limit.
 
         A repeated call has no effect.
         """
@@ -427,7 +443,7 @@ class Session:
         return 0 if self.full else self.limits.messages_max - len(self)
 
     def grant_for(self, options: SubscriptionOptions) -> Grant:
-        """Return the grant of one of its subscriptions, for topics that no other of them matches."""
+        """Return the grant of one subscription, for topics that no other one of this session matches."""
         grant = self._grant
         if grant is None or not grant.is_of(options):
             grant = self._grant = Grant(self, [options])
@@ -444,9 +460,9 @@ class Session:
         part.accept()
 
     def offer(self, messages: list[Message], grant: Grant) -> None:
-        """Owe `messages` to the client. QoS 0 is for connected clients only.
+        """Queue `messages` for the client; messages of QoS 0 only while it is connected.
 
-        The sources of a connected client are paused at the limit, so only messages of those that cannot be
+        The publishers to a connected client are paused at the limit, so only messages of those that cannot be
         paused are dropped, at twice the limit. For a client that is disconnected or has stalled, the newest
         messages beyond the limit are dropped and counted.
         """
@@ -465,9 +481,10 @@ class Session:
             self.pump()
 
     def pull(self) -> bool:
-        """Owe the next retained messages after the previous ones were sent.
+        """Queue more retained messages for new subscriptions, if few messages wait for the client.
 
-        Return False if there are none now.
+        Return False if none can be read now: there are none, they are not available yet, or the client cannot
+        receive more.
         """
         outlet = self.outlet
         if outlet is None or outlet.congested or len(self) >= PIECE_MESSAGES_MAX or not self.walks:
@@ -502,15 +519,15 @@ class Session:
 
     @property
     def pulls(self) -> bool:
-        """True if a piece of retained messages is available, or can be requested."""
+        """True if retained messages for new subscriptions are left that `pull` can read now."""
         return any(not walk.waits for walk in islice(self.walks.values(), WALKS_MAX))
 
     def forget_owed(self, topic_filter: str) -> None:
-        """Forget the retained messages that a subscription still lacks."""
+        """End the delivery of retained messages for the subscription with this filter."""
         self.walks.pop(topic_filter, None)
 
     def _within_limits(self, messages: list[Message]) -> list[Message]:
-        """Return as many of the messages as the limits allow, and count the others."""
+        """Return the first messages, as many as the limits allow; count and log the others as dropped."""
         if self.outlet is None:
             self._note_expiry(messages)
             self._plan_purge(len(messages))
@@ -533,7 +550,10 @@ class Session:
                 self._soonest = message.expires
 
     def _plan_purge(self, coming: int = 0) -> None:
-        """Set `purge_at`. `coming` is the number of messages that are about to wait."""
+        """Set `purge_at`, the time of the next check for expired messages; NEVER unless a limit is half used.
+
+        `coming` is the number of messages that are about to be queued.
+        """
         limits = self.limits
         half_full = (
             2 * (len(self) + coming) >= limits.messages_max or 2 * self._byte_count >= limits.bytes_max
@@ -565,14 +585,17 @@ class Session:
 
     @property
     def is_checking(self) -> bool:
-        """True while `drop_expired` goes on in the background."""
+        """True while `drop_expired` continues in the background."""
         return False
 
     def _settle_waiting(self, position: int) -> None:
-        """Settle a message that waits in memory and is in the store at this position."""
+        """Settle a waiting message that the store has at this position, because it has expired.
+
+        Does nothing here: only durable sessions have messages in the store.
+        """
 
     def pump(self) -> None:
-        """Send what waits, as far as credit and the connection allow."""
+        """Send waiting messages, as far as the client's Receive Maximum and the connection allow."""
         outlet = self.outlet
         while outlet is not None and (self._waiting or self._again) and not outlet.congested:
             rows = self._next_rows()
@@ -590,7 +613,11 @@ class Session:
                     self.finish(row.packet_id)
 
     def _next_rows(self) -> list[OutgoingPublish]:
-        """Return the next rows within the credit, at most as many as are written at once."""
+        """Remove the next messages from the queue, and return them as PUBLISH packets to be sent.
+
+        Their number is limited by the client's credit (Receive Maximum), ROWS_MAX and ROWS_BYTES_MAX. Expired
+        messages are dropped. Packets of QoS 1 and 2 are in flight from now on.
+        """
         if self._again:
             return self._rows_again()
         rows: list[OutgoingPublish] = []
@@ -626,13 +653,13 @@ class Session:
         return rows
 
     def _subtract_bytes(self, byte_count: int) -> None:
-        """Subtract bytes that are no longer held, and resume sources if possible."""
+        """Subtract the bytes of messages that left the session, and resume publishers if it has drained."""
         self._byte_count -= byte_count
         if self._tight:
             self._resume_sources()
 
     def _resume_sources(self) -> None:
-        """Resume paused sources if half of the limits is free."""
+        """Resume paused publishers if at least half of the limits is free."""
         limits = self.limits
         if len(self) <= limits.messages_max // 2 and self._byte_count <= limits.bytes_max // 2:
             self._tight = self._lossy = False
@@ -640,7 +667,7 @@ class Session:
             self.pressure.relieve()
 
     def _hold_if_late(self, part: SubBatch) -> None:
-        """Pause the part's sources if the session is full, or its content will wait long."""
+        """Pause the publishers of `part` if the session is full, or if its messages will wait long."""
         if self.full:
             self._tight = True
             if self.limits.may_hold(self.user):
@@ -656,7 +683,7 @@ class Session:
                 self.pressure.hold_sources(part)
 
     def review_hold(self) -> None:
-        """Resume paused publishers if, after a change of rules, the session may not pause them any more."""
+        """Resume paused publishers if the session's user may no longer pause them after a change of rules."""
         if self.pressure and not self.limits.may_hold(self.user):
             if self._tight:
                 self.patient = False
@@ -665,7 +692,7 @@ class Session:
             self.pressure.relieve()
 
     def _paced(self, count: int) -> None:
-        """Count sent messages, and resume sources when the client has nearly caught up."""
+        """Count sent messages, and resume paused publishers when the client has nearly caught up."""
         pace = self._pace
         if pace is not None:
             pace.consumed_count += count
@@ -679,9 +706,10 @@ class Session:
                 self.pressure.relieve()
 
     def has_stalled(self, now: float) -> bool:
-        """Return True if sources were paused for `stall_secs` while nothing was sent; call once a second.
+        """Return True if publishers were paused for `stall_secs` while nothing was sent to the client.
 
-        After that the session pauses no source until half of its limits is free.
+        Must be called once a second, with `now` in monotonic seconds. Afterwards the session pauses no
+        publisher until half of its limits is free.
         """
         if not self.moved and self._pace is not None:
             self._unpace()  # sources do not wait early for an inactive client
@@ -695,7 +723,10 @@ class Session:
         return False
 
     def _rows_again(self) -> list[OutgoingPublish]:
-        """Return rows that were in flight on an earlier connection, under their old packet ids (§4.4)."""
+        """Return the next packets to resend, which were in flight on an earlier connection.
+
+        They have their old packet ids (MQTT 5 §4.4).
+        """
         rows: list[OutgoingPublish] = []
         byte_count = 0
         while self._again and self.credit > 0 and len(rows) < ROWS_MAX and byte_count < ROWS_BYTES_MAX:
@@ -706,7 +737,7 @@ class Session:
         return rows
 
     def attach(self, outlet: SessionOutlet, receive_maximum: int) -> None:
-        """Attach a connection, and resend first what was in flight, in its order."""
+        """Attach a connection, and first resend the messages that were in flight, in their order."""
         self.outlet = outlet
         self.credit = receive_maximum - len(self.released)
         self._again = [row for row in self.in_flight.values() if row.packet_id not in self.released]
@@ -717,7 +748,7 @@ class Session:
         self.pump()
 
     def detach(self) -> None:
-        """Detach the connection, and resume the sources that waited for it."""
+        """Detach the connection, and resume the publishers that waited for it."""
         self.outlet = None
         if not self._waiting:
             self._waiting = None
@@ -726,32 +757,40 @@ class Session:
         self._expect_expired()
 
     def _expect_expired(self) -> None:
-        """Schedule a check of all waiting messages, if there are many, because expiry times are not noted."""
+        """Schedule a check for expired messages if many messages wait.
+
+        Expiry times are not tracked while a client is connected, so any message may have expired.
+        """
         if len(self):
             self._soonest = LONG_AGO
             self._plan_purge()
 
     def _wait(self, rows: Sequence[QueuedRow]) -> None:
-        """Queue rows behind the others."""
+        """Append rows (message, grant, position) to the waiting messages."""
         if rows:
             if self._waiting is None:
                 self._waiting = deque()
             self._waiting.extend(rows)
 
     def hand(self, message: Message, grant: Grant, on_outcome: Told) -> None:
-        """Owe a message that another member of a shared subscription owed until now."""
+        """Queue a message of a shared subscription that another member of the group could not deliver.
+
+        Calls `on_outcome` with the outcome.
+        """
         self.offer([message], grant)
         on_outcome(ACCEPTED)
 
     @property
     def failing(self) -> bool:
-        """True if messages must be on disk and the disk fails."""
+        """True if the session must store messages on disk and the disk fails."""
         return False
 
     def share(self, pass_on: PassOn) -> int:
-        """Pass on what this session owes of shared subscriptions, because its client was lost (5: 4.8.2).
+        """Pass undelivered messages of shared subscriptions to other sessions, as the client was lost.
 
-        Messages sent at QoS 2 stay, because the client may have them. Returns how many others stay, too.
+        See MQTT 5 §4.8.2. `pass_on` queues a message at another session, and returns False if none accepts
+        it. Messages that were sent at QoS 2 stay, because the client may have them. Return how many other
+        messages stay, too.
         """
         unshared = 0
         for packet_id, row in list(self.in_flight.items()):
@@ -776,7 +815,7 @@ class Session:
     def unfinished_count(self) -> int:
         """Return how many messages of shared subscriptions were sent at QoS 2 and have no PUBREC yet.
 
-        They end with the session, because no other client may get them ([MQTT-4.8.2-5]).
+        They are lost when the session ends, because no other client may get them ([MQTT-4.8.2-5]).
         """
         return sum(
             row.qos == 2 and row.grant.shared != "" and packet_id not in self.released
@@ -784,33 +823,37 @@ class Session:
         )
 
     def _passed(self, message: Message, grant: Grant, position: int, pass_on: PassOn) -> bool:
-        """Have another session owe the message at this position. Return False if none can."""
+        """Pass the message at this position to another session. Return False if none accepts it."""
         return pass_on(message, grant, _ignore_outcome)
 
     def _position_of(self, packet_id: int) -> int:
         return UNKEPT
 
     def _forget_in_flight(self, packet_id: int, row: OutgoingPublish) -> None:
-        """Forget a message in flight, which another session owes now."""
+        """Drop a message in flight that was passed to another session."""
         self.finish(packet_id)
 
     def _was_sent_at_qos_2(self, message: Message, grant: Grant, position: int) -> bool:
-        """Return True if the client may have this waiting message, which was sent before a restart."""
+        """Return True if this waiting message may have been sent at QoS 2 before a restart."""
         return False
 
     def detach_log(self) -> LeftLog | None:
-        """Return the log of an ending session, if others must pass on its messages."""
+        """Return the log of an ending session, if other sessions must deliver its messages.
+
+        Returns None here: only durable sessions have a log.
+        """
         return None
 
     def discarded(self) -> None:
-        """Clear the session after its end."""
+        """Release what the session refers to, because it has ended."""
         self._grant = None  # it refers to the session
         self.received_ids.drop()
 
     def expects_ack(self, kind: PacketType, packet_id: int) -> bool:
-        """Return False if the client acknowledges a delivery with another packet type than the due one.
+        """Return False if the client acknowledges a message with a packet type that is not expected now.
 
-        An unknown id may be an old one; PUBREC may be repeated until PUBCOMP.
+        Returns True for an unknown packet id, because the acknowledgement may be an old one. PUBREC may be
+        repeated until PUBCOMP.
         """
         if packet_id in self.released:
             return kind is not PacketType.PUBACK
@@ -818,9 +861,9 @@ class Session:
         return row is None or kind is (PacketType.PUBACK if row.qos == 1 else PacketType.PUBREC)
 
     def received(self, packet_id: int) -> bool:
-        """Process PUBREC: the client has the message, and PUBREL is next.
+        """Process PUBREC for this packet id: the client has the message, and PUBREL must be sent.
 
-        Return False if the id is unknown.
+        Return False if the packet id is unknown.
         """
         if packet_id not in self.in_flight:
             return False
@@ -828,7 +871,10 @@ class Session:
         return True
 
     def finish(self, packet_id: int) -> bool:
-        """Process the last acknowledgement of a message. Return False if the id is unknown."""
+        """Process the last acknowledgement of a message (PUBACK or PUBCOMP), which ends its delivery.
+
+        Return False if the packet id is unknown.
+        """
         row = self.in_flight.pop(packet_id, None)
         if row is None:
             return False
