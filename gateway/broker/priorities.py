@@ -1,15 +1,15 @@
 """Queue with message priorities, whose consumers may select messages.
 
-While everything that waits has one priority and every consumer accepts any message, this is the plain queue,
-which hands out runs of messages at no cost for each. Otherwise what is in memory is *sorted*: a dictionary by
-position, a heap of (priority, position) for consumers that accept anything, and another heap for each
-consumer with a wish (a selector), with the messages that it selects. Heaps may contain positions that were
-consumed meanwhile. When memory is empty, the queue is plain again.
+While all waiting messages have one priority and every consumer accepts any message, this is the plain queue,
+which delivers runs of messages at no cost for each. Otherwise the messages in memory are *sorted*: a
+dictionary by position, a heap of (priority, position) for consumers that accept anything, and another heap
+for each consumer with a wish (a selector), with the messages that it selects. Heaps may contain positions
+that were consumed meanwhile. When memory is empty, the queue is plain again.
 
 Wishes are evaluated when their consumer has credit, and only as many in one pass of the event loop as
-`SelectionWork` allows: a consumer gets nothing before everything that has arrived for it was evaluated. A
-message keeps its position, so that a requeued message waits at its old place. Messages on disk alone have no
-place yet: priorities and wishes apply to the messages in memory.
+`SelectionWork` allows: a consumer gets nothing before all messages that have arrived for it were evaluated. A
+requeued message keeps its position. Messages on disk only are not sorted: priorities and wishes apply to the
+messages in memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ QueuedMessage = tuple[Message, bool]  # message, and True if it was delivered be
 
 
 class Wishes:
-    """Selection of one consumer: `heap` of the messages it wants, and positions that are not evaluated."""
+    """Selector of one consumer with its results.
+
+    `heap` has the messages that it selects, and `unseen` the positions of messages that it was not evaluated
+    for.
+    """
 
     __slots__ = ("heap", "unseen", "wish")
 
@@ -47,7 +51,7 @@ class Wishes:
 
 
 class PriorityQueue(Queue):
-    """Queue ordered by priority, then by arrival. Consumers may select messages."""
+    """Queue ordered by priority, then by arrival. Consumers may select messages by selectors (wishes)."""
 
     def __init__(
         self,
@@ -61,7 +65,10 @@ class PriorityQueue(Queue):
         full_queues: FullQueues | None = None,
         work: SelectionWork = UNBOUNDED,
     ) -> None:
-        """Create an empty queue; `work` limits how many wishes are evaluated at once."""
+        """Create an empty queue.
+
+        `priority` returns the priority of a message. `work` limits the time in which selectors are evaluated.
+        """
         super().__init__(
             name,
             durable=durable,
@@ -86,7 +93,7 @@ class PriorityQueue(Queue):
     # In.
 
     def put(self, messages: list[Message]) -> None:
-        """Append messages without dispatching."""
+        """Append messages in memory, without delivering them to consumers yet."""
         if not self._sorted and self._has_one_priority(messages):
             if not self._ready:
                 self._first = self.next
@@ -100,7 +107,10 @@ class PriorityQueue(Queue):
             self._wait(position, message, redelivered=False)
 
     def refill(self, first: int, messages: list[Message]) -> None:
-        """Append messages that were on disk alone, after all before them were consumed."""
+        """Put messages that were on disk only into memory, which has no fresh messages left.
+
+        `first` is the position of the first message; the positions are consecutive.
+        """
         self._unsorted = not self._sorted and not self._has_one_priority(messages)
         if not self._sorted:
             super().refill(first, messages)
@@ -109,7 +119,10 @@ class PriorityQueue(Queue):
             self._wait(position, message, redelivered=self._was_delivered(position))
 
     def _has_one_priority(self, messages: list[Message]) -> bool:
-        """Return True if the messages have one priority, which is also that of what is in memory, if any."""
+        """Return True if the messages have the same priority as each other and as those in memory.
+
+        Returns False if a consumer has a selector.
+        """
         if self._wishes or not messages:
             return not self._wishes
         level = self._level if self._ready or self._returned else self._priority(messages[0])
@@ -123,7 +136,7 @@ class PriorityQueue(Queue):
         return True
 
     def _sort(self) -> None:
-        """Sort what is in memory, and keep it sorted."""
+        """Sort the messages in memory by priority; later messages are sorted, too, until memory is empty."""
         if self._sorted:
             return
         self._sorted = True
@@ -158,7 +171,10 @@ class PriorityQueue(Queue):
         return heap
 
     def _ask(self, wishes: Wishes) -> bool:
-        """Evaluate a consumer's wish for what has arrived. Return False if the rest is postponed."""
+        """Evaluate a consumer's selector for the messages that have arrived since the last evaluation.
+
+        Return False if the rest is postponed to the next pass of the event loop.
+        """
         while wishes.unseen:
             if self._work.is_exhausted:
                 self._work.postpone(self.dispatch)
@@ -170,7 +186,7 @@ class PriorityQueue(Queue):
         return True
 
     def _is_selected(self, wish: Wish, message: Message) -> bool:
-        """Return True if a consumer selects the message, and False if the selector fails."""
+        """Return True if the selector selects the message; False also if the selector fails."""
         try:
             return self._work.selects(wish, message)
         except Exception as error:
@@ -178,9 +194,9 @@ class PriorityQueue(Queue):
             return False
 
     def withdraw(self, first: int, count: int) -> list[Message]:
-        """Remove and return messages that could not be stored, unless a consumer has received them.
+        """Remove and return messages that the store has refused, unless a consumer has received them.
 
-        They are among the `count` messages from position `first` on.
+        The range of positions is `first` to before `first + count`.
         """
         if not self._sorted:
             return super().withdraw(first, count)
@@ -195,7 +211,7 @@ class PriorityQueue(Queue):
         return withdrawn
 
     def requeue(self, deliveries: Iterable[tuple[int, Message]]) -> None:
-        """Return messages to their positions, from which they are redelivered."""
+        """Return (position, message) pairs to their positions in the queue, to be redelivered."""
         messages = list(deliveries)
         if not self._sorted and self._has_one_priority([message for _, message in messages]):
             super().requeue(messages)
@@ -207,7 +223,10 @@ class PriorityQueue(Queue):
             self._wait(position, message, redelivered=True)
 
     def return_unfit(self, position: int, message: Message, consumer: Consumer) -> None:
-        """Return a message that `consumer` could not use, preferably for another consumer."""
+        """Requeue a message that `consumer` could not use.
+
+        It goes to another consumer if one accepts it, otherwise to `consumer` again.
+        """
         self._sort()
         self._avoided[position] = consumer
         self.requeue([(position, message)])
@@ -215,7 +234,10 @@ class PriorityQueue(Queue):
     # Consumers.
 
     def add(self, consumer: Consumer, wish: Wish | None = None) -> None:
-        """Add a consumer, which gets the messages that its wish selects or, without a wish, any."""
+        """Add a consumer, and deliver waiting messages to it.
+
+        It gets the messages that its selector `wish` selects; None selects all.
+        """
         if wish is not None:
             self._sort()
             self._wishes[consumer] = Wishes(wish, self._waiting)
@@ -229,7 +251,10 @@ class PriorityQueue(Queue):
             self.dispatch()
 
     def may_deliver_to(self, consumer: Consumer) -> bool:
-        """Return True if the consumer may accept a message sooner or later."""
+        """Return True if the consumer may get messages of this queue.
+
+        Overridden by queues whose consumers can be stopped.
+        """
         return consumer in self.consumers
 
     def _may_have(self, consumer: Consumer, message: Message) -> bool:
@@ -254,7 +279,10 @@ class PriorityQueue(Queue):
                 return
 
     def _dispatch_memory(self) -> bool:
-        """Deliver what is in memory. Return False if no consumer has credit or wants what is there."""
+        """Deliver the messages in memory. Return True if none is left, so that more can be read from disk.
+
+        Returns False if no consumer has credit for the rest or selects it.
+        """
         if self._unsorted:
             self._sort()
         if self._sorted:
@@ -293,7 +321,10 @@ class PriorityQueue(Queue):
         return True
 
     def _hand_out_sorted(self, consumer: Consumer, count: int) -> int:
-        """Deliver at most `count` messages. Return how many left the queue, including expired ones."""
+        """Deliver at most `count` messages to a consumer, in the order of their priority.
+
+        Return how many left the queue, including expired ones.
+        """
         utc = clock.utc()
         rows: list[tuple[int, Message, bool]] = []
         removed_count = byte_count = 0
@@ -312,7 +343,10 @@ class PriorityQueue(Queue):
         return removed_count + len(rows)
 
     def _best(self, consumer: Consumer | None) -> Iterator[tuple[int, Message, bool]]:
-        """Remove and yield sorted messages, in the order in which `consumer` may have them."""
+        """Remove and yield the messages that `consumer` may get, by priority and position.
+
+        None stands for a single request (basic.get). Each row is (position, message, redelivered).
+        """
         heap = self._heap
         if consumer is not None and consumer in self._wishes:
             wishes = self._wishes[consumer]
@@ -338,7 +372,7 @@ class PriorityQueue(Queue):
                 heapq.heappush(heap, entry)
 
     def _avoids(self, position: int, consumer: Consumer, message: Message) -> bool:
-        """Return True if `consumer` returned this message, and another consumer would accept it."""
+        """Return True if `consumer` returned this message as unfit and another consumer would accept it."""
         if not self._avoided or self._avoided.get(position) is not consumer:
             return False
         for other in self.consumers:
@@ -347,7 +381,10 @@ class PriorityQueue(Queue):
         return False
 
     def take(self) -> tuple[int, Message, bool] | None:
-        """Remove and return the next message for a `get` as (position, message, redelivered), or None."""
+        """Remove and return the next message, for a single request (basic.get), or None.
+
+        The result is (position, message, redelivered).
+        """
         if self.gate.shut or self.reads.shut:
             return None
         if not self._sorted and not self._ready and not self._returned and self.storage is not None:
@@ -390,7 +427,7 @@ class PriorityQueue(Queue):
         return not self._waiting and super().loading
 
     def undelivered_ranges(self) -> list[tuple[int, int]]:
-        """Return the positions of messages that were never handed out, as ranges (first, end) in order."""
+        """Return the positions of messages that were never delivered, as ranges (first, end) in order."""
         if not self._sorted:
             return super().undelivered_ranges()
         found: list[tuple[int, int]] = []
@@ -406,10 +443,10 @@ class PriorityQueue(Queue):
     # Reading without removing.
 
     def browse(self) -> Iterator[tuple[int, Message]]:
-        """Yield positions and messages that wait in memory, in the order of delivery.
+        """Yield positions and messages that wait in memory, in the order of delivery, without removing them.
 
-        The queue may change meanwhile: what leaves it may be yielded or not, and what arrives is not. No step
-        takes long, however many messages wait.
+        The queue may change during the iteration: a message that leaves it may be yielded or not, and one
+        that arrives is not. No step takes long, however many messages wait.
         """
         utc = clock.utc()
         rows: Iterable[tuple[int, Message]]
@@ -428,7 +465,7 @@ class PriorityQueue(Queue):
         yield from (message for message, _ in self._waiting.values())
 
     def _rows_by_priority(self, heap: Heap) -> Iterator[tuple[int, Message]]:
-        """Yield sorted messages that wait; `heap` is a copy of their heap."""
+        """Yield the sorted messages that still wait, in the order of `heap`, a copy of the queue's heap."""
         last = -1
         while heap:
             position = heapq.heappop(heap)[1]
@@ -456,7 +493,7 @@ class PriorityQueue(Queue):
     # The end.
 
     def purge(self) -> int:
-        """Drop all ready messages, and return their number."""
+        """Drop all messages that are ready for delivery. Return their number."""
         count = len(self)
         if self.storage is not None:
             self.storage.forget(list(self._waiting))

@@ -52,7 +52,10 @@ class SpoolFull(GatewayError):
 
 
 class OpenFile:
-    """Descriptor for reading, open as long as this object exists: while parts of a body wait for a socket."""
+    """Descriptor of a spooled file for reading, which is closed when this object is deleted.
+
+    It is open while parts of the body wait to be sent to a socket.
+    """
 
     __slots__ = ("__weakref__", "_descriptor")
 
@@ -65,18 +68,21 @@ class OpenFile:
             os.close(self._descriptor)
 
     def send(self, descriptor: int, at: int, count: int) -> int:
-        """Send `count` bytes from `at` on to a socket, without copying. Return how many it accepted.
+        """Send up to `count` bytes of the file, from offset `at` on, to a socket without copying them.
 
-        Raises OSError.
+        `descriptor` is the socket's. Return the number of bytes that the socket accepted. Raises OSError.
         """
         return os.sendfile(descriptor, self._descriptor, at, count)
 
 
 class SpoolFile:
-    """File with a body or its beginning, of `size` bytes."""
+    """Reference to a file in the spool with a body, or the beginning of one, of `size` bytes."""
 
     def __init__(self, spool: Spool, name: str, size: int, user: str = "") -> None:
-        """Create the reference. `name` contains the owner's digest (`owner_in`); `user` is for the log."""
+        """Create the reference to the file `name` of `size` bytes.
+
+        The name contains the digest of the user who sent the body (`owner_in`); `user` is for the log.
+        """
         self.name = name
         self.size = size
         self.owner = owner_in(name)
@@ -89,7 +95,7 @@ class SpoolFile:
         self._finalize.atexit = False
 
     def write(self, *data: bytes | bytearray | memoryview) -> None:
-        """Append bytes. Raises SpoolFull; the part that fitted stays."""
+        """Append bytes to the file. Raises SpoolFull; the bytes that fitted stay in the file."""
         spool = self._spool
         views = [memoryview(one) for one in data if one]
         spool.check_room(sum(map(len, views)), self._user, self.owner)
@@ -118,7 +124,7 @@ class SpoolFile:
             os.close(descriptor)
 
     def open_file(self) -> OpenFile:
-        """Return a descriptor for sockets, shared as long as one of them uses it. Raises OSError."""
+        """Return an open descriptor of the file, shared by all sockets that use it. Raises OSError."""
         found = None if self._opened is None else self._opened()
         if found is None:
             found = OpenFile(self._path)
@@ -126,7 +132,7 @@ class SpoolFile:
         return found
 
     def body(self) -> bytes:
-        """Return the body: from memory if it is small, otherwise as a reference. Raises OSError."""
+        """Return the body as bytes if it is small, otherwise as a reference to this file. Raises OSError."""
         whole = Spooled(self, self.size)
         return whole if self.size >= SPOOLED_BYTES_MIN else whole.data()
 
@@ -140,7 +146,7 @@ class SpoolFile:
                 os.close(descriptor)
 
     def digest(self) -> bytes:
-        """Return the SHA-1 of the body; takes time for a large one. Raises OSError."""
+        """Return the SHA-1 digest of the body, which takes long for a large one. Raises OSError."""
         found = hashlib.sha1(usedforsecurity=False)
         with self._path.open("rb") as file:
             while piece := file.read(PIECE_BYTES):
@@ -148,7 +154,10 @@ class SpoolFile:
         return found.digest()
 
     def preserve(self) -> None:
-        """Keep the file when this reference is dropped: the next gateway decides if it is needed."""
+        """Prevent the deletion of the file when this reference is dropped.
+
+        The next gateway process decides whether the file is needed.
+        """
         self._finalize.detach()
 
 
@@ -160,15 +169,16 @@ def owner_of(user: str) -> str:
 
 
 def owner_in(name: str) -> str:
-    """Return the owner in a file's name; "" for clients without a user name."""
+    """Return the digest of the user in a file's name; "" for clients without a user name."""
     return name.removesuffix(SUFFIX).partition(OWNED)[2]
 
 
 class Spool:
-    """Folder of spooled bodies. `used_bytes` are the bytes in it, `reserved_bytes` is for bodies in memory.
+    """Folder of bodies that are too large for memory.
 
-    Its bytes are counted in `shares` for the users who sent them. A file's name has a digest of the user, so
-    that the next gateway counts the same.
+    `used_bytes` is the size of its files, and `reserved_bytes` that of bodies in memory. Its bytes are
+    counted in `shares` for the users who sent them. A file's name has a digest of the user, so that the next
+    gateway process counts the same.
     """
 
     def __init__(
@@ -180,7 +190,7 @@ class Spool:
         memory_total_max: int,
         shares: UserShares | None = None,
     ) -> None:
-        """Create or use the folder; without one, a temporary folder is created for this process.
+        """Open the folder; None creates a temporary folder for this process when it is needed.
 
         `shares` has the limit `bytes_max` (bytes) and the share of one user. Raises StoreError.
         """
@@ -207,7 +217,7 @@ class Spool:
 
     @property
     def folder(self) -> Path:
-        """Folder of the files. Raises SpoolFull if it must be created and cannot be."""
+        """Path of the folder, created if necessary. Raises SpoolFull if it cannot be created."""
         if self._folder is None:
             try:
                 self._folder = Path(tempfile.mkdtemp(prefix="gateway-spool-"))
@@ -216,9 +226,9 @@ class Spool:
         return self._folder
 
     def hold(self, size: int) -> bool:
-        """Reserve memory for a body of `size` bytes, until `release_reservation`.
+        """Reserve memory for a body of `size` bytes; `release_reservation` ends that.
 
-        Return False if it must go to the disk.
+        Return False, without a reservation, if the body must be written to disk.
         """
         with self._lock:
             fits = size <= self._memory_max and self.reserved_bytes + size <= self._memory_total_max
@@ -233,7 +243,10 @@ class Spool:
             self.reserved_bytes -= size
 
     def delay_reads(self, why: str) -> Gate:
-        """Count a delivery whose body cannot be read now. Return the gate that opens when to try again."""
+        """Count and log a body that cannot be read from disk now, for the reason `why`.
+
+        Return the gate that opens when the read can be tried again.
+        """
         self.unread_count += 1
         if not self.reads.shut:
             self.reads.close()
@@ -242,14 +255,14 @@ class Spool:
         return self.reads
 
     def tick(self) -> None:
-        """Let deliveries that wait try to read their bodies again, when it is time."""
+        """Open the gate of delayed reads when it is time to try again; called regularly."""
         if self._retry_at is not None and clock.now() >= self._retry_at:
             self._retry_at = None
             self.reads.open()
 
     @property
     def used_bytes(self) -> int:
-        """Number of bytes in the folder."""
+        """Size in bytes of the files in the folder."""
         return self.shares.total
 
     def check_room(self, byte_count: int, user: str = "", owner: str | None = None) -> None:
@@ -264,20 +277,24 @@ class Spool:
                 raise SpoolFull(f"{limit} would be exceeded")
 
     def count(self, byte_count: int, owner: str) -> None:
-        """Count `byte_count` more bytes of this owner in the folder."""
+        """Add `byte_count` bytes in the folder to the share of the user with the digest `owner`."""
         with self._lock:
             self.shares.add(owner, byte_count, 0)
 
     def draft(self, user: str = "") -> SpoolFile:
-        """Return a file for a body that begins to arrive, in the share of its sender. Raises SpoolFull."""
+        """Return a new file for a body that begins to arrive from `user`, in that user's share.
+
+        Raises SpoolFull.
+        """
         owner = owner_of(user)
         name = secrets.token_hex(16) + (OWNED + owner if owner else "") + SUFFIX
         return self._enter(SpoolFile(self, name, 0, user))
 
     def recall(self, name: str, size: int | None = None) -> SpoolFile:
-        """Return the file that a stored record names. `size` is in bytes; None accepts any size.
+        """Return the file with this name, to which a stored record refers.
 
-        Raises StoreError if the file is missing or has another size.
+        `size` is the expected size in bytes; None accepts any. Raises StoreError if the file is missing or
+        has another size.
         """
         with self._lock:
             found = self.files.get(name)
@@ -301,13 +318,14 @@ class Spool:
             raise StoreError(f"{self.folder / name} is gone: {error.strerror}") from error
 
     def recall_body(self, name: str, size: int) -> Spooled:
-        """Return the body that a stored message has in a file. Raises StoreError."""
+        """Return the body in the file `name`, to which a stored message refers. Raises StoreError."""
         return Spooled(self.recall(name, size), size)
 
     def sweep(self) -> None:
-        """Delete the files that nothing stored refers to, after everything stored was recalled.
+        """Delete the files to which nothing stored refers, at the start.
 
-        While another process copies the store, they become unreferenced files for `delete_unreferenced`.
+        Must be called after all stored references were restored with `recall`. While another process copies
+        the store, the files are left to `delete_unreferenced`.
         """
         if not self.lasting:
             return
@@ -322,9 +340,9 @@ class Spool:
                 self._copied.append(path.name)
 
     def delete_unreferenced(self) -> None:
-        """Delete unreferenced files; takes time.
+        """Delete the files to which no reference is left. Takes long, so it runs in a thread.
 
-        While another process copies the store, they stay, and a later call deletes them.
+        While another process copies the store, the files stay, and a later call deletes them.
         """
         if self._is_copied():
             while self.dead:
@@ -351,7 +369,7 @@ class Spool:
         return self._folder is not None and self.lasting and is_store_copied(self._folder.parent / HEAP)
 
     def close(self) -> None:
-        """End the spool: stored bodies stay on disk, and a temporary folder is deleted."""
+        """Close the spool: files that stored messages refer to stay, and a temporary folder is deleted."""
         if self._folder is None:
             return
         self.delete_unreferenced()

@@ -1,11 +1,11 @@
-"""Disk side of a queue: what is on disk, what is only there, and what may be forgotten.
+"""Storage of a queue: which messages are on disk, which are only on disk, and which can be deleted.
 
 A durable message is written, and accepted after the commit; meanwhile it waits in memory as any other and may
 be delivered. If its recipient wants it stored first, or if the queue holds too much in memory, new messages
 are only written (transient ones too, to keep the order), accepted after the commit, and read back in pieces
 when it is their turn. Positions in the queue are positions in the store's log.
 
-`PagedLog` is the part of any log that is on disk alone; `QueueStorage` is the storage of a Queue.
+`PagedLog` is the part of any log that is only on disk; `QueueStorage` is the storage of a Queue.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Range = tuple[int, int]  # first position, and the position behind the last
 
 
 class PagedLog:
-    """Part of a log that is on disk alone, in order of position. It is read in pieces."""
+    """Part of a log that is only on disk, in order of position. It is read into memory in pieces."""
 
     def __init__(
         self,
@@ -67,7 +67,10 @@ class PagedLog:
         return bool(self._runs or self._pieces)
 
     def put(self, first: int, end: int, count: int, byte_count: int) -> None:
-        """Add `count` messages on disk alone, at positions `first` to before `end`, behind all others."""
+        """Add `count` messages that are only on disk, behind all others.
+
+        Their positions are in the range from `first` to before `end`, and they have `byte_count` bytes.
+        """
         if self._runs and self._runs[-1][1] == first:
             first = self._runs.pop()[0]
         self._runs.append((first, end))
@@ -75,9 +78,9 @@ class PagedLog:
         self.byte_count += byte_count
 
     def take_back(self, first: int, count: int, byte_count: int) -> bool:
-        """Subtract messages that were added at positions from `first` on and are not on disk any more.
+        """Subtract `count` messages, from position `first` on, that are not on disk any more.
 
-        Return False if they are forgotten already.
+        Return False if they are not counted here any more.
         """
         if first < self._emptied:
             return False
@@ -86,9 +89,10 @@ class PagedLog:
         return True
 
     def next_piece(self) -> list[Stored]:
-        """Return and uncount the next piece; [] if there is none or it is still being read.
+        """Remove and return the next messages that were read from disk.
 
-        Use the piece before calling `read_ahead`, which may deliver the next one at once.
+        Returns [] if there are none or if they are still being read. The caller must use them before it calls
+        `read_ahead`, which may deliver the next ones at once.
         """
         piece = self._pieces.popleft() if self._pieces else []
         self.count -= len(piece)
@@ -96,7 +100,7 @@ class PagedLog:
         return piece
 
     def read_ahead(self) -> None:
-        """Request the next piece, unless enough are read or being read."""
+        """Request the next messages from disk, unless enough were read or are being read."""
         if self._runs and not self._reading and len(self._pieces) < PIECES_MAX:
             self._reading = True
             self._store.read_from(
@@ -108,7 +112,10 @@ class PagedLog:
             )
 
     def _read(self, epoch: int, end: int, found: list[Stored]) -> None:
-        """Store messages that were read; `end` is where the log ended when they were requested."""
+        """Accept messages that were read from disk; `end` was the end of the log when they were requested.
+
+        A result that was requested in another `epoch` is ignored.
+        """
         if epoch != self._epoch:
             self._arrived(0)  # the callers that wait must check again
             return
@@ -141,7 +148,7 @@ class PagedLog:
                 yield message
 
     def unload(self) -> None:
-        """Drop what was read but is not consumed soon; it stays on disk."""
+        """Drop the messages in memory that were read but not consumed; they are still on disk."""
         if self._pieces:
             self._runs.appendleft((self._pieces[0][0][0], self._pieces[-1][-1][0] + 1))
             self._pieces.clear()
@@ -150,11 +157,11 @@ class PagedLog:
 
     @property
     def first(self) -> int | None:
-        """First position that is on disk alone."""
+        """Position of the first message that is only on disk, or was read and not consumed; None if none."""
         return self._pieces[0][0][0] if self._pieces else self._runs[0][0] if self._runs else None
 
     def empty(self, end: int) -> None:
-        """Forget everything on disk alone, which is before position `end`."""
+        """Remove all messages from this part of the log; their positions are before `end`."""
         self._emptied = end
         self._runs.clear()
         self._pieces.clear()
@@ -166,8 +173,8 @@ class PagedLog:
 class QueueStorage(PagedLog):
     """Storage of a durable queue.
 
-    It is unknown if messages from an earlier process were delivered, except for those that the process
-    recorded as `undelivered_ranges` (never handed out) at its end.
+    Messages of an earlier process may have been delivered by it, except for those that it recorded as never
+    delivered at its end.
     """
 
     def __init__(
@@ -175,7 +182,7 @@ class QueueStorage(PagedLog):
     ) -> None:
         """Create the storage of `queue`.
 
-        Beyond the memory limits (messages, bytes) messages wait on disk alone.
+        Beyond the memory limits (number of messages, bytes) new messages are only on disk.
         """
         super().__init__(store, log, self._has_arrived)
         self.restrained = False  # its owner holds too much memory: new messages wait on disk alone
@@ -194,11 +201,14 @@ class QueueStorage(PagedLog):
     # Messages of an earlier process.
 
     def recall(self, untouched: list[Range]) -> None:
-        """Set the ranges that the earlier process recorded as never handed out."""
+        """Set the ranges of positions that an earlier process has recorded as never delivered."""
         self._untouched = untouched
 
     def undelivered_ranges(self) -> list[Range]:
-        """Return the ranges of positions that were never handed out, as far as known; at most RANGES_MAX."""
+        """Return the ranges of positions that were certainly never delivered, at most RANGES_MAX.
+
+        Each range is (first, end).
+        """
         found: list[Range] = []
         for first, end in self._queue.undelivered_ranges():
             for low, high in (*self._untouched, (self.recovered, end)):
@@ -207,7 +217,10 @@ class QueueStorage(PagedLog):
         return found[:RANGES_MAX]
 
     def delivered(self, position: int) -> tuple[bool, int]:
-        """Return True if a recovered message may have been delivered, and where that may change."""
+        """Return True if an earlier process may have delivered the message at `position`, and an end.
+
+        The first value is the same for all positions from `position` to before that end.
+        """
         ranges = self._untouched
         at = bisect_right(ranges, position, key=itemgetter(0)) - 1
         if at >= 0 and position < ranges[at][1]:
@@ -235,9 +248,10 @@ class QueueStorage(PagedLog):
     # In.
 
     def take(self, part: SubBatch, messages: list[Message]) -> list[Message]:
-        """Queue the messages, in memory or only on disk, and store those that must survive a restart.
+        """Queue the messages, in memory or on disk only, and store those that must survive a restart.
 
-        Return the queued messages: all of them, unless the store is read-only now.
+        Settles `part`: stored messages after their commit, others at once. Return the queued messages: all of
+        `messages`, unless the store is read-only now.
         """
         queue = self._queue
         alone = bool(self) or self._memory_full() or part.recipient.stored_first
@@ -267,8 +281,8 @@ class QueueStorage(PagedLog):
     def _take_unwritten(self, part: SubBatch, messages: list[Message], alone: bool) -> list[Message]:
         """Queue only transient messages that fit into memory, because the store is read-only now.
 
-        The store refuses the others. If these were queued until then, they would be delivered first. Return
-        the queued messages.
+        The others are refused and not queued, so that they are not delivered before the refusal. Return the
+        queued messages.
         """
         positions = [] if alone else [at for at, message in enumerate(messages) if not message.durable]
         queued = [messages[at] for at in positions]
@@ -317,16 +331,22 @@ class QueueStorage(PagedLog):
     # Out.
 
     def forget(self, positions: Sequence[int]) -> None:
-        """Settle messages, which need not survive."""
+        """Delete the messages at these positions from the disk, because they are settled."""
         if positions:
             self._store.settle(self.log, positions)
 
     def forget_beside(self, positions: Sequence[int]) -> None:
-        """Settle messages in the transaction that writes what is published in this wake-up."""
+        """Delete settled messages in the transaction that stores the messages published in this wake-up.
+
+        If that transaction fails, they stay on disk.
+        """
         self._store.settle_beside(self.log, positions)
 
     def refill(self) -> bool:
-        """Give the queue the next piece, when it has nothing in memory. Return False if there is none yet."""
+        """Move the next messages from disk into the queue's memory, which must be empty.
+
+        Return False if there are none, or if they are still being read.
+        """
         piece = self.next_piece()
         if piece:
             self._queue.refill(piece[0][0], [message for _, message, _ in piece])
@@ -350,7 +370,10 @@ class QueueStorage(PagedLog):
     # The end.
 
     def clear(self, first: int | None) -> None:
-        """Forget everything from position `first` on; None for everything on disk alone."""
+        """Delete all messages from position `first` on.
+
+        None deletes only the messages that are on disk and not in memory.
+        """
         if first is None:
             first = self.first
         if not (self._queue.unacknowledged or self._queue.dying):  # everything: faster than settling each

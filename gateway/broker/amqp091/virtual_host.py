@@ -77,7 +77,10 @@ DEFAULT: Final = "operation not permitted on the default exchange"
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class VirtualHost:
-    """Exchanges, queues and bindings of one name. `changed` is called when routing may have changed."""
+    """AMQP 0-9-1 virtual host: its exchanges, queues and bindings.
+
+    `changed` is called when routing may have changed.
+    """
 
     def __init__(
         self,
@@ -142,7 +145,7 @@ class VirtualHost:
             self._restore(definitions)
 
     def _restore(self, definitions: Definitions) -> None:
-        """Restore what an earlier process has recorded."""
+        """Restore the exchanges, queues and bindings that an earlier process has recorded."""
         for exchange in definitions.exchanges(self.exchanges.get, self.steps):
             with contain_failure(EXCHANGE, exchange.name):
                 self._delay(exchange)
@@ -183,9 +186,10 @@ class VirtualHost:
                 to.bound[source] = None
 
     def _wake(self) -> None:
-        """Read queue heads to find what has expired meanwhile. Only valid after the store has started.
+        """Read the first messages of each queue from disk, so that those that have expired are removed.
 
-        Dead letters go to other queues, which the store can only read after their messages were handed to it.
+        Must be called after the store has started: dead letters go to other queues, which the store can only
+        read after it was given their messages.
         """
         for queue in list(self.queues.values()):
             with contain_failure(QUEUE, queue.name):
@@ -195,7 +199,7 @@ class VirtualHost:
                 delayed.dispatch()
 
     def note_untouched(self) -> None:
-        """Record at the end of the process which messages were never handed out."""
+        """Record at the end of the process which stored messages were never delivered."""
         if self._definitions is not None:
             self._definitions.note_untouched(self.queues.values())
 
@@ -205,13 +209,13 @@ class VirtualHost:
         return self._definitions is not None and bool(self._definitions.failure)
 
     def delays(self) -> Iterator[DelayedMessages]:
-        """Yield the delayed messages of each exchange that delays."""
+        """Yield the delayed messages of each exchange of type `x-delayed-message`."""
         for exchange in self.exchanges.values():
             if exchange.delayed is not None:
                 yield exchange.delayed
 
     def _delay(self, exchange: Exchange) -> None:
-        """Create the store of delayed messages of an exchange of type `x-delayed-message`."""
+        """Create the queue of delayed messages of an exchange, if its type is `x-delayed-message`."""
         if exchange.kind != DELAYED:
             return
 
@@ -227,10 +231,10 @@ class VirtualHost:
     # Routing, for the dispatcher.
 
     def sinks(self, address: Address) -> tuple[Sink, ...] | None:
-        """Return the queues for a message to this address.
+        """Return the queues that get messages with this address.
 
-        Returns None if they depend on the message, or on the moment: requesters of direct replies come and
-        go.
+        Returns None if they depend on the message, or if the address is that of a requester of direct
+        replies, which may disconnect at any time.
         """
         scope, key = address.scope, address.name
         if not scope:
@@ -244,14 +248,14 @@ class VirtualHost:
         return tuple([one for one in exchange.route((key,), None) if isinstance(one, AmqpQueue)])
 
     def has_no_receivers(self, scope: str) -> bool:
-        """Return True if nothing is bound to an exchange, nor behind it."""
+        """Return True if an exchange exists and has neither bindings nor an alternate exchange."""
         exchange = self.exchanges.get(scope)
         if exchange is None or exchange.delayed is not None:
             return False  # the bindings at the end of a delay are not known yet
         return exchange.has_no_bindings and exchange.alternate is None
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """Return the requester, or the queues that headers exchanges select, for one message."""
+        """Return the requester of direct replies to which a message is addressed, or its queues."""
         if not message.address.scope and message.address.name.startswith(PREFIX):
             requester = self.replies.find(message.address.name)
             return () if requester is None else (requester,)
@@ -270,7 +274,10 @@ class VirtualHost:
     def route_keys(
         self, exchange: str, keys: Sequence[str], message: Message | None
     ) -> list[AmqpQueue | DelayedMessages]:
-        """Return the queues for a message with several keys; each gets it once."""
+        """Return the queues for a message with several routing keys; each queue gets it once.
+
+        `message` is None if only the keys are known.
+        """
         if not exchange:
             return list({queue: None for key in keys if (queue := self.queues.get(key)) is not None})
         source = self.exchanges.get(exchange)
@@ -287,7 +294,7 @@ class VirtualHost:
         return found
 
     def bindable(self, name: str) -> Exchange:
-        """Return the exchange of that name, as an end of a binding. Raises AmqpRefused (403 or 404)."""
+        """Return the exchange of that name for a binding. Raises AmqpRefused (403 or 404)."""
         if not name:
             raise access_refused(DEFAULT)
         return self.exchange(name)
@@ -303,9 +310,10 @@ class VirtualHost:
         arguments: Headers,
         user: str | None = "",
     ) -> Exchange:
-        """Create the exchange, or check that it is as declared. Raises AmqpRefused.
+        """Create the exchange, or check that an existing one has these properties. Raises AmqpRefused.
 
-        A new one belongs to `user`; None for the configuration, which has no share.
+        A new exchange belongs to `user`, and counts in the user's share; None is the configuration, which has
+        no share.
         """
         if not name:
             raise access_refused(DEFAULT)
@@ -365,7 +373,11 @@ class VirtualHost:
             raise differing(ALTERNATE, resource, after, before)
 
     def delete_exchange(self, name: str, *, if_unused: bool) -> None:
-        """Delete the exchange and its bindings; an unknown one is no error, as in RabbitMQ."""
+        """Delete the exchange and its bindings; an unknown one is no error, as in RabbitMQ.
+
+        Raises AmqpRefused if it is a system exchange (403), or if it has bindings and `if_unused` is set
+        (406).
+        """
         if not name:
             raise access_refused(DEFAULT)
         if name.startswith("amq.") and name in self.exchanges:
@@ -379,7 +391,7 @@ class VirtualHost:
         self._changed()
 
     def _enter_exchange(self, exchange: Exchange) -> None:
-        """Add the exchange, count it for its user, and apply the policy for its name."""
+        """Add the exchange, count it for its user, and apply the policy that matches its name."""
         exchange.apply_policy(alternate_of(self.policies, exchange.name))
         self.exchanges[exchange.name] = exchange
         if exchange.user is not None:
@@ -387,7 +399,10 @@ class VirtualHost:
         self.shares.add(exchange.user, _exchange_bytes(exchange))
 
     def _remove(self, exchange: Exchange) -> list[Exchange]:
-        """Remove the exchange. Return the exchanges to which it was bound, which may be unused now."""
+        """Remove the exchange with its bindings and delayed messages.
+
+        Return the exchanges from which it was bound, which may be unused now.
+        """
         del self.exchanges[exchange.name]
         if exchange.user is not None:
             self._exchange_users.remove(exchange.user)
@@ -407,7 +422,7 @@ class VirtualHost:
         return sources
 
     def _unbind_all(self, exchange: Exchange, destination: Queue | Exchange) -> None:
-        """Remove all bindings between the two, because one of them is deleted."""
+        """Remove all bindings from the exchange to the destination, because one of them is deleted."""
         keys = exchange.unbind_all(destination)
         for key, several in keys.items():
             for arguments, user in several.items():
@@ -417,7 +432,7 @@ class VirtualHost:
         self._sweep(exchange)
 
     def _sweep(self, exchange: Exchange) -> None:
-        """Remove a slice of outdated bindings now, and schedule the next slices."""
+        """Remove outdated bindings from the exchange's indexes, some now and the rest in later passes."""
         if self.exchanges.get(exchange.name) is exchange and exchange.sweep(SWEPT) and not exchange.sweeping:
             exchange.sweeping = True
 
@@ -428,7 +443,10 @@ class VirtualHost:
             self.alarms.set(clock.utc(), continue_sweep)
 
     def _drop_unused(self, exchanges: list[Exchange]) -> None:
-        """Delete unused exchanges with auto-delete, and in turn those to which they were bound."""
+        """Delete those of the exchanges that have auto-delete and no bindings.
+
+        The same is done for the exchanges from which these were bound.
+        """
         candidates = list(exchanges)
         while candidates:
             exchange = candidates.pop()
@@ -473,11 +491,11 @@ class VirtualHost:
         arguments: Headers,
         generated: str = "",
     ) -> AmqpQueue:
-        """Create the queue, or check that it is as declared. Raises AmqpRefused.
+        """Create the queue, or check that an existing one has these properties. Raises AmqpRefused.
 
-        An empty name is replaced by `generated` or a new name. A new queue belongs to `user`; None for the
-        configuration, which has no share. An exclusive queue does not outlive its connection, and so is not
-        durable.
+        An empty name is replaced by `generated` or a new name. A new queue belongs to `user`, and counts in
+        the user's share; None is the configuration, which has no share. `owner` is the connection. An
+        exclusive queue is deleted with its connection, and so is not durable.
         """
         requested_name, said_durable = name, durable
         durable = durable and not exclusive
@@ -536,13 +554,14 @@ class VirtualHost:
         return queue
 
     def new_queue_name(self) -> str:
-        """Return an unguessable name for a queue that is declared without one."""
+        """Return a new, unguessable name for a queue that is declared without a name."""
         return f"amq.gen-{secrets.token_urlsafe(16)}"
 
     def delete_queue(self, queue: AmqpQueue, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete the queue, its bindings and its messages.
 
-        Return how many were ready. Raises AmqpRefused (406).
+        Return the number of messages that were ready. Raises AmqpRefused (406) if `if_unused` or `if_empty`
+        is set and not fulfilled.
         """
         queue.settle_head()
         if if_unused and queue.consumers:
@@ -563,12 +582,15 @@ class VirtualHost:
         return queue.delete()
 
     def delete_if_unused(self, queue: AmqpQueue) -> None:
-        """Delete an auto-delete queue whose last consumer has left."""
+        """Delete the queue if it has auto-delete and its last consumer was removed."""
         if queue.auto_delete and not queue.consumers and not queue.deleted:
             self.delete_queue(queue)
 
     def delete_exclusive_queues(self, owner: object) -> None:
-        """Delete the exclusive queues of a closed connection; of many, the rest in later turns."""
+        """Delete the exclusive queues of the closed connection `owner`.
+
+        If there are many, the rest is deleted in later passes of the event loop.
+        """
         owned = [queue for queue in self.queues.values() if queue.owner is owner]
         for queue in owned[:DELETED_AT_ONCE]:
             self.delete_queue(queue)
@@ -620,7 +642,7 @@ class VirtualHost:
     def unbind(
         self, source: str, destination: AmqpQueue | Exchange | None, key: str, arguments: Headers
     ) -> None:
-        """Remove a binding. A missing binding or end is no error, as in RabbitMQ."""
+        """Remove a binding. It is no error if the binding, exchange or queue is missing, as in RabbitMQ."""
         if not source:
             raise access_refused(DEFAULT)
         exchange = self.exchanges.get(source)
@@ -652,7 +674,10 @@ class VirtualHost:
         self.shares.remove(user, text_bytes(key) + argument_bytes(arguments))
 
     def _check_definition(self, user: str | None, resource: str, arguments: Headers, byte_count: int) -> None:
-        """Raise AmqpRefused for a definition with too many arguments, or beyond the user's share."""
+        """Check a new definition of `byte_count` bytes before it is added.
+
+        Raises AmqpRefused if it has too many arguments or exceeds the user's share.
+        """
         if argument_count(arguments) > self._arguments_max:
             raise precondition_failed(
                 f"{resource} has more than limits.arguments_max ({self._arguments_max}) arguments"

@@ -60,7 +60,7 @@ class FastRefused(GatewayError):
 
 
 class MissingDestination:
-    """Target of a route whose destination does not exist: messages are refused, not lost silently."""
+    """Sink for a route whose target destination does not exist. It refuses all messages."""
 
     def publish(self, part: SubBatch) -> None:
         """Refuse the messages with the reason that there is no route."""
@@ -161,7 +161,10 @@ class FastHost:
                 self._enter(found)
 
     def note_untouched(self) -> None:
-        """Store which messages were never delivered: after a restart they are not redelivered ones."""
+        """Record at the end of the process which stored messages were never delivered.
+
+        The next process does not mark them as redelivered.
+        """
         if self._definitions is not None:
             for queue in self.queues.values():
                 self._definitions.note_untouched(queue, QUEUE, queue.name)
@@ -171,7 +174,7 @@ class FastHost:
     # Routing: the interface for the dispatcher.
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Return the queue, created if necessary, or the subscriptions for this address."""
+        """Return the sinks of an address: the queue, created if necessary, or the topic's subscriptions."""
         name = address.name
         if address.scope == "topic":
             found = dict(self._exact.get(name, ()))
@@ -194,7 +197,7 @@ class FastHost:
         return scope == "topic" and not self._exact and not self._prefixes
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """Return the sinks of a message, which depend on its address alone."""
+        """Return the sinks of a message, which its address alone determines."""
         return self.sinks(message.address)
 
     @property
@@ -238,7 +241,10 @@ class FastHost:
         return [made]
 
     def means_several(self, service: str, name: str) -> bool:
-        """Return True if a name that may be a prefix is one: no destination has exactly this name."""
+        """Return True if `name` is used as a prefix, because no destination has exactly this name.
+
+        It then means all destinations whose names begin with it.
+        """
         destinations: dict[str, FastQueue] | dict[str, Topic] = (
             self.queues if service == "queue" else self.topics
         )
@@ -248,7 +254,7 @@ class FastHost:
         )
 
     def would_create(self, service: str, name: str) -> bool:
-        """Return True if the use of this name would create the destination."""
+        """Return True if a command with this name would create a destination."""
         destinations: dict[str, FastQueue] | dict[str, Topic] = (
             self.queues if service == "queue" else self.topics
         )
@@ -267,7 +273,10 @@ class FastHost:
             self.find(service, name, whole=True, slashes=slashes, maker=maker)
 
     def find_peers(self, name: str, *, whole: bool) -> list[str]:
-        """Return the peers of a name, or of a prefix if `whole` allows it. Raises FastRefused with 404."""
+        """Return the peers with this name or, if `whole` allows prefixes, whose names begin with it.
+
+        Raises FastRefused with 404 if there are none.
+        """
         if name in self.peers:
             return [name]
         found = [one for one in self.peers if one.startswith(name)] if whole else []
@@ -276,7 +285,7 @@ class FastHost:
         return found
 
     def _may_begin(self, name: str) -> bool:
-        """Return True if a name without a destination may be a prefix of existing names."""
+        """Return True if a name without a destination may be used as a prefix of existing names."""
         return True
 
     @staticmethod
@@ -434,10 +443,11 @@ class FastHost:
     def subscribe(
         self, interest: Interest, key: tuple[str, str] | None = None, maker: str | None = None
     ) -> TopicSubscription:
-        """Return a new subscription, or the equal existing one of `key` (client, identifier).
+        """Return a new subscription, or the existing durable one of `key`, if it is equal.
 
-        A durable subscription with another selector is replaced. Raises FastRefused with 507 if it is being
-        consumed or is one to another destination, whose messages stay in it until it is cancelled.
+        `key` is (client, identifier). A durable subscription with another selector is replaced. Raises
+        FastRefused with 507 if it is being consumed, or if it is to another destination: its messages stay
+        until it is cancelled.
         """
         before = self.durable.get(key) if key is not None else None
         if key is not None and before is not None:
@@ -466,14 +476,14 @@ class FastHost:
         return found
 
     def find_durable(self, key: tuple[str, str], user: str | None = None) -> TopicSubscription | None:
-        """Return the durable subscription of a client and identifier, or None.
+        """Return the durable subscription with the key (client, identifier), or None.
 
-        Raises like `known_durable`.
+        Raises FastRefused with 403 if it belongs to a user other than `user`; None skips that check.
         """
         return self.known_durable(key, user)
 
     def known_durable(self, key: tuple[str, str], user: str | None = None) -> TopicSubscription | None:
-        """Return the locally known durable subscription of a client and identifier, or None.
+        """Return the durable subscription with the key (client, identifier) that this process knows, or None.
 
         Raises FastRefused with 403 if it belongs to a user other than `user`; None skips that check.
         """

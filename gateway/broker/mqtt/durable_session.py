@@ -59,7 +59,7 @@ from gateway.store.index import Log
 
 
 class DurableSession(Session):
-    """Session with an expiry, in a gateway with a store."""
+    """MQTT session with a Session Expiry Interval, whose messages are in the store."""
 
     __slots__ = (
         "_aside",
@@ -103,18 +103,27 @@ class DurableSession(Session):
         self._grants: tuple[bytes, Grant] | None = None  # the last tag that was decoded, and its grant
 
     def forget_owed(self, topic_filter: str) -> None:
-        """Delete the record that retained messages of this filter are still to be sent."""
+        """End the delivery of retained messages for the subscription with this filter.
+
+        Deletes the record that it is incomplete.
+        """
         if self.walks.pop(topic_filter, None) is not None:
             self._records.delete_owed(self.client_id, topic_filter)
 
     # Over a restart.
 
     def restore_received(self, log: Log) -> None:
-        """Restore the ids of QoS 2 messages that an earlier process received. Before the store starts."""
+        """Restore the packet ids of QoS 2 messages that an earlier process has received.
+
+        Only valid before the store starts.
+        """
         self._ids.restore(log)
 
     def restore(self, record: SessionRecord) -> None:
-        """Restore what an earlier process has recorded. Only valid before the store starts."""
+        """Restore the session's state from the record of an earlier process.
+
+        Only valid before the store starts.
+        """
         extent = self._records.store.extent(self.log)
         self.expiry_secs = record.expiry_secs
         self.user, self.place = record.user, record.place
@@ -130,7 +139,10 @@ class DurableSession(Session):
             self._record(attached=False)
 
     def restore_released(self, packet_id: int) -> None:
-        """Restore a released packet id, whose PUBREL may have been sent; in order of position."""
+        """Restore the packet id of a message for which PUBREL may have been sent and PUBCOMP is missing.
+
+        Must be called in the order of the messages' positions.
+        """
         self.released[packet_id] = None
 
     def restore_renumbered(self, position: int, packet_id: int) -> None:
@@ -148,7 +160,10 @@ class DurableSession(Session):
         return self._renumbered
 
     def _settled(self, position: int) -> None:
-        """Mark the message at this position as settled; the store is informed at the end of the wake-up."""
+        """Note that the message at this position is settled.
+
+        It is deleted from disk at the end of the wake-up.
+        """
         self._settled_positions.append(position)
         if self._renumbered:
             self._renumbered.forget(position)
@@ -163,7 +178,7 @@ class DurableSession(Session):
         return super().__len__() + (0 if self._aside is None else self._aside.count)
 
     def take(self, part: SubBatch, grant: Grant) -> None:
-        """Owe the messages of the part; those that are stored are accepted after the commit."""
+        """Queue the messages of a part for the client; stored ones are accepted after their commit."""
         if not grant.qos:
             super().take(part, grant)
             return
@@ -245,7 +260,7 @@ class DurableSession(Session):
                 self.outlet.send_due_retained()
 
     def _pass(self, messages: list[Message], grant: Grant) -> None:
-        """Queue messages without acknowledgement, if the client is connected."""
+        """Queue messages of QoS 0 in memory; drop and count them if the client is disconnected."""
         if grant.no_local:
             messages = [message for message in messages if message.sender.client != self.client_id]
         if self.outlet is None:
@@ -258,9 +273,10 @@ class DurableSession(Session):
     def _store_messages(
         self, messages: list[Message], grant: Grant, on_outcome: Told, stored_first: bool = False
     ) -> None:
-        """Give the messages positions, in memory or on disk alone, and write them.
+        """Append messages to the log in the store, and queue them in memory or on disk only.
 
-        While the disk fails they are refused: otherwise they would be sent before the refusal.
+        `on_outcome` is called with the outcome of the commit. While the disk fails the messages are refused
+        at once: otherwise they would be sent before the refusal.
         """
         if not self._records.store.healthy:
             self._records.store.refuse(on_outcome)
@@ -280,11 +296,11 @@ class DurableSession(Session):
 
     @property
     def in_memory(self) -> int:
-        """Size in bytes of what waits or is in flight, without what is on disk alone."""
+        """Size in bytes of the messages that wait or are in flight, without those that are only on disk."""
         return self._byte_count if self._aside is None else self._byte_count - self._aside.byte_count
 
     def _lowered(self, limits: SessionLimits) -> SessionLimits:
-        """Return the limits of a restrained session: new messages wait on disk alone."""
+        """Return the limits of a restrained session: new messages are only on disk."""
         return replace(limits, memory_bytes_max=0)
 
     def _memory_full(self) -> bool:
@@ -299,7 +315,10 @@ class DurableSession(Session):
     def _written(
         self, first: int, count: int, byte_count: int, alone: bool, on_outcome: Told, outcome: Outcome
     ) -> None:
-        """Report the outcome of the store, and drop the messages that it refused."""
+        """Pass on the outcome of writing `count` messages from position `first` on.
+
+        If the store refused them, they are removed from the queue. `alone` is True if they were only on disk.
+        """
         self._safe = first + count
         if outcome is not ACCEPTED:
             if alone:
@@ -324,7 +343,10 @@ class DurableSession(Session):
     # Out.
 
     def drop_expired(self) -> None:
-        """Drop expired messages as Session does; what is on disk alone is read for that in pieces."""
+        """Drop the expired messages that wait for a disconnected client, and count them.
+
+        Messages that are only on disk are read for this in pieces, which continues in the background.
+        """
         if self.failing:
             self.purge_at = clock.utc() + 1.0
             return
@@ -338,7 +360,7 @@ class DurableSession(Session):
 
     @property
     def is_checking(self) -> bool:
-        """True while the disk is read for expired messages."""
+        """True while messages are read from disk to find expired ones."""
         return self._is_checking
 
     def _settle_waiting(self, position: int) -> None:
@@ -352,7 +374,11 @@ class DurableSession(Session):
         )
 
     def _checked(self, stays: int, found: list[Stored]) -> None:
-        """Drop the expired ones of some messages that were on disk alone, and check those behind them."""
+        """Drop the expired ones of the messages that were read from disk, and read the next piece.
+
+        `stays` is the value of `_stays` when the check began; the check ends if the client has connected
+        since.
+        """
         if not found or stays != self._stays or self._aside is None:
             self._is_checking = False
             self._rests_until = clock.utc() + len(self) / CHECKED_PER_SECOND
@@ -379,7 +405,7 @@ class DurableSession(Session):
         self._check_from(found[-1][0] + 1, stays)
 
     def pump(self) -> None:
-        """Send what waits in memory, and then what waits on disk alone."""
+        """Send waiting messages, first those in memory and then those on disk."""
         if (gate := self._records.store.gate).shut:
             self._settle_on_disk()  # in the transaction of their released ids
             gate.wait(self.pump)
@@ -395,7 +421,10 @@ class DurableSession(Session):
             self._records.store.settle(self.log, positions)
 
     def has_stalled(self, now: float) -> bool:
-        """Return True as Session does, except while the client waits for the disk."""
+        """Return True if nothing was sent for `stall_secs`, as `Session.has_stalled` does.
+
+        Returns False while the client waits for the disk.
+        """
         if self._stuck or (self._aside and not self._waiting):
             self.moved = True
         if self._renumbered:
@@ -403,7 +432,10 @@ class DurableSession(Session):
         return super().has_stalled(now)
 
     def _refill(self) -> bool:
-        """Read the next piece from disk if nothing waits in memory. Return False if there is none yet."""
+        """Move the next messages from disk into memory, if no message waits in memory.
+
+        Return False if there are none, or if they are still being read.
+        """
         if self._waiting or not self._aside or self.outlet is None:
             return False
         piece = self._aside.next_piece()
@@ -468,7 +500,7 @@ class DurableSession(Session):
     # The client comes and goes, and acknowledges.
 
     def attach(self, outlet: SessionOutlet, receive_maximum: int) -> None:
-        """Attach a connection, as Session does, and record that the client is connected."""
+        """Attach a connection as `Session.attach` does, and record that the client is connected."""
         self._stays += 1
         self.outlet = outlet
         self.credit = receive_maximum - len(self.released)
@@ -479,7 +511,10 @@ class DurableSession(Session):
         self.pump()
 
     def detach(self) -> None:
-        """Detach the connection, as Session does, and record when and up to where messages were sent."""
+        """Detach the connection as `Session.detach` does.
+
+        Records the time, and the position up to which messages were sent.
+        """
         super().detach()
         if self._aside is not None:
             self._aside.unload()
@@ -487,7 +522,10 @@ class DurableSession(Session):
             self._record(attached=False)
 
     def hand(self, message: Message, grant: Grant, on_outcome: Told) -> None:
-        """Owe a message that another member owed; `on_outcome` is called when it is on disk."""
+        """Queue a message of a shared subscription that another member of the group could not deliver.
+
+        `on_outcome` is called when it is on disk, or at once if it need not be stored.
+        """
         if not message.assurance or not grant.qos:
             super().hand(message, grant, on_outcome)
             return
@@ -505,10 +543,10 @@ class DurableSession(Session):
         return not self._records.store.healthy
 
     def _passed(self, message: Message, grant: Grant, position: int, pass_on: PassOn) -> bool:
-        """Pass a message to another session.
+        """Pass the message at this position to another session. Return False if none accepts it.
 
-        It leaves this log in the transaction that adds it to the other one; if the disk refuses it there,
-        this session owes it again.
+        It leaves this log in the transaction that adds it to the other one; if the disk refuses it there, it
+        is queued here again.
         """
         if position == UNKEPT:
             return super()._passed(message, grant, position, pass_on)
@@ -539,20 +577,23 @@ class DurableSession(Session):
         return self._positions[packet_id]
 
     def _forget_in_flight(self, packet_id: int, row: OutgoingPublish) -> None:
-        """Forget a message in flight, which settles itself on disk."""
+        """Drop a message in flight that was passed to another session.
+
+        Its deletion from disk is done by `_passed` and `_moved`.
+        """
         del self.in_flight[packet_id]
         del self._positions[packet_id]
         self._subtract_bytes(row.message.byte_count)
 
     def _was_sent_at_qos_2(self, message: Message, grant: Grant, position: int) -> bool:
-        """Return True if the client may have this waiting message, which was sent before a restart."""
+        """Return True if this waiting message may have been sent at QoS 2 before a restart."""
         return UNKEPT < position < self.sent and min(message.assurance, grant.qos) == 2
 
     def detach_log(self) -> LeftLog | None:
-        """Return the log of an ending session if it may have messages of shared subscriptions.
+        """Return the log of an ending session if it may have messages of shared subscriptions, or None.
 
-        Other members get these. Messages in flight at QoS 2 are not among them. Those that were sent at QoS 2
-        before a restart are, but nobody gets them.
+        These are passed to other members of their groups. Messages in flight at QoS 2 are removed from the
+        log. Those that were sent at QoS 2 before a restart are still in it, and must not be passed on.
         """
         if not self.shares or not (self.in_flight or self._waiting or self._aside or self._moving):
             return None
@@ -562,7 +603,7 @@ class DurableSession(Session):
         return LeftLog(self.log, self.sent, self._byte_count)
 
     def discarded(self) -> None:
-        """End the session, and delete its records."""
+        """Delete the records and the log of the session, because it has ended."""
         self._stays += 1
         super().discarded()
         self._records.forget_session(self.client_id)
@@ -570,9 +611,9 @@ class DurableSession(Session):
             self._records.store.drop(self.log)
 
     def received(self, packet_id: int) -> bool:
-        """Process PUBREC: forget the message at once; its id stays in use until PUBCOMP.
+        """Process PUBREC: settle the message; its packet id stays in use until PUBCOMP.
 
-        Returns False if the id is unknown.
+        Returns False if the packet id is unknown.
         """
         if packet_id in self.released:
             return True
@@ -587,7 +628,10 @@ class DurableSession(Session):
         return True
 
     def finish(self, packet_id: int) -> bool:
-        """Process the last acknowledgement of a message. Return False if the id is unknown."""
+        """Process the last acknowledgement of a message (PUBACK or PUBCOMP), which ends its delivery.
+
+        Return False if the packet id is unknown.
+        """
         if packet_id in self.released:
             del self.released[packet_id]
             self._records.delete_released(self.client_id, packet_id)

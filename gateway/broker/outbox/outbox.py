@@ -1,18 +1,18 @@
 """Outboxes: durable queues in front of a link, whose messages are accepted once they are in the local store.
 
 An outbox belongs to one link and one route. Its only consumer sends batches to the link's session while the
-link is up, never more than the link's window at a time, and settles what the broker has confirmed. A message
-that the link releases is requeued and the outbox waits, as often as necessary. Then a single message is sent,
-and more at a time as long as they are accepted.
+link is up, never more than the link's window at a time, and settles what the broker has confirmed. If the
+link releases a message, it is requeued and the outbox waits, as often as necessary. Then a single message is
+sent, and more at a time as long as they are accepted.
 
 A message that the broker refuses is retried on its own while later ones overtake it. After `attempts_max`
 refusals, or a final one, it becomes a dead letter. The number of refusals is not stored over a restart.
 
-One user has no more than a share of each limit (`limits.user_share`): its further messages are refused. With
-a policy that removes the oldest they are refused only when the outbox is full and messages of other users
-wait in it, which would be removed.
+One user has no more than a share of each limit (`limits.user_share`): further messages of that user are
+refused. With a policy that removes the oldest messages, they are refused only when the outbox is full and
+messages of other users, which would be removed, wait in it.
 
-An outbox whose route is removed from the mapping files keeps its messages until the route returns.
+An outbox whose route is removed from the mapping files keeps its messages until the route is added again.
 """
 
 from __future__ import annotations
@@ -65,12 +65,18 @@ Left = Callable[[Route, list[Message], Outcome, Monotonic], None]
 
 
 def exit_outcome(word: str, outcome: Outcome) -> Outcome:
-    """Return the outcome for the journal: how the messages left the outbox (`word`) and why."""
+    """Return the outcome for the journal of messages that left the outbox.
+
+    `word` names how they left it (delivered, dropped, dead letter); `outcome` has the reason.
+    """
     return outcome._replace(text=f"{word}: {outcome.text}" if outcome.text else word)
 
 
 class OutboxLimits(NamedTuple):
-    """Limits of one outbox for messages, bytes and age (seconds, None: none), and the policy."""
+    """Limits of one outbox for messages, bytes and age, and the policy that applies at a limit.
+
+    The age is in seconds; None means no limit.
+    """
 
     messages_max: int = 1_000_000
     bytes_max: int = 1 << 30
@@ -78,7 +84,7 @@ class OutboxLimits(NamedTuple):
     policy: Policy = "reject"
 
     def overridden_by(self, rule: OutboxRule | None) -> OutboxLimits:
-        """Return these limits, replaced where the route's rule sets its own."""
+        """Return these limits with the values that the route's rule sets; None sets none."""
         if rule is None:
             return self
         byte_count = self.bytes_max if rule.bytes_max is None else rule.bytes_max
@@ -91,7 +97,10 @@ class OutboxLimits(NamedTuple):
 
 
 class OutboxTarget(NamedTuple):
-    """Link of outboxes. `window` is the largest number of unsettled messages."""
+    """Link to which outboxes send: its namespace, limits, and a function that tells if it is up.
+
+    `window` is the maximum number of unsettled messages.
+    """
 
     namespace: Namespace
     up: Callable[[], bool]
@@ -125,12 +134,12 @@ class OutboxState(NamedTuple):
 
 
 class OutboxRecipient(RouteRecipient):
-    """Recipient from an outbox to its link. The outbox handles refusals and retries."""
+    """Recipient for messages from an outbox to its link. The outbox handles refusals and retries."""
 
     __slots__ = ()
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Count delivered messages and pass the outcome on to the batch."""
+        """Count delivered messages of the route, and settle them in their batch with the link's outcome."""
         route = self.route
         route.in_flight -= len(messages)
         if outcome is ACCEPTED:
@@ -139,9 +148,9 @@ class OutboxRecipient(RouteRecipient):
 
 
 class OutboxQueue(Queue):
-    """Queue of an outbox. Expired messages stay in it while there is no room for their dead letters.
+    """Queue of an outbox. Expired messages stay in it while there is no space for their dead letters.
 
-    `keeps_expired` is True if such a message may be among those that are delivered.
+    `keeps_expired` is True if such a message may be among those that are delivered next.
     """
 
     def __init__(self, name: str, letters: DeadLetters, expired: Callable[[Message], None]) -> None:
@@ -158,7 +167,11 @@ class OutboxQueue(Queue):
 
 
 class Outbox(OneSink):
-    """Outbox of one route: sink and namespace of the route, consumer of its queue, source of sent batches."""
+    """Outbox of one route.
+
+    It is sink and namespace at the route's end, the consumer of its queue, and the source of the batches that
+    it sends to the link.
+    """
 
     def __init__(
         self,
@@ -226,7 +239,7 @@ class Outbox(OneSink):
         return len(self._queue) + len(self._open)
 
     def use(self, target: OutboxTarget | None, route: Route | None, on_departure: Left | None = None) -> None:
-        """Set the route in force (None if it was removed) and its link.
+        """Set the route (None if it was removed from the mapping) and its link.
 
         `on_departure` is called with messages that have left the outbox, for the journal.
         """
@@ -249,7 +262,7 @@ class Outbox(OneSink):
         self._queue.dispatch()
 
     def drop(self) -> None:
-        """Delete the outbox with its queue and marks."""
+        """Delete the outbox with its queue and its stored arrival times."""
         self._marks.clear()
         self._queue.delete()
 
@@ -264,7 +277,7 @@ class Outbox(OneSink):
             self.tick()
 
     def state(self) -> OutboxState:
-        """Return the state for the console and metrics."""
+        """Return the state of the outbox for the console and metrics."""
         return OutboxState(
             self.link,
             self.route_name,
@@ -309,7 +322,10 @@ class Outbox(OneSink):
         self._make_room()
 
     def _within_shares(self, part: SubBatch) -> SubBatch:
-        """Refuse the messages of users who have their share of the outbox. Return the part of the others."""
+        """Refuse the messages of users who exceed their share of the outbox.
+
+        Return the part with the messages of the others.
+        """
         shares, messages = self._shares, part.messages
         count, byte_count = len(messages), weight_of(messages)
         removes = self._limits.policy != "reject"
@@ -325,7 +341,7 @@ class Outbox(OneSink):
         return rest
 
     def _room_for(self, messages: list[Message]) -> int:
-        """Return how many of `messages`, from the first on, fit into the limits."""
+        """Return how many of `messages`, from the first one on, fit into the limits."""
         limits = self._limits
         if self._stale:
             return 0
@@ -338,7 +354,11 @@ class Outbox(OneSink):
         return room
 
     def _make_room(self) -> None:
-        """Drop or bury the oldest messages while there are too many, too many bytes, or too old ones."""
+        """Remove the oldest messages while a limit of number, bytes or age is exceeded.
+
+        Depending on the policy they are dropped or become dead letters. Does nothing with the policy
+        `reject`.
+        """
         limits = self._limits
         self._letters_full = False
         if limits.policy == "reject":
@@ -373,7 +393,10 @@ class Outbox(OneSink):
             self._discard(old, TOO_OLD)
 
     def _head_is_older(self, cutoff: WallTime | None) -> bool:
-        """Return True if the oldest waiting message arrived before `cutoff` (UTC seconds)."""
+        """Return True if the oldest waiting message arrived before `cutoff` (POSIX seconds).
+
+        Returns False if `cutoff` is None.
+        """
         if cutoff is None:
             return False
         head = self._queue.head
@@ -395,7 +418,7 @@ class Outbox(OneSink):
     # Interface for the queue: the outbox is its consumer.
 
     def capacity(self) -> int:
-        """Return how many messages may be handed to the link now."""
+        """Return how many messages may be passed to the link now; 0 if it is down or the outbox is paused."""
         target = self._target
         if target is None or self._route is None or self._stopped or self._paused or not target.up():
             return 0
@@ -405,7 +428,10 @@ class Outbox(OneSink):
         return min(target.window - len(self._open), self._backoff.window - sent)
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
-        """Send a run of messages on its way."""
+        """Send messages of the queue to the link, except those that have expired or no longer fit it.
+
+        Their positions are consecutive and begin with `position`.
+        """
         waited = messages
         self._byte_count += weight_of(messages)
         self._open.update(enumerate(messages, position))
@@ -419,9 +445,10 @@ class Outbox(OneSink):
         self._shares.remove_messages(waited)
 
     def _deliverable(self, positions: Iterable[int]) -> list[int]:
-        """Return the positions of messages that are not expired and whose address is of the link's protocol.
+        """Return the positions of messages that have not expired and whose address fits the link's protocol.
 
-        Others, which were routed before a change of the mapping or the links, become dead letters.
+        An address may not fit if the mapping or the link was changed after the message was routed. The other
+        messages become dead letters.
         """
         route = self._route
         assert route is not None
@@ -441,7 +468,7 @@ class Outbox(OneSink):
         return fitting
 
     def handle_error(self, error: Exception) -> None:
-        """Handle an error on the way to the link: log it and wait before the next attempt."""
+        """Log an error in the delivery to the link, and wait before the next attempt."""
         contained("link", error, outbox=self.name)
         self._backoff.record_release(self._clock())
 
@@ -470,11 +497,15 @@ class Outbox(OneSink):
     # Interface for batches: the outbox is their source.
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Return no holds: the senders were acknowledged when the messages were stored."""
+        """Return [] because nothing is paused: the messages' senders were acknowledged long ago."""
         return []
 
     def settle(self, receipts: list[int], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
-        """Settle messages whose outcome the link has reported; `receipts` are their positions."""
+        """Settle messages with the outcomes that the link has reported.
+
+        `receipts` are their positions in the queue; `refused` has the outcomes of refused ones by their
+        index.
+        """
         done = receipts
         if refused is not None:
             done = [position for at, position in enumerate(receipts) if at not in refused]
@@ -526,21 +557,27 @@ class Outbox(OneSink):
             self._route.retried += retried
 
     def _add_dead_letters(self, messages: list[Message], outcome: Outcome) -> None:
-        """Make dead letters of messages, in the same commit as the settlement that the caller makes."""
+        """Store dead letters of messages.
+
+        They are in the same commit as the settlement of the messages, which the caller makes.
+        """
         if self._route is not None:
             self._route.failed += len(messages)
         self._note(messages, outcome, WAS_BURIED)
         self._dead_letters.add(messages, self.route_name, outcome, crossed=True)
 
     def _note(self, messages: list[Message], outcome: Outcome, word: str) -> None:
-        """Report messages that left the outbox to the journal."""
+        """Report messages that left the outbox, and why, to the journal."""
         if self._on_departure is not None and self._route is not None and messages:
             self._on_departure(self._route, messages, exit_outcome(word, outcome), self._clock())
 
     # Timer.
 
     def tick(self) -> None:
-        """Retry due messages, drop expired or too old ones; called several times a second."""
+        """Retry refused messages that are due, and remove expired or too old ones.
+
+        Called several times a second.
+        """
         now = self._clock()
         target = self._target
         going = target is not None and self._route is not None and target.up()
@@ -568,7 +605,7 @@ class Outbox(OneSink):
         self._queue.dispatch()
 
     def _oldest(self) -> int | None:
-        """Return the lowest unsettled position, or None if the outbox is empty."""
+        """Return the lowest position of an unsettled message, or None if the outbox is empty."""
         head = self._queue.head
         return min((*self._open, *(() if head is None else (head,))), default=None)
 
