@@ -1,15 +1,14 @@
-"""Deduplication: a message whose id a route has accepted within a window is not passed on again.
+"""Deduplication: a message whose id a route has accepted within a time window is not passed on a second time.
 
-A route that deduplicates has a Guard in front of its end. A new id is passed on. Its repeats are released
-until the first one is settled, so that nothing is accepted too early; from then on they are accepted and
-dropped. Accepted ids are in memory, and in the store with the time when they may be forgotten.
+A route that deduplicates has a Guard in front of its end. A message with a new id is passed on. Its repeats
+are released until the first one is settled, so that nothing is accepted too early; from then on they are
+accepted and dropped. Accepted ids are in memory, and in the store with the time when they may be forgotten.
 
 An id on disk implies that its message is on disk or settled. If the target is local (a queue, a session, an
-outbox) and writes the message, the id is handed to the store in the same wake-up, so that one transaction has
-both or neither, unless another target of the message has refused it. What a local target accepts at once is
-in memory only, and so is its id. A remote broker accepts later, as does the end of a paused route, or a
-subscription that postpones its selector: then the id is written first, and the source informed when it is on
-disk.
+outbox) and writes the message, the id is written in the same wake-up, so that one transaction has both or
+neither, unless another target of the message has refused it. What a local target accepts at once is in memory
+only, and so is its id. A remote broker accepts later, as does the end of a paused route, or a subscription
+that postpones its selector: then the id is written first, and the source informed when it is on disk.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ RecipientsOf = Callable[[Message], tuple[tuple[Recipient, ...], bool]]
 
 
 class Ids:
-    """Message ids of one route.
+    """Message ids that one route has seen.
 
     `accepted` has the accepted ids, oldest first, with the time in POSIX seconds until which they are known.
     `open` has the ids that are not settled. If there are too many, those of a user with more than an equal
@@ -103,11 +102,12 @@ class Ids:
 
 
 class RouteEnd(NamedTuple):
-    """End of a route, as a guard in front of it sees it.
+    """End of a route, with what the guard in front of it must know.
 
-    `local` is True if the target has or writes a message in the wake-up that brings it, unless the value of
-    `put_off_count` changes meanwhile. `unrouted` is the outcome of a message without a recipient.
-    `accepts_in_memory` returns True while targets get what was held or postponed before.
+    `recipients_of` returns the recipients of a message. `local` is True if the target stores a message in
+    memory or writes it in the wake-up that brings it, unless `put_off_count` returns another value
+    afterwards. `unrouted` is the outcome of a message without a recipient. `accepts_in_memory` returns True
+    while targets receive messages that were held or postponed before.
     """
 
     route: Route
@@ -119,7 +119,7 @@ class RouteEnd(NamedTuple):
 
 
 class Deduplication:
-    """Message ids of all routes. With a store it must be created before the store starts."""
+    """Message ids of all routes that deduplicate. With a store it must be created before that starts."""
 
     def __init__(self, store: Store | None = None, utc: Callable[[], float] = clock.utc) -> None:
         self.store = store
@@ -133,18 +133,18 @@ class Deduplication:
         return iter(self._ids.values())
 
     def of(self, route: str) -> Ids:
-        """Return the ids of a route; they outlive the route's rule."""
+        """Return the message ids of a route. They are kept if the route is removed."""
         found = self._ids.get(route)
         if found is None:
             found = self._ids[route] = Ids(route)
         return found
 
     def guard(self, end: RouteEnd) -> Guard:
-        """Return the guard of a route's end."""
+        """Return a new guard for the end of a route."""
         return Guard(self, end)
 
     def use(self, routes: Iterable[Route]) -> None:
-        """Do nothing: ids of routes that are not in force are kept, because the routes may return."""
+        """Do nothing: ids of routes that are removed are kept, because the routes may be added again."""
 
     def _load(self, store: Store) -> None:
         utc = self.utc()
@@ -164,7 +164,10 @@ class Deduplication:
             self.of(route).load(rows)
 
     def record(self, ids: Ids, id: str, expires_at: float, *, beside: bool = False) -> None:
-        """Store an id; with `beside`, only if the store accepts the messages of this wake-up, too."""
+        """Store an accepted id until `expires_at` (POSIX seconds).
+
+        With `beside` it is stored only if the store accepts the messages of this wake-up, too.
+        """
         if self.store is not None:
             put = self.store.put_with_messages if beside else self.store.put
             put(KIND, _key(ids, id), struct.pack(">d", self.store.timeline.stored(expires_at)))
@@ -190,7 +193,10 @@ class Deduplication:
 
 
 class Guard(OneSink):
-    """Sink and namespace in front of the end of a route that deduplicates. Replaced when anything changes."""
+    """Sink and namespace in front of the end of a route that deduplicates.
+
+    It is replaced when the route's end changes.
+    """
 
     def __init__(self, deduplication: Deduplication, end: RouteEnd) -> None:
         route = end.route
@@ -210,7 +216,10 @@ class Guard(OneSink):
         self.ids.bound(deduplication.utc() + self._window, rule.ids_max)
 
     def publish(self, part: SubBatch) -> None:
-        """Pass on new messages, accept or release repeats."""
+        """Pass on messages with new ids, and settle repeats.
+
+        Repeats of accepted messages are accepted and dropped; repeats of unsettled messages are released.
+        """
         ids = self.ids
         accepted, open_ = ids.accepted, ids.open
         utc = self._deduplication.utc()
@@ -253,7 +262,7 @@ class Guard(OneSink):
             self._record_what_is_written(part, batch, passed)
 
     def _record_what_is_written(self, part: SubBatch, batch: Batch, passed: list[str]) -> None:
-        """Store the ids of messages that their targets have just handed to the store.
+        """Store the ids of messages that their targets are writing in this wake-up.
 
         These are the passed ids that are not settled yet and that no target has refused. The id of a message
         that is stored only until a restart is in memory, too. `batch` has the messages of `part` that were
@@ -268,13 +277,16 @@ class Guard(OneSink):
                 self._deduplication.record(self.ids, id, expires_at, beside=True)
 
     def _repeated(self, part: SubBatch, positions: list[int]) -> None:
-        """Accept and count repeats of accepted messages."""
+        """Accept and count messages that repeat accepted ones; `positions` are their positions in `part`."""
         if positions:
             self.route.duplicates += len(positions)
             part.settle_at(positions)
 
     def _recipients_for(self, part: SubBatch, at: int, message: Message) -> tuple[Recipient, ...]:
-        """Return the recipients of a message; if there are none, settle the message."""
+        """Return the recipients of the message at position `at` of `part`.
+
+        If there are none, the message is settled.
+        """
         recipients = self._recipients.get(message.address)
         if recipients is None or message.retain:
             recipients, always = self._recipients_of(message)
@@ -305,8 +317,8 @@ class Guard(OneSink):
         """Settle messages of `part` with the target's outcome, and remember the ids of accepted ones.
 
         Each of `rows` is (position in `part`, id or ""). If `local` is True, every target got its messages in
-        the wake-up in which they arrived, and the ids need no write of their own. Otherwise accepted messages
-        are settled once their ids are on disk.
+        the wake-up in which they arrived, and the ids are written already or need not be. Otherwise accepted
+        messages are settled once their ids are on disk.
         """
         positions = [at for at, _ in rows]
         message_ids = [id for _, id in rows if id]
@@ -337,8 +349,8 @@ class Guard(OneSink):
     ) -> None:
         """Accept messages that the target has, and remember their ids, each with the user who sent it.
 
-        They are accepted even if the disk has failed: the ids are known, and the store keeps trying to write
-        them.
+        `written` is the outcome of writing the ids. The messages are accepted even if the disk has failed:
+        the ids are in memory, and the store keeps trying to write them.
         """
         ids = self.ids
         for id, user in owners:
@@ -350,7 +362,7 @@ class Guard(OneSink):
 
 
 class PassedBatch:
-    """Source of the messages that a guard passes on of one part.
+    """Source of the messages of one part that a guard passes on.
 
     A receipt is (position in the part, id or "").
     """

@@ -32,12 +32,12 @@ None stands for the operator, who declared the queue or session in the configura
 
 
 def permit_always(user: str | None) -> bool:
-    """Return True: no roles are configured."""
+    """Return True for every user, because no roles are configured."""
     return True
 
 
 class FullQueues:
-    """Rights, shares and counters of full queues, shared by all queues of a gateway.
+    """State shared by all queues of a gateway for the time when they are full.
 
     `user_shares` returns new shares of users in messages that wait: in what an exchange delays, and in dead
     letters that are not routed yet.
@@ -57,21 +57,25 @@ class FullQueues:
 
 
 def reduced_limit(allowed: int, byte_count: int) -> int:
-    """Return the reduced limit in bytes for a holder that may hold `allowed` bytes and holds `byte_count`.
+    """Return the limit in bytes for a holder of messages whose owner occupies too much memory.
 
-    With it the holder counts as full. Publishers that cannot be paused are refused at twice the limit, which
-    is a quarter more than it holds.
+    `allowed` is its usual limit, and `byte_count` the size of what it holds. With the result the holder
+    counts as full. Publishers that cannot be paused are refused at twice the limit, which is a quarter more
+    than it holds.
     """
     return min(allowed, max(byte_count * 5 // 8, FLOOR))
 
 
 def hold_sources(part: SubBatch) -> list[Callable[[], None]]:
-    """Pause reading from the connections that published `part`. Return functions that resume them."""
+    """Pause reading from the connections that published `part`.
+
+    Return functions, each of which resumes some of them.
+    """
     return part.batch.source.hold({message.sender for message in part.messages})
 
 
 class Pressure:
-    """Functions to call when a full queue has drained."""
+    """Connections that a full queue has paused, with the functions that resume them."""
 
     __slots__ = ("_waiting",)
 
@@ -79,11 +83,11 @@ class Pressure:
         self._waiting: list[Callable[[], None]] = []
 
     def hold_sources(self, part: SubBatch) -> None:
-        """Pause reading from the connections that published `part` until `relieve`."""
+        """Pause reading from the connections that published `part`, until `relieve` is called."""
         self._waiting += hold_sources(part)
 
     def relieve(self) -> None:
-        """Resume the paused connections, because there is space again."""
+        """Resume the paused connections, because the queue has space."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             for release in waiting:
@@ -94,7 +98,7 @@ class Pressure:
 
 
 class PressureByUser(Pressure):
-    """Functions to call when a queue has space again for one user, or for all."""
+    """Connections that a full queue has paused, which are resumed for one user or for all."""
 
     __slots__ = ("_users",)
 
@@ -103,7 +107,7 @@ class PressureByUser(Pressure):
         self._users: dict[str, list[Callable[[], None]]] = {}
 
     def hold_sources(self, part: SubBatch) -> None:
-        """Pause reading from the connections that published `part`, until their user is relieved."""
+        """Pause reading from the connections that published `part`, until their user is resumed."""
         by_user: dict[str, set[Sender]] = {}
         for message in part.messages:
             by_user.setdefault(message.sender.user, set()).add(message.sender)
@@ -111,7 +115,7 @@ class PressureByUser(Pressure):
             self._users.setdefault(user, []).extend(part.batch.source.hold(senders))
 
     def is_paused(self, user: str) -> bool:
-        """Return True if connections of the user are paused."""
+        """Return True if connections of the user are paused here."""
         return user in self._users
 
     def relieve_user(self, user: str) -> None:
@@ -120,7 +124,7 @@ class PressureByUser(Pressure):
             release()
 
     def relieve(self) -> None:
-        """Resume all paused connections, because there is space again."""
+        """Resume all paused connections, because the queue has space."""
         for user in list(self._users):
             self.relieve_user(user)
 
@@ -129,20 +133,21 @@ class PressureByUser(Pressure):
 
 
 class ConsumerRate:
-    """Rate of one consumer, which decides when its publishers must wait.
+    """Measured rate of one consumer, which decides when its publishers must wait.
 
     A message waits until those before it were consumed. Publishers that are faster than the consumer would
-    fill the whole queue, and every message would wait for all of it. They are paused while consuming what
-    waits takes longer than `delay_secs`. A consumer that is slow, or was disconnected and has more to consume
-    than it can in DEEP_SECS, has a queue to catch up with, and its publishers are not paused for that.
+    fill the whole queue, and every message would wait for all of it. They are paused while consuming the
+    waiting messages takes longer than `delay_secs`. A consumer that is slow, or was disconnected and has more
+    to consume than it can in DEEP_SECS, has a queue to catch up with, and its publishers are not paused for
+    that.
     """
 
     __slots__ = ("_at", "_before", "_delay_secs", "_least", "_per_sec", "consumed_count", "on")
 
     def __init__(self, delay_secs: float, least: int, now: float) -> None:
-        """Create the measurement; `least` messages may wait whatever the delay.
+        """Start the measurement at `now`, in seconds of any clock, always the same one.
 
-        `now` is in seconds of any clock, always of the same one.
+        `least` messages may wait whatever the delay.
         """
         self.on = False  # publishers are paused
         self.consumed_count = 0  # messages; counted by the code that hands them out
@@ -153,7 +158,7 @@ class ConsumerRate:
         self._at = now
 
     def is_behind(self, waiting: int, now: float) -> bool:
-        """Return True if publishers should wait, with `waiting` messages for the consumer."""
+        """Return True if publishers should wait, because `waiting` messages take the consumer too long."""
         elapsed = now - self._at
         if elapsed >= PACE_SECS:
             per_sec = (self.consumed_count - self._before) / elapsed
@@ -167,9 +172,9 @@ class ConsumerRate:
 
 
 class HeldReceipts(Generic[R]):
-    """Receipts of one source that wait for the disk.
+    """Receipts of messages of one source that wait until the disk works.
 
-    While `on`, everything that arrives is added with `append`.
+    While `on` is True, the source must add the receipt of each further message with `append`.
     """
 
     __slots__ = ("_behind", "_healthy", "_refused", "on")
@@ -182,20 +187,29 @@ class HeldReceipts(Generic[R]):
         self._behind: list[R] = []
 
     def add_refused(self, receipt: R) -> None:
-        """Add a message that the disk refused. A source gets its refusals in the order of its messages."""
+        """Add the receipt of a message that the disk refused.
+
+        A source gets its refusals in the order of its messages.
+        """
         self._refused.append(receipt)
         self.on = True
 
     def append(self, receipt: R) -> None:
-        """Append the receipt of a message that arrived while earlier ones wait for the disk."""
+        """Add the receipt of a message that arrived while earlier ones wait for the disk."""
         self._behind.append(receipt)
 
     def take_due(self) -> list[R]:
-        """Return and clear all receipts, in order, to be published again; [] while the disk fails."""
+        """Remove and return all receipts, in order, whose messages must be published again.
+
+        Returns [] while the disk fails.
+        """
         return self.take_all() if self.on and self._healthy() else []
 
     def take_all(self) -> list[R]:
-        """Return and clear all receipts, because they are given up or their sender resends them by itself."""
+        """Remove and return all receipts, whose messages are not published again.
+
+        They are given up, or their sender resends them by itself.
+        """
         receipts = self._refused + self._behind
         self.on = False
         self._refused, self._behind = [], []

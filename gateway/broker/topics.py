@@ -1,10 +1,10 @@
 """Topic filters in a trie: matches are found level by level, without examining other filters.
 
 One trie serves MQTT subscriptions and AMQP topic bindings; only the wildcards and the separator differ. A run
-of levels in which no two patterns differ is one node, so that a pattern alone costs two nodes, however many
-levels it has. A walk visits each node at most once, because a wildcard for any number of levels ends a path.
-Inside a pattern (in AMQP only) such a wildcard may match at many places of one topic: these patterns are
-matched together in strips of bits, which costs the same whatever they and the topic are.
+of levels in which no two patterns differ is one node, so that a single pattern needs two nodes, however many
+levels it has. A search visits each node at most once, because a wildcard for any number of levels ends a
+path. Inside a pattern (in AMQP only) such a wildcard may match at many places of one topic: these patterns
+are matched together in strips of bits, which costs the same whatever they and the topic are.
 
 The reverse structure, the tree of topics, holds names and is searched by filter. It finds retained messages,
 some at a time, since a filter may match all.
@@ -22,7 +22,7 @@ WIDTHS: Final = (8, 32, 128, 512)  # states of a pattern; a longer one has a str
 
 
 class Node(Generic[T]):
-    """Node of the trie: one level, and the levels behind it (`tail`) that all patterns beyond have in common.
+    """Node of a trie: one level, and the following levels that all patterns below it have in common (`tail`).
 
     The wildcard for any number of levels is always a separate node. `wild` is True if the tail contains the
     wildcard for one level.
@@ -38,10 +38,10 @@ class Node(Generic[T]):
 
 
 class Strip(Generic[T]):
-    """Patterns with any number of levels inside, each in a slot of `width` bits with one bit for each state.
+    """Set of patterns that have a wildcard for any number of levels inside, as one integer of bits.
 
-    In state n the first n parts of a pattern are matched. All states of all patterns are one integer, and a
-    level of a topic advances them together.
+    Each pattern has a slot of `width` bits with one bit for each state. In state n the first n parts of a
+    pattern are matched. A level of a topic advances the states of all patterns together.
     """
 
     __slots__ = ("_ends", "_last", "_literals", "_many", "_ones", "_starts", "free", "width")
@@ -57,7 +57,10 @@ class Strip(Generic[T]):
         self._many = 0  # states that any level leaves unchanged, and from which no level leads on, too
 
     def put(self, parts: list[str], one: str, many: str) -> tuple[int, dict[T, None]]:
-        """Add a pattern. Return its slot, and its values, which are empty."""
+        """Add a pattern, with `one` and `many` as wildcards. Return its slot and its set of values.
+
+        The set is empty; the caller adds values to it.
+        """
         slot = self.free.pop()
         self._flip(slot, parts, one, many)
         values = self._ends[slot * self.width + len(parts)] = {}
@@ -73,7 +76,7 @@ class Strip(Generic[T]):
         return len(self._ends)
 
     def _flip(self, slot: int, parts: list[str], one: str, many: str) -> None:
-        """Toggle the bits of a pattern."""
+        """Toggle the bits of a pattern in its slot: sets them, or clears them if they are set."""
         first = slot * self.width
         self._starts ^= 1 << first
         self._last ^= 1 << first + len(parts)
@@ -90,7 +93,7 @@ class Strip(Generic[T]):
                 del self._literals[part]
 
     def match(self, levels: list[str], found: dict[T, None]) -> None:
-        """Add the values of the patterns that match to `found`."""
+        """Add the values of the patterns that match a topic with these levels to `found`."""
         literals, ones, many = self._literals, self._ones, self._many
         states = self._starts
         states |= (states & many) << 1
@@ -107,7 +110,7 @@ class Strip(Generic[T]):
 
 
 class Trie(Generic[T]):
-    """Map from patterns (lists of levels) to values, searched by topic.
+    """Map from patterns (lists of levels) to sets of values, searched by topic.
 
     The wildcard `one` matches a level; `many` matches any number of levels, including none.
     """
@@ -125,14 +128,17 @@ class Trie(Generic[T]):
         return self._count
 
     def add(self, pattern: list[str], value: T) -> None:
-        """Add `value` under `pattern`; adding it twice changes nothing."""
+        """Add `value` to the values of `pattern`. Adding it twice has no effect."""
         values = self._values_in_strip(pattern) if self._many in pattern[:-1] else self._values_of(pattern)
         if value not in values:
             values[value] = None
             self._count += 1
 
     def _values_of(self, pattern: list[str]) -> dict[T, None]:
-        """Return the values of a pattern; create its node, and split another where they differ."""
+        """Return the set of values of a pattern.
+
+        Creates the pattern's node, and splits an existing node where its levels differ from the pattern.
+        """
         node, at, end = self._root, 0, len(pattern)
         while at < end:
             level = pattern[at]
@@ -178,7 +184,10 @@ class Trie(Generic[T]):
         return self._inner[key][2]
 
     def _parts(self, pattern: list[str]) -> list[str]:
-        """Return the pattern with each run of wildcards shortened: single levels, then any number."""
+        """Return the pattern with each run of wildcards in a normal form.
+
+        The wildcards for single levels come first, then one for any number of levels.
+        """
         parts: list[str] = []
         open_ = False
         for level in pattern:
@@ -192,9 +201,9 @@ class Trie(Generic[T]):
         return [*parts, self._many] if open_ else parts
 
     def remove(self, pattern: list[str], value: T) -> bool:
-        """Remove `value` from `pattern`, and the levels that are empty then.
+        """Remove `value` from the values of `pattern`, and nodes that are no longer needed.
 
-        Return False if it was not there.
+        Return False if the pattern did not have the value.
         """
         if self._many in pattern[:-1]:
             return self._remove_from_strip(pattern, value)
@@ -242,7 +251,7 @@ class Trie(Generic[T]):
         return True
 
     def begins(self, level: str) -> bool:
-        """Return True if a pattern begins with this level by name."""
+        """Return True if some pattern has this name, not a wildcard, as its first level."""
         return level in self._root.children
 
     def match(self, levels: list[str], *, hidden: bool = False) -> dict[T, None]:
@@ -289,7 +298,10 @@ class Trie(Generic[T]):
         return found
 
     def _match_tail(self, node: Node[T], levels: list[str], at: int) -> int:
-        """Return the position in a topic behind a node's tail at `at`; -1 if the topic differs."""
+        """Return the index in `levels` behind the levels that a node's tail matches from index `at` on.
+
+        Returns -1 if the topic does not match the tail.
+        """
         tail = node.tail
         after = at + len(tail)
         if after > len(levels):
@@ -304,7 +316,7 @@ class Trie(Generic[T]):
         return after
 
     def items(self) -> Iterator[tuple[list[str], T]]:
-        """Yield every pattern with each of its values."""
+        """Yield (pattern, value) for each value of every pattern."""
         stack: list[tuple[Node[T], list[str]]] = [(self._root, [])]
         while stack:
             node, path = stack.pop()
@@ -318,7 +330,7 @@ class Trie(Generic[T]):
 
 
 class TopicLevel(Generic[T]):
-    """Level in a tree of topics; `value` is that of the topic which ends here."""
+    """Level in a tree of topics. `value` is that of the topic that ends at this level, or None."""
 
     __slots__ = ("children", "names", "value")
 
@@ -335,7 +347,7 @@ class TopicTree(Generic[T]):
         self._root: TopicLevel[T] = TopicLevel()
 
     def put(self, levels: list[str], value: T) -> None:
-        """Set the value of a topic, replacing an earlier one."""
+        """Set the value of the topic with these levels, replacing an earlier one."""
         branch = self._root
         for level in levels:
             child = branch.children.get(level)
@@ -346,7 +358,7 @@ class TopicTree(Generic[T]):
         branch.value = value
 
     def remove(self, levels: list[str]) -> None:
-        """Remove an existing topic, and the levels that are empty then."""
+        """Remove an existing topic, and tree levels that are empty afterwards."""
         path = [self._root]
         for level in levels:
             path.append(path[-1].children[level])
@@ -361,11 +373,12 @@ class TopicTree(Generic[T]):
     def find(
         self, pattern: list[str], after: list[str] | None = None, *, most: int, steps: int
     ) -> tuple[list[T], list[str] | None]:
-        """Return values of topics that a filter matches, in the order of their levels, from a place on.
+        """Return values of topics that a filter matches, in the order of their levels.
 
-        Returns at most `most` values, and visits at most `steps` branches. The second result is the place
-        that was reached, or None at the end. Topics may be added and removed between two calls. No wildcard
-        matches a first level with `$`.
+        The search begins behind the topic `after` (its levels); None means at the beginning. It returns at
+        most `most` values, and visits at most `steps` branches. The second result is the topic where it
+        stopped, to be passed as the next `after`, or None at the end. Topics may be added and removed between
+        two calls. No wildcard matches a first level with `$`.
         """
         found: list[T] = []
         path = [] if after is None else list(after)
@@ -396,7 +409,10 @@ class TopicTree(Generic[T]):
         return found, None
 
     def _resume(self, pattern: list[str], path: list[str]) -> list[tuple[TopicLevel[T], int]]:
-        """Return the branches on the way to a place, each with the number of the next child to visit."""
+        """Return the stack of branches for a search that stopped at the topic `path`.
+
+        Each branch has the index of the next child to visit.
+        """
         stack: list[tuple[TopicLevel[T], int]] = []
         branch = self._root
         for depth, name in enumerate(path):
@@ -411,7 +427,7 @@ class TopicTree(Generic[T]):
 
     @staticmethod
     def _name_at(branch: TopicLevel[T], depth: int, at: int, pattern: list[str]) -> str | None:
-        """Return the name of the child with this number among those that the pattern allows, or None."""
+        """Return the name of the child with index `at` among those that the pattern allows, or None."""
         if depth >= len(pattern):
             if pattern[-1] != "#":
                 return None
@@ -421,7 +437,7 @@ class TopicTree(Generic[T]):
 
     @staticmethod
     def _collect_match(branch: TopicLevel[T], depth: int, pattern: list[str], found: list[T]) -> None:
-        """Add the value of a branch to `found`, if the pattern matches it."""
+        """Add the value of a branch at this depth to `found`, if the pattern matches its topic."""
         rest = pattern[-1] == "#"
         if branch.value is not None and (depth >= len(pattern) - 1 if rest else depth == len(pattern)):
             found.append(branch.value)

@@ -61,7 +61,7 @@ Route = Callable[[Sequence[str], Message], Sequence[DeadLetteringQueue]]
 
 
 class DelayHost(Protocol):
-    """Interface of the virtual host for its delayed messages."""
+    """Interface of the virtual host that its queues of delayed messages use."""
 
     queue_messages_max: int
     queue_bytes_max: int
@@ -75,10 +75,10 @@ class DelayHost(Protocol):
 
 
 def delay_of(headers: Headers) -> int:
-    """Return the delay in milliseconds that headers request, 0 if they request none.
+    """Return the delay in milliseconds that a message's headers request; 0 if they request none.
 
-    Integers count, and texts and fractions that can be read as one. Return 0 for a negative delay, which
-    marks it as over, and for one beyond ten years.
+    Integers count, and texts and fractions that can be read as one. A negative delay, which marks a delay
+    that is over, and one beyond ten years count as 0.
     """
     delay = next((value for name, value in headers if name == DELAY), None)
     milliseconds = 0 if delay is None else _milliseconds(delay)
@@ -98,10 +98,13 @@ def _milliseconds(delay: Value) -> int:
 
 
 class DelayedMessages(PriorityQueue):
-    """Messages that one exchange delays, in the order in which they are due."""
+    """Queue of the messages that one exchange delays, in the order in which they are due."""
 
     def __init__(self, name: str, host: DelayHost, route: Route, *, durable: bool, user: str | None) -> None:
-        """Create the queue of exchange `name`, declared by `user`; `route` returns queues for keys."""
+        """Create the queue of the exchange `name`, which `user` has declared.
+
+        `route` returns the queues to which the exchange routes a message with these keys.
+        """
         super().__init__(
             name,
             _due_first,
@@ -137,17 +140,20 @@ class DelayedMessages(PriorityQueue):
         return self.user
 
     def is_named_by(self, message: Message) -> bool:
-        """Return True if the message was published to the exchange itself."""
+        """Return True if the message was published to this exchange, and not through another one."""
         address = message.address
         return address.scope == self.name and address.protocol == AMQP091.name
 
     def claims(self) -> Iterator[tuple[SenderClaim, int, str]]:
-        """Yield the claim of each user who sent waiting messages, with their bytes, and the user."""
+        """Yield (claim, bytes, user) for each user who sent messages that wait.
+
+        The claim can restrain the user (memory_shares.py).
+        """
         for user, byte_count in self._shares.bytes_by_user().items():
             yield SenderClaim(self, user), byte_count, user
 
     def restrain_sender(self, user: str, on: bool) -> None:
-        """Make the exchange full to a user who holds too much memory (`on`), or no longer.
+        """Let the exchange count as full for a user who occupies too much memory (`on`), or end that.
 
         A repeated call has no effect.
         """
@@ -159,7 +165,7 @@ class DelayedMessages(PriorityQueue):
     # In.
 
     def publish(self, part: SubBatch) -> None:
-        """Queue the messages of a part, each until it is due."""
+        """Queue the messages of a part until their delays are over, and settle the part."""
         if self.deleted:  # after a transaction had routed the messages
             self._dead_lettering.dropped["delayed_deleted"] += len(part.messages)
             part.accept()
@@ -179,9 +185,10 @@ class DelayedMessages(PriorityQueue):
                 self._relieve(user)
 
     def _within_shares(self, part: SubBatch) -> SubBatch:
-        """Refuse the messages of users to whom the exchange is full. Return the part of the others.
+        """Refuse the messages of users for whom the exchange is full. Return the part of the others.
 
-        Connections of such users are paused if they may be, and refused at twice the limits only.
+        Connections of such users are paused if the exchange may do that; they are then refused at twice the
+        limits only.
         """
         shares = self._shares
         count = shares.count + len(part.messages)
@@ -217,9 +224,10 @@ class DelayedMessages(PriorityQueue):
         return part.select([at for at in range(len(part.messages)) if at not in without])
 
     def _excess(self, user: str, count: int, byte_count: int) -> float:
-        """Return how full the exchange is to a user with `count` more messages of `byte_count` bytes.
+        """Return the ratio of a user's messages to the user's limit, including new ones.
 
-        Above 1 the user's limit is exceeded; 2 is twice the limit. Up to 1 the value only says that they fit.
+        `count` and `byte_count` are those of the new messages. Above 1 the limit is exceeded; 2 is twice the
+        limit. Up to 1 the value only says that the messages fit.
         """
         shares = self._shares
         all_bytes = shares.of(user) + byte_count
@@ -230,7 +238,7 @@ class DelayedMessages(PriorityQueue):
         return excess
 
     def prepare_messages(self, messages: list[Message]) -> list[Message]:
-        """Return copies of the messages that expire when they are due."""
+        """Return copies of the messages whose expiry is the time when they are due."""
         utc = clock.utc()
         return [living(one, utc + delay_of(one.properties.headers) / 1000) for one in messages]
 
@@ -239,7 +247,10 @@ class DelayedMessages(PriorityQueue):
         super()._wait(position, message, redelivered=redelivered)
 
     def withdraw(self, first: int, count: int) -> list[Message]:
-        """Remove and return messages among `count` from position `first` on that could not be stored."""
+        """Remove and return messages that the store has refused.
+
+        The range of positions is `first` to before `first + count`.
+        """
         withdrawn = super().withdraw(first, count)
         self._shares.remove_messages(withdrawn)
         for user in {message.sender.user for message in withdrawn}:
@@ -249,7 +260,7 @@ class DelayedMessages(PriorityQueue):
     # Out.
 
     def dispatch(self) -> None:
-        """Route due messages, and set the alarm for the next one."""
+        """Route the messages that are due, and set the alarm for the next one."""
         if self.gate.shut:
             self.gate.wait(self.dispatch)
             return
@@ -265,7 +276,7 @@ class DelayedMessages(PriorityQueue):
             self._dead_lettering.send_noted()
 
     def _set_alarm(self, utc: float) -> None:
-        """Dispatch at `utc` (POSIX seconds), or before."""
+        """Set the alarm for the next dispatch to `utc` (POSIX seconds), unless it is set earlier."""
         if not self.deleted and (self._alarm is None or utc < self._alarm.utc):
             if self._alarm is not None:
                 self._alarm.cancel()
@@ -276,7 +287,10 @@ class DelayedMessages(PriorityQueue):
         self.dispatch()
 
     def drop_expired(self, most: int = BEYOND) -> float:
-        """Remove up to `most` due messages. Return the due time of the next one (UTC seconds), or NEVER."""
+        """Remove up to `most` messages that are due, and register them to be routed.
+
+        Return when the next one is due (POSIX seconds), or NEVER.
+        """
         utc = clock.utc()
         while self._heap:
             position = self._heap[0][1]
@@ -296,7 +310,10 @@ class DelayedMessages(PriorityQueue):
         self._relieve(user)
 
     def _relieve(self, user: str) -> None:
-        """Resume a user of whom no message waits, or few in an exchange that is not full."""
+        """Resume the paused connections of a user if few of the user's messages are left.
+
+        If the exchange is full for all users, no message of the user must be left.
+        """
         if not self._user_pressure.is_paused(user):
             return
         shares = self._shares
@@ -307,7 +324,10 @@ class DelayedMessages(PriorityQueue):
             self._user_pressure.relieve_user(user)
 
     def release(self, message: Message, utc: float) -> tuple[Sequence[DeadLetteringQueue], Message]:
-        """Return the queues of a message whose delay is over, and the message as they get it."""
+        """Return the queues of a message whose delay is over, and the message in the form for them.
+
+        `utc` is the present time in POSIX seconds. Its `x-delay` is negative, and its expiry begins now.
+        """
         expiration_ms = essentials(message.property_set).expiration_ms
         own = message if expiration_ms is not None else living(message, NEVER)
         native = decode_properties(encode_properties(own, utc))
@@ -331,19 +351,22 @@ class DelayedMessages(PriorityQueue):
         return self._route(keys[: COPIES_MAX + 1], released), released
 
     def settle_dead(self, positions: list[int]) -> None:
-        """Settle routed messages on disk."""
+        """Delete routed messages from disk, because the queues that got them have stored them."""
         if self.storage is not None and not self.deleted:
             self.storage.forget(positions)
 
     def settle_beside(self, positions: list[int]) -> None:
-        """Settle messages in the transaction of those that were routed in this wake-up, if it succeeds."""
+        """Delete messages in the transaction that stores them in other queues in this wake-up.
+
+        They stay on disk if that transaction fails.
+        """
         if self.storage is not None and not self.deleted:
             self.storage.forget_beside(positions)
 
     def take_back(self, position: int, message: Message) -> bool:
-        """Requeue a message that the failing disk refused, for the next attempt.
+        """Requeue a message that is due but that the failing disk refused; it is routed again later.
 
-        Return False if the exchange is deleted. Queues that accepted the message get it again.
+        Return False if the exchange is deleted. Queues that had accepted the message get it a second time.
         """
         if self.deleted:
             return False
@@ -353,7 +376,7 @@ class DelayedMessages(PriorityQueue):
         return True
 
     def purge(self) -> int:
-        """Drop all messages, and return their number."""
+        """Drop all messages. Return their number."""
         self._shares.replace({})
         return super().purge()
 
@@ -367,13 +390,13 @@ class DelayedMessages(PriorityQueue):
 
 
 class SenderClaim(NamedTuple):
-    """Claim on memory of a user who sent messages that an exchange delays."""
+    """Claim on memory of one user, by the messages that the user sent and an exchange delays."""
 
     delayed: DelayedMessages
     user: str
 
     def restrain(self, on: bool) -> None:
-        """Make the exchange full to the user, or no longer."""
+        """Let the exchange count as full for the user (`on`), or end that."""
         self.delayed.restrain_sender(self.user, on)
 
 
@@ -382,7 +405,10 @@ def _due_first(message: Message) -> int:
 
 
 def _with_rest(message: Message, utc: float) -> Message:
-    """Return the message with its remaining lifetime at the end of its delay as AMQP expiration."""
+    """Return a copy of the message whose AMQP expiration is the lifetime left at the end of its delay.
+
+    `utc` is the present time in POSIX seconds.
+    """
     due_at = utc + delay_of(message.properties.headers) / 1000
     remaining_secs = max(message.expires - due_at, 0.0)
     try:
@@ -403,7 +429,7 @@ def _with_rest(message: Message, utc: float) -> Message:
 
 
 def _negated(headers: Iterable[tuple[str, Value]]) -> Headers:
-    """Return the headers with the delay as a negative number, which marks it as over."""
+    """Return the headers with a negative `x-delay`, which marks the delay as over."""
     found: list[tuple[str, Value]] = []
     for name, value in headers:
         if name == DELAY:

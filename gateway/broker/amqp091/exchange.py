@@ -1,7 +1,7 @@
-"""Exchanges: destinations of a published message by key, pattern, header, or all.
+"""Exchanges, which route a published message to destinations by key, pattern, header, or to all.
 
-`route` adds the destinations of one message to a set. An exchange may be bound to others, in chains and
-circles of any length, so the walk is a loop that remembers the visited ones. A message without destination
+`route` collects the destinations of one message in a set. An exchange may be bound to others, in chains and
+circles of any length, so the search is a loop that remembers the visited ones. A message without destination
 goes to the alternate exchange, which is looked up by name at that moment. Only headers exchanges, those that
 hash a header or property, and delaying ones examine the message; a delaying exchange routes like the type in
 its arguments. Bindings are stored by destination, so that deleting a destination removes all its bindings
@@ -30,7 +30,8 @@ Keys = dict[str, dict[Headers, str | None]]
 class Exchange:
     """Exchange with its bindings.
 
-    `kind` is one of EXCHANGE_TYPES; `find` looks up its alternate exchange by name.
+    `kind` is one of EXCHANGE_TYPES. `find` returns the exchange of a name, and is used for the alternate
+    exchange.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class Exchange:
     ) -> None:
         """Create an exchange without bindings.
 
-        `arguments` are those that have an effect. `user` has declared it; None for the configuration or a
-        built-in one. `steps` counts what the bindings of a virtual host cost a message.
+        `arguments` are those that have an effect. `user` is the user who declared it; None for the
+        configuration or a built-in exchange. `steps` counts how many comparisons the bindings of a virtual
+        host add to a message.
         """
         by_name = dict(arguments)
         self.name = name
@@ -85,13 +87,16 @@ class Exchange:
         self._unswept: list[tuple[Queue | Exchange, Keys]] = []  # to be swept
 
     def apply_policy(self, alternate: str | None) -> None:
-        """Use the alternate exchange of a policy, unless the exchange was declared with one."""
+        """Set the alternate exchange to that of a policy (None: no policy has one).
+
+        Does nothing if the exchange was declared with an alternate exchange.
+        """
         if all(name != ALTERNATE for name, _ in self.arguments):
             self.alternate = alternate
 
     @property
     def destinations(self) -> list[Queue | Exchange]:
-        """Everything that is bound to the exchange."""
+        """Queues and exchanges that are bound to this exchange."""
         return list(self._to)
 
     @property
@@ -106,12 +111,12 @@ class Exchange:
 
     @property
     def matches_headers(self) -> bool:
-        """True if the arguments of bindings are headers to match."""
+        """True if the arguments of bindings are conditions on headers."""
         return self._how == "headers"
 
     @property
     def is_weighted(self) -> bool:
-        """True if the keys of bindings are weights."""
+        """True if the keys of bindings are weights of the destinations (`x-consistent-hash`)."""
         return self._how == HASH
 
     @property
@@ -122,7 +127,7 @@ class Exchange:
     def bind(
         self, destination: Queue | Exchange, key: str, arguments: Headers, user: str | None = None
     ) -> bool:
-        """Add a binding that `user` has made; None: the configuration. Return False if it was there."""
+        """Add a binding for `user`, None for the configuration. Return False if it exists already."""
         several = self._to.setdefault(destination, {}).setdefault(key, {})
         if arguments in several:
             return False
@@ -165,7 +170,7 @@ class Exchange:
         return True
 
     def unbind_all(self, destination: Queue | Exchange) -> Keys:
-        """Stop routing to `destination`, because it or the exchange is deleted. Return its bindings by key.
+        """Remove the bindings of `destination`, because it or this exchange is deleted. Return them by key.
 
         `destination` must never be bound to this exchange again. Its keys stay in the indexes until `sweep`
         removes them.
@@ -179,7 +184,7 @@ class Exchange:
     def sweep(self, most: int) -> bool:
         """Remove up to `most` keys of deleted destinations from the indexes.
 
-        Return True if there are more.
+        Return True if some are left.
         """
         while self._unswept:
             destination, keys = self._unswept[-1]
@@ -207,7 +212,7 @@ class Exchange:
             del destination.bound[self]
 
     def _forget(self, destination: Queue | Exchange, key: str) -> None:
-        """Remove a key of a destination from the index, whatever the arguments."""
+        """Remove a key of a destination from the index, with all arguments."""
         if self._how == "topic":
             pattern = words(key)
             self._patterns.remove(pattern, destination)
@@ -221,13 +226,16 @@ class Exchange:
                 del self._keys[key]
 
     def _remove_conditions(self, destination: Queue | Exchange, key: str, arguments: Headers) -> None:
-        """Remove a binding from the index of headers."""
+        """Remove a binding from the index of header conditions, if this is a headers exchange."""
         if self._how == "headers":
             conditions, user = self._conditions.pop((destination, key, arguments))
             self._add_steps(user, -self._index.remove(conditions, destination, user))
 
     def _charge(self, destination: Queue | Exchange, user: str | None, steps: int) -> None:
-        """Add steps that a destination costs each message to its first binder."""
+        """Add `steps` that the bindings of a destination cost each message.
+
+        They are counted for the user who bound the destination first.
+        """
         first, before = self._destination_steps.get(destination, (user, 0))
         self._destination_steps[destination] = (first, before + steps)
         self._add_steps(first, steps)
@@ -238,14 +246,17 @@ class Exchange:
             self._steps.add(user, steps)
 
     def release_steps(self) -> None:
-        """Subtract the bindings' steps, because the exchange was deleted."""
+        """Subtract the steps of all bindings from their users, because the exchange is deleted."""
         for user, steps in self._own_steps.items():
             self._steps.add(user, -steps)
         self._own_steps = {}
         self._steps = MatchingSteps()
 
     def bindings(self) -> Iterator[tuple[Queue | Exchange, str, Headers]]:
-        """Yield every binding as (destination, key, arguments). Bindings may change meanwhile."""
+        """Yield every binding as (destination, key, arguments).
+
+        Bindings may be added or removed during the iteration.
+        """
         for destination, keys in list(self._to.items()):
             for key, several in list(keys.items()):
                 for arguments in list(several):
@@ -256,18 +267,21 @@ class Exchange:
         return arguments in self._to.get(destination, {}).get(key, ())
 
     def binder(self, destination: Queue | Exchange, key: str, arguments: Headers) -> str | None:
-        """Return the user who has made a binding; None: the configuration. KeyError: there is none."""
+        """Return the user who made a binding; None for the configuration.
+
+        Raises KeyError if there is no such binding.
+        """
         return self._to[destination][key][arguments]
 
     def leads_to(self, destination: Queue | Exchange) -> bool:
-        """Return True if anything is bound to `destination`."""
+        """Return True if `destination` is bound to this exchange."""
         return destination in self._to
 
     @property
     def selective(self) -> bool:
-        """True if the address alone does not determine the queues.
+        """True if the address of a message alone does not determine its queues.
 
-        Then an exchange here or behind examines messages.
+        This exchange, or one to which it leads, examines other parts of the message.
         """
         if not self._exchanges and self.alternate is None:
             return self._looks
@@ -288,10 +302,10 @@ class Exchange:
         return None if self.alternate is None else self._find(self.alternate)
 
     def route(self, keys: Sequence[str], message: Message | None) -> dict[Queue, None]:
-        """Return the queues that get a message; each exchange on the way uses all of the keys.
+        """Return the queues that get a message with these routing keys.
 
-        `message` is None if only the keys are known. An exchange that delays the message has a queue for it
-        until the delay is over.
+        Each exchange on the way uses all of the keys. `message` is None if only the keys are known. For an
+        exchange that delays the message, the result has its queue of delayed messages.
         """
         if not self._exchanges and not self._unswept and self.alternate is None and not self._looks:
             return {one: None for one in self._destinations(keys, None, None) if isinstance(one, Queue)}
@@ -322,7 +336,10 @@ class Exchange:
     def _destinations(
         self, keys: Sequence[str], headers: dict[str, Any] | None, message: Message | None
     ) -> Collection[Queue | Exchange]:
-        """Return what is bound for any of the keys, or for these headers; of a hash, one destination."""
+        """Return the destinations whose bindings match one of the keys, or the headers.
+
+        An exchange of type `x-consistent-hash` has at most one for each message.
+        """
         if self._how == "fanout":
             return self._to
         if self._how == HASH:
@@ -334,7 +351,7 @@ class Exchange:
         return self._index.match(headers or {})
 
     def _bound_for(self, key: str) -> Collection[Queue | Exchange]:
-        """Return what is bound to a direct or topic exchange for a key."""
+        """Return the destinations of a direct or topic exchange whose bindings match a key."""
         if self._how == "direct":
             return self._keys.get(key, ())
         return self._patterns.match(words(key))
@@ -345,12 +362,15 @@ def _unique_name(destination: Queue | Exchange) -> str:
 
 
 def words(key: str) -> list[str]:
-    """Return the words of a routing key or of a topic binding's pattern; "" has none."""
+    """Return the words of a routing key or of a binding pattern; an empty text has none."""
     return key.split(".") if key else []
 
 
 def _headers_of(message: Message | None) -> dict[str, Any]:
-    """Return the headers of a message. Raises RemoteProtocolError if its sender malformed them."""
+    """Return the headers of a message by name; none if `message` is None.
+
+    Raises RemoteProtocolError if its sender malformed them.
+    """
     if message is None:
         return {}
     found: dict[str, Any] = {}
