@@ -1,7 +1,7 @@
 """Central objects of the broker: dispatcher, dead letters, deduplication, pauses and outboxes.
 
-`BrokerCore` builds them once and connects them. It also runs what they do by the clock. Namespaces are not
-here: they join the dispatcher later.
+`BrokerCore` builds them once, connects them, and runs their timers. Namespaces are not here: they join the
+dispatcher later.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def dispatcher_of(
     journaling: Journaling | None = None,
     tracing: Tracing | None = None,
 ) -> Dispatcher:
-    """Return a dispatcher of the class that records and traces what is configured, and nothing else."""
+    """Return a new dispatcher that records messages in the journal, and traces them, if configured.
+
+    `journaling` and `tracing` are None if they are off.
+    """
     arguments = (router, dead_letters, surroundings)
     if tracing is None:
         if journaling is None:
@@ -58,20 +61,20 @@ def dispatcher_of(
 
 
 class ClusterOutboxes(Protocol):
-    """Outboxes of a link that are queues of a cluster."""
+    """Outboxes of a link that are queues of a RabbitMQ cluster."""
 
     def of(self, route: Route) -> Namespace:
         """Return the outbox of a route in force."""
 
     def stop(self) -> None:
-        """Stop handing out messages."""
+        """Stop sending messages from the outboxes."""
 
     def states(self) -> list[OutboxState]:
         """Return the current states of the outboxes."""
 
 
 class BrokerCore:
-    """Dispatcher with everything behind it.
+    """Dispatcher of the broker with its dead letters, deduplication, pauses and outboxes.
 
     Without a store everything is in memory, and there are no outboxes.
     """
@@ -91,7 +94,7 @@ class BrokerCore:
         tracing: Tracing | None = None,
         quotas: UserQuotas | None = None,
     ) -> None:
-        """Build everything before the store starts.
+        """Create all objects. Must be called before the store starts.
 
         `common_letters` and `deduplication` are those that all replicas of a cluster share.
         """
@@ -148,21 +151,24 @@ class BrokerCore:
         self._journaling = journaling
 
     def _outbox(self, route: Route) -> Namespace | None:
-        """Return the outbox of a route with `settle: stored`, in the store or on the cluster."""
+        """Return the outbox of a route with `settle: stored`: in the store, or on the cluster."""
         shared = self._shared.get(route.target_endpoint)
         if shared is not None:
             return shared.of(route)
         return None if self.outboxes is None else self.outboxes.of(route)
 
     def share_outboxes(self, link: str, outboxes: ClusterOutboxes) -> None:
-        """Use the cluster's outboxes for a link."""
+        """Use outboxes on a cluster for the routes to a link."""
         self._shared[link] = outboxes
         self.dispatcher.shared_outboxes.add(link)
 
     def add_link(
         self, name: str, options: LinkSettings, namespace: Namespace, up: Callable[[], bool]
     ) -> None:
-        """Add a link as a target of outboxes. Call `link_up` whenever it has connected."""
+        """Add a link as a target of outboxes.
+
+        `up` returns True while the link is connected; `link_up` must be called when it has connected.
+        """
         if self.outboxes is not None and not options.outbox.shared:
             stated = options.outbox
             limits = OutboxLimits(stated.messages_max, stated.bytes_max, stated.age_secs_max, stated.policy)
@@ -174,7 +180,7 @@ class BrokerCore:
             self.outboxes.link_up(name)
 
     def use(self, routes: Iterable[Route]) -> None:
-        """Put these routes in force, after all links were added."""
+        """Set the routes in force. Must be called after all links were added."""
         routes = list(routes)
         if self.outboxes is not None:
             self.outboxes.use(routes)
@@ -190,7 +196,7 @@ class BrokerCore:
             self.outboxes.pause(self.pauses.routes)
 
     def targets(self, link: str, targets: Targets) -> Targets:
-        """Return what must exist at a link: what its routes need, and the target of dead letter copies."""
+        """Return what must exist at a link: targets of its routes, and that of dead letter copies."""
         forward = self._forward
         if forward is None or forward.endpoint != link or not forward.dialect.queue_word:
             return targets
@@ -202,9 +208,9 @@ class BrokerCore:
         return Targets(scopes, queues, targets.names)
 
     async def run(self, flush: Callable[[], None], *others: Callable[[], None]) -> None:
-        """Run what is due by the clock, and `others`, until cancelled.
+        """Run the timers of the core, and call `others`, several times a second until cancelled.
 
-        `flush` ends each turn as it ends a wake-up.
+        `flush` is called at the end of each round, as at the end of a wake-up, to write the results.
         """
         ticks = [self._quotas.tick, self.dead_letters.tick, self.deduplication.tick, self.pauses.tick]
         ticks += others
@@ -222,7 +228,7 @@ class BrokerCore:
             flush()
 
     def in_flight_count(self, link: str) -> int:
-        """Return how many messages the outboxes have handed to a link that it has not settled."""
+        """Return how many messages from outboxes a link has not settled yet."""
         return sum(state.in_flight for state in self.outbox_states() if state.link == link)
 
     def stop(self) -> None:

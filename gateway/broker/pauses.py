@@ -1,12 +1,13 @@
 """Routes and links that an operator has paused.
 
-What a paused route would deliver waits in a PauseGate in front of its end, within HELD_MESSAGES_MAX and
-HELD_BYTES_MAX. Beyond that its sources get the same outcome as for a link that is down. In an outbox
+Messages that a paused route would deliver wait in a PauseGate in front of its end, within HELD_MESSAGES_MAX
+and HELD_BYTES_MAX. Beyond that its sources get the same outcome as for a link that is down. In an outbox
 messages wait as they do for a link. Waiting messages are not accepted, so a gateway that is killed has
-promised nothing. When the route resumes, they go first, in order of arrival, some in each turn.
+promised nothing. When the route resumes, they are delivered first, in order of arrival, some in each pass of
+the event loop.
 
-The names are in the store, if there is one, so that a restart does not resume what an operator has paused. A
-route that is no longer in the mapping is no longer paused, and its waiting messages are delivered.
+The names are in the store, if there is one, so that a restart does not resume a paused route. A route that is
+no longer in the mapping is no longer paused, and its waiting messages are delivered.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ log = structlog.get_logger()
 
 
 class PauseGate(OneSink):
-    """Namespace and sink in front of the end of a paused route.
+    """Namespace and sink in front of the end of a paused route, in which messages wait.
 
-    `recipients_of` finds the recipients behind it, and `unrouted` returns the outcome of a message without
-    any. `open` is True while the route resumes. The waiting messages of each user have a share in `quotas`.
+    `recipients_of` returns the recipients behind it, and `unrouted` the outcome of a message that has none.
+    `open` is True while the route resumes. The waiting messages of each user have a share in `quotas`.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class PauseGate(OneSink):
         self._waiting: deque[tuple[SubBatch, int]] = deque()
 
     def publish(self, part: SubBatch) -> None:
-        """Hold the messages of the part, as far as limits and shares allow; release the others."""
+        """Hold the messages of the part, as far as limits and shares allow; settle the others as released."""
         if beyond := self._shares.beyond(part.messages):
             self.route.failed += len(beyond)
             whole, part = part, part.without(set(beyond))
@@ -98,11 +99,11 @@ class PauseGate(OneSink):
         return room
 
     def waiting_parts(self) -> Iterator[tuple[SubBatch, int]]:
-        """Yield the waiting parts, with the number of their first messages that wait."""
+        """Yield each waiting part, with the number of its messages that wait; these are its first ones."""
         yield from self._waiting
 
     def release(self, most: int) -> None:
-        """Send about `most` messages on their way."""
+        """Deliver about `most` waiting messages, the oldest first."""
         remaining = most
         while self._waiting and remaining > 0:
             part, count = self._waiting.popleft()
@@ -130,7 +131,10 @@ class PauseGate(OneSink):
 
 
 class PassedPart:
-    """Source of the messages that a gate passes on of one part. A receipt is a position in the part."""
+    """Source of the messages of one part that a gate delivers.
+
+    A receipt is a position in the part.
+    """
 
     __slots__ = ("_part",)
 
@@ -138,7 +142,7 @@ class PassedPart:
         self._part = part
 
     def settle(self, receipts: list[int], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
-        """Settle the messages in their part as the target has."""
+        """Settle the messages in their original part, with the outcomes of the target."""
         if refused is None:
             self._part.settle_at(receipts)
             return
@@ -154,8 +158,8 @@ class PassedPart:
 class Pauses:
     """Names of the paused routes and links, and the gates of the routes.
 
-    Must be created before the store starts. `changed` is called when something is paused or resumed, or when
-    a route leads elsewhere.
+    Must be created before the store starts. `changed` is called when a route or link is paused or resumed, or
+    when a route gets another end.
     """
 
     def __init__(self, store: Store | None, changed: Callable[[], None] = lambda: None) -> None:
@@ -172,7 +176,7 @@ class Pauses:
                 {"route": self.routes, "link": self.links}[kind].add(name)
 
     def pause(self, kind: str, name: str) -> None:
-        """Pause a route or a link; `kind` is `route` or `link`. A repeated call changes nothing."""
+        """Pause a route or a link; `kind` is `route` or `link`. A repeated call has no effect."""
         (self.routes if kind == "route" else self.links).add(name)
         if self._store is not None:
             self._store.put(KIND, f"{kind}/{name}", b"")
@@ -183,7 +187,7 @@ class Pauses:
         log.warning("operator paused route or link", kind=kind, name=name)
 
     def resume(self, kind: str, name: str) -> None:
-        """Resume a route or a link; what waited goes first."""
+        """Resume a route or a link. Messages that wait at a gate are delivered before new ones."""
         (self.routes if kind == "route" else self.links).discard(name)
         if self._store is not None:
             self._store.delete(KIND, f"{kind}/{name}")
@@ -195,7 +199,7 @@ class Pauses:
         log.info("operator resumed route or link", kind=kind, name=name)
 
     def use(self, routes: Iterable[Route]) -> None:
-        """Put these routes in force, and resume those that are not among them."""
+        """Set the routes in force, and resume paused ones that are not among them."""
         by_name = {route.name: route for route in routes}
         for name, gate in self.gates.items():
             gate.route = by_name.get(name, gate.route)
@@ -203,12 +207,12 @@ class Pauses:
             self.resume("route", name)
 
     def empty(self, name: str) -> None:
-        """Pass on what waits in front of a route that has an outbox now, in which new messages wait."""
+        """Deliver the messages at the gate of a route that has an outbox now, in which new messages wait."""
         if name in self.gates:
             self._release(name, HELD_MESSAGES_MAX)
 
     def tick(self) -> None:
-        """Release some waiting messages of routes that resume; called several times a second."""
+        """Deliver some waiting messages of routes that resume; called several times a second."""
         for name, gate in list(self.gates.items()):
             if gate.open:
                 self._release(name, RELEASED_AT_ONCE)
@@ -225,11 +229,17 @@ class Pauses:
             self._changed()
 
     def is_releasing(self) -> bool:
-        """Return True while a gate hands on what it held, which local targets have in memory only."""
+        """Return True while a gate is delivering messages that it held.
+
+        Local targets that accept them at once have them in memory only.
+        """
         return self._releasing
 
     def waiting_by_sender(self) -> Counter[Sender]:
-        """Return how many messages of each sender wait, each counted once, however many routes hold it."""
+        """Return the number of messages of each sender that wait at gates.
+
+        A message that waits at several gates is counted once.
+        """
         found = {
             (id(part.batch), slot): message.sender.connection
             for gate in self.gates.values()
@@ -239,6 +249,6 @@ class Pauses:
         return Counter(found.values())
 
     def waiting_by_route(self) -> dict[str, int]:
-        """Return the number of messages that wait in front of each paused route."""
+        """Return the number of messages that wait at the gate of each paused route, by route name."""
         names = (*sorted(self.routes), *(name for name in self.gates if name not in self.routes))
         return {name: self.gates[name].messages if name in self.gates else 0 for name in names}

@@ -1,10 +1,11 @@
-"""Redaction: removal of what `private` of routes hides before the journal gets the messages.
+"""Redaction: removal of fields that routes declare `private`, before messages get into the journal.
 
-A rule concerns a message, not a row: what one route hides must not be in another row of the same message. A
-route therefore applies its own rules and those of every route that could take the same message; a row without
-a route applies those of the routes at its address. Routes without such rules have no redactor and no cost. A
-body that rules examine must be JSON. One that is not is hidden entirely, because unreadable content cannot be
-known to be harmless. One that is larger than the journal's limit is not examined, and left out.
+A rule concerns a message, not a row: a field that one route hides must not be in another row of the same
+message. A route therefore applies its own rules and those of every route that could take the same message; a
+row without a route applies those of the routes at its address. Routes without such rules have no redactor and
+no cost. A body that rules examine must be JSON. One that is not is hidden entirely, because unreadable
+content cannot be known to be harmless. One that is larger than the journal's limit is not examined, and left
+out.
 """
 
 from __future__ import annotations
@@ -51,20 +52,26 @@ Rules = tuple[tuple[str, Action], ...]
 
 
 class RedactionStep(NamedTuple):
-    """Rule for a field in a body: the keys that lead to it, and the action."""
+    """Rule for a field in a JSON body.
+
+    `path` has the keys that lead to the field, and `action` is what happens to it.
+    """
 
     path: tuple[str, ...]
     action: Action
 
 
 class Redactor:
-    """Removal of what some rules hide.
+    """Function that returns a message without the fields that some rules hide.
 
-    `redacted` counts messages, `withheld` bodies that could not be parsed.
+    `redacted` counts messages, and `withheld` counts bodies that could not be parsed.
     """
 
     def __init__(self, rules: Iterable[tuple[str, Action]], key: bytes, body_bytes_max: int) -> None:
-        """Create a redactor. The journal has only the size of bodies over `body_bytes_max` bytes."""
+        """Create a redactor for rules of (field, action); `key` is the key of hashes.
+
+        A body of more than `body_bytes_max` bytes is not examined but replaced by its size.
+        """
         self._key = key
         self._body_bytes_max = body_bytes_max
         self._fields: list[RedactionStep] = []
@@ -88,7 +95,7 @@ class Redactor:
                 self._sender.append((SENDER_FIELDS[field], action))
 
     def __call__(self, message: Message) -> Message:
-        """Return the message in the form for the journal."""
+        """Return a copy of the message in which private fields are removed, hashed or truncated."""
         self.redacted += 1
         return Message(
             message.address,
@@ -118,7 +125,10 @@ class Redactor:
         return body if self._body is None else self._hash(body).encode()
 
     def _looked_into(self, body: bytes) -> bytes | None:
-        """Return the body without what the rules hide; None if it is not JSON or is nested too deeply."""
+        """Return a JSON body in which the private fields are removed or changed.
+
+        Returns None if it is not a JSON object or array, or is nested too deeply.
+        """
         try:
             found = orjson.loads(body)
             if not isinstance(found, dict | list):
@@ -130,7 +140,10 @@ class Redactor:
             return None
 
     def _walk(self, found: Any, path: tuple[str, ...], action: Action) -> None:
-        """Apply an action at the end of the path, in each element of the lists on the way, however deep."""
+        """Apply an action to the field at the end of the path, in a parsed JSON body.
+
+        Lists on the way are searched in all their elements, however deeply they are nested.
+        """
         stack = [found]
         while stack:
             one = stack.pop()
@@ -182,7 +195,10 @@ class Redactor:
         return found
 
     def _set(self, found: PropertySet) -> PropertySet:
-        """Return the redacted set, one object for each set, because the journal compares identities."""
+        """Return the redacted form of a property set.
+
+        Equal sets have one common result, because the journal compares identities.
+        """
         if not self._headers and not self._properties:
             return found
         made: PropertySet | None = found.forms.get(self)
@@ -217,7 +233,11 @@ class Redactor:
 
 
 def _stronger(one: Action | None, other: Action) -> Action:
-    """Return the stronger of two rules for the whole body: drop, then hash, then the shorter beginning."""
+    """Return the stronger of two actions on a whole body.
+
+    `drop` is stronger than `hash`, which is stronger than truncation; of two truncations the shorter result
+    is stronger.
+    """
     if one is None or one == other:
         return other
     if "drop" in (one, other):
@@ -230,12 +250,15 @@ def _stronger(one: Action | None, other: Action) -> Action:
 
 
 class Redactors:
-    """Redactors of the routes of one mapping."""
+    """Redactors of all routes in one mapping."""
 
     def __init__(
         self, routes: Sequence[Route], key: bytes, body_bytes_max: int, before: Redactors | None = None
     ) -> None:
-        """Build the redactors. `before` are those of the previous mapping, whose counts continue."""
+        """Build the redactors of the routes.
+
+        `key` is the key of hashes. `before` are the redactors of the previous mapping, whose counts continue.
+        """
         self._key = key
         self._body_bytes_max = body_bytes_max
         self._were = (0, 0) if before is None else (before.redacted, before.withheld_count)
@@ -260,20 +283,23 @@ class Redactors:
 
     @property
     def redacted(self) -> int:
-        """Number of messages of which something was hidden."""
+        """Number of messages in which a field was hidden or changed."""
         return self._were[0] + sum([one.redacted for one in self._made.values()])
 
     @property
     def withheld_count(self) -> int:
-        """Number of bodies that could not be parsed."""
+        """Number of bodies that were hidden entirely, because they could not be parsed."""
         return self._were[1] + sum([one.withheld for one in self._made.values()])
 
     def of(self, route: Route) -> Redactor | None:
-        """Return the redactor of a route's rows."""
+        """Return the redactor for the journal rows of a route, or None if nothing is hidden."""
         return self._by_route.get(route.name)
 
     def for_routes(self, routes: Iterable[Route]) -> Redactor | None:
-        """Return the redactor of messages that could take all of these routes."""
+        """Return the redactor with the rules of all these routes, any of which may take a message.
+
+        Returns None if nothing is hidden.
+        """
         rules = [rule for route in routes for rule in self._rules.get(route.name, ())]
         return self._redactor(tuple(dict.fromkeys(rules))) if rules else None
 
@@ -285,17 +311,17 @@ class Redactors:
 
 
 class PrivateFields:
-    """Redaction of messages that people see, whether there is a journal or not.
+    """Redaction of messages that are shown to people, whether there is a journal or not.
 
     A message is redacted by the rules of the route that it took, and of every private route that could take
-    it. The first address of a message that has crossed a route, or died in a queue, is unknown: all rules of
-    its source apply.
+    it. The original address of a message that has crossed a route, or died in a queue, is unknown: then all
+    rules for its source apply.
     """
 
     def __init__(self, router: Callable[[], Router], key: bytes = b"") -> None:
         """Create the redaction.
 
-        `router` returns the one in force; `key` is that of hashes, or b"" for a random one.
+        `router` returns the router in force. `key` is the key of hashes; b"" means a random one.
         """
         self._router = router
         self._key = key or secrets.token_bytes(KEY_BYTES)
@@ -305,9 +331,9 @@ class PrivateFields:
         self._made: dict[Rules, Redactor] = {}
 
     def hide(self, route: str, message: Message) -> Message:
-        """Return the message without its private fields.
+        """Return a copy of the message without its private fields.
 
-        `route` is the name of the route that it took, or "".
+        `route` is the name of the route that it took, or "" if it took none.
         """
         router = self._router()
         if router is not self._last_router:
@@ -330,7 +356,7 @@ class PrivateFields:
         return found(message)
 
     def _rules_of(self, router: Router, name: str) -> Rules | None:
-        """Return the rules of a route's messages; None if the route no longer exists."""
+        """Return the rules for messages of the route with this name; None if it no longer exists."""
         if name not in self._of_routes:
             route = next((one for one in (*router.routes, *router.answers) if one.name == name), None)
             if route is None:
@@ -345,7 +371,7 @@ def _rules(routes: Iterable[Route]) -> Rules:
 
 
 def _could_take(route: Route, message: Message) -> bool:
-    """Return True unless it is certain that the route does not take the message."""
+    """Return False only if it is certain that the route does not take the message."""
     if route.source != message.sender.endpoint:
         return False
     if message.hops or message.address.protocol != route.pattern.dialect.name or route.pattern.queue:
@@ -354,7 +380,10 @@ def _could_take(route: Route, message: Message) -> bool:
 
 
 def _has_died(message: Message) -> bool:
-    """Return True if the message may be a dead letter of a queue, so that its first address is unknown."""
+    """Return True if the message may be a dead letter of a queue.
+
+    Then its original address is unknown.
+    """
     try:
         return any(name == HISTORY for name, _ in message.properties.headers)
     except RemoteProtocolError:
@@ -362,5 +391,5 @@ def _has_died(message: Message) -> bool:
 
 
 def _can_overlap(one: Route, other: Route) -> bool:
-    """Return True if some message could take both routes."""
+    """Return True if there can be a message that takes both routes."""
     return one.source == other.source and witness(one.pattern, other.pattern) is not None

@@ -1,8 +1,9 @@
 """Routing entries: what the address of a published message determines.
 
-There are as many entries as addresses, and a fleet has more of these than any cache holds. An entry is
-therefore small and fast to build: what all addresses have in common that lead to the same recipients by the
-same routes is their `RoutingPlan`, which is computed once. The dispatcher builds both.
+There are as many entries as addresses, and a fleet of devices has more of these than any cache holds. An
+entry is therefore small and fast to build: what is the same for all addresses that lead to the same
+recipients by the same routes is in their common `RoutingPlan`, which is computed once. The dispatcher builds
+both.
 """
 
 from __future__ import annotations
@@ -30,27 +31,30 @@ of this gateway. `no_route`: in the current mapping no direct route leads from t
 
 
 class Namespace(Protocol):
-    """Destination of an endpoint's messages: an embedded namespace, or a link."""
+    """Destination of an endpoint's messages: a namespace of the embedded broker, or a link."""
 
     def sinks(self, address: Address) -> tuple[Sink, ...] | None:
         """Return the sinks of an address, or None if they depend on the message."""
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """Return the sinks of one message."""
+        """Return the sinks of one message; used if its address alone does not determine them."""
 
     # Optional: `nobody_at(scope: str) -> bool`, True if no address in the scope has a sink or a retained
     # message; `confirms_later: bool`, True if a remote broker has to confirm what the sinks get.
 
     @property
     def retained(self) -> Sink | None:
-        """Sink of retained messages; None if nothing is retained here, or the remote broker does it."""
+        """Sink that stores retained messages.
+
+        None if nothing is retained here, or if the remote broker does it.
+        """
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class OneSink:
-    """Namespace all of whose addresses lead to one sink: a link, or a stage in front of the end of a route.
+    """Namespace with one sink for all addresses: a link, or a stage in front of a route's end.
 
-    Messages are retained behind it.
+    It retains no messages; a namespace behind it may.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -61,7 +65,7 @@ class OneSink:
         return self._sinks
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """Return the one sink; the address has determined it already."""
+        """Return the one sink, for any message."""
         return self._sinks
 
     @property
@@ -70,7 +74,7 @@ class OneSink:
 
 
 class Branch:
-    """One route that addresses take, with the recipients at its end if the address determines them."""
+    """One of the routes that messages take, with its recipients if the address determines them."""
 
     __slots__ = ("idle", "mandatory", "namespace", "recipients", "route")
 
@@ -84,10 +88,11 @@ class Branch:
 
 
 class RoutingPlan:
-    """Common part of the entries of addresses that lead to the same recipients by the same routes.
+    """Part that is common to the entries of addresses with the same recipients by the same routes.
 
     The common case of a single recipient (`only`) is prepared so that it needs no loop. Routes that currently
-    lead nowhere (`idle`), such as those of identity.yaml to a protocol without clients, create no message.
+    have no receivers (`idle`), such as those of identity.yaml to a protocol without clients, create no
+    message.
     """
 
     __slots__ = (
@@ -114,7 +119,11 @@ class RoutingPlan:
         branches: tuple[Branch, ...] = (),
         resolved_routes: tuple[ResolvedRoute, ...] = (),
     ) -> None:
-        """Prepare a plan. `resolved_routes` are those of one such address, one for each branch."""
+        """Prepare a plan.
+
+        `namespace` and `recipients` are those of the endpoint itself; `recipients` is None if they depend on
+        the message. `resolved_routes` has one route for each branch, for any of the addresses.
+        """
         self.namespace = namespace  # None: what a link receives only takes routes
         self.recipients = recipients  # in its own namespace; None if they depend on the message
         self.branches = branches
@@ -154,7 +163,7 @@ NOWHERE: Final = RoutingPlan(None, ())
 
 
 class RoutingEntry:
-    """Destination of messages to one address.
+    """Routing of messages with one address: its plan, and its resolved routes.
 
     `target` is the address to which the only route leads if the plan is plain, otherwise None.
     `resolved_routes` has one route for each branch of the plan, in the same order.
@@ -171,12 +180,12 @@ class RoutingEntry:
         self.target = resolved_routes[plan.branch_at].target if plan.plain else None
 
     def chosen_by(self, namespace: Namespace | None) -> RoutingEntry:
-        """Return an entry with the same routes, whose other sinks `namespace` determines for each message."""
+        """Return an entry with the same routes, for which `namespace` chooses the sinks of each message."""
         plan = RoutingPlan(namespace, None, self.plan.branches, self.resolved_routes)
         return RoutingEntry(self.address, plan, self.resolved_routes)
 
     def by_routes(self, names: frozenset[str]) -> RoutingEntry:
-        """Return an entry for the routes of these names alone, without recipients in a namespace."""
+        """Return an entry with only the routes of these names, and no recipients in a namespace."""
         chosen = [
             (branch, resolved)
             for branch, resolved in zip(self.plan.branches, self.resolved_routes, strict=True)
@@ -187,9 +196,10 @@ class RoutingEntry:
         return RoutingEntry(self.address, plan, plan.resolved_routes or resolved_routes)
 
     def from_disk(self, bytes_max: int, *, retained: bool) -> RoutingEntry:
-        """Return the entry for a message that may be on disk.
+        """Return the entry for a message whose body may be on disk.
 
-        Recipients behind a route get it from memory, or refuse it if it has more than `bytes_max` bytes.
+        Recipients behind a route get the body in memory, or refuse the message if it has more than
+        `bytes_max` bytes. `retained` is True if the message has the retain flag.
         """
         plan = self.plan
         resolved_routes = tuple(
@@ -204,9 +214,10 @@ class RoutingEntry:
 
 
 class AnswerEntry(RoutingEntry):
-    """Entry of a return address, whose one branch leads to `requester` (None if there is none).
+    """Routing entry of a return address, with one branch that leads to the requester.
 
-    `lost` is the reason why a message to it reaches no requester.
+    `requester` is None if there is none. `lost` is the reason why a message to the address reaches no
+    requester, if it does not.
     """
 
     __slots__ = ("lost", "requester")
@@ -225,7 +236,7 @@ class AnswerEntry(RoutingEntry):
 
 
 class LargeRoute(ResolvedRoute):
-    """Resolved route for messages that may be on disk."""
+    """Resolved route for messages whose body may be on disk or too large for the route's target."""
 
     __slots__ = ("_bytes_max", "_inner")
 
@@ -235,10 +246,11 @@ class LargeRoute(ResolvedRoute):
         self._bytes_max = bytes_max
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """Return the message of the inner route with its body in memory, or why it does not cross.
+        """Return the message as the inner route builds it, with its body in memory.
 
-        A message larger than `bytes_max` bytes is refused as TOO_LARGE. A body that cannot be read from disk
-        releases the message.
+        Returns the outcome if the message does not cross: it is refused as TOO_LARGE if it has more than
+        `bytes_max` bytes, and released if its body cannot be read from disk. Returns None as the inner route
+        does.
         """
         crossed = self._inner.cross(message)
         if type(crossed) is not Message:

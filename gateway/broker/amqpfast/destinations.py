@@ -28,7 +28,7 @@ PUT_OFF_MAX: Final = 1_000  # largest number of messages that wait for a subscri
 
 
 def priority_of(message: Message) -> int:
-    """Return the priority of a message of any protocol, 0 to 9."""
+    """Return the priority of a message of any protocol, from 0 to 9; 0 if it has none."""
     property_set = message.property_set
     if property_set.protocol == PROTOCOL:
         return min(property_set.raw[PRIORITY_AT], PRIORITY_MAX)
@@ -43,11 +43,11 @@ def priority_of(message: Message) -> int:
 
 
 class DestinationConsumer(Consumer, Protocol):
-    """Consumer of a queue or subscription of this module."""
+    """Consumer of an AMQP/Fast queue or subscription."""
 
     @property
     def paused(self) -> bool:
-        """True while HANDLE FLOW has stopped the consumer; messages go to others."""
+        """True while HANDLE FLOW has stopped the consumer; other consumers get the messages."""
 
     @property
     def window(self) -> int:
@@ -88,7 +88,7 @@ class FastQueue(PriorityQueue):
 
     @property
     def owning_user(self) -> str | None:
-        """The user who made the destination; None: the configuration, or a route."""
+        """Name of the user who created the queue; None for the configuration or a route."""
         return None if self.maker == ROUTES else self.maker
 
     def is_named_by(self, message: Message) -> bool:
@@ -114,9 +114,9 @@ class Topic:
 
 
 class Interest:
-    """Subject of a subscription: a topic, or all topics with a common prefix, and a selector.
+    """Messages that a subscription is for: those of a topic, or of all topics with a common prefix.
 
-    `name` is the topic, or the prefix if `prefix` is True.
+    `name` is the topic, or the prefix if `prefix` is True. A selector may restrict them further.
     """
 
     __slots__ = ("mime_type", "name", "no_local", "prefix", "selector", "selects")
@@ -146,11 +146,14 @@ class Interest:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Fields that two equal interests have in common."""
+        """Values that are the same for two equal interests."""
         return (self.name, self.prefix, self.selector, self.mime_type.lower(), self.no_local)
 
     def is_of(self, name: str, *, prefix: bool) -> bool:
-        """Return True if the interest is in the topic `name` or, with `prefix`, in all that begin with it."""
+        """Return True if the interest is in exactly the topic `name` (`prefix` is False).
+
+        With `prefix`, return True if it is in all topics that begin with `name`.
+        """
         return self.name == name and self.prefix == prefix
 
     def covers(self, topic: str) -> bool:
@@ -159,7 +162,7 @@ class Interest:
 
 
 class TopicSubscription(PriorityQueue):
-    """Queue of the messages that one subscriber of a topic has still to receive.
+    """Queue of the messages that one subscriber of a topic must still get.
 
     `key` is (client, identifier) of a durable subscription, None for any other.
     """
@@ -194,16 +197,16 @@ class TopicSubscription(PriorityQueue):
 
     @property
     def owning_user(self) -> str | None:
-        """User who subscribed."""
+        """Name of the user who subscribed."""
         return self.maker
 
     @property
     def full(self) -> bool:
-        """True if sources should pause: too many messages wait in the queue or for the selector."""
+        """True if publishers should pause: too many messages are queued, or wait for the selector."""
         return self._put_off_count >= PUT_OFF_MAX or super().full
 
     def publish(self, part: SubBatch) -> None:
-        """Queue the messages that the selector and no-local let through; accept the others.
+        """Queue the messages that the selector and no-local select; accept and drop the others.
 
         The selector has limited time in each pass of the event loop. Messages that it was not evaluated for
         wait until the next pass, and later messages wait behind them.
@@ -229,9 +232,9 @@ class TopicSubscription(PriorityQueue):
         self._work.postpone(self._select_more)
 
     def _select(self, part: SubBatch) -> SubBatch | None:
-        """Queue the selected messages of a part.
+        """Queue the messages of a part that the selector selects, and accept the others.
 
-        Return the rest that the selector had no time for, or None.
+        Return the messages that the selector had no time for as a part, or None.
         """
         local, selects, work = self.local, self.interest.selects, self._work
         positions: list[int] = []
@@ -274,13 +277,16 @@ class TopicSubscription(PriorityQueue):
         self._tell_drained()
 
     def has_drained(self, leaving: int = 0) -> bool:
-        """Return True if so few messages wait that paused publishers may resume."""
+        """Return True if at most half of the limits is used, so that paused publishers may resume.
+
+        `leaving` messages still count as queued but are being removed.
+        """
         return self._put_off_count <= PUT_OFF_MAX // 2 and super().has_drained(leaving)
 
     def delete(self) -> int:
-        """Delete the subscription and accept the messages that its selector was not evaluated for.
+        """Delete the subscription with its messages, also those that wait for the selector.
 
-        Return the number of ready messages that were deleted.
+        Return the number of messages that were ready.
         """
         parts, self._put_off = self._put_off, deque()
         self._put_off_count = 0
@@ -290,7 +296,7 @@ class TopicSubscription(PriorityQueue):
 
 
 def _section(part: SubBatch, places: Iterable[int]) -> SubBatch:
-    """Return a part with the messages at these places, which are settled on their own."""
+    """Return the messages at these positions of a part, as a part that is settled by itself."""
     chosen = SubBatch(part.batch, part.recipient)
     chosen.messages = [part.messages[at] for at in places]
     chosen.slots = [part.slots[at] for at in places]

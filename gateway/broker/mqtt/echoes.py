@@ -43,9 +43,10 @@ log = structlog.get_logger(limited=True)
 
 
 class Sent(NamedTuple):
-    """Message that was sent: its time (monotonic seconds), original sender, and number of returns.
+    """Entry of a message that a link has sent.
 
-    `quick` counts quick returns in a row by the sender `by`. `packet_id` is 0 if no acknowledgement is due.
+    It has the time (monotonic seconds), the original sender, and the number of returns (`rounds`). `quick`
+    counts consecutive quick returns by the sender `by`. `packet_id` is 0 if no acknowledgement is due.
     """
 
     at: float
@@ -61,9 +62,9 @@ Unconfirmed = Callable[[int], Message | None]
 
 
 class Ledger:
-    """Messages that one link has sent, and those that returned and were not sent again.
+    """Messages that one link has sent, and messages that returned and were not sent again.
 
-    `unconfirmed` returns the message that was sent under a packet id and is not acknowledged.
+    `unconfirmed` returns the message that was sent with a packet id and is not acknowledged, or None.
     """
 
     def __init__(self, link: str, unconfirmed: Unconfirmed) -> None:
@@ -74,7 +75,7 @@ class Ledger:
         self._proven: dict[tuple[str, str], float] = {}  # by endpoint and client
 
     def send(self, messages: Iterable[Message], now: float, packet_ids: Sequence[int]) -> None:
-        """Record messages that are sent, each with its packet id (0 at QoS 0)."""
+        """Record messages that the link sends at `now`, each with its packet id (0 at QoS 0)."""
         for message, packet_id in zip(messages, packet_ids, strict=False):
             key = key_of(message)
             entry = _pop(self._came, key) if key in self._came else None
@@ -84,9 +85,10 @@ class Ledger:
                 _note(self.sent, key, Sent(now, message.sender, packet_id=packet_id))
 
     def hops(self, key: int, sender: Sender, now: float) -> int:
-        """Return the hop count of a message that arrives from `sender`: above 0 only if it may be an echo.
+        """Return the hop count of a message that arrives from `sender`; above 0 only if it may be an echo.
 
-        An echo equals a message of another sender that this link sent within ECHO_SECS.
+        An echo equals a message of another sender that this link has sent within ECHO_SECS. `key` is the
+        message's `key_of`, and `now` is in monotonic seconds.
         """
         sent = self.sent
         while key in sent and now - sent[key][0].at >= ECHO_SECS:
@@ -110,12 +112,18 @@ class Ledger:
         return entry.rounds // ROUNDS_PER_HOP
 
     def _is_unconfirmed(self, one: Sent, key: int) -> bool:
-        """Return True if the message's acknowledgement is due; the id may be another message's by now."""
+        """Return True if the remote broker has not acknowledged the sent message.
+
+        The message's packet id may have been reused for another message, which is checked.
+        """
         message = self._unconfirmed(one.packet_id) if one.packet_id else None
         return message is not None and key_of(message) == key
 
     def _is_proven(self, sender: Sender, now: float) -> bool:
-        """Return True if the sender has returned what this link sends, and extend that proof."""
+        """Return True if the sender is proven to return what this link sends.
+
+        The proof is then valid for another PROVEN_SECS.
+        """
         if now >= self._proven.get((sender.endpoint, sender.client), 0.0):
             return False
         self._prove(sender, now)
@@ -129,7 +137,7 @@ class Ledger:
             del self._proven[next(iter(self._proven))]
 
     def tick(self, now: float) -> None:
-        """Forget messages that are too old to return."""
+        """Remove messages that were sent too long ago to return; `now` is in monotonic seconds."""
         for memory in (self.sent, self._came):
             expired = [key for key, found in memory.items() if now - found[-1].at >= ECHO_SECS]
             for key in expired:
@@ -137,7 +145,7 @@ class Ledger:
 
 
 def key_of(message: Message) -> int:
-    """Return the key that an echo has in common with the original message."""
+    """Return a hash of topic and body, which an echo has in common with the original message."""
     return hash((message.address.wire, message.body))
 
 
@@ -169,7 +177,7 @@ def _note(memory: Memory, key: int, one: Sent) -> None:
 
 
 class EchoDetector:
-    """Ledgers of all links that use MQTT 3.x."""
+    """Echo detection for all links that use MQTT 3.x."""
 
     def __init__(self) -> None:
         self._ledgers: list[Ledger] = []
@@ -186,7 +194,10 @@ class EchoDetector:
         return any(ledger.sent for ledger in self._ledgers)
 
     def hops(self, topic: bytes, body: bytes, sender: Sender, now: float) -> int:
-        """Return the hop count of a message from `sender` in a version without hop counts."""
+        """Return the hop count of a message from `sender` in a version of MQTT without hop counts.
+
+        It is above 0 only if the message may be an echo. `now` is in monotonic seconds.
+        """
         key = hash((topic, body))
         most = 0
         for ledger in self._ledgers:

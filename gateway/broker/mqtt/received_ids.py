@@ -33,7 +33,7 @@ IDS_MAX: Final = 65_535
 
 
 class ReceivedIds:
-    """Received ids of a session that ends with the process."""
+    """Packet ids of QoS 2 messages received from a client, for a session that ends with the process."""
 
     __slots__ = ("_accepted",)
 
@@ -44,22 +44,25 @@ class ReceivedIds:
         return packet_id in self._accepted
 
     def add(self, packet_id: int) -> bool:
-        """Record that a message arrived under this id. Return False if it arrived before."""
+        """Add the packet id of a message that has arrived.
+
+        Return False if it is known, so that the message is a repeat.
+        """
         if packet_id in self._accepted:
             return False
         self._accepted[packet_id] = False
         return True
 
     def record_local_delivery(self, packet_id: int) -> None:
-        """Record that all targets, which are local, got the message in this wake-up.
+        """Record that the message was passed to all its targets in this wake-up, and that all are local.
 
-        They have it in memory and have accepted it, or are writing it.
+        They have accepted it in memory, or are writing it. Does nothing here.
         """
 
     def accept(self, packet_id: int, *, stored: bool = True) -> bool:
-        """Record that every target has the message. Return True if PUBREC is to be sent now.
+        """Record that every target has accepted the message. Return True if PUBREC must be sent now.
 
-        Otherwise PUBREC is sent later or never. `stored` is False if the targets have the message in memory
+        Otherwise PUBREC is sent later, or never. `stored` is False if the targets have the message in memory
         only.
         """
         if packet_id not in self._accepted:
@@ -72,30 +75,34 @@ class ReceivedIds:
         return self._accepted.get(packet_id, False)
 
     def mark_refused(self, packet_id: int) -> None:
-        """Record that a target refused the message and will be tried again, so that the result is open."""
+        """Record that a target has refused the message and that delivery to it is retried.
+
+        Does nothing here.
+        """
 
     def forget(self, packet_id: int, *, refusal_sent: bool) -> None:
-        """Forget the id of a message that was not accepted, so that the client can send it again.
+        """Forget the packet id of a message that was not accepted, so that the client can send it again.
 
-        `refusal_sent` is False if the client was sent no refusal, and so has to repeat the message under it.
+        `refusal_sent` is False if the client was not informed, and so must repeat the message with this
+        packet id.
         """
         self._accepted.pop(packet_id, None)
 
     def release(self, packet_id: int) -> bool:
-        """Free the id after PUBREL. Return False if it is unknown."""
+        """Free the packet id after PUBREL. Return False if it is unknown."""
         return self._accepted.pop(packet_id, None) is not None
 
     def drop(self) -> None:
-        """Forget all ids, because the session has ended."""
+        """Forget all packet ids, because the session has ended."""
         self._accepted.clear()
 
 
 @dataclass
 class _ReceivedId:
-    """State of a received packet id.
+    """State of a received packet id, at `position` in the log of ids.
 
     `settled` is True once the write of the id is over, whatever its result. `refused` is True once a target
-    has refused the message, which is retried.
+    has refused the message, so that delivery is retried.
     """
 
     position: int = NONE
@@ -105,12 +112,15 @@ class _ReceivedId:
 
 
 class DurableReceivedIds(ReceivedIds):
-    """Received ids of a session that survives a restart."""
+    """Packet ids of QoS 2 messages received from a client, for a session that survives a restart."""
 
     __slots__ = ("_client", "_entries", "_log", "_next", "_say", "_store")
 
     def __init__(self, store: Store, client: str, say: Callable[[int], None]) -> None:
-        """Create an empty set; `say` sends PUBREC for an id that was accepted before it was on disk."""
+        """Create an empty set of packet ids for the client id `client`.
+
+        `say` sends PUBREC for a message that was accepted before its packet id was on disk.
+        """
         super().__init__()
         self._store = store
         self._client = client
@@ -120,7 +130,10 @@ class DurableReceivedIds(ReceivedIds):
         self._entries: dict[int, _ReceivedId] = {}
 
     def restore(self, log: Log) -> None:
-        """Read the ids that an earlier process has written. Only valid before the store starts."""
+        """Read the packet ids that an earlier process has written to `log`.
+
+        Only valid before the store starts.
+        """
         self._log = log
         self._next = self._store.extent(log).end
         self._store.read_from(log, 0, self._restore, messages_max=IDS_MAX, bytes_max=1 << 30)
@@ -133,14 +146,17 @@ class DurableReceivedIds(ReceivedIds):
         return packet_id in self._entries
 
     def add(self, packet_id: int) -> bool:
-        """Record that a message arrived under this id. Return False if it arrived before."""
+        """Add the packet id of a message that has arrived.
+
+        Return False if it is known, so that the message is a repeat.
+        """
         if packet_id in self._entries:
             return False
         self._entries[packet_id] = _ReceivedId()
         return True
 
     def record_local_delivery(self, packet_id: int) -> None:
-        """Write the id together with its message, if the message is being written."""
+        """Write the packet id in the same transaction as its message, if a target is writing that."""
         entry = self._entries.get(packet_id)
         if entry is None or entry.settled or entry.accepted or entry.refused:
             return
@@ -156,7 +172,10 @@ class DurableReceivedIds(ReceivedIds):
         self._store.append(self._log, position, [mark], partial(self._written, packet_id, position))
 
     def _written(self, packet_id: int, position: int, outcome: Outcome) -> None:
-        """Send a pending PUBREC once writing the id is over; a refused id stays in memory only."""
+        """Send PUBREC when the write of the packet id is over, if the message was accepted before.
+
+        A packet id that the disk refused is in memory only.
+        """
         entry = self._entries.get(packet_id)
         if entry is None or entry.position != position:
             return
@@ -167,9 +186,9 @@ class DurableReceivedIds(ReceivedIds):
             self._say(packet_id)
 
     def accept(self, packet_id: int, *, stored: bool = True) -> bool:
-        """Record that every target has the message, and write the id if `stored`.
+        """Record that every target has accepted the message, and write the packet id if `stored`.
 
-        Return True to send PUBREC now.
+        Return True if PUBREC must be sent now.
         """
         entry = self._entries.get(packet_id)
         if entry is None:
@@ -188,9 +207,10 @@ class DurableReceivedIds(ReceivedIds):
         return entry is not None and entry.accepted and entry.settled
 
     def mark_refused(self, packet_id: int) -> None:
-        """Delete the id from the disk, because it must not be there without its message.
+        """Delete the packet id from disk, because a target has refused the message and is retried.
 
-        The message was refused; the id is written when another attempt is accepted.
+        An id on disk without its message could lose the message. The id is written when the message is
+        accepted.
         """
         entry = self._entries.get(packet_id)
         if entry is not None:
@@ -199,11 +219,11 @@ class DurableReceivedIds(ReceivedIds):
             entry.refused = True
 
     def forget(self, packet_id: int, *, refusal_sent: bool) -> None:
-        """Forget the id of a message that was not accepted."""
+        """Forget the packet id of a message that was not accepted, and delete it from disk."""
         self.release(packet_id)
 
     def release(self, packet_id: int) -> bool:
-        """Free the id after PUBREL. Return False if it is unknown."""
+        """Free the packet id after PUBREL, and delete it from disk. Return False if it is unknown."""
         entry = self._entries.pop(packet_id, None)
         if entry is not None:
             self._erase(entry)
@@ -216,7 +236,7 @@ class DurableReceivedIds(ReceivedIds):
             entry.position = NONE
 
     def drop(self) -> None:
-        """Forget all ids and delete their log, because the session has ended."""
+        """Forget all packet ids and delete their log, because the session has ended."""
         self._entries.clear()
         if self._log is not None:
             self._store.drop(self._log)

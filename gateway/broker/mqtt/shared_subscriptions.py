@@ -27,7 +27,7 @@ def shared_pattern(topic_filter: str) -> list[str] | None:
 
 
 class SharedGroup:
-    """Members of one group with one filter. A sink."""
+    """Sink of one shared subscription: the group of sessions that have subscribed to its filter."""
 
     __slots__ = ("_turn", "filter", "members")
 
@@ -37,11 +37,11 @@ class SharedGroup:
         self._turn = 0
 
     def join(self, session: Session, options: SubscriptionOptions) -> None:
-        """Add a member, or change its options."""
+        """Add a session to the group, or change its options."""
         self.members[session] = Grant(session, [options], shared=self.filter)
 
     def publish(self, part: SubBatch) -> None:
-        """Divide the messages among the members; each settles its own."""
+        """Distribute the messages of a part among the members; each settles its own messages."""
         here = [grant for session, grant in self.members.items() if session.outlet is not None]
         candidates = here or [grant for session, grant in self.members.items() if session.persistent]
         candidates = [grant for grant in candidates if not grant.session.full] or candidates
@@ -74,7 +74,10 @@ class SharedGroup:
             nobody.accept()
 
     def _next_index(self, rooms: list[int]) -> int:
-        """Return the index of the next member with credit; -1 if there is none."""
+        """Return the index of the next member in turn that has credit; -1 if there is none.
+
+        `rooms` has the credit of each member.
+        """
         count = len(rooms)
         for step in range(count):
             at = (self._turn + step) % count
@@ -88,11 +91,10 @@ class SharedGroup:
         self.redeliver(message, None, _ignore_outcome, away=False)
 
     def redeliver(self, message: Message, but: Session | None, on_outcome: Told, *, away: bool) -> bool:
-        """Queue a message for another member than `but`; pass the outcome to `on_outcome`.
+        """Queue a message for the next member in turn, except the session `but`.
 
-        Return False if no member can receive it.
-
-        With `away` the member's client need not be connected.
+        Return False if no member can accept it. With `away` the member's client need not be connected.
+        `on_outcome` is called with the outcome.
         """
         chosen = self.choose(but, away=away)
         if chosen is None:
@@ -101,7 +103,10 @@ class SharedGroup:
         return True
 
     def choose(self, but: Session | None = None, *, away: bool = False) -> Session | None:
-        """Return the next member in turn, or None. With `away` its client need not be connected."""
+        """Return the next member in turn that can accept a message, except the session `but`, or None.
+
+        With `away` its client need not be connected.
+        """
         able = [one for one in self.members if one is not but and not one.full and not one.failing]
         here = [one for one in able if one.outlet is not None]
         candidates = here or [one for one in able if away and one.persistent and self.members[one].qos]
