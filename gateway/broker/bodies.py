@@ -1,8 +1,8 @@
-"""Bodies in files, and the durable side of queues whose messages may have them.
+"""Bodies in spool files, and the storage of queues whose messages may have such bodies.
 
-The store has such a message with the name of its file. The files are here, by log and position, for as long
-as the store may return the message. A file is deleted only after the disk has recorded that its message is
-settled: a stored message without its body must never be found.
+The store has such a message with the name of its file. References to the files are kept here, by log and
+position, for as long as the store may return the message. A file is deleted only after the disk has recorded
+that its message is settled: a stored message without its body must never be found.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ from gateway.store.store import Store
 
 
 class Bodies:
-    """Spool of a gateway, and the bodies in it to which the store refers."""
+    """Spool of a gateway, with the bodies to which messages in the store refer."""
 
     def __init__(self, limits: Limits, store: Store | None, shares: UserShares | None = None) -> None:
-        """Open the spool before the store starts. `shares` has its limit, by user. Raises StoreError."""
+        """Open the spool, before the store starts. Raises StoreError.
+
+        `shares` has the limits of the spool and the share of one user.
+        """
         self.spool = Spool(
             None if store is None else store.folder / "spool",
             bytes_max=limits.spool_bytes_max,
@@ -41,7 +44,7 @@ class Bodies:
                 self._by_log.setdefault(log, {})[position] = body
 
     def of(self, log: Log) -> dict[int, Spooled]:
-        """Return the bodies that an earlier process has left in a log, by position."""
+        """Return the spooled bodies of messages that an earlier process has stored in a log, by position."""
         return self._by_log.get(log.id, {})
 
     def gauges(self) -> dict[str, Callable[[], float]]:
@@ -54,7 +57,7 @@ class Bodies:
 
 
 class SpooledStorage(QueueStorage):
-    """Disk side of a durable queue or subscription, including bodies in files."""
+    """Storage of a durable queue or subscription that also keeps bodies in spool files."""
 
     def __init__(
         self,
@@ -77,7 +80,11 @@ class SpooledStorage(QueueStorage):
         self._bodies = bodies.of(log)
 
     def take(self, part: SubBatch, messages: list[Message]) -> list[Message]:
-        """Queue the messages, in memory or on disk alone, and write those that must be written."""
+        """Queue the messages, in memory or on disk only, and store those that must survive a restart.
+
+        Settles `part`: stored messages after their commit, others at once. Return the queued messages: all of
+        `messages`, unless the store is read-only now.
+        """
         first = self._queue.next
         queued = super().take(part, messages)
         if self._spool.files:
@@ -95,21 +102,24 @@ class SpooledStorage(QueueStorage):
         super()._written(part, start, stop, first, alone, outcome)
 
     def forget(self, positions: Sequence[int]) -> None:
-        """Forget settled messages, and free their files."""
+        """Delete settled messages at these positions from the disk, and release their files."""
         super().forget(positions)
         if self._bodies:
             dropped = positions if isinstance(positions, range) else set(positions)
             self._release_bodies([position for position in self._bodies if position in dropped])
 
     def clear(self, first: int | None) -> None:
-        """Forget everything from position `first` on, and free its files; None for all on disk alone."""
+        """Delete all messages from position `first` on, and release their files.
+
+        None deletes only the messages that are on disk and not in memory.
+        """
         log = self.log
         super().clear(first)
         if self.log is not log:
             self._release_bodies(list(self._bodies))
 
     def drop(self) -> None:
-        """Delete the storage with its files, because the queue is deleted."""
+        """Delete the storage of a deleted queue, and release its files."""
         super().drop()
         self._release_bodies(list(self._bodies))
 

@@ -1,9 +1,9 @@
-"""Worst-case cost of one message in what users have defined: bindings and topic filters with wildcards.
+"""Worst-case cost of one message caused by definitions of users: bindings and topic filters with wildcards.
 
 A *step* is one comparison, of some 20 to 40 ns. Exchanges and the topic tree find most matches without
 examining the rest, so an ordinary definition adds few steps or none. Definitions that no index can separate
-add more. They are counted for the user who makes them, and one too many is refused to that user. Therefore
-no message of any publisher costs more than the sum of what each user may add.
+add more. Steps are counted for the user who makes the definitions, and a definition beyond the user's limit
+is refused. Therefore no message of any publisher costs more than the sum of what each user may add.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class MatchingSteps:
         self._of_users: dict[str, int] = {}
 
     def of(self, user: str | None) -> int:
-        """Return the steps of a user's definitions; a `user` of None is the configuration."""
+        """Return the steps of a user's definitions; a `user` of None stands for the configuration."""
         return self._of_users.get(OPERATOR if user is None else user, 0)
 
     def full_with(self, user: str | None, steps: int) -> str:
-        """Return the option that forbids a user's definition of `steps` steps, or "" if it is allowed.
+        """Return "" if a user may add a definition of `steps` steps, otherwise the option that forbids it.
 
         A definition without steps is always allowed.
         """
@@ -41,7 +41,7 @@ class MatchingSteps:
         return f"limits.matching_steps_per_user_max ({self.user_max})"
 
     def add(self, user: str | None, steps: int) -> None:
-        """Add steps to a user; a negative number subtracts them."""
+        """Add steps to those of a user; a negative number subtracts them."""
         if not steps:
             return
         name = OPERATOR if user is None else user
@@ -53,10 +53,10 @@ class MatchingSteps:
 
 
 def pattern_steps(pattern: list[str], one: str, many: str) -> int:
-    """Return the steps of a pattern in a `Trie` with the wildcards `one` and `many`.
+    """Return the steps that a pattern in a `Trie` adds, with the wildcards `one` and `many`.
 
-    A wildcard for one level adds a branch that a topic may take beside the one with its name. Patterns with
-    one such wildcard have few branches in common with a topic; further ones multiply these.
+    A wildcard for one level adds a branch that must be searched beside the one with the topic's level. A
+    single such wildcard counts as no step; further ones multiply the branches.
     """
     if many in pattern[:-1]:
         return STATE_STEPS * (len(pattern) + 1)
@@ -65,7 +65,10 @@ def pattern_steps(pattern: list[str], one: str, many: str) -> int:
 
 
 def filter_steps(topic_filter: str) -> int:
-    """Return the steps of an MQTT topic filter, which has its `#` at its end, or of one more group member."""
+    """Return the steps that a subscription to this MQTT topic filter adds.
+
+    A shared subscription also counts as one more member of its group.
+    """
     members = MEMBER_STEPS if topic_filter.startswith(SHARED_PREFIX) else 0
     if topic_filter.count("+") < 2:
         return members

@@ -1,16 +1,16 @@
 """Memory of the process, and which connections must wait when it is nearly used up.
 
 Every holder has its own limits; this limit is on their sum and on everything that is not counted. Above the
-watermark memory is `short`: a publishing connection is no longer read from its next publish on, and links
+watermark memory is `short`: a publishing connection is not read any more after its next publish, and links
 requeue what they receive, until consumers have made space. Connections that only consume are not affected. A
 connection that must not be paused, because its client also consumes and has to acknowledge, continues; above
-the second watermark (`scarce`) what it publishes is refused. A message that is incomplete or not committed
-cannot be consumed, so a connection with many such bytes counts as a publisher, and is closed if memory stays
-short. Otherwise a few clients that stop halfway could keep it short forever.
+the second watermark (`scarce`) its messages are refused. A message that is incomplete or not committed cannot
+be consumed, so a connection with many such bytes counts as a publisher, and is closed if memory stays short.
+Otherwise a few clients that stop halfway could keep it short forever.
 
-The watermark applies to what the operating system reports for the process, not to an estimate. It is read
-several times a second and also after some wake-ups, since much can arrive in between. It only falls when the
-allocator returns freed memory, which is requested while memory is short.
+The watermark applies to the memory use that the operating system reports for the process, not to an estimate.
+It is read several times a second and also after some wake-ups, since many messages can arrive in between. The
+use only falls when the allocator returns freed memory, which is requested while memory is short.
 """
 
 from __future__ import annotations
@@ -38,28 +38,31 @@ LOW_ON_MEMORY: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "the gateway is l
 
 
 class HeldPublisher(Protocol):
-    """Connection whose client publishes."""
+    """Connection that publishes, as Memory uses it."""
 
     def hold(self) -> Callable[[], None] | None:
-        """Stop reading, and return a function that resumes it; None if the connection must not be paused."""
+        """Stop reading from the connection, and return a function that resumes it.
+
+        Returns None if the connection must not be paused.
+        """
 
     def notify_memory(self, short: bool) -> None:
-        """Inform the client that it must wait or may continue, if the protocol allows."""
+        """Inform the client that it must wait (`short`) or may continue, if the protocol allows that."""
 
     @property
     def begun(self) -> int:
-        """Size in bytes of messages that are incomplete or not committed."""
+        """Size in bytes of the connection's messages that are incomplete or not committed."""
 
     def let_go_for_memory(self) -> None:
         """Close the connection, because there is no memory for its incomplete messages."""
 
 
 class Memory:
-    """Memory watermark of one process.
+    """Memory use of one process and its watermark.
 
-    `mark` is in bytes; `resident` reads the used bytes, 0 if unknown. `trim` has the allocator return free
-    memory. `changed` is called with True when memory gets short and with False when it no longer is.
-    `connections` returns all that may publish.
+    `mark` is the watermark in bytes. `resident` returns the used bytes, 0 if unknown. `trim` makes the
+    allocator return free memory. `changed` is called with True when memory gets short and with False when it
+    no longer is. `connections` returns all connections that may publish.
     """
 
     __slots__ = (
@@ -110,7 +113,7 @@ class Memory:
         self._stopped: dict[HeldPublisher, Callable[[], None] | None] = {}
 
     def tell_rising(self, on_rise: Callable[[], None]) -> None:
-        """Set the function that is called when memory use has risen by RISE of the watermark.
+        """Set the function to call when memory use has risen by the fraction RISE of the watermark.
 
         The rise is counted from the lowest use since the last call.
         """
@@ -119,7 +122,10 @@ class Memory:
     # For publishing connections, while memory is short.
 
     def admit(self, publisher: HeldPublisher, count: int) -> bool:
-        """Pause a connection that brings `count` messages. Return False if they must be refused instead."""
+        """Pause a connection that publishes `count` messages while memory is short.
+
+        Return False if the messages must be refused, because it cannot be paused and memory is scarce.
+        """
         release = self._stopped.get(publisher)
         if release is None:
             is_stopped = publisher in self._stopped
@@ -132,19 +138,22 @@ class Memory:
         return True
 
     def forget(self, publisher: HeldPublisher) -> None:
-        """Forget a connection that is closed."""
+        """Remove a closed connection from those that are paused."""
         self._stopped.pop(publisher, None)
 
     # Readings.
 
     def count_turn(self) -> None:
-        """Count the end of a wake-up, and read the memory after TURNS of them."""
+        """Count the end of a wake-up, and measure memory use after every TURNS of them."""
         self._turns += 1
         if self._turns >= TURNS:
             self.measure()
 
     def measure(self) -> None:
-        """Read the used memory, and act on it."""
+        """Read the memory use, and set `short` and `scarce`.
+
+        When memory is no longer short, paused connections resume.
+        """
         self._turns = 0
         self.used = used = self._resident()
         self.scarce = used > self.mark * SCARCE
@@ -182,14 +191,20 @@ class Memory:
                 contained("connection", error)
 
     def _stop_begun(self, *, close: bool = False) -> None:
-        """Pause connections with many incomplete messages; with `close`, close them."""
+        """Pause connections with many bytes of incomplete messages.
+
+        They are closed with `close`, or if memory is scarce and they cannot be paused.
+        """
         self._checked_bytes = self.used
         for publisher in list(self.connections()):
             if publisher.begun > BEGUN_BYTES_MAX and (not self.admit(publisher, 0) or close):
                 publisher.let_go_for_memory()
 
     def tick(self, now: float) -> None:
-        """Read the memory, return what is free and pause connections; called several times a second."""
+        """Measure memory use; while it is short, return free memory and pause or close connections.
+
+        Called several times a second with `now` in loop-clock seconds.
+        """
         if self.short and self._trim is not None and now >= self._trim_at:
             self._return_free(self._trim, now)
         self.measure()
@@ -199,7 +214,10 @@ class Memory:
             self._stop_begun(close=now - self._shortage_start >= BEGUN_SECS)
 
     def _return_free(self, trim: Callable[[], None], now: float) -> None:
-        """Return free memory to the system; if that was of little use, wait longer until the next time."""
+        """Return free memory to the operating system, and set the time of the next attempt.
+
+        If the attempt freed little, the next one is later.
+        """
         before = self._resident()
         trim()
         useful = before - self._resident() > self.mark * RISE
@@ -215,7 +233,7 @@ class Memory:
         }
 
     async def run(self, flush: Callable[[], None]) -> None:
-        """Tick until cancelled; `flush` writes the results."""
+        """Call `tick` several times a second until cancelled, and `flush` after it to write results."""
         while True:
             await trio.sleep(TICK_SECS)
             try:
@@ -226,5 +244,5 @@ class Memory:
 
 
 def unlimited_memory() -> Memory:
-    """Return a Memory for a process whose memory is not limited."""
+    """Return a Memory for a process without a memory limit, which is never short."""
     return Memory(1 << 62, lambda: 0)

@@ -1,17 +1,17 @@
 """Shares of memory: which owners occupy it, and which publishers must wait before all do.
 
 Above the watermark of memory.py all publishers wait. Well below it, an owner (user or address) that holds
-more than its share of the watermark is restrained, so that one owner alone does not affect the others.
-Counted are the messages that wait in memory in the owner's queues and sessions, and those that its clients
-have not acknowledged, from all publishers; what its clients have published in transactions that are not
-committed, or have not sent to its end; and what is cached for one client alone. A restrained durable queue or
-session leaves new messages on disk; any other counts as full with about what it holds, and behaves as a full
-one does; a transaction may be committed, but not grow; a cache is cleared; a connection with more than
-BEGUN_BYTES_MAX of an incomplete message is closed.
+more than its share of the watermark is restrained, so that one owner alone does not affect the others. These
+bytes count: messages that wait in memory in the owner's queues and sessions, and those that its clients have
+not acknowledged, from all publishers; messages that its clients have published in transactions that are not
+committed, or have not sent completely; and entries that are cached for one client alone. A restrained durable
+queue or session leaves new messages on disk; any other counts as full at about its present size, and behaves
+as a full one does; a transaction may be committed, but not grow; a cache is cleared; a connection with more
+than BEGUN_BYTES_MAX of an incomplete message is closed.
 
 There may be a hundred thousand holders. They are examined in slices, and not at all while there is plenty of
-memory. This happens several times a second, and as soon as much has arrived: in a quarter of a second a fast
-publisher could fill the space up to the watermark, above which nothing restrains that publisher alone.
+memory. This happens several times a second, and as soon as memory use has risen: in a quarter of a second a
+fast publisher could fill the space up to the watermark, above which nothing restrains that publisher alone.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ BEYOND_SHARE: Final = (
 
 
 class Holder(Protocol):
-    """Queue, session or transaction that holds messages in memory."""
+    """Queue, session, transaction or cache of one or more owners that occupies memory."""
 
     def restrain(self, on: bool) -> None:
-        """Forbid the holder to hold more than it does, or allow it as usual.
+        """Prevent the holder from growing, because its owner occupies too much memory (`on`), or end that.
 
         A repeated call has no effect.
         """
 
 
 class IncompleteMessages(NamedTuple):
-    """Messages of one connection that are incomplete, which nothing but the end of the connection frees."""
+    """Incomplete messages of one connection, whose memory only the end of the connection frees."""
 
     publisher: HeldPublisher
 
     def restrain(self, on: bool) -> None:
-        """Close the connection, because its owner holds too much."""
+        """Close the connection if `on`, because its owner occupies too much memory."""
         if on:
             self.publisher.let_go_for_memory()
 
 
 class CachingClient(Protocol):
-    """Connection whose client makes a cache grow."""
+    """Connection for whose client alone routing entries are cached."""
 
     def forget_entries(self) -> None:
-        """Drop what is cached for the client."""
+        """Drop the routing entries that are cached for the client."""
 
 
 class CachedEntries(NamedTuple):
@@ -68,7 +68,7 @@ class CachedEntries(NamedTuple):
     client: CachingClient
 
     def restrain(self, on: bool) -> None:
-        """Drop the entries, because their owner holds too much."""
+        """Drop the entries if `on`, because their owner occupies too much memory."""
         if on:
             self.client.forget_entries()
 
@@ -79,9 +79,9 @@ Claim = tuple[Holder | None, int, str, str]
 
 
 class MemoryShares:
-    """Memory shares of users and addresses.
+    """Shares of memory for users and addresses, and the holders that are restrained.
 
-    `claims` returns all claims; the shares are fractions of the watermark.
+    `claims` returns the claims of all holders. The shares are fractions of the watermark.
     """
 
     def __init__(
@@ -105,9 +105,9 @@ class MemoryShares:
         self._rise.set()
 
     async def enforce(self) -> None:
-        """Find users and addresses that hold too much memory, and restrain what they hold.
+        """Find users and addresses that occupy too much memory, and restrain their holders.
 
-        These are their queues, sessions and transactions.
+        Holders of owners that no longer do are released.
         """
         memory = self._memory
         self._near = memory.used > memory.mark * (FAR if self._near else NEAR)
@@ -154,7 +154,10 @@ class MemoryShares:
         return {"gateway_memory_shares_full": lambda: len(self.over)}
 
     async def run(self, flush: Callable[[], None]) -> None:
-        """Check several times a second and when memory rises, until cancelled; `flush` writes the results."""
+        """Enforce the shares several times a second and when memory use rises, until cancelled.
+
+        `flush` is called afterwards to write the results.
+        """
         while True:
             with trio.move_on_after(TICK_SECS):
                 await self._rise.wait()

@@ -1,4 +1,4 @@
-"""Publishing of messages by an operator, as a client of an endpoint would.
+"""Publishing of messages by an operator, in the way of a client of an endpoint.
 
 The outcome of each message is reported to a callback.
 """
@@ -25,7 +25,7 @@ class Publishing:
         self.dispatcher = dispatcher
 
     def publish(self, endpoint: str, message: Message, on_outcome: Told) -> None:
-        """Publish a message as a client of this listener, or as if this link had received it.
+        """Publish a message as if a client of this listener had published it, or this link received it.
 
         `on_outcome` is called with the outcome.
         """
@@ -48,7 +48,7 @@ class Publishing:
     # Interface of a batch's source.
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Return no functions, because single messages are never paused."""
+        """Return [] because nothing is paused: operators publish single messages."""
         return []
 
     def settle(self, receipts: list[Told], refused: dict[int, Outcome] | None, received: Monotonic) -> None:

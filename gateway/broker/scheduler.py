@@ -1,7 +1,7 @@
-"""Timers of the broker: messages that expire, queues that are deleted when unused.
+"""Timers of the broker, such as for messages that expire and queues that are deleted when unused.
 
-One task sleeps until the first alarm is due. Times are in POSIX seconds, as in messages. Queues come and go
-faster than their alarms are due, so a cancelled alarm drops its reference to the callback, and the heap is
+One task sleeps until the first alarm is due. Times are in POSIX seconds, as in messages. Queues are often
+deleted before their alarms are due, so a cancelled alarm drops its reference to the callback, and the heap is
 rebuilt when half of it is cancelled alarms.
 """
 
@@ -24,7 +24,7 @@ CANCELLED_MAX: Final = 1_024
 
 
 class ScheduledCall:
-    """One call at one time."""
+    """Function that is scheduled to be called once, at one time."""
 
     __slots__ = ("_alarms", "call", "utc")
 
@@ -34,14 +34,14 @@ class ScheduledCall:
         self._alarms = alarms
 
     def cancel(self) -> None:
-        """Cancel the call, if it was not made yet."""
+        """Cancel the call. Has no effect if it was made already."""
         if self.call is not None:
             self.call = None
             self._alarms.one_cancelled()
 
 
 class CallScheduler:
-    """Scheduler of calls at given times."""
+    """Scheduler that calls functions at given times."""
 
     def __init__(self) -> None:
         self._alarms: list[tuple[float, int, ScheduledCall]] = []
@@ -53,7 +53,7 @@ class CallScheduler:
         return len(self._alarms)
 
     def set(self, utc: float, call: Callable[[], None]) -> ScheduledCall:
-        """Schedule a call at `utc` (POSIX seconds), or soon if that has passed."""
+        """Schedule a call at `utc` (POSIX seconds), or as soon as possible if that time has passed."""
         alarm = ScheduledCall(self, utc, call)
         heapq.heappush(self._alarms, (utc, next(self._numbers), alarm))
         if self._sleep is not None and self._alarms[0][2] is alarm:
@@ -61,7 +61,7 @@ class CallScheduler:
         return alarm
 
     def one_cancelled(self) -> None:
-        """Count a cancelled alarm, and rebuild the heap if there are too many."""
+        """Count a cancelled alarm, and remove all of them from the heap if there are too many."""
         self._cancelled += 1
         if self._cancelled > len(self._alarms) // 2 + CANCELLED_MAX:
             self._alarms = [entry for entry in self._alarms if entry[2].call is not None]
@@ -69,9 +69,9 @@ class CallScheduler:
             self._cancelled = 0
 
     def ring(self, utc: float) -> float:
-        """Call what is due.
+        """Make all calls that are due at `utc` (POSIX seconds).
 
-        Return when the next alarm is due, in POSIX seconds; infinity if there is none.
+        Return when the next one is due, in POSIX seconds; infinity if there is none.
         """
         due_alarms = []
         while self._alarms and self._alarms[0][0] <= utc:
@@ -93,7 +93,7 @@ class CallScheduler:
         return self._alarms[0][0] if self._alarms else math.inf
 
     async def run(self, rung: Callable[[], None]) -> None:
-        """Call what is due until cancelled; `rung` is called after each round to write the results."""
+        """Make calls when they are due until cancelled, and call `rung` afterwards to write the results."""
         while True:
             self.ring(clock.utc())
             rung()

@@ -3,10 +3,10 @@
 Each selector of a topic or queue examines a message, and how long that takes depends on those who wrote the
 selectors and the message. Selectors therefore have some milliseconds in one pass; the rest is evaluated in
 the next ones, by calls stored with `postpone`. Nothing is lost or overtaken: a queue whose selector is
-postponed adds what arrives meanwhile behind it. Equal selectors are evaluated once for a message.
+postponed adds later messages behind the waiting ones. Equal selectors are evaluated once for a message.
 
-A subscription neither has nor writes a message that it has postponed. A source that must know that its
-targets do when it has sent a batch compares `put_off` before and after it.
+A subscription has neither queued nor stored a message that it has postponed. A source that must know whether
+its targets have its messages, after it has sent a batch, compares `put_off` before and after that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESULTS_MAX: Final = 10_000
 
 
 class SelectionWork:
-    """Selectors of one gateway. Without `alarms` nothing is postponed."""
+    """Time budget for all selectors of one gateway. Without `alarms` it is unlimited."""
 
     def __init__(self, alarms: CallScheduler | None = None, pass_secs: float = PASS_SECS) -> None:
         self._alarms = alarms
@@ -41,7 +41,10 @@ class SelectionWork:
         self.is_selecting = False  # True while postponed messages are evaluated
 
     def selects(self, selects: Selects, message: Message) -> bool:
-        """Return the result of a selector, cached if an equal one was evaluated for the same message."""
+        """Return True if a selector selects a message.
+
+        The result is cached if the evaluation took long, for equal selectors in the same pass.
+        """
         results = self._results
         if results:
             result = results.get((selects, message))
@@ -64,7 +67,7 @@ class SelectionWork:
         return self._spent >= self._pass_secs and self._alarms is not None
 
     def postpone(self, call: Callable[[], None]) -> None:
-        """Call a function in the next pass, once however often it is requested."""
+        """Schedule a call for the next pass of the event loop; equal calls are made once."""
         self._calls[call] = None
         self._set()
 

@@ -1,9 +1,9 @@
-"""Fair shares: limits that prevent one holder or user from having all of something.
+"""Fair shares: limits that prevent one holder or user from occupying all of a resource.
 
 `UserQuotas` has the shares of users in what they define or fill; the mechanism is in model/shares.py.
-Definitions (queues, exchanges, bindings, subscriptions, sessions) are also counted in bytes, because the size
-of their names and arguments is chosen by users. Open channels and handles, with the identifiers
-of messages listed on them, are counted in the same way.
+Definitions (queues, exchanges, bindings, subscriptions, sessions) are also counted in bytes, because users
+choose the size of their names and arguments. Open channels and handles, with the identifiers of messages
+listed on them, are counted in the same way.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ log = structlog.get_logger(limited=True)
 
 
 def share_of(total: int, configured: int) -> int:
-    """Return how many of `total` one holder may have. `configured` is the configured number, 0 for none."""
+    """Return how many of `total` one holder may have.
+
+    `configured` is the number from the configuration; 0 means the default share.
+    """
     return configured or ceil(total * SHARE)
 
 
 class Shares:
-    """Counts by holder, with the largest count known at any time because counts change by one."""
+    """Counts by holder, which find the holder with the largest count in constant time."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -85,7 +88,7 @@ class Shares:
 
 
 class UserQuotas:
-    """Shares of users in everything that users share."""
+    """Shares of users in all resources that users have in common."""
 
     def __init__(
         self,
@@ -98,8 +101,8 @@ class UserQuotas:
         """Create the shares.
 
         `several` returns True while there may be more than one user: a single user may have everything.
-        Definitions have their own share of `definition_bytes_max` bytes in all, and what connections open
-        has another of as many bytes.
+        Definitions may have `definition_bytes_max` bytes in all; what connections open is limited separately
+        to as many bytes.
         """
         self.definitions = UserShares(
             "definitions",
@@ -161,11 +164,11 @@ class UserQuotas:
         self._logged_counts: dict[str, tuple[int, int]] = {}
 
     def outbox(self) -> UserShares:
-        """Return the shares in an outbox, which sets its limits."""
+        """Return new shares of users for one outbox, which sets the limits."""
         return self._shares("outbox messages", refusals=self.outboxes)
 
     def waiting_in(self, count_max: int, bytes_max: int) -> UserShares:
-        """Return the shares in the messages that wait at one place: a link or a paused route."""
+        """Return new shares of users for the messages that wait at one link or paused route."""
         return self._shares("waiting messages", ("", count_max), ("", bytes_max), refusals=self.waiting)
 
     def dying(self) -> UserShares:
@@ -176,7 +179,7 @@ class UserQuotas:
         return self._shares("waiting messages", refusals=self.waiting)
 
     def all(self) -> tuple[UserShares, ...]:
-        """Return the shares of each kind of thing."""
+        """Return the shares of all kinds of resources."""
         return (
             self.definitions,
             self.opened,
@@ -197,11 +200,11 @@ class UserQuotas:
         )
 
     def refusal_counts(self) -> dict[str, int]:
-        """Return how often something did not fit, by kind."""
+        """Return how often something was refused because it exceeded a share, by resource."""
         return {shares.resource.replace(" ", "_"): shares.refused for shares in self.all()}
 
     def pushed_out(self) -> dict[str, int]:
-        """Return how many entries were replaced by newer ones, by kind."""
+        """Return how many entries were deleted in favour of newer ones, by resource."""
         return {shares.resource.replace(" ", "_"): shares.pushed_out for shares in self.all()}
 
     def tick(self) -> None:
@@ -246,18 +249,18 @@ class UserQuotas:
 
 
 def text_bytes(*texts: str) -> int:
-    """Return the size in bytes of the texts of a definition: in memory, and in its stored record."""
+    """Return the size in bytes that a definition with these texts occupies in memory and in the store."""
     return 2 * sum([len(text.encode()) for text in texts])
 
 
 def filter_bytes(topic_filter: str) -> int:
-    """Return the size of a topic filter in bytes."""
+    """Return the size in bytes that a subscription with this topic filter occupies."""
     deep = max(topic_filter.count("/") + 1 - LEVELS_FEW, 0)
     return text_bytes(topic_filter) + LEVEL_BYTES * deep
 
 
 def argument_bytes(arguments: Headers) -> int:
-    """Return the size in bytes of the arguments of a definition, including nested ones."""
+    """Return the size in bytes of a definition's arguments, including nested ones."""
     return sum([ENTRY_BYTES + text_bytes(name) + _value_bytes(value) for name, value in arguments])
 
 

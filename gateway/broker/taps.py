@@ -1,6 +1,6 @@
-"""Taps: operators watch messages while they pass, without affecting them.
+"""Taps, with which operators watch messages pass without affecting them.
 
-A tap gets a message when a recipient has settled it, as it was delivered. Recipients are created with a
+A tap gets a message, as it was delivered, when a recipient has settled it. Recipients are created with a
 recorder that informs the tap, and recreated without it after the last tap is closed, so that unwatched
 messages cost nothing. A tap accepts a number of messages a second and stores a number until they are fetched;
 it counts the others. A message that goes to several subscribers of its own namespace is reported once.
@@ -27,7 +27,10 @@ KEPT_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 class Passed(NamedTuple):
-    """Message that has passed, with its route ("" if it stayed in its own namespace) and its outcome."""
+    """Message that a tap has seen, with its endpoint and outcome.
+
+    `route` is the route that it took; "" if it stayed in its own namespace.
+    """
 
     route: str
     endpoint: str
@@ -36,7 +39,10 @@ class Passed(NamedTuple):
 
 
 class Tap:
-    """Tap of one route, one endpoint or names that match; "" and None match all."""
+    """Tap on messages of one route or endpoint, or of matching names.
+
+    "" and None match all. At most `per_second` messages a second are stored.
+    """
 
     def __init__(
         self,
@@ -60,11 +66,11 @@ class Tap:
         self._wakeup = trio.Event()
 
     def may_match(self, route: str, endpoint: str) -> bool:
-        """Return True if the tap may match messages of a recipient."""
+        """Return True if messages of a recipient with this route and endpoint may match."""
         return self.route in ("", route) and self.endpoint in ("", endpoint)
 
     def offer(self, route: str, endpoint: str, messages: list[Message], outcome: Outcome) -> None:
-        """Add messages that were settled, as far as they match and fit the limits."""
+        """Store settled messages that match until they are fetched; count those beyond the limits."""
         now = clock.now()
         most = max(self._per_second, 1.0)
         self._allowed = min(most, self._allowed + (now - self._refilled_at) * self._per_second)
@@ -84,7 +90,7 @@ class Tap:
             self._wakeup.set()
 
     def _is_repeated(self, message: Message) -> bool:
-        """Return True if the message was reported already, from another recipient."""
+        """Return True if the message was stored already, when another recipient settled it."""
         if id(message) in self._recent:
             return True
         self._recent[id(message)] = message
@@ -94,7 +100,10 @@ class Tap:
         return False
 
     async def fetch(self, secs: float) -> tuple[list[Passed], int]:
-        """Return the stored messages and the number of skipped ones; wait up to `secs` seconds for one."""
+        """Remove and return the stored messages, and the number of those beyond the limits.
+
+        Waits up to `secs` seconds for a message.
+        """
         with trio.move_on_after(secs):
             await self._wakeup.wait()
         self._wakeup = trio.Event()
@@ -104,7 +113,7 @@ class Tap:
 
 
 class TappedRecorder:
-    """Recorder that reports to the journal's recorder, if there is one, and to taps."""
+    """Recorder that reports settled messages to taps, and to the journal's recorder if there is one."""
 
     def __init__(self, inner: Recorder | None, taps: list[Tap], route: str, endpoint: str) -> None:
         self._inner = inner
@@ -113,7 +122,7 @@ class TappedRecorder:
         self._endpoint = endpoint
 
     def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Record settled messages. Never raises."""
+        """Report settled messages to the taps. Never raises."""
         if self._inner is not None:
             self._inner.record(part, messages, slots, outcome)
         for tap in self._taps:
@@ -124,7 +133,7 @@ class TappedRecorder:
 
 
 class Taps:
-    """Open taps. `changed` is called when recipients must be recreated."""
+    """Open taps. `changed` is called when recipients must be recreated with other recorders."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self.open: list[Tap] = []
@@ -141,7 +150,10 @@ class Taps:
         self._changed()
 
     def recorder(self, inner: Recorder | None, route: Route | None, endpoint: str) -> Recorder | None:
-        """Return `inner` or a recorder that reports also to the matching taps."""
+        """Return a recorder that also reports to the taps that may match; `inner` if none may.
+
+        `inner` is the journal's recorder, or None.
+        """
         name, source = ("", endpoint) if route is None else (route.name, route.source)
         taps = [tap for tap in self.open if tap.may_match(name, source)]
         return TappedRecorder(inner, taps, name, source) if taps else inner

@@ -1,4 +1,4 @@
-"""Tracing of messages in a dispatcher class of its own, which is not used when tracing is off.
+"""Tracing of messages, in dispatcher classes of their own, which are not used when tracing is off.
 
 The entry of a traced message is rebuilt with resolved routes that report to its trace. All other messages are
 dispatched as without tracing, after one check of their properties and one count.
@@ -29,7 +29,7 @@ Publish = Callable[[Batch, RoutingEntry, Message, Receipt], bool]
 
 
 class TracedRoute(ResolvedRoute):
-    """Resolved route for one message, which reports the result to its trace."""
+    """Resolved route for one traced message, which reports the crossing to the message's trace."""
 
     __slots__ = ("_inner", "_trace")
 
@@ -82,7 +82,7 @@ def _publish(
     message: Message,
     receipt: Receipt,
 ) -> bool:
-    """Publish with `plain`; if the message is to be traced, report it to its trace."""
+    """Publish a message with the function `plain`, with a trace if the message is selected for tracing."""
     carried = message.property_set is not NO_PROPERTIES and tracing.may_carry_context(message.property_set)
     if not carried:
         tracing.countdown -= 1
@@ -99,7 +99,10 @@ def _publish(
 
 
 def _go_together(tracing: Tracing, messages: list[Message]) -> bool:
-    """Return True if none of these messages, which share their properties, is traced."""
+    """Return True if none of these messages is selected for tracing, so that they are one burst.
+
+    They share their properties.
+    """
     shared = messages[0].property_set
     if tracing.countdown <= len(messages) or (
         shared is not NO_PROPERTIES and tracing.may_carry_context(shared)
@@ -117,7 +120,10 @@ def _publish_traced(
     message: Message,
     receipt: Receipt,
 ) -> bool:
-    """Publish a message with an entry whose routes report to its trace."""
+    """Publish a message with a copy of its entry whose routes report to its trace.
+
+    Return False if it has no recipients.
+    """
     plan = entry.plan
     resolved_routes = tuple(
         [
@@ -141,7 +147,7 @@ def _publish_traced(
 
 
 class TracingDispatcher(Dispatcher):
-    """Dispatcher some of whose messages are traced."""
+    """Dispatcher that traces the messages that are selected for tracing."""
 
     def __init__(
         self,
@@ -156,13 +162,19 @@ class TracingDispatcher(Dispatcher):
         self._plain: Publish = partial(Dispatcher.publish, self)
 
     def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
-        """Publish a message, traced if it is to be."""
+        """Publish a message, with a trace if it is selected for tracing.
+
+        Return False if it has no recipients.
+        """
         return _publish(self._tracing, self._plain, batch, entry, message, receipt)
 
     def publish_burst(
         self, batch: Batch, entry: RoutingEntry, messages: list[Message], receipts: list[Receipt]
     ) -> bool:
-        """Publish messages that differ only in their bodies. Return False if some of them are traced."""
+        """Publish messages that differ only in their bodies.
+
+        Returns False if they must be published one by one, for example because one is traced.
+        """
         together = _go_together(self._tracing, messages)
         return together and Dispatcher.publish_burst(self, batch, entry, messages, receipts)
 

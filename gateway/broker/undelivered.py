@@ -1,7 +1,8 @@
-"""Records of a process at its end: messages of its durable queues that were never handed out.
+"""Records that a process makes at its end, of messages in its durable queues that were never delivered.
 
 The next process does not mark these as redelivered. It deletes the records when it reads them, because they
-are only true until something is delivered. After a kill there are none, and it is unknown.
+are only true until something is delivered. After a crash there are none, and any message may have been
+delivered.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from gateway.store.store import Store
 
 
 class UndeliveredRecords:
-    """Records of one virtual host, of kind `kind`, by the words that name a queue."""
+    """Records of kind `kind` of one virtual host; a queue is named by a sequence of words."""
 
     def __init__(self, store: Store, kind: str, host: str) -> None:
-        """Read and delete the records, before the store starts."""
+        """Read the records and delete them from the store. Must be called before the store starts."""
         self._store = store
         self._kind = kind
         self._host = host
@@ -33,11 +34,11 @@ class UndeliveredRecords:
         store.delete_all(kind, json.dumps([host])[:-1])
 
     def recall(self, storage: QueueStorage, *words: str) -> None:
-        """Pass the recorded ranges of a queue to its storage."""
+        """Pass the recorded ranges of positions of a queue to its storage."""
         storage.recall(self._noted.pop(words, []))
 
     def note(self, storage: Storage | None, *words: str) -> None:
-        """Record at the end of the process which messages of a queue were never handed out."""
+        """Record at the end of the process which messages of a queue were never delivered."""
         if storage is not None and (positions := storage.undelivered_ranges()):
             record = json.dumps({"positions": positions})
             self._store.put(self._kind, json.dumps([self._host, *words]), record.encode())

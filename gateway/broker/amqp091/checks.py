@@ -1,8 +1,8 @@
 """Rights that the methods of AMQP 0-9-1 need, the same for the embedded broker and for clients of a cluster.
 
-Names are normalised here, once: what is checked is what acts. A binding, an alternate exchange and a
-dead-letter exchange let messages into an exchange with keys of their own; for a topic exchange the client
-needs the right to publish with each of these keys.
+Names are normalised here, once, so that the name that is checked is the one that is used. A binding, an
+alternate exchange and a dead-letter exchange let messages into an exchange with keys of their own; for a
+topic exchange the client needs the right to publish with each of these keys.
 """
 
 from __future__ import annotations
@@ -19,29 +19,37 @@ class Checker(Protocol):
     """Interface of a client for checks of its rights. Both methods raise Refused, or Pending."""
 
     def check(self, permission: str, kind: str, name: str) -> None:
-        """Check `configure`, `write` or `read` of an exchange or queue."""
+        """Check the permission `configure`, `write` or `read` for an exchange or queue (`kind`)."""
 
     def check_key(self, permission: str, exchange: str, key: str | None) -> None:
-        """Check a routing key of an exchange if that is a topic exchange; None means every key."""
+        """Check a permission for a routing key of an exchange, if that is a topic exchange.
+
+        A key of None means every key.
+        """
 
 
 def without_line_ends(name: str) -> str:
-    """Return a name for declare, bind or delete: without line ends that a program has read with it.
+    """Return a name for declare, bind or delete without line ends.
 
-    Names in publish and consume are used unchanged, as in RabbitMQ.
+    Programs may have read them with the name. Names in publish and consume are used unchanged, as in
+    RabbitMQ.
     """
     return name.replace("\r", "").replace("\n", "")
 
 
 def binding_key(method: m.QueueBind | m.QueueUnbind, queue: str) -> str:
-    """Return the key of a binding: the queue's name if the method has neither queue nor key."""
+    """Return the routing key of a binding.
+
+    If the method has neither a queue name nor a key, it is `queue`, the name of the queue declared last.
+    """
     return method.routing_key if without_line_ends(method.queue) or method.routing_key else queue
 
 
 def check_binding(checker: Checker, kind: str, destination: str, source: str, key: str) -> None:
-    """Check that the user may bind: write to the destination and read from the source, by normalised names.
+    """Check that the client may bind: it needs `write` for the destination and `read` for the source.
 
-    The checker raises its error if a right is missing.
+    `kind` is the type of the destination, and the names are normalised. Raises the error of the checker if a
+    right is missing.
     """
     if destination:
         checker.check("write", kind, destination)
@@ -53,9 +61,10 @@ def check_binding(checker: Checker, kind: str, destination: str, source: str, ke
 
 
 def check_leading(checker: Checker, kind: str, name: str, arguments: Headers, argument: str) -> None:
-    """Check an argument that names a further exchange, such as an alternate or dead-letter exchange.
+    """Check the right to use an argument that names another exchange (alternate or dead-letter exchange).
 
-    The client needs `read` here, and `write` there with the key in the arguments, or else with every key.
+    `argument` is the argument's name. The client needs `read` for the queue or exchange `name`, and `write`
+    for the named exchange, with the routing key in the arguments, or else with every key.
     """
     keys: list[str | None] = []
     if kind == "queue":

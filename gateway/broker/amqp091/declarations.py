@@ -1,9 +1,9 @@
-"""Declarations of the configuration and of RabbitMQ's files: gathered, checked, and made.
+"""Declarations of the configuration and of RabbitMQ's exported files: read, checked, and carried out.
 
 They are checked on empty virtual hosts without a store, which are created for that. What cannot be declared
-there is wrong in itself, and `gateway check` finds it in the same way. What cannot be declared at the start
-differs from what the store has. Everything is declared as by a client: what exists as declared is used
-unchanged.
+there is invalid in itself, and `gateway check` finds it in the same way. What cannot be declared only at the
+start differs from what the store has. Everything is declared as by a client: existing objects that agree with
+their declaration are used unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ TOLD_MAX: Final = 20  # findings of one kind
 
 
 class Declared(NamedTuple):
-    """One declaration with its virtual host and its place. `kind` is "queues" and so on."""
+    """Declaration of a queue, exchange or binding, with its virtual host and its place in the file.
+
+    `kind` is "queues", "exchanges" or "bindings".
+    """
 
     kind: str
     thing: Thing
@@ -46,14 +49,14 @@ class Declared(NamedTuple):
 
 
 class GatheredDeclarations(NamedTuple):
-    """All declarations, in an order in which they can be made, and the findings about them."""
+    """All declarations, ordered so that each can be carried out, and the findings about them."""
 
     declared: list[Declared]
     findings: list[Finding]
 
 
 def gather(settings: Settings) -> GatheredDeclarations:
-    """Read the declarations of the settings and of the exported files."""
+    """Read the declarations of the settings and of the files that they name."""
     options = settings.declare
     hosts = settings.amqp_hosts()
     found: list[Declared] = []
@@ -93,22 +96,26 @@ def gather(settings: Settings) -> GatheredDeclarations:
 
 
 def _taken(settings: Settings) -> list[str]:
-    """Return the lists of an export that are read elsewhere."""
+    """Return the lists of an exported file that other parts of the gateway read, such as users."""
     declared = settings.declare
     users = ["users", "permissions", "topic_permissions"] if declared.users else []
     return users + ["policies"] * declared.policies
 
 
 def policies_of(settings: Settings) -> dict[str, list[Policy]]:
-    """Return the policies of the exports, by virtual host. Raises ConfigurationError."""
+    """Return the policies of the exported files, by virtual host.
+
+    Raises ConfigurationError.
+    """
     declared = settings.declare
     return merge_policies([read_policies(file) for file in declared.definitions]) if declared.policies else {}
 
 
 def _with_both_ends(declared: Sequence[Declared]) -> tuple[list[Declared], Counter[str]]:
-    """Leave out imported bindings that lack an end, and count them by file.
+    """Return the declarations without imported bindings whose queue or exchange is missing.
 
-    RabbitMQ exports the bindings of queues that are exclusive or not durable, but not the queues.
+    The second result counts these by file. RabbitMQ exports the bindings of queues that are exclusive or not
+    durable, but not the queues.
     """
     there = {
         (one.host, one.kind, one.thing.name) for one in declared if not isinstance(one.thing, DeclaredBinding)
@@ -135,7 +142,7 @@ def _ends(host: str, binding: DeclaredBinding) -> set[tuple[str, str, str]]:
 
 
 def rehearse(settings: Settings, declared: Sequence[Declared]) -> tuple[AmqpHosts, list[Finding]]:
-    """Make the declarations on empty virtual hosts. Return these, and errors or warnings."""
+    """Carry out the declarations on new, empty virtual hosts. Return these and the findings."""
     try:
         policies = policies_of(settings)
     except ConfigurationError as error:
@@ -153,7 +160,10 @@ def rehearse(settings: Settings, declared: Sequence[Declared]) -> tuple[AmqpHost
 
 
 def declare(hosts: AmqpHosts, declared: Sequence[Declared]) -> list[Finding]:
-    """Make the declarations, existing ones first: if these differ, nothing is added. Return the faults."""
+    """Carry out the declarations on virtual hosts. Return the errors.
+
+    Those of existing objects come first: if these differ, nothing is added.
+    """
     there = [one for one in declared if one.host in hosts and _exists(hosts[one.host], one.thing)]
     known_ids = set(map(id, there))
     new = [one for one in declared if id(one) not in known_ids and not isinstance(one.thing, DeclaredBinding)]
@@ -167,7 +177,7 @@ def declare(hosts: AmqpHosts, declared: Sequence[Declared]) -> list[Finding]:
 
 
 def _first(findings: list[Finding]) -> list[Finding]:
-    """Return the first findings and a note about the rest: one limit may refuse thousands."""
+    """Return the first findings and a note with the number of the others, of which there may be thousands."""
     if len(findings) <= TOLD_MAX:
         return findings
     severity = min((one.severity for one in findings), key=list(Severity).index)
@@ -208,7 +218,7 @@ def _declare_one(hosts: AmqpHosts, one: Declared) -> Iterator[Finding]:
 
 
 def _apply(host: VirtualHost, thing: Thing) -> None:
-    """Make one declaration. Raises AmqpRefused."""
+    """Carry out one declaration on a virtual host. Raises AmqpRefused."""
     arguments = headers(thing.arguments)
     if isinstance(thing, DeclaredExchange):
         host.declare_exchange(
@@ -239,7 +249,7 @@ def _apply(host: VirtualHost, thing: Thing) -> None:
 
 
 def _remarks(host: VirtualHost, one: Declared) -> Iterator[Finding]:
-    """Yield findings about what can be declared but was probably not meant."""
+    """Yield warnings about a declaration that is valid but probably not intended."""
     thing = one.thing
     if isinstance(thing, DeclaredBinding):
         return

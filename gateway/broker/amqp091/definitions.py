@@ -1,4 +1,4 @@
-"""Records of what survives a restart in a virtual host: durable exchanges, queues and their bindings.
+"""Records of durable exchanges, queues and bindings of a virtual host, which survive a restart.
 
 Each is a record of its own in the store, so that one more binding costs one small write. A record's key and
 value are JSON; arguments keep their types (gateway/store/properties.py).
@@ -37,12 +37,18 @@ UNTOUCHED: Final = "queue_untouched"  # see broker/undelivered.py
 
 
 class Definitions(HostRecords):
-    """Records of one virtual host."""
+    """Records of one AMQP 0-9-1 virtual host in the store.
+
+    Methods that add or remove a record return True if something was written.
+    """
 
     def __init__(
         self, store: Store, host: str, bodies: Bodies, *, memory_messages_max: int, memory_bytes_max: int
     ) -> None:
-        """Read the counts of returned messages; see HostRecords for the arguments."""
+        """Open the records, and read how often messages of quorum queues were returned.
+
+        The arguments are those of HostRecords.
+        """
         super().__init__(
             store,
             host,
@@ -59,13 +65,13 @@ class Definitions(HostRecords):
 
     @property
     def failure(self) -> str:
-        """Why nothing can be recorded now; "" if it can."""
+        """Reason why nothing can be recorded now; "" if records can be written."""
         return self._store.failure
 
     # Exchanges.
 
     def add_exchange(self, exchange: Exchange) -> bool:
-        """Record a durable exchange. Return True if something was written, as the other methods do."""
+        """Record an exchange if it is durable. Return True if something was written."""
         if exchange.durable:
             record = {
                 "type": exchange.kind,
@@ -78,15 +84,19 @@ class Definitions(HostRecords):
         return exchange.durable
 
     def remove_exchange(self, exchange: Exchange) -> bool:
-        """Delete the record of an exchange; its bindings are deleted one by one."""
+        """Delete the record of an exchange. Return True if something was written.
+
+        The records of its bindings are deleted separately.
+        """
         if exchange.durable:
             self._delete(EXCHANGE, exchange.name)
         return exchange.durable
 
     def exchanges(self, find: Callable[[str], Exchange | None], steps: MatchingSteps) -> list[Exchange]:
-        """Return the recorded exchanges, without their bindings.
+        """Return new exchanges from the records, without their bindings.
 
-        `find` is how they look up each other, and `steps` counts what their bindings cost a message.
+        `find` returns an exchange by its name, and `steps` counts how many comparisons their bindings add to
+        a message.
         """
         found = []
         for words, record in self._records(EXCHANGE):
@@ -109,7 +119,7 @@ class Definitions(HostRecords):
     def keep_delayed(self, delayed: DelayedMessages) -> None:
         """Restore the delayed messages of a durable exchange, and store new ones from now on.
 
-        All of them are in memory, too, because they are not due in the order of the disk.
+        All of them are also in memory, because the order on disk is not that in which they are due.
         """
         log = self._store.log(DELAYED, self._key(delayed.name))
         SpooledStorage(
@@ -124,7 +134,7 @@ class Definitions(HostRecords):
     # Queues.
 
     def add_queue(self, queue: AmqpQueue) -> bool:
-        """Record a durable queue, and store its messages from now on."""
+        """Record a durable queue, and store its messages from now on. Return True: a record was written."""
         record = {
             "auto_delete": queue.auto_delete,
             "arguments": _written(queue.arguments),
@@ -135,7 +145,7 @@ class Definitions(HostRecords):
         return True
 
     def persist(self, queue: AmqpQueue) -> None:
-        """Give the queue its stored messages, and store its messages from now on."""
+        """Restore the stored messages of a queue, and store new ones from now on."""
         storage = self._storage(queue, QUEUE, queue.name)
         self._untouched.recall(storage, queue.name)
         if queue.deliveries is not None:
@@ -144,17 +154,23 @@ class Definitions(HostRecords):
             queue.deliveries.persist(self._store, key, self._deliveries.pop(queue.name, {}), stored)
 
     def note_untouched(self, queues: Iterable[AmqpQueue]) -> None:
-        """Record at the end of the process which messages of these queues were never handed out."""
+        """Record at the end of the process which messages of these queues were never delivered."""
         for queue in queues:
             self._untouched.note(queue.storage, queue.name)
 
     def remove_queue(self, queue: AmqpQueue) -> bool:
-        """Delete the record of a queue, which deletes its messages itself."""
+        """Delete the record of a queue. Return True: something was written.
+
+        The queue deletes its messages itself.
+        """
         self._delete(QUEUE, queue.name)
         return True
 
     def queues(self) -> list[tuple[str, bool, Headers, str | None]]:
-        """Return name, auto-delete, arguments and user (None: the configuration) of the recorded queues."""
+        """Return name, auto-delete, arguments and user of each recorded queue.
+
+        A user of None means that the configuration declared it.
+        """
         found = []
         for words, record in self._records(QUEUE):
             with contain_failure(QUEUE, words):
@@ -168,7 +184,10 @@ class Definitions(HostRecords):
     def add_binding(
         self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers, user: str | None
     ) -> bool:
-        """Record a binding between what is durable, and the user who has made it."""
+        """Record a binding made by `user`, if source and destination are durable.
+
+        Return True if something was written.
+        """
         lasting = _is_durable(source, to)
         if lasting:
             value = json.dumps({"user": user}).encode()
@@ -176,14 +195,17 @@ class Definitions(HostRecords):
         return lasting
 
     def remove_binding(self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers) -> bool:
-        """Delete the record of a binding."""
+        """Delete the record of a binding. Return True if something was written."""
         lasting = _is_durable(source, to)
         if lasting:
             self._store.delete(BINDING, self._binding(source, to, key, arguments))
         return lasting
 
     def remove_bindings(self, source: Exchange, to: Queue | Exchange, keys: Keys) -> bool:
-        """Delete the records of all bindings between the two, which have these `keys`."""
+        """Delete the records of all bindings from the source to the destination, which have these keys.
+
+        Return True if something was written.
+        """
         lasting = bool(keys) and _is_durable(source, to)
         if lasting and len(keys) > BINDINGS_FEW:
             kind = QUEUE if isinstance(to, Queue) else EXCHANGE
@@ -217,7 +239,10 @@ def _is_durable(source: Exchange, to: Queue | Exchange) -> bool:
 
 
 def _exchange_arguments(record: dict[str, Any]) -> Headers:
-    """Return the arguments of a recorded exchange; earlier processes recorded the alternate one alone."""
+    """Return the arguments of a recorded exchange.
+
+    Earlier versions recorded only the alternate exchange.
+    """
     if "arguments" in record:
         return _read(record["arguments"])
     return () if record["alternate"] is None else ((ALTERNATE, string(record["alternate"])),)

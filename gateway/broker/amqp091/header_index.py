@@ -5,8 +5,9 @@ conditions for each of its headers. A binding that needs any of its conditions i
 binding that needs all of them is listed under one, the rarest when it was added; the others are compared when
 a message fulfils that one. Bindings of one user with the same conditions are one group, and compared once.
 
-The worst cost of a message is known in advance: it has one value of each header, so the worst message has, of
-each header, the value with the most work behind it. `add` and `remove` return how they change that sum.
+The worst cost of a message is known in advance: a message has one value of each header, so in the worst case
+it has, for each header, the value with the most comparisons. `add` and `remove` return how they change that
+sum.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ GROUP_STEPS: Final = 4  # of a group, in addition to a step for each of its cond
 
 
 class HeaderConditions(NamedTuple):
-    """Conditions of a headers binding: all of them are needed, or any."""
+    """Conditions of a headers binding.
+
+    `all` is True if a message must fulfil all of them, and False if any one is enough.
+    """
 
     all: bool
     conditions: frozenset[Condition]
@@ -55,7 +59,7 @@ class _BindingGroup(Generic[T]):
 
 
 class HeaderIndex(Generic[T]):
-    """Destinations by the conditions of their bindings."""
+    """Index from conditions on headers to the destinations of bindings."""
 
     def __init__(self) -> None:
         self._groups: dict[tuple[str | None, HeaderConditions], _BindingGroup[T]] = {}
@@ -67,7 +71,10 @@ class HeaderIndex(Generic[T]):
         self._levels: dict[tuple[str | None, str, int], dict[int, int]] = {}  # number of conditions, by steps
 
     def add(self, required: HeaderConditions, destination: T, user: str | None) -> int:
-        """Add a binding of a user. Return the steps that it adds to the user's worst message."""
+        """Add a binding of a user. Return the steps that it adds to the most expensive message.
+
+        Only the steps of that user's bindings count.
+        """
         if not required.conditions:
             if required.all:
                 self._always[destination] = self._always.get(destination, 0) + 1
@@ -93,7 +100,10 @@ class HeaderIndex(Generic[T]):
         return more
 
     def remove(self, required: HeaderConditions, destination: T, user: str | None) -> int:
-        """Remove an added binding. Return the steps that it takes from the user's worst message."""
+        """Remove a binding. Return the steps that it subtracts from the most expensive message.
+
+        Only the steps of that user's bindings count.
+        """
         if not required.conditions:
             if required.all:
                 _take_one(self._always, destination)
@@ -114,7 +124,7 @@ class HeaderIndex(Generic[T]):
         return less
 
     def match(self, headers: dict[str, Any]) -> dict[T, None]:
-        """Return the destinations whose bindings the headers fulfil, each once."""
+        """Return the destinations whose conditions these headers fulfil, each once."""
         found: dict[T, None] = dict.fromkeys(self._always)
         names, every, some = self._names, self._all, self._any
         fulfilled: set[Condition] = set()
@@ -147,7 +157,10 @@ class HeaderIndex(Generic[T]):
         return (0 if listed is None else len(listed), len(condition) == 1)
 
     def _charge(self, user: str | None, condition: Condition, steps: int) -> int:
-        """Add steps to a condition. Return by how many the worst value of its header grew."""
+        """Add steps to a condition of a user.
+
+        Return by how many steps the most expensive value of its header has grown.
+        """
         levels = self._levels.setdefault((user, condition[0], len(condition)), {})
         most = max(levels, default=0)
         key = (user, condition)
@@ -175,7 +188,7 @@ def _matches(conditions: frozenset[Condition], headers: dict[str, Any]) -> bool:
 
 
 def _conditions(headers: dict[str, Any]) -> set[Condition]:
-    """Return every condition that headers fulfil."""
+    """Return every condition that these headers fulfil."""
     found: set[Condition] = {(name,) for name in headers}
     found.update(headers.items())
     return found
@@ -196,8 +209,8 @@ def parse_conditions(arguments: Headers) -> HeaderConditions:
     """Return the conditions in the arguments of a headers binding.
 
     `x-match` is all (default), any, all-with-x or any-with-x. Other arguments that begin with `x-` are
-    ignored, except with the `-with-x` forms. An argument without a value (void) matches a header that merely
-    exists.
+    ignored, except with the `-with-x` forms. An argument without a value (void) matches any header of that
+    name.
     """
     mode = "all"
     conditions: list[Condition] = []
@@ -212,7 +225,7 @@ def parse_conditions(arguments: Headers) -> HeaderConditions:
 
 
 def comparable(value: Value) -> Any:
-    """Return the form in which headers and conditions are compared."""
+    """Return an argument or header value in a form in which equal values compare as equal."""
     if value.type in UNIQUE_TYPES:
         return value.type, without_order(value).value  # as bindings are stored: a table has no order
     if value.type is ValueType.BYTES:

@@ -1,8 +1,8 @@
 """Warnings about routes to exchanges that lead to no queue when the gateway has started.
 
-Only declared bindings are known before clients connect, and a client may bind at any time. Certain is only
-the time until then: what a link receives meanwhile is rejected. Routes between listeners never take what a
-route has delivered, so they do not count as bindings.
+Only declared bindings are known before clients connect, and a client may bind at any time. Messages that a
+link receives before that are rejected. Routes between listeners never take messages that a route has
+delivered, so they do not count as bindings.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gateway.settings import AmqpListener, Settings
 def unbound(
     routes: Iterable[Route], settings: Settings, hosts: AmqpHosts, declaring: Collection[str]
 ) -> list[Finding]:
-    """Return a finding for each route to an AMQP listener whose messages reach no declared queue.
+    """Return a finding for each route to an AMQP listener that leads to no declared queue.
 
     `hosts` contain only declared objects; `declaring` are the hosts in which anything is declared. It is a
-    warning if a link brings the messages and the host has declarations, and otherwise a note. Routes from
-    listeners, whose publishers learn the outcome, get none where nothing is declared.
+    warning if the route's source is a link and the host has declarations, and otherwise a note. Routes from
+    listeners, whose publishers learn the outcome, get none if the host has no declarations.
     """
     return [finding for route in routes for finding in _unbound(route, settings, hosts, declaring)]
 
@@ -48,7 +48,10 @@ def _unbound(
 
 
 def _unroutable_reason(route: Route, host: VirtualHost) -> str:
-    """Return why the route leads to no queue, or "" if it may, or if the message determines the exchange."""
+    """Return why a route leads to no declared queue; "" if it may lead to one.
+
+    It also is "" if the exchange depends on the message.
+    """
     scope, name = _fixed(route.target.scope), _fixed(route.target.name)
     if scope is None or (not scope and name is None):
         return ""
@@ -67,7 +70,7 @@ def _fixed(template: Template | None) -> str | None:
 
 
 def _leads_on(host: VirtualHost, name: str) -> bool:
-    """Return True if a queue is behind the exchange, at any distance."""
+    """Return True if the exchange leads to a queue, directly or through other exchanges."""
     to_visit, visited = [host.exchanges[name]], {name}
     while to_visit:
         exchange = to_visit.pop()

@@ -27,7 +27,7 @@ PARTIAL: Final = "fast-partial"
 
 
 class Partial:
-    """Transfer with the first part of a message body in `file`.
+    """Restartable transfer of one message body, whose first part is in `file`.
 
     `key` is "" if the transfer cannot be resumed.
     """
@@ -44,7 +44,7 @@ class Partial:
 
     @property
     def user(self) -> str:
-        """User who sends the message."""
+        """Name of the user who sends the message."""
         _, user, _, _ = json.loads(self.key)
         return str(user)
 
@@ -56,10 +56,13 @@ class Partial:
 
 
 class Partials:
-    """Partial transfers of all virtual hosts."""
+    """Restartable transfers of all virtual hosts that are not complete."""
 
     def __init__(self, spool: Spool, store: Store | None, *, shares: UserShares, age_secs: float) -> None:
-        """Restore the transfers, before the store starts. The limits in `shares` apply to idle transfers."""
+        """Restore the transfers from the store, before it starts.
+
+        `shares` limits idle transfers. They are dropped when they are older than `age_secs` seconds.
+        """
         self._spool = spool
         self._store = store
         self._entries: UserEntries[str] = UserEntries(shares)  # keys of idle transfers, the oldest first
@@ -69,7 +72,7 @@ class Partials:
             self._restore(store)
 
     def __iter__(self) -> Iterator[Partial]:
-        """Iterate over a copy of all transfers that can be resumed."""
+        """Return an iterator over a copy of the list of transfers that can be resumed."""
         return iter(list(self._by_key.values()))
 
     def __len__(self) -> int:
@@ -77,7 +80,7 @@ class Partials:
 
     @property
     def byte_count(self) -> int:
-        """Bytes received of all transfers."""
+        """Number of bytes that were received of all transfers."""
         return sum(partial.file.size for partial in self._by_key.values())
 
     def _restore(self, store: Store) -> None:
@@ -100,10 +103,10 @@ class Partials:
             self._entries.add(partial.key, partial.user, partial.file.size)
 
     def claim(self, host: str, user: str, client: str, head: bytes, body_size: int) -> Partial:
-        """Return the transfer of a message that this client announces, and mark it busy.
+        """Return the transfer of a message whose head this client has sent, and mark it busy.
 
-        An idle transfer of the same user, client and message is resumed; otherwise a new one begins.
-        `body_size` is in bytes.
+        An idle transfer of the same user, client and head is resumed; otherwise a new one begins. `body_size`
+        is in bytes.
         """
         self.forget_old()
         digest = hashlib.sha256(body_size.to_bytes(4, "big") + head).hexdigest()
@@ -132,7 +135,7 @@ class Partials:
             self._store.put(PARTIAL, partial.key, json.dumps(record).encode())
 
     def release(self, partial: Partial) -> None:
-        """Mark a transfer idle, so that it can be resumed. Drop others if there are now too many."""
+        """Mark a transfer idle, so that it can be resumed. Drop the oldest ones if there are too many."""
         if self._by_key.get(partial.key) is partial and partial.busy:
             partial.busy = False
             self._record(partial)
@@ -142,7 +145,7 @@ class Partials:
                 self.drop(self._by_key[key])
 
     def drop(self, partial: Partial) -> None:
-        """Forget a transfer that is complete or useless."""
+        """Delete a transfer, because it is complete or will not be resumed."""
         if self._by_key.get(partial.key) is partial:
             del self._by_key[partial.key]
             self._entries.discard(partial.key)
@@ -150,15 +153,15 @@ class Partials:
                 self._store.delete(PARTIAL, partial.key)
 
     def delete_record(self, partial: Partial) -> None:
-        """Delete the record of a transfer in the commit that publishes its message."""
+        """Delete the record of a transfer, in the same commit that publishes its message."""
         if self._store is not None and partial.key:
             self._store.delete(PARTIAL, partial.key)
 
     def end(self, partial: Partial, *, accepted: bool) -> None:
-        """End a complete transfer.
+        """End a transfer whose message was received completely.
 
-        If its message was not accepted, the transfer stays, so that the sender can retry without sending all
-        again.
+        If the message was not accepted, the transfer is marked idle, so that the sender can retry without
+        sending everything again.
         """
         if accepted:
             self.drop(partial)
@@ -166,7 +169,7 @@ class Partials:
             self.release(partial)
 
     def drop_of(self, host: str, user: str, client: str) -> None:
-        """Drop the idle transfers of a client without a client-name, which cannot resume them."""
+        """Drop the idle transfers of a closed connection without a client-name, which cannot resume them."""
         begin = json.dumps([host, user, client])[:-1]
         for key in [key for key in self._entries if key.startswith(begin)]:
             self.drop(self._by_key[key])

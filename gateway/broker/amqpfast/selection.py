@@ -34,11 +34,11 @@ COMPILED_MAX: Final = 64  # compiled selectors in the cache, which makes equal s
 
 
 class LanguageUnknown(SelectorRefused):
-    """MIME type of a selector language that the gateway does not support."""
+    """Error for the MIME type of a selector language that the gateway does not support."""
 
 
 class SelectorCounters:
-    """Counters of messages that conditions could not decide on."""
+    """Counters of messages on which a selector in CEL could not decide."""
 
     __slots__ = ("undecided", "unparsable")
 
@@ -48,11 +48,11 @@ class SelectorCounters:
 
 
 def selection(mime_type: str, data: bytes) -> Selects | None:
-    """Return the predicate of a selector, or None for an empty selector, which selects all messages.
+    """Return the predicate of a selector; None for an empty one, which selects all messages.
 
-    Equal selectors usually share one object, which `SelectionWork` evaluates once per message. Raises
-    LanguageUnknown for an unsupported MIME type, SelectorRefused for a text that is not valid in its
-    language.
+    `data` is the selector's text in UTF-8. Equal selectors usually share one object, which `SelectionWork`
+    evaluates once per message. Raises LanguageUnknown for an unsupported MIME type, SelectorRefused for a
+    text that is not valid in its language.
     """
     language = mime_type.lower() or JMS
     if not data:
@@ -135,7 +135,10 @@ FIELDS: Final[dict[str, Callable[[Message, Properties], Any]]] = {
 
 
 def _expires(message: Message) -> float:
-    """Return the POSIX time in seconds at which a message expires, 0 for never, as its head has it."""
+    """Return the POSIX time in seconds at which a message expires, 0 for never.
+
+    It is on the clock that the message's head uses.
+    """
     return message.expires + clock.wall_offset() if message.expires else 0.0
 
 
@@ -144,7 +147,7 @@ def _text(data: bytes | None) -> str | None:
 
 
 class _SelectorValues:
-    """Headers and fields of a message by name, read when a selector asks for them."""
+    """Headers and fields of a message by name, which are read when a selector uses them."""
 
     __slots__ = ("_message", "_properties")
 

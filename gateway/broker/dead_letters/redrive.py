@@ -42,7 +42,7 @@ Receipt = tuple[str, Told]
 
 
 class Redriving:
-    """Publisher of dead letters; it is the source of their batches."""
+    """Publisher of dead letters, which is the source of their batches."""
 
     def __init__(self, dispatcher: Dispatcher, dead_letters: DeadLetters) -> None:
         self._dispatcher = dispatcher
@@ -50,11 +50,11 @@ class Redriving:
         self._open: set[str] = set()
 
     def is_redriving(self, id: str) -> bool:
-        """Return True if the message of this dead letter is on its way from here."""
+        """Return True if this dead letter's message was published again and is not settled yet."""
         return id in self._open
 
     def redrive(self, letters: list[Letter], on_outcome: Told) -> None:
-        """Publish the dead letters again; `on_outcome` gets the id and outcome of each."""
+        """Publish the dead letters again. `on_outcome` is called with the id and the outcome of each."""
         free: list[Letter] = []
         for letter in letters:
             if letter.id in self._open:
@@ -103,7 +103,11 @@ class Redriving:
         letter: Letter,
         on_outcome: Told,
     ) -> Outcome | None:
-        """Put a dead letter's message on its recipients. Return an outcome if that is not possible."""
+        """Add a dead letter's message to a batch for its recipients.
+
+        Return None, or the outcome if that is not possible. Messages for a route's end go to `placed`, others
+        to `published`.
+        """
         receipt: Receipt = (letter.id, on_outcome)
         if letter.lost_part:
             return _no(letter.lost_part)
@@ -136,7 +140,7 @@ class Redriving:
 
     @staticmethod
     def _deliverable_message(route: Route, letter: Letter) -> Message | Outcome:
-        """Return the message as the route delivers it, or why it does not."""
+        """Return the message in the form that the route delivers, or the outcome if that is impossible."""
         message = letter.message
         if letter.crossed:
             return protocol_mismatch(route, message) or message
@@ -171,13 +175,13 @@ class Redriving:
     # Interface of a batch's source.
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Return no functions, because the senders are no longer connected."""
+        """Return [] because nothing is paused: the messages' senders are no longer connected."""
         return []
 
     def settle(
         self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """Delete dead letters whose messages were accepted, and report all outcomes when that is on disk."""
+        """Delete dead letters whose messages were accepted; report all outcomes when that is on disk."""
         outcomes = [(refused or {}).get(at, ACCEPTED) for at in range(len(receipts))]
         rows = list(zip(receipts, outcomes, strict=True))
         self._mark_closed([id for (id, _), outcome in rows if outcome is not ACCEPTED])
@@ -191,7 +195,7 @@ class Redriving:
         self._dead_letters.delete(accepted_ids, report_outcomes)
 
     def _mark_closed(self, ids: list[str]) -> None:
-        """Mark dead letters as no longer being redriven."""
+        """Record that these dead letters are no longer being redriven, and release their claims."""
         self._open.difference_update(ids)
         self._dead_letters.free(ids)
 

@@ -1,4 +1,4 @@
-"""Messages of shared subscriptions that ended sessions owed, until other members have them (5: 4.8.2).
+"""Messages of shared subscriptions in the logs of ended sessions, until other members have them (5: 4.8.2).
 
 They stay on disk. The log of an ending session is renamed, and read from its beginning, a piece at a time,
 one log after the other. Each message is passed to another member of its group: it leaves the log in the
@@ -46,7 +46,7 @@ Returns None if the group has no members, False if none of them can have it.
 
 
 class EndedSessions:
-    """Logs of sessions that have ended, the oldest first."""
+    """Logs of ended sessions whose messages are being passed on, the oldest first."""
 
     def __init__(self, store: Store, tally: SessionTally, hand: Hand, shares: UserShares) -> None:
         """Find the logs of an earlier process, before the store starts; `shares` limits all logs."""
@@ -82,7 +82,7 @@ class EndedSessions:
         self._read_next()
 
     def tick(self) -> None:
-        """Continue with what had to wait. The first call also says that the store has started."""
+        """Continue with the logs that waited. The first call means that the store has started."""
         self._begun = True
         for topic_filter in list(itertools.islice(self._waiting, TRIED_MAX)):
             self._try_again(topic_filter)
@@ -117,7 +117,10 @@ class EndedSessions:
             )
 
     def _read(self, log: Log, found: list[Stored]) -> None:
-        """Pass on what was read of `log`; nothing else is read until each message is passed on or waits."""
+        """Pass on messages that were read from `log`, and read more.
+
+        More is read only when the members have stored these. An empty log is deleted.
+        """
         try:
             if found:
                 self._pass_on(log, found)
@@ -129,7 +132,7 @@ class EndedSessions:
         self._read_next()
 
     def _pass_on(self, log: Log, found: list[Stored]) -> None:
-        """Pass on these messages of `log`, until one must wait."""
+        """Pass the messages of `log` to other sessions, until one cannot be passed on now."""
         utc = clock.utc()
         sent, _ = _left(log)
         for position, message, tag in found:
@@ -144,9 +147,9 @@ class EndedSessions:
     def _place(
         self, log: Log, position: int, message: Message, topic_filter: str, is_sent: bool, utc: float
     ) -> bool:
-        """Pass the message of `log` to another session, or drop it. Return False if it must wait.
+        """Pass a message of `log` to another session, or drop it. Return False if it must wait.
 
-        `is_sent` is True if no other session may have it.
+        `is_sent` is True if no other session may get it, because it may have been sent at QoS 2.
         """
         if topic_filter and message.expires and message.expires <= utc:
             self._tally.expired += 1

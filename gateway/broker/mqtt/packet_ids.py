@@ -1,9 +1,9 @@
 """Packet ids of messages of a durable session whose usual id was in use.
 
 The usual packet id of a message follows from its position in the log, so nothing has to be stored for it. If
-an earlier message still uses that id, the message gets the next free one below it. The choice is recorded in
-the store, and the message waits until that is on disk: after a crash it must be resent under the id by which
-the client knows it (MQTT 5: 2.2.1, 4.4).
+an earlier message still uses that id, the message gets the next free one below it. That id is recorded in the
+store, and the message is sent when the record is on disk: after a crash it must be resent under the id by
+which the client knows it (MQTT 5: 2.2.1, 4.4).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.model.outcome import ACCEPTED, Outcome
 
 
 class RenumberedMessages:
-    """Messages of one session whose packet id differs from that of their position."""
+    """Packet ids of those messages of one session that do not have their usual packet id."""
 
     __slots__ = ("_by_position", "_client", "_positions", "_recorded", "_records", "_unrecorded", "_used")
 
@@ -26,7 +26,8 @@ class RenumberedMessages:
     ) -> None:
         """Create an empty map from positions to packet ids.
 
-        `used` has the ids in flight. `recorded` is called when the chosen packet id of a message is on disk.
+        `used` has the collections of ids that are in use. `recorded` is called when a chosen packet id is on
+        disk, so that its message may be sent.
         """
         self._records = records
         self._client = client_id
@@ -42,14 +43,15 @@ class RenumberedMessages:
         return len(self._by_position)
 
     def restore(self, position: int, packet_id: int) -> None:
-        """Restore what an earlier process has recorded."""
+        """Restore the packet id of the message at this position from a record of an earlier process."""
         self._by_position[position] = packet_id
         self._positions[packet_id] = position
 
     def packet_id(self, position: int, usual: int) -> int:
-        """Return the packet id of the message at this position; 0 if it may not be sent yet.
+        """Return the packet id for the message at this position; 0 if it may not be sent yet.
 
-        It must wait until the choice is on disk. `usual` is the id of the position.
+        It may not be sent while a newly chosen packet id is not on disk. `usual` is the packet id that
+        follows from the position.
         """
         packet_id = self._by_position.get(position, usual)
         if self._is_taken(packet_id, position):
@@ -85,7 +87,7 @@ class RenumberedMessages:
             self._unrecorded[position] = False
 
     def retry(self) -> None:
-        """Record again what a failing disk has refused, if it works again."""
+        """Write again the records that the disk has refused, if it works now."""
         if self._unrecorded and self._records.store.healthy:
             for position, is_pending in list(self._unrecorded.items()):
                 if not is_pending:

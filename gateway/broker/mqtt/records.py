@@ -46,9 +46,9 @@ class SessionRecord(NamedTuple):
     """Record of a session that outlives its connection.
 
     `utc` is when its client last connected or disconnected, in POSIX seconds, and `attached` is True if it
-    connected. Messages at positions below `sent` may have been sent. It is not updated while the client is
-    connected: if that was so before a restart, every stored message may have been sent. `user` and `place`
-    (address) are those that last opened the session.
+    connected. Messages at positions below `sent` may have been sent. The record is not updated while the
+    client is connected: if it was connected before a restart, every stored message may have been sent. `user`
+    and `place` (address) are those that last opened the session.
     """
 
     expiry_secs: float
@@ -60,7 +60,10 @@ class SessionRecord(NamedTuple):
 
 
 class Records:
-    """Records of one topic tree. `changes` counts those for which a client may have to wait."""
+    """Records of one MQTT namespace in the store.
+
+    `changes` counts changes that must be on disk before clients may be informed of them.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -69,7 +72,7 @@ class Records:
 
     @property
     def failure(self) -> str:
-        """Why nothing can be recorded now; "" if it can."""
+        """Reason why nothing can be recorded now; "" if records can be written."""
         return self.store.failure
 
     # Sessions.
@@ -80,7 +83,7 @@ class Records:
         self._put(SESSION, client.encode(), json.dumps(fields).encode())
 
     def forget_session(self, client: str) -> None:
-        """Delete the records of a session; the owners of its logs drop these."""
+        """Delete the records of a session. Its logs of messages are deleted elsewhere."""
         self.changes += 1
         self.store.delete(SESSION, client.encode())
         self.store.delete_all(SUBSCRIPTION, client.encode() + END)
@@ -89,7 +92,10 @@ class Records:
         self.store.delete_all(RENUMBERED, client.encode() + END)
 
     def sessions(self) -> Iterator[tuple[str, SessionRecord]]:
-        """Yield client ids and records. Like all iterators here, only valid before the store starts."""
+        """Yield client id and record of each session.
+
+        Like all iterators of this class it is only valid before the store starts.
+        """
         for key, value in self._records_of(SESSION):
             with contain_failure(SESSION, key):
                 record = SessionRecord(**json.loads(value))
@@ -98,30 +104,30 @@ class Records:
     # Subscriptions.
 
     def put_subscription(self, client: str, topic_filter: str, options: SubscriptionOptions) -> None:
-        """Store a subscription of a session."""
+        """Store a subscription of the session with the client id `client`."""
         self._put(SUBSCRIPTION, _key(client, topic_filter.encode()), json.dumps(asdict(options)).encode())
 
     def delete_subscription(self, client: str, topic_filter: str) -> None:
-        """Delete a subscription."""
+        """Delete the record of a subscription."""
         self._delete(SUBSCRIPTION, _key(client, topic_filter.encode()))
 
     def subscriptions(self) -> Iterator[tuple[str, str, SubscriptionOptions]]:
-        """Yield client id, filter and options."""
+        """Yield client id, topic filter and options of each subscription."""
         for key, value in self._records_of(SUBSCRIPTION):
             client, _, topic_filter = key.partition(END)
             with contain_failure(SUBSCRIPTION, key):
                 yield client.decode(), topic_filter.decode(), SubscriptionOptions(**json.loads(value))
 
     def put_owed(self, client: str, topic_filter: str) -> None:
-        """Store that a subscription still lacks some of its retained messages."""
+        """Record that some retained messages are still to be sent for a subscription."""
         self._put(OWED, _key(client, topic_filter.encode()), b"")
 
     def delete_owed(self, client: str, topic_filter: str) -> None:
-        """Delete that record, because the session has the messages or no longer wants them."""
+        """Delete the record that some retained messages are still to be sent for a subscription."""
         self.store.delete(OWED, _key(client, topic_filter.encode()))
 
     def retained_due(self) -> Iterator[tuple[str, str]]:
-        """Yield client id and filter."""
+        """Yield client id and topic filter of subscriptions whose retained messages are not all sent."""
         for key, _ in self._records_of(OWED):
             client, _, topic_filter = key.partition(END)
             with contain_failure(OWED, key):
@@ -130,15 +136,15 @@ class Records:
     # Outgoing QoS 2, after PUBREC and before PUBCOMP.
 
     def put_released(self, client: str, packet_id: int, position: int) -> None:
-        """Store that the client has the message that was sent under `packet_id`."""
+        """Record that the client has received (PUBREC) the message sent with `packet_id`."""
         self.store.put(RELEASED, _key(client, packet_id.to_bytes(2, "big")), position.to_bytes(8, "big"))
 
     def delete_released(self, client: str, packet_id: int) -> None:
-        """Delete a released packet id after PUBCOMP."""
+        """Delete the record of a packet id, because PUBCOMP has arrived."""
         self.store.delete(RELEASED, _key(client, packet_id.to_bytes(2, "big")))
 
     def released_ids(self) -> Iterator[tuple[str, int, int]]:
-        """Yield client id, packet id and position."""
+        """Yield client id, packet id and position of messages that have PUBREC but not PUBCOMP."""
         for key, value in self._records_of(RELEASED):
             client, _, packet_id = key.partition(END)
             with contain_failure(RELEASED, key):
@@ -147,15 +153,15 @@ class Records:
     # Outgoing messages whose usual packet id was in use.
 
     def put_renumbered(self, client: str, position: int, packet_id: int) -> None:
-        """Store the packet id of the message at this position."""
+        """Record the packet id of the message at this position, which is not its usual one."""
         self.store.put(RENUMBERED, _key(client, position.to_bytes(8, "big")), packet_id.to_bytes(2, "big"))
 
     def delete_renumbered(self, client: str, position: int) -> None:
-        """Delete the packet id of a message that is settled."""
+        """Delete the record of a message's packet id, because the message is settled."""
         self.store.delete(RENUMBERED, _key(client, position.to_bytes(8, "big")))
 
     def renumbered(self) -> Iterator[tuple[str, int, int]]:
-        """Yield client id, position and packet id."""
+        """Yield client id, position and packet id of messages that do not have their usual packet id."""
         for key, value in self._records_of(RENUMBERED):
             client, _, position = key.partition(END)
             with contain_failure(RENUMBERED, key):
@@ -182,7 +188,7 @@ class Records:
         self._put(WILL, key.encode(), json.dumps(record).encode())
 
     def delete_will(self, key: str) -> None:
-        """Delete a will that was published or never will be."""
+        """Delete the record of a will that was published or will not be."""
         if key in self._wills:
             self._wills.remove(key)
             self._delete(WILL, key.encode())

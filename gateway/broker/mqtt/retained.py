@@ -3,7 +3,7 @@
 With a store each is written, too, and restored after a restart. The publisher of one at QoS 1 or 2 is
 informed after the commit; while the disk fails the publisher is refused, and the message is written later.
 Beyond the limits, or the share of the user who published it, a message is refused rather than acknowledged
-and lost, and the topic retains what it did before. The user is the message's sender, also after a restart.
+and lost, and the topic keeps its earlier message. The user is the message's sender, also after a restart.
 Expired messages are removed at a tick, or when another message needs the space.
 
 New subscribers get them in pieces, by a Walk through the topics: a filter may match all of them, and so may
@@ -48,10 +48,10 @@ class RetainedTopics:
         store: Store | None = None,
         shares: UserShares | None = None,
     ) -> None:
-        """Create the collection, with what `store` (not started yet) has.
+        """Create the collection, and restore it from `store`, which must not have been started.
 
-        Each message has a body. What exceeds the limits, or the share of its user, is refused and counted in
-        `refused`. `shares` has these limits (messages, bytes) with the share of one user.
+        A message beyond the limits, or the share of its user, is refused and counted in `refused`. `shares`
+        replaces the limits, and has the share of one user.
         """
         self.messages_max = messages_max
         self.shares = shares or UserShares(
@@ -94,7 +94,7 @@ class RetainedTopics:
                     self._left_out.discard(key)
 
     def publish(self, part: SubBatch) -> None:
-        """Retain each message for its topic, and settle the part."""
+        """Retain each message of a part for its topic, and settle the part."""
         refused = [at for at, message in enumerate(part.messages) if not self.set_retained(message)]
         if refused:
             part.settle_at(refused, RETAINED_FULL)
@@ -105,7 +105,7 @@ class RetainedTopics:
         self._store.after_commit(part.settle)
 
     def set_retained(self, message: Message) -> bool:
-        """Retain `message` for its topic; an empty body clears the topic (5: 3.3.1.3).
+        """Retain `message` for its topic; with an empty body, remove the topic's message (5: 3.3.1.3).
 
         Returns False if there is no space; then the topic is unchanged.
         """
@@ -126,18 +126,22 @@ class RetainedTopics:
         return list(self._messages.values())
 
     def forget(self, message: Message) -> bool:
-        """Remove this message. Return False if its topic retains another one, or none."""
+        """Remove this message. Return False if it is no longer the retained message of its topic."""
         if self._messages.get(message.address.name) is not message:
             return False
         self.set_retained(Message(message.address, b""))
         return True
 
     def show(self, message: Message) -> None:
-        """Retain `message` without storing it: the next process creates it again."""
+        """Retain `message` in memory only, because the next process creates it again."""
         self._set(message, clock.utc())
 
     def _set(self, message: Message, utc: float, *, restoring: bool = False) -> bool | None:
-        """Retain a message in memory. Return False if its topic is cleared, None if there is no space."""
+        """Retain a message in memory. Return True, or None if there is no space.
+
+        Returns False if the message has an empty body and the topic's message was removed. A message that is
+        being restored is only checked against the limits, not against a user's share.
+        """
         topic = message.address.name
         if not len(message.body):
             self._drop(topic)
@@ -162,9 +166,9 @@ class RetainedTopics:
         return True
 
     def _has_capacity(self, message: Message, *, counted: bool = False) -> bool:
-        """Return True if the message may replace what its topic retains.
+        """Return True if there is space for the message instead of the topic's present one.
 
-        With `counted` a refusal is counted.
+        With `counted`, a refusal is counted in the user's share.
         """
         check = self.shares.full_with if counted else self.shares.limit_of
         before = self._messages.get(message.address.name)
@@ -190,11 +194,11 @@ class RetainedTopics:
             heapify(self._expiring)
 
     def tick(self) -> None:
-        """Remove some expired messages."""
+        """Remove some expired messages; called regularly."""
         self.forget_expired(clock.utc(), EXPIRED_MAX)
 
     def forget_expired(self, utc: float, most: int = sys.maxsize) -> None:
-        """Remove what has expired by `utc` (POSIX seconds), at most `most` messages."""
+        """Remove messages that have expired by `utc` (POSIX seconds), at most `most` of them."""
         while self._expiring and self._expiring[0][0] <= utc and most > 0:
             expires, topic = heappop(self._expiring)
             message = self._messages.get(topic)
@@ -204,14 +208,17 @@ class RetainedTopics:
                 self._delete_expired(message)
 
     def _delete_expired(self, message: Message) -> None:
-        """Delete an expired message from the store; it is no longer in memory."""
+        """Delete an expired message from the store; it was removed from memory already."""
         if self._store is not None:
             self._store.delete(KIND, message.address.wire)
 
     def find(
         self, pattern: list[str], after: list[str] | None, most: int, steps: int
     ) -> tuple[list[Message], list[str] | None]:
-        """Return unexpired messages whose topics match the levels of a filter; see TopicTree.find."""
+        """Return unexpired messages whose topics match a filter, and where the search stopped.
+
+        See TopicTree.find for the arguments and the second result.
+        """
         found, place = self._tree.find(pattern, after, most=most, steps=steps)
         utc = clock.utc()
         return [message for message in found if not message.expires or message.expires > utc], place

@@ -36,7 +36,7 @@ ROOT: Final = "$SYS/broker/"
 
 
 class PublishedFigures(Protocol):
-    """Namespace whose figures are published."""
+    """Interface of the MQTT namespace that `$SYS` topics use."""
 
     sessions: dict[str, Session]
 
@@ -47,14 +47,14 @@ class PublishedFigures(Protocol):
         """Number of subscriptions."""
 
     def has_filters_below(self, level: str) -> bool:
-        """Return True if some filter begins with this level by name."""
+        """Return True if some topic filter has this name, not a wildcard, as its first level."""
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Return the sinks of a topic."""
+        """Return the grants and shared groups that match a topic."""
 
 
 class System:
-    """`$SYS` topics of one namespace."""
+    """Publisher of the `$SYS` topics of one namespace."""
 
     def __init__(self, namespace: PublishedFigures) -> None:
         self._namespace = namespace
@@ -64,11 +64,14 @@ class System:
         self._next_at = 0.0
 
     def add(self, stats: ListenerStats) -> None:
-        """Add a listener's counters."""
+        """Add the counters of a listener to those that are published."""
         self._listeners.append(stats)
 
     def tick(self, now: float, interval_secs: float) -> None:
-        """Refresh if it is time (monotonic `now`) and a client subscribes; interval 0 means never."""
+        """Publish changed figures if `interval_secs` have passed and a client subscribes to `$SYS`.
+
+        `now` is in monotonic seconds. An interval of 0 publishes nothing.
+        """
         if not interval_secs or now < self._next_at or not self._namespace.has_filters_below(SYS):
             return
         self._next_at = now + interval_secs
@@ -80,7 +83,7 @@ class System:
                     sink.session.offer([message], sink)
 
     def show(self) -> list[Message]:
-        """Publish changed values as retained messages. Return these messages."""
+        """Set changed figures as retained messages, without sending them. Return these messages."""
         changed = []
         for name, text in self._figures().items():
             body = text.encode()

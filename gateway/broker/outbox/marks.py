@@ -1,6 +1,6 @@
-"""Arrival times of the messages in an outbox, approximately.
+"""Approximate arrival times of the messages in an outbox.
 
-Now and then the position of the next message is recorded with the time, as a mark. The messages up to the
+Now and then the position of the next message is recorded with the time, as a *mark*. The messages up to the
 next mark arrived at that time or later. Thus the age of messages costs nothing per message and survives a
 restart.
 """
@@ -22,7 +22,7 @@ MARKS_MAX: Final = 2_000
 
 
 class Marks:
-    """Marks of one outbox as (position, UTC seconds), in memory and in the store."""
+    """Marks (position, POSIX seconds) of one outbox, in memory and in the store."""
 
     def __init__(self, store: Store, name: str) -> None:
         self.interval = MARK_SECS
@@ -32,7 +32,7 @@ class Marks:
 
     @staticmethod
     def load(store: Store) -> dict[str, list[tuple[int, WallTime]]]:
-        """Return all marks in the store by the name of the outbox, before the store starts."""
+        """Return the marks of all outboxes in the store, by outbox name. Only valid before it starts."""
         found: dict[str, list[tuple[int, WallTime]]] = {}
         for key, value in store.records(MARKS):
             assert isinstance(key, str)
@@ -56,7 +56,7 @@ class Marks:
         self.forget_before(first)
 
     def note(self, position: int, utc: WallTime) -> None:
-        """Record the arrival of the message at `position` if the last mark is older than the interval."""
+        """Add a mark for the message that arrives now, unless the last mark is newer than the interval."""
         if self._marks and utc - self._marks[-1][1] < self.interval:
             return
         self._marks.append((position, utc))
@@ -73,21 +73,21 @@ class Marks:
             self._store.delete(MARKS, self._key(position))
 
     def forget_before(self, position: int) -> None:
-        """Delete marks that only concern messages before `position`."""
+        """Delete marks that only concern messages at positions before `position`."""
         marks = self._marks
         while len(marks) > 1 and marks[1][0] <= position:
             self._store.delete(MARKS, self._key(marks.popleft()[0]))
 
     def clear(self) -> None:
-        """Delete all marks, as the outbox is empty."""
+        """Delete all marks, because the outbox is empty."""
         for position, _ in self._marks:
             self._store.delete(MARKS, self._key(position))
         self._marks.clear()
 
     def time_of(self, position: int) -> WallTime | None:
-        """Return the UTC arrival time of the message at `position`, up to `interval` seconds early.
+        """Return the arrival time of the message at `position` (POSIX seconds); None if it is unknown.
 
-        Return None if it is not known.
+        It may be up to `interval` seconds too early.
         """
         found = None
         for first, utc in self._marks:
