@@ -1,9 +1,9 @@
 """Back-off of messages to a target that has released (temporarily refused) some.
 
 After a release nothing is sent for a while, which doubles with each release in a row. Then one message is
-sent alone, and as long as the target accepts, more and more may be in flight at a time. A full target costs
-one message for each attempt, and a refused message can be overtaken only by those that were in flight with
-it.
+sent alone, and as long as the target accepts, more and more may be in flight at a time. A full target
+receives one message for each attempt, and a refused message can be overtaken only by those that were in
+flight with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ WINDOW_MAX: Final = 1_024  # a wider window is unlimited
 
 
 class Backoff:
-    """Back-off of one target, or of one route to it. `window` is the maximum number of messages in flight."""
+    """Back-off of one target, or of one route to it.
+
+    `window` is the maximum number of messages in flight.
+    """
 
     __slots__ = (
         "_attempts",
@@ -50,11 +53,14 @@ class Backoff:
         self._streak = 0
 
     def is_waiting(self, now: Monotonic) -> bool:
-        """Return True if nothing should be sent yet."""
+        """Return True if nothing should be sent at `now` (loop-clock seconds)."""
         return self._attempts > 0 and self._retry_at is not None and now < self._retry_at
 
     def record_release(self, now: Monotonic) -> None:
-        """Record that the target has released a message. Releases during the wait count once."""
+        """Record that the target has released a message at `now` (loop-clock seconds).
+
+        Several releases during one wait count once.
+        """
         if not self.is_waiting(now):
             self._attempts += 1
             self._retry_at = now + self.wait(self._attempts)
@@ -64,7 +70,7 @@ class Backoff:
         self._streak = 0
 
     def record_acceptance(self, count: int) -> None:
-        """Record that the target has accepted `count` messages."""
+        """Record that the target has accepted `count` messages, which may widen the window."""
         self._attempts = 0
         if self.window < UNLIMITED:
             self._streak += count
@@ -76,6 +82,6 @@ class Backoff:
                     self.window = UNLIMITED
 
     def wait(self, attempts: int) -> float:
-        """Return the seconds to wait after the attempt with this number, with jitter."""
+        """Return how many seconds to wait after attempt number `attempts`, with jitter."""
         doublings = min(attempts - 1, DOUBLINGS_MAX)
         return min(self._secs_min * (1 << doublings), self._secs_max) * (0.5 + self._jitter() / 2)

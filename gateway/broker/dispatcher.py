@@ -364,6 +364,7 @@ class Dispatcher:
     def _entry(
         self, endpoint: str, namespace: Namespace | None, address: Address, queue: str
     ) -> RoutingEntry:
+        """Compute a routing entry as `entry` does; errors of the routing are raised."""
         if endpoint not in self.links and self.router.is_return(address):
             return self._answer_entry(endpoint, address)
         sinks = () if namespace is None else namespace.sinks(address)
@@ -685,6 +686,7 @@ class Dispatcher:
         return self._place(batch, receipt, message, placed, refused)
 
     def _publish_all(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
+        """Publish a message to all recipients and branches of its entry. Return False if there are none."""
         placed: list[tuple[Recipient, Message]] = []
         refused: list[tuple[Route, Outcome]] = []
         plan = entry.plan

@@ -1,8 +1,8 @@
-"""Records in the store of what survives a restart in one virtual host.
+"""Base class for the records in the store of what survives a restart in one virtual host.
 
 A key is a JSON list: the name of the virtual host and the words that name the record. A value is JSON. The
-messages of a durable queue are in a log under the same key. What each protocol records is in its own folder
-(amqp091/definitions.py, amqpfast/definitions.py).
+messages of a durable queue are in a log under the same key. The records of each protocol are in its own
+folder (amqp091/definitions.py, amqpfast/definitions.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.store.store import Store
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class HostRecords:
-    """Records of one virtual host."""
+    """Access to the records of one virtual host in the store."""
 
     def __init__(
         self,
@@ -33,11 +33,10 @@ class HostRecords:
         memory_messages_max: int,
         memory_bytes_max: int,
     ) -> None:
-        """Create the records of a virtual host.
+        """Create the access to the records of the virtual host `host`.
 
-        `untouched` is the kind of record of messages that were never handed out (undelivered.py). Beyond
-        `memory_messages_max` and `memory_bytes_max` (bytes) the messages of a durable queue are on disk
-        alone.
+        `untouched` is the kind of record for messages that were never delivered (undelivered.py). Beyond
+        `memory_messages_max` and `memory_bytes_max` (bytes) the messages of a durable queue are only on disk.
         """
         self._store = store
         self._host = host
@@ -55,7 +54,7 @@ class HostRecords:
         self._store.delete(kind, self._key(*words))
 
     def _records(self, kind: str) -> list[tuple[list[str], Any]]:
-        """Return words and value of each record of a kind. Only valid before the store starts."""
+        """Return (words, value) of each record of a kind. Only valid before the store starts."""
         found = []
         for key, value in self._store.records(kind):
             assert isinstance(key, str)
@@ -67,7 +66,7 @@ class HostRecords:
         return found
 
     def _storage(self, queue: Queue, kind: str, *words: str) -> SpooledStorage:
-        """Return the storage of a queue: fill it from the store, and store its messages from now on."""
+        """Create the storage of a queue, which restores its messages and stores new ones from now on."""
         messages, byte_count = self._memory
         log = self._store.log(kind, self._key(*words))
         return SpooledStorage(

@@ -114,6 +114,7 @@ class PauseGate(OneSink):
             self._forward(part, count)
 
     def _forward(self, part: SubBatch, count: int) -> None:
+        """Send the first `count` messages of a part to the recipients behind the gate."""
         batch = part.batch.onward(PassedPart(part))
         for at, message in enumerate(part.messages[:count]):
             try:

@@ -151,6 +151,7 @@ class PriorityQueue(Queue):
                 self._wait(position, message, redelivered=self._was_delivered(position))
 
     def _wait(self, position: int, message: Message, *, redelivered: bool) -> None:
+        """Add a message to the sorted ones, and to those that selectors must be evaluated for."""
         self._waiting[position] = (message, redelivered)
         entry = (-self._priority(message), position)
         heapq.heappush(self._heap, entry)
@@ -244,7 +245,7 @@ class PriorityQueue(Queue):
         super().add(consumer)
 
     def remove(self, consumer: Consumer) -> None:
-        """Remove a consumer; the caller requeues what it has not acknowledged."""
+        """Remove a consumer. The caller requeues the messages that it has not acknowledged."""
         super().remove(consumer)
         self._wishes.pop(consumer, None)
         if self._avoided:
@@ -300,6 +301,10 @@ class PriorityQueue(Queue):
         return not self._returned and not self._ready and not self._waiting
 
     def _dispatch_sorted(self) -> bool:
+        """Deliver sorted messages to consumers with credit, in turn.
+
+        Return True if no message is left, so that the queue is plain again.
+        """
         while self._waiting:
             open_ = [] if self.reads.shut else self._open()
             if not open_:

@@ -1,9 +1,9 @@
 """Queue: ready messages in order, consumers with credit, and unacknowledged messages.
 
 Fresh messages wait in a deque. The *position* of a message is its number of arrival; that of the first fresh
-one is `_first`, so a position costs nothing until a message is consumed. Requeued messages keep their
+message is `_first`, so a position needs no memory until a message is consumed. Requeued messages keep their
 position and wait in a heap, always ahead of the fresh ones. A message that does not fit a consumer's frames
-is *set aside*: it waits for other consumers, and those behind it pass.
+is *set aside*: it waits for other consumers, and those behind it are delivered first.
 
 `byte_count` is the weight in bytes of what waits here. What consumers have received is counted by them until
 it is settled.
@@ -80,7 +80,7 @@ class Storage(Protocol):
 
     @property
     def first(self) -> int | None:
-        """Position of the first message that waits on disk alone."""
+        """Position of the first message that is only on disk; None if there is none."""
 
     def stored_before(self, position: int) -> Iterator[list[Message]]:
         """Yield the messages that an earlier process stored from `position` on, before the store starts."""
@@ -373,7 +373,7 @@ class Queue:
         self.dispatch()
 
     def remove(self, consumer: Consumer) -> None:
-        """Remove a consumer; the caller requeues what it has not acknowledged."""
+        """Remove a consumer. The caller requeues the messages that it has not acknowledged."""
         self.consumers.remove(consumer)
         for aside in self._aside.values():
             if consumer in aside.unable:

@@ -110,6 +110,7 @@ class Redactor:
         )
 
     def _bodied(self, body: Body) -> Body:
+        """Return the redacted form of a body: unchanged, changed, or only its size."""
         if isinstance(body, Spooled):  # the journal has only its size; to people it is not examined either
             return WithheldBody(len(body)) if self._body is not None or self._fields else body
         if self._body == "drop" or (self._fields and len(body) > self._body_bytes_max):

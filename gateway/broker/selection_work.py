@@ -77,6 +77,7 @@ class SelectionWork:
             self._alarms.set(clock.utc(), self._next_pass)
 
     def _next_pass(self) -> None:
+        """Begin a new pass with the full time budget, and make the postponed calls."""
         self._is_set = False
         self._began, self._spent = clock.perf_counter(), 0.0
         self._results.clear()

@@ -208,7 +208,7 @@ class UserQuotas:
         return {shares.resource.replace(" ", "_"): shares.pushed_out for shares in self.all()}
 
     def tick(self) -> None:
-        """Log what was refused or replaced since the last call."""
+        """Log how much was refused or replaced since the last call, for each resource."""
         for shares in self.all():
             refused, pushed_out = self._logged_counts.get(shares.resource, (0, 0))
             if shares.refused > refused:

@@ -169,6 +169,7 @@ class Trie(Generic[T]):
         return before
 
     def _values_in_strip(self, pattern: list[str]) -> dict[T, None]:
+        """Return the set of values of a pattern that belongs to a strip; add the pattern if necessary."""
         key = tuple(pattern)
         if key not in self._inner:
             parts = self._parts(pattern)
@@ -235,6 +236,7 @@ class Trie(Generic[T]):
         return True
 
     def _remove_from_strip(self, pattern: list[str], value: T) -> bool:
+        """Remove a value of a pattern that belongs to a strip. Return False if it was not there."""
         strip, slot, values = self._inner.get(tuple(pattern), (None, 0, {}))
         if strip is None or value not in values:
             return False

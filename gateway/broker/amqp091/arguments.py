@@ -58,7 +58,7 @@ Fault = str | None
 
 
 class QueueArguments(NamedTuple):
-    """Meaning of a queue's arguments, with times in milliseconds."""
+    """Values of a queue's arguments, with times in milliseconds and sizes in bytes."""
 
     ttl_ms: int | None = None
     expires_ms: int | None = None
@@ -115,7 +115,7 @@ def _string(argument: Value) -> Fault:
 
 
 def _name(argument: Value) -> Fault:
-    """Return why a value is not a name that fits a short string, or None if it is."""
+    """Return the reason why a value is not a name that fits a short string; None if it is one."""
     fault = _string(argument)
     return (
         "longer than 255 bytes" if fault is None and len(argument.value.encode()) > NAME_BYTES_MAX else fault
@@ -210,9 +210,10 @@ ALIEN: Final = {
 
 
 def queue_arguments(arguments: Headers, resource: str) -> QueueArguments:
-    """Return the meaning of a queue's arguments; `resource` is "queue 'q' in vhost '/'".
+    """Check a queue's arguments and return their values.
 
-    Raises AmqpRefused (406) for arguments that are invalid.
+    `resource` names the queue in errors: "queue 'q' in vhost '/'". Raises AmqpRefused (406) for arguments
+    that are invalid.
     """
     by_name = dict(arguments)
     way = by_name.get(DEAD_LETTER_EXCHANGE)
@@ -268,7 +269,10 @@ def check_quorum(resource: str, *, durable: bool, exclusive: bool, auto_delete: 
 
 
 def meaningful(arguments: Headers) -> dict[str, Value]:
-    """Return the arguments that two declarations of a queue must agree in, without type classic."""
+    """Return the arguments that must be equal in two declarations of a queue.
+
+    `x-queue-type: classic` is left out, because it is the default.
+    """
     return {
         key: value
         for key, value in arguments
@@ -277,14 +281,15 @@ def meaningful(arguments: Headers) -> dict[str, Value]:
 
 
 def invalid(key: str, resource: str, fault: str) -> AmqpRefused:
-    """Return the refusal of an argument with an invalid value (406)."""
+    """Return the error (406) for an argument `key` with an invalid value; `fault` is the reason."""
     return precondition_failed(f"invalid arg '{key}' for {resource}: {fault}")
 
 
 def exchange_arguments(kind: str, arguments: Headers, resource: str) -> Headers:
-    """Return the arguments of an exchange that have an effect.
+    """Check an exchange's arguments and return those that have an effect.
 
-    `resource` is "exchange 'x' in vhost '/'". Raises AmqpRefused: 406, or 503 for an unknown type.
+    `resource` names the exchange in errors: "exchange 'x' in vhost '/'". Raises AmqpRefused: 406, or 503 for
+    an unknown type.
     """
     found: dict[str, Value] = {}
     for key, value in arguments:
@@ -316,7 +321,10 @@ def exchange_arguments(kind: str, arguments: Headers, resource: str) -> Headers:
 
 
 def _delayed_type(argument: Value | None) -> str:
-    """Return the type by which an exchange that delays messages routes them."""
+    """Return the exchange type in `x-delayed-type`, by which a delaying exchange routes messages.
+
+    Raises AmqpRefused.
+    """
     if argument is None or not isinstance(argument.value, str):
         raise precondition_failed(f"Invalid argument, '{DELAYED_TYPE}' must be an existing exchange type")
     if argument.value == DELAYED:
@@ -342,10 +350,10 @@ def check_match(arguments: Headers) -> None:
 
 
 def consumer_priority(arguments: Headers, resource: str, *, quorum: bool) -> int:
-    """Return the `x-priority` of basic.consume, 0 if absent; `resource` is the queue.
+    """Return the `x-priority` in the arguments of basic.consume, 0 if absent.
 
-    Raises AmqpRefused (406) for a value that is not an integer, and for arguments of other types of queue.
-    Other arguments are ignored.
+    `resource` names the queue in errors. Raises AmqpRefused (406) for a value that is not an integer, and for
+    arguments of other types of queue. Other arguments are ignored.
     """
     given_all = dict(arguments)
     for key in CONSUMER_ARGUMENTS_ALIEN[quorum]:

@@ -16,7 +16,7 @@ DEAD_LETTER_KEY: Final = "x-dead-letter-routing-key"
 
 
 class Checker(Protocol):
-    """Interface of a client for checks of its rights. Both methods raise Refused, or Pending."""
+    """Interface of a client for checks of its rights. The methods raise AmqpRefused, or Pending."""
 
     def check(self, permission: str, kind: str, name: str) -> None:
         """Check the permission `configure`, `write` or `read` for an exchange or queue (`kind`)."""

@@ -25,7 +25,10 @@ T = TypeVar("T")
 
 
 def weight_of(key: str) -> int:
-    """Return the weight that a binding key states. Raises Refused 406, in RabbitMQ's words."""
+    """Return the weight that a binding key states, a positive integer.
+
+    Raises AmqpRefused (406) with RabbitMQ's text.
+    """
     digits = key.removeprefix("-").removeprefix("+")
     if not (digits.isascii() and digits.isdigit()):
         raise precondition_failed(f'The binding key must be an integer: <<"{key}">>')
@@ -37,16 +40,16 @@ def weight_of(key: str) -> int:
 
 
 class HashRing(Generic[T]):
-    """Destinations with weights, of which each hash chooses one."""
+    """Weighted destinations, of which one is chosen for each hashed value."""
 
     def __init__(self) -> None:
         self._weights: dict[T, dict[str, int]] = {}  # by key; the largest one counts
         self._rows: dict[T, tuple[int, float]] = {}  # seed, 1 / weight
 
     def add(self, destination: T, name: str, key: str) -> bool:
-        """Bind a destination under its unique name; its largest weight counts.
+        """Add a binding of a destination, whose unique name is `name`. Return False if it had one already.
 
-        Return False if it was bound.
+        `key` is the weight; of several bindings the largest weight applies.
         """
         weights = self._weights.setdefault(destination, {})
         weights[key] = weight_of(key)
@@ -54,19 +57,22 @@ class HashRing(Generic[T]):
         return len(weights) == 1
 
     def remove(self, destination: T, key: str) -> None:
-        """Forget one key of a destination that has others: the largest of these counts."""
+        """Remove one of several bindings of a destination.
+
+        The largest weight of the remaining ones applies.
+        """
         weights = self._weights.get(destination, {})
         if weights.pop(key, None) is not None and weights:
             seed, _ = self._rows[destination]
             self._rows[destination] = (seed, 1.0 / max(weights.values()))
 
     def drop(self, destination: T) -> None:
-        """Forget a destination with all of its keys."""
+        """Remove a destination with all of its bindings."""
         if self._weights.pop(destination, None) is not None:
             del self._rows[destination]
 
     def choose(self, value: bytes) -> tuple[T, ...]:
-        """Return the destination of a hashed value; () if there is none."""
+        """Return the destination for a hashed value, as a tuple; () if there are no destinations."""
         rows = self._rows
         if len(rows) < 2:
             return tuple(rows)
@@ -84,7 +90,7 @@ def _seed(name: str) -> int:
 
 
 def _mixed(number: int) -> float:
-    """Return a number above 0 and at most 1 that all bits of a 64-bit number decide (splitmix64)."""
+    """Return a number above 0 and up to 1 that depends on all bits of a 64-bit number (splitmix64)."""
     number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & MASK
     number = ((number ^ number >> 27) * 0x94D049BB133111EB) & MASK
     return ((number ^ number >> 31) + 1) / (MASK + 1)
@@ -100,11 +106,11 @@ class HashedPart:
 
     @property
     def is_key(self) -> bool:
-        """True if the routing key is hashed, so that the address of a message determines its destination."""
+        """True if the routing key is hashed, so that a message's address determines its destination."""
         return self.header is None and self.property is None
 
     def of(self, key: str, message: Message | None) -> bytes:
-        """Return the bytes that are hashed; the same ones for all messages that lack the part."""
+        """Return the bytes to hash for a message; they are equal for all messages that lack the part."""
         if self.is_key:
             return key.encode()
         return b"" if message is None else _canonical(self._value(message))

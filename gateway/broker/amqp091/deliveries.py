@@ -1,4 +1,4 @@
-"""Number of returns of each message in a quorum queue, by position; recorded if the queue is durable."""
+"""Numbers of returns of the messages in a quorum queue, which the delivery limit applies to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ DELIVERIES: Final = "queue_deliveries"  # a record for each message that was ret
 
 
 class DeliveryCounts:
-    """Counts of one queue."""
+    """Number of returns of each message in one quorum queue, by position.
+
+    They are stored if the queue is durable.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
@@ -20,9 +23,10 @@ class DeliveryCounts:
         self._key = ""
 
     def persist(self, store: Store, key: str, counts: Mapping[int, int], stored: range) -> None:
-        """Record the counts from now on, under keys that begin with `key`; `counts` were recorded before.
+        """Restore recorded counts, and store changes from now on under keys that begin with `key`.
 
-        Counts outside the positions `stored` are deleted: new messages may get these positions.
+        Counts of positions that are not in `stored` are deleted, because new messages may get these
+        positions.
         """
         self._store, self._key = store, key
         self._counts.update(counts)
@@ -32,18 +36,18 @@ class DeliveryCounts:
         return bool(self._counts)
 
     def of(self, position: int) -> int:
-        """Return how often the message at `position` was returned."""
+        """Return how often consumers have returned the message at `position`."""
         return self._counts.get(position, 0)
 
     def count(self, position: int) -> int:
-        """Count one more return of a message. Return the new count."""
+        """Count one more return of the message at `position`. Return the new count."""
         found = self._counts[position] = self.of(position) + 1
         if self._store is not None:
             self._store.put(DELIVERIES, f"{self._key}{position}]", json.dumps(found).encode())
         return found
 
     def forget(self, positions: Iterable[int]) -> None:
-        """Forget the counts of settled messages."""
+        """Delete the counts of settled messages at these positions."""
         if not self._counts:
             return
         for position in positions:
@@ -51,11 +55,11 @@ class DeliveryCounts:
                 self._store.delete(DELIVERIES, f"{self._key}{position}]")
 
     def forget_from(self, first: int) -> None:
-        """Forget the counts of all messages from position `first` on."""
+        """Delete the counts of all messages from position `first` on."""
         self.forget([position for position in self._counts if position >= first])
 
     def clear(self) -> None:
-        """Forget all counts, because the queue is deleted."""
+        """Delete all counts, because the queue is deleted."""
         self._counts.clear()
         if self._store is not None:
             self._store.delete_all(DELIVERIES, self._key)

@@ -30,7 +30,11 @@ Thing = DeclaredExchange | DeclaredQueue | DeclaredBinding
 
 
 class Export(NamedTuple):
-    """Declarations of a file by kind and number, faults, and a text about what is ignored."""
+    """Content of an exported file.
+
+    `things` has the declarations as (kind, number in the file's list, declaration), `faults` the errors, and
+    `passed_over` is a text about ignored content.
+    """
 
     things: list[tuple[str, int, Thing]]
     faults: list[str]
@@ -38,9 +42,10 @@ class Export(NamedTuple):
 
 
 def read_export(file: Path, hosts: Collection[str], *, others_take: Collection[str] = ()) -> Export:
-    """Read a file. Raises ConfigurationError if it is no export.
+    """Read the declarations of an exported file. Raises ConfigurationError if it is none.
 
-    `hosts` are the virtual hosts that are served; `others_take` are the lists that are read elsewhere.
+    `hosts` are the virtual hosts that listeners serve; `others_take` are the lists in the file that other
+    parts of the gateway read.
     """
     document = content_of(file)
     things: list[tuple[str, int, Thing]] = []
@@ -69,7 +74,7 @@ def read_export(file: Path, hosts: Collection[str], *, others_take: Collection[s
 
 
 def content_of(file: Path) -> dict[str, Any]:
-    """Return the content of a file. Raises ConfigurationError if it is no export."""
+    """Return the JSON object in an exported file. Raises ConfigurationError if it is none."""
     try:
         with file.open("rb") as stream:
             data = stream.read(EXPORT_BYTES_MAX + 1)
@@ -91,7 +96,10 @@ def content_of(file: Path) -> dict[str, Any]:
 
 
 def _known_fields(one: dict[str, Any], model: type[Thing]) -> dict[str, Any]:
-    """Return the fields that exist here: newer versions of RabbitMQ export more."""
+    """Return the fields of an exported object that `model` has, in its form.
+
+    Newer versions of RabbitMQ export more fields.
+    """
     fields = {key: value for key, value in one.items() if key in model.model_fields}
     if not fields.get("arguments", True):
         fields["arguments"] = {}  # an empty table of Erlang is sometimes written as a list
@@ -103,7 +111,10 @@ def _known_fields(one: dict[str, Any], model: type[Thing]) -> dict[str, Any]:
 
 
 def _ignored_lists(document: dict[str, Any], not_ours: Counter[str], others_take: Iterable[str]) -> str:
-    """Return a text about the lists that are ignored, or ""."""
+    """Return a text about the lists and objects of an export that are ignored, or "".
+
+    `not_ours` counts ignored objects by reason.
+    """
     known_kinds = {"vhosts", *others_take, *(kind for kind, _ in KINDS)}
     others = [
         f"{kind} ({len(several)})"

@@ -1,4 +1,4 @@
-"""Virtual hosts of a gateway: separate domains, with one set of limits each, and their sums."""
+"""All AMQP 0-9-1 virtual hosts of a gateway, and the sums of their figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gateway.store.store import Store
 
 
 class AmqpHosts(dict[str, VirtualHost]):
-    """Virtual hosts by name."""
+    """AMQP 0-9-1 virtual hosts by name."""
 
     def __init__(
         self,
@@ -35,10 +35,10 @@ class AmqpHosts(dict[str, VirtualHost]):
         full_queues: FullQueues | None = None,
         definition_shares: UserShares | None = None,
     ) -> None:
-        """Create the virtual hosts before the store starts.
+        """Create the virtual hosts. Must be called before the store starts.
 
-        `changed` is called when routing may have changed. `lost` gets dead letters that a queue refused.
-        `bodies` is required with a store.
+        `changed` is called when routing may have changed. `lost` is called with dead letters that a queue
+        refused. `bodies` is required with a store.
         """
         super().__init__()
         self.alarms = CallScheduler()
@@ -75,12 +75,12 @@ class AmqpHosts(dict[str, VirtualHost]):
             )
 
     def queues(self) -> Iterator[AmqpQueue]:
-        """Yield all queues."""
+        """Yield the queues of all virtual hosts."""
         for host in self.values():
             yield from host.queues.values()
 
     def delays(self) -> Iterator[DelayedMessages]:
-        """Yield the delayed messages of each exchange that delays any."""
+        """Yield the delayed messages of each exchange of type `x-delayed-message`."""
         for host in self.values():
             yield from host.delays()
 
@@ -92,7 +92,7 @@ class AmqpHosts(dict[str, VirtualHost]):
             yield from host.dead_lettering.claims()
 
     def note_untouched(self) -> None:
-        """Record at the end of the process which messages were never handed out."""
+        """Record at the end of the process which stored messages were never delivered."""
         for host in self.values():
             host.note_untouched()
 

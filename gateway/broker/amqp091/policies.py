@@ -48,14 +48,14 @@ APPLIES_TO: Final[Mapping[str, Collection[str]]] = {
 
 
 class PolicyError(ValueError):
-    """Error of a value in a policy that the queue's argument cannot have."""
+    """Error of a value in a policy that is invalid for the queue's argument."""
 
 
 class Policy(NamedTuple):
-    """Policy for queues of these types whose names match the pattern, and exchanges with EXCHANGES.
+    """Policy for queues of some types, or exchanges, whose names match a pattern.
 
-    `arguments` are those of queues, `alternate` is the alternate exchange of exchanges. `document` is its
-    form in the export.
+    `types` has the types of queues, and EXCHANGES for exchanges. `arguments` are those that queues get, and
+    `alternate` is the alternate exchange that exchanges get. `document` is its form in the export.
     """
 
     pattern: Regex
@@ -100,19 +100,19 @@ def _policy(document: dict[str, Any]) -> Policy:
 
 
 def holding_exchange(policies: Iterable[Policy], name: str) -> Policy | None:
-    """Return the policy that applies to an exchange."""
+    """Return the policy that applies to the exchange of this name, or None."""
     matching = [one for one in policies if EXCHANGES in one.types and one.pattern.search(name)]
     return max(matching, key=lambda one: one.priority) if matching else None
 
 
 def alternate_of(policies: Iterable[Policy], name: str) -> str | None:
-    """Return the alternate exchange that a policy gives an exchange."""
+    """Return the alternate exchange that a policy gives to the exchange of this name, or None."""
     policy = holding_exchange(policies, name)
     return None if policy is None else policy.alternate
 
 
 def applicable_policy(policies: Iterable[Policy], name: str, arguments: Headers) -> Policy | None:
-    """Return the policy that applies to a queue, or None."""
+    """Return the policy that applies to a queue with this name and these arguments, or None."""
     kind = _kind(dict(arguments))
     matching = [one for one in policies if kind in one.types and one.pattern.search(name)]
     return max(matching, key=lambda one: one.priority) if matching else None
@@ -142,7 +142,7 @@ def with_policy(policies: Iterable[Policy], name: str, arguments: Headers) -> He
 
 
 def merge_policies(several: Sequence[Mapping[str, Sequence[Policy]]]) -> dict[str, list[Policy]]:
-    """Join the policies of several exports."""
+    """Return the policies of several exports together, by virtual host."""
     found: dict[str, list[Policy]] = {}
     for one in several:
         for host, policies in one.items():

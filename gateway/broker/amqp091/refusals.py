@@ -1,4 +1,7 @@
-"""Refusals of a virtual host, with the reply codes and texts of RabbitMQ that its clients know."""
+"""Errors of operations on a virtual host, with RabbitMQ's reply codes and texts.
+
+RabbitMQ's clients distinguish errors by them.
+"""
 
 from __future__ import annotations
 
@@ -66,14 +69,18 @@ def precondition_failed(text: str) -> AmqpRefused:
 
 
 def inequivalent(word: str, resource: str, now: object, was: object) -> AmqpRefused:
-    """Return the error (406) of a second, different declaration. `resource` is "queue 'q' in vhost '/'"."""
+    """Return the error (406) for a declaration that differs from the existing object.
+
+    `word` is the differing property, `now` its value in the declaration and `was` that of the object.
+    `resource` is "queue 'q' in vhost '/'".
+    """
     return precondition_failed(
         f"inequivalent arg '{word}' for {resource}: received {text_of(now)} but current is {text_of(was)}"
     )
 
 
 def text_of(value: object) -> str:
-    """Return a value as text for an error."""
+    """Return the text for a value in an error message."""
     if value is None:
         return "none"
     if isinstance(value, Value):
@@ -82,14 +89,17 @@ def text_of(value: object) -> str:
 
 
 def equivalent(before: Value | None, after: Value | None) -> bool:
-    """Return True if an argument is unchanged; the width of an integer does not matter."""
+    """Return True if two values of an argument are equal; the width of an integer does not matter."""
     if before is None or after is None:
         return before is after
     return type(before.value) is type(after.value) and bool(before.value == after.value)
 
 
 def differing(word: str, resource: str, now: Value | None, was: Value | None) -> AmqpRefused:
-    """Return the error (406) of two declarations with different arguments."""
+    """Return the error (406) for a declaration with another value of an argument.
+
+    `word` is the argument, `now` its value in the declaration and `was` that of the existing object.
+    """
     bare: tuple[Any, Any] = (now, was)
     if now is not None and was is not None and type(now.value) is type(was.value):
         bare = (now.value, was.value)

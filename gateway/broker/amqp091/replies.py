@@ -1,7 +1,7 @@
 """Direct reply-to: a reply goes from its publisher's channel to the requester's, without a queue.
 
-A client that consumes from REPLY_TO gets a unique name, which is put into the reply-to of its requests. What
-is published to that name through the default exchange is delivered to it at once, or dropped.
+A client that consumes from REPLY_TO gets a unique name, which is put into the reply-to of its requests. A
+message that is published to that name through the default exchange is delivered to it at once, or dropped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PREFIX: Final = REPLY_TO + "."
 
 
 class ReplyTo:
-    """Requester of direct replies: a sink whose messages are delivered without being stored."""
+    """Requester of direct replies: a sink that delivers messages to its client without storing them."""
 
     __slots__ = ("deliver", "name")
 
@@ -27,25 +27,28 @@ class ReplyTo:
         self.deliver = deliver
 
     def publish(self, part: SubBatch) -> None:
-        """Deliver the replies; they are transient, and accepted even if the requester cannot receive them."""
+        """Deliver replies to the requester; they are accepted even if it cannot receive them."""
         self.deliver(part.messages)
         part.accept()
 
 
 class RequesterNames:
-    """Requesters of a virtual host, by name."""
+    """Requesters of direct replies in a virtual host, by name."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, ReplyTo] = {}
 
     def add(self, deliver: Callable[[list[Message]], None]) -> ReplyTo:
-        """Add a requester, and return it with an unguessable name."""
+        """Add and return a requester, which gets a new unguessable name.
+
+        `deliver` is called with the messages for it.
+        """
         requester = ReplyTo(deliver)
         self._waiting[requester.name] = requester
         return requester
 
     def remove(self, requester: ReplyTo) -> None:
-        """Remove a requester that no longer waits."""
+        """Remove a requester whose client no longer consumes replies."""
         del self._waiting[requester.name]
 
     def find(self, name: str) -> ReplyTo | None:

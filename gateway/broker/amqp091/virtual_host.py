@@ -360,6 +360,7 @@ class VirtualHost:
         internal: bool,
         arguments: Headers,
     ) -> None:
+        """Raise AmqpRefused if an existing exchange differs from its declaration."""
         for word, was, now in (
             ("type", found.kind, kind),
             ("durable", found.durable, durable),
@@ -537,6 +538,10 @@ class VirtualHost:
     def _redeclared(
         self, name: str, owned: object, owner: object, durable: bool, auto_delete: bool, arguments: Headers
     ) -> AmqpQueue:
+        """Return the existing queue, if it is as declared and the connection `owner` may use it.
+
+        Raises AmqpRefused.
+        """
         queue = self.queue(name, owner)
         if queue.owner is not owned:
             raise locked(name, self.name)

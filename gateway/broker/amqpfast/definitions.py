@@ -67,7 +67,10 @@ class FastDefinitions(HostRecords):
         self._untouched.recall(storage, kind, *words)
 
     def note_untouched(self, queue: Queue, kind: str, *words: str) -> None:
-        """Store which messages of a queue or subscription were never delivered, as the process ends."""
+        """Record at the end of the process which messages of a queue were never delivered.
+
+        The queue may be that of a subscription.
+        """
         self._untouched.note(queue.storage, kind, *words)
 
     def add_subscription(self, client: str, identifier: str, interest: Interest, maker: str | None) -> None:
@@ -87,7 +90,7 @@ class FastDefinitions(HostRecords):
         self._delete(SUBSCRIPTION, client, identifier)
 
     def names(self, kind: str) -> list[tuple[str, str | None]]:
-        """Return the recorded queues or topics with the users who created them."""
+        """Return (name, user who created it) of each recorded queue or topic."""
         return [(words[0], given["maker"]) for words, given in self._records(kind)]
 
     def subscriptions(self) -> list[tuple[str, str, Interest, str | None]]:

@@ -1,4 +1,4 @@
-"""All AMQP/Fast virtual hosts of the configuration and the store, and their totals."""
+"""All AMQP/Fast virtual hosts of the configuration and the store, and the sums of their figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gateway.store.store import Store
 
 
 class NamedClient(Protocol):
-    """Connection with a client-name."""
+    """Connection of a client that may have a client-name."""
 
     def handle_takeover(self) -> None:
         """Handle the takeover of the client-name by another connection."""
@@ -39,11 +39,11 @@ class ActiveClients:
         return len(self._clients)
 
     def is_active(self, name: str) -> bool:
-        """Return True if a connection with that name is active."""
+        """Return True if a connection is active under that name."""
         return name in self._clients
 
     def enter(self, name: str, client: NamedClient) -> None:
-        """Add an active connection."""
+        """Add an active connection under its name; it replaces one of the same name."""
         self._clients[name] = client
 
     def remove(self, name: str, client: NamedClient) -> None:
@@ -123,12 +123,18 @@ class FastHosts(dict[str, FastHost]):
             yield from host.subscriptions
 
     def note_untouched(self) -> None:
-        """Store which messages were never delivered: after a restart they are not redelivered ones."""
+        """Record at the end of the process which stored messages were never delivered.
+
+        The next process does not mark them as redelivered.
+        """
         for host in self.values():
             host.note_untouched()
 
     def added_to(self, gauges: Mapping[str, Callable[[], float]]) -> dict[str, Callable[[], float]]:
-        """Return the broker's gauges with the values of these hosts added, and those of partial transfers."""
+        """Return the gauges of the broker, by metric name, with the values of these hosts added.
+
+        Gauges of partial transfers are included.
+        """
         own: dict[str, Callable[[], float]] = {
             "gateway_subscriptions": lambda: sum(len(host.subscriptions) for host in self.values()),
             "gateway_queues": lambda: sum(len(host.queues) for host in self.values()),

@@ -32,18 +32,18 @@ LITERALS_COMPARED: Final = 8  # characters of a literal that are compared in one
 
 
 class PropertyLookup(Protocol):
-    """Properties of a message by name."""
+    """Object that returns properties of a message by name."""
 
     def get(self, name: str, /) -> Any:
         """Return a str, int, float or bool, or None if the message has no property of this name."""
 
 
 class TooManySteps(Exception):
-    """Evaluation that has used up its steps."""
+    """Error of an evaluation that has used up its steps."""
 
 
 class SelectorEvaluation:
-    """State of one evaluation: the properties of the message and the steps that are left."""
+    """State of one evaluation: the properties of the message and the number of unused steps."""
 
     __slots__ = ("properties", "steps_left")
 
@@ -52,7 +52,7 @@ class SelectorEvaluation:
         self.steps_left = STEPS_MAX
 
     def check(self, steps: int) -> None:
-        """Check that a single operation may take `steps` steps. Raises TooManySteps if not."""
+        """Raise TooManySteps if a single operation of `steps` steps is no longer allowed."""
         if steps > STEPS_MAX or self.steps_left < 0:
             raise TooManySteps
 
@@ -89,8 +89,8 @@ class SelectorRefused(GatewayError):
 class _Term(NamedTuple):
     """Parsed part of a selector.
 
-    `value` evaluates the part. `truth` says that the result may be a truth value, `only` that it is always
-    one.
+    `value` is the function that evaluates the part. `truth` is True if the result may be a truth value, and
+    `only` if it is always one.
     """
 
     value: Value
@@ -99,7 +99,7 @@ class _Term(NamedTuple):
 
 
 def compile_selector(text: str) -> Callable[[PropertyLookup], bool]:
-    """Return the predicate of a selector, which takes the properties by name (str, int, float or bool).
+    """Parse a selector. Return its predicate, a function of the properties of a message by name.
 
     Raises SelectorRefused if the text is not a valid selector.
     """
@@ -117,7 +117,7 @@ def compile_selector(text: str) -> Callable[[PropertyLookup], bool]:
 
 
 class _SelectorParser:
-    """Parser by recursive descent over the tokens of one text."""
+    """Recursive descent parser for the text of one selector."""
 
     def __init__(self, text: str) -> None:
         self._tokens: list[tuple[str, str, int]] = []
@@ -222,6 +222,7 @@ class _SelectorParser:
     # Conditions.
 
     def _predicate(self) -> _Term:
+        """Parse a comparison, BETWEEN, IN, LIKE, IS NULL, or a single value."""
         term = self._sum()
         if sign := self._accept(*_COMPARE):
             return _Term(_compare(sign, term.value, self._sum().value), True, True)
@@ -310,6 +311,7 @@ class _SelectorParser:
         return found
 
     def _atom(self) -> _Term:
+        """Parse a literal or a name."""
         kind, word, _ = self._peek()
         if kind == "text":
             return _Term(_constant(self._text()), False)
@@ -331,10 +333,10 @@ def _constant(value: Any) -> Value:
 
 
 def _chain(parts: list[Value], by: bool) -> Value:
-    """Return the conjunction or disjunction of parts.
+    """Return the function that evaluates a disjunction (`by` is True) or conjunction of parts.
 
-    With `by` True it is OR, which one True decides; with False it is AND, which one False decides. The result
-    is None if an unknown part leaves it open.
+    One True decides a disjunction, and one False a conjunction. The result is None if no part decides and one
+    is unknown.
     """
 
     def decide(evaluation: SelectorEvaluation) -> bool | None:
@@ -394,7 +396,10 @@ def _arithmetic(first: Value, more: list[tuple[str, Value]]) -> Value:
 
 
 def _calculate(sign: str, left: Any, right: Any) -> Any:
-    """Return the result of an arithmetic operation, or None if it has none."""
+    """Return the result of an arithmetic operation (`sign` is its operator).
+
+    Returns None if there is no result, for example for a division by zero.
+    """
     if not _is_number(left) or not _is_number(right):
         return None
     try:
@@ -418,7 +423,7 @@ def _calculate(sign: str, left: Any, right: Any) -> Any:
 
 
 class _LikePiece(NamedTuple):
-    """Part of a LIKE pattern between two `%`.
+    """Part of a LIKE pattern between two `%`, which matches `size` characters.
 
     `parts` are literal texts with their offsets; any character may be between them. `search` is a regular
     expression that finds the piece.
@@ -429,11 +434,14 @@ class _LikePiece(NamedTuple):
     search: re.Pattern[str] | None  # None if the piece is one literal text
 
     def fits(self, text: str, at: int) -> bool:
-        """Return True if the piece matches at this place. The caller checks that the text is long enough."""
+        """Return True if the piece matches the text at index `at`.
+
+        The caller checks that the text is long enough.
+        """
         return all(text.startswith(part, at + offset) for offset, part in self.parts)
 
     def find(self, text: str, at: int, end: int, evaluation: SelectorEvaluation) -> int:
-        """Return the first place between `at` and `end` where the piece matches, or -1.
+        """Return the first index between `at` and `end` at which the piece matches, or -1.
 
         Raises TooManySteps.
         """
@@ -451,7 +459,10 @@ class _LikePiece(NamedTuple):
 
 
 def _pieces(pattern: str, escape: str) -> list[_LikePiece] | None:
-    """Split a pattern into pieces. Return None if the escape character is its last character."""
+    """Split a LIKE pattern at each `%` into pieces.
+
+    Return None if the escape character is its last character.
+    """
     pieces: list[list[str]] = [[]]  # "" stands for any character
     characters = iter(pattern)
     for character in characters:

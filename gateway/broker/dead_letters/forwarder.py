@@ -31,9 +31,10 @@ TIME: Final = "x-gateway-time"
 
 
 class Forwarding:
-    """Publisher of copies to `address` of the endpoint `endpoint`, one of `namespaces`.
+    """Publisher of copies of dead letters to `address` of the endpoint `endpoint`.
 
-    `counted` has the copies by result; `absent` means that the endpoint or address has no recipient.
+    `namespaces` has the namespaces of endpoints by name. `counted` has the number of copies by result;
+    `absent` means that the endpoint or address has no recipient.
     """
 
     def __init__(
@@ -46,7 +47,10 @@ class Forwarding:
         self._assurance = assurance
 
     def forward(self, messages: list[Message], route: str, outcome: Outcome, utc: WallTime) -> None:
-        """Publish copies of these messages."""
+        """Publish copies of dead letters.
+
+        `route`, `outcome` and `utc` (POSIX seconds) are those of the dead letters, and are put into headers.
+        """
         namespace = self._namespaces.get(self._endpoint)
         batch = Batch(self, clock.now())
         recipients: dict[object, Recipient] = {}
@@ -63,6 +67,7 @@ class Forwarding:
         batch.send()
 
     def _copy(self, message: Message, route: str, outcome: Outcome, utc: WallTime) -> Message | None:
+        """Return the copy of a dead letter; None if the message is such a copy itself."""
         try:
             properties = message.properties
         except RemoteProtocolError:  # that may be why it is a dead letter
@@ -89,7 +94,7 @@ class Forwarding:
     # Interface of a batch's source.
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Return no functions: the senders did not publish to this target, and a full one refuses copies."""
+        """Return [] because nothing is paused: a full target refuses the copies."""
         return []
 
     def settle(self, receipts: list[None], refused: dict[int, Outcome] | None, received: Monotonic) -> None:

@@ -372,6 +372,7 @@ class DeadLetters:
         *,
         crossed: bool,
     ) -> None:
+        """Store dead letters in memory; delete others if a limit is exceeded."""
         for message in messages:
             self._last += 1
             id, user = f"{MEMORY}{self._last}", message.sender.user

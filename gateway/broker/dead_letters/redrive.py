@@ -72,6 +72,7 @@ class Redriving:
         self._dead_letters.claim(free, on_claimed)
 
     def _send(self, letters: list[Letter], on_outcome: Told) -> None:
+        """Publish dead letters in two batches: for the ends of their routes, and for the current routes."""
         # A batch has either what was published, or what was put on recipients: the journal distinguishes them
         # by it.
         now = clock.now()

@@ -1,4 +1,4 @@
-"""Sessions of disconnected clients, by holder, each holder's in the order in which they expire.
+"""Sessions of disconnected clients, grouped by holder, in the order in which they expire.
 
 A holder is a user at an address. At a limit the holder with most disconnected sessions loses the one that
 would expire first, so a user who fills the table, with however long an expiry, displaces only its own
@@ -20,9 +20,9 @@ Absence = tuple[float, int, Session]
 
 
 class DisconnectedSessions:
-    """Expiry and holder of each disconnected session.
+    """Sessions of disconnected clients, with a heap by expiry for each holder.
 
-    A resumed session's entry stays in its heap until met.
+    The heap entry of a resumed session is removed when it is encountered.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,10 @@ class DisconnectedSessions:
         return len(self._entries)
 
     def add(self, session: Session) -> None:
-        """Add a session whose client has disconnected; `expires_at` is when it expires."""
+        """Add a session whose client has disconnected.
+
+        Its `expires_at` is set already.
+        """
         self.remove(session)
         holder = _holder(session.user, session.place)
         number = next(self._numbers)
@@ -59,9 +62,9 @@ class DisconnectedSessions:
             heapify(heap)
 
     def session_to_evict(self, user: str | None = None, place: str | None = None) -> Session | None:
-        """Return the session to evict: that of the largest holder which expires first, or None.
+        """Return the session that expires first of the holder with most sessions, or None.
 
-        With `user` or `place` only sessions of that user or address count.
+        With `user` or `place` only holders with that user or address count.
         """
         largest = self._holders.largest
         # Rare: the largest holder is mostly the one that fills the table.

@@ -1,15 +1,15 @@
-"""MQTT session that survives a restart: the messages that it owes are in a log of the store.
+"""MQTT session that survives a restart: its undelivered messages are in a log of the store.
 
 Messages to be acknowledged (QoS above 0) get a position in the log and are written, whether the client is
 connected or not; their publisher is informed after the commit. They wait in memory while the client is
-connected and the limits allow; otherwise on disk alone, and are read back in pieces. QoS 0 waits in memory
-only, and passes what is on disk alone: order is kept for each QoS (5: 4.6).
+connected and the limits allow; otherwise they are only on disk, and are read back in pieces. QoS 0 waits in
+memory only, and overtakes messages that are only on disk: order is kept for each QoS (5: 4.6).
 
 The packet id of a message is its position, modulo. An unacknowledged message is therefore resent under its
 old id after a restart, too. If that id is in use by an earlier message, or by one whose PUBREL is unanswered,
 the message gets another id, which is recorded first (packet_ids.py). DUP says that a message may have been
 sent before: its position is below `sent`, which is recorded when the client disconnects. If the gateway was
-killed while the client was connected, `sent` is unknown, and everything stored then has DUP.
+killed while the client was connected, `sent` is unknown, and all messages stored then have DUP.
 
 QoS 2 waits for its own commit before it is sent. Otherwise, after a crash, the packet id under which the
 client already has one message could belong to another, which the client would take for a repeat. On PUBREC
@@ -453,6 +453,10 @@ class DurableSession(Session):
         self.pump()
 
     def _next_rows(self) -> list[OutgoingPublish]:
+        """Remove the next messages from the queue, and return them as PUBLISH packets to be sent.
+
+        Stops before a message that must wait for the disk: one of QoS 2, or one with a new packet id.
+        """
         if self._again:
             return self._rows_again()
         rows: list[OutgoingPublish] = []
@@ -559,6 +563,7 @@ class DurableSession(Session):
         return True
 
     def _moved(self, position: int, outcome: Outcome) -> None:
+        """Handle the outcome of passing a message to another session: settle it, or queue it here again."""
         row = self._moving.pop(position, None)
         if row is None:  # it was refused here, too, and its publisher informed
             return

@@ -196,6 +196,7 @@ class MqttNamespace:
     # From an earlier process.
 
     def _restore(self, records: Records) -> None:
+        """Restore sessions, subscriptions and wills from the records of an earlier process."""
         durable_sessions: dict[str, DurableSession] = {}
         shared = records.store.logs_tagged(is_shared)
         for client, record in records.sessions():

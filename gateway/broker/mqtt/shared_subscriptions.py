@@ -1,15 +1,15 @@
 """Shared subscriptions: each message goes to one member of a group (5: 4.8.2; in 3.x by the same filters).
 
-Members take turns. A member with credit in its Receive Maximum comes before one without, and a connected
-member before a session whose client is disconnected, which gets only messages to be acknowledged. A full
-member is left out while another has space. A group is one sink, so changes of its members do not affect
+Members get messages in turn. A member with credit in its Receive Maximum comes before one without, and a
+connected member before a session whose client is disconnected, which gets only messages to be acknowledged. A
+full member is left out while another has space. A group is one sink, so changes of its members do not affect
 publishers.
 
-When a client is lost, what it has not acknowledged at QoS 1, and what it was not sent yet, goes to another
-connected member; when its session ends, also to a disconnected one. What it was sent at QoS 2 stays its own:
-it completes the delivery when it returns, and no other client may get it ([MQTT-4.8.2-4], [MQTT-4.8.2-5]).
-What waits for it on disk alone stays there until it returns, or its session ends (ended_sessions.py). A
-message leaves the disk only when the other member has it.
+When a client is lost, its messages that are not acknowledged at QoS 1, or not sent yet, go to another
+connected member; when its session ends, also to a disconnected one. Messages that were sent at QoS 2 stay in
+its session: the client completes the delivery when it reconnects, and no other client may get them
+([MQTT-4.8.2-4], [MQTT-4.8.2-5]). Messages that are only on disk stay there until the client reconnects, or
+its session ends (ended_sessions.py). A message is deleted from disk only when the other member has it.
 """
 
 from __future__ import annotations

@@ -97,9 +97,9 @@ class OutboxLimits(NamedTuple):
 
 
 class OutboxTarget(NamedTuple):
-    """Link to which outboxes send: its namespace, limits, and a function that tells if it is up.
+    """Link to which outboxes send messages.
 
-    `window` is the maximum number of unsettled messages.
+    `up` returns True while it is connected. `window` is the largest number of unsettled messages.
     """
 
     namespace: Namespace
@@ -267,7 +267,7 @@ class Outbox(OneSink):
         self._queue.delete()
 
     def stop(self) -> None:
-        """Stop sending messages, as the gateway is stopping."""
+        """Stop sending messages, because the gateway is shutting down."""
         self._stopped = True
 
     def pause(self, on: bool) -> None:
@@ -528,6 +528,7 @@ class Outbox(OneSink):
         self._queue.acknowledged(positions)
 
     def _refused(self, rows: list[tuple[int, Outcome]]) -> None:
+        """Retry, requeue or dead-letter messages that the link has refused; `rows` has their outcomes."""
         now = self._clock()
         back: list[tuple[int, Message]] = []
         retried = 0

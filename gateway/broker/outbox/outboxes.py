@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 
 class Outboxes:
-    """Outboxes of all routes with `settle: stored`.
+    """Outboxes of all routes with `settle: stored`, by name ("<link>/<route>").
 
     An outbox that was found in the store, or whose route was removed, remains until it is empty.
     """
@@ -71,11 +71,14 @@ class Outboxes:
         return [outbox.state() for outbox in self._boxes.values()]
 
     def add_target(self, link: str, target: OutboxTarget) -> None:
-        """Add a link under its name."""
+        """Add a link to which outboxes send, under its name."""
         self._targets[link] = target
 
     def use(self, routes: Iterable[Route]) -> None:
-        """Set the routes in force. Outboxes of other routes keep their messages and are logged."""
+        """Set the routes in force, and create outboxes for new ones.
+
+        Outboxes whose route was removed keep their messages, which is logged.
+        """
         self._routes = {
             f"{route.target_endpoint}/{route.name}": route
             for route in routes
@@ -107,19 +110,19 @@ class Outboxes:
         return self._boxes[f"{route.target_endpoint}/{route.name}"]
 
     def link_up(self, link: str) -> None:
-        """Send messages to a link that is up now."""
+        """Send messages to a link that has connected."""
         for outbox in list(self):
             if outbox.link == link:
                 outbox.tick()
 
     def tick(self) -> None:
-        """Run the timer of each outbox and delete unused ones; called several times a second."""
+        """Run the timers of all outboxes and delete unused ones; called several times a second."""
         for outbox in list(self):
             outbox.tick()
         self._sweep()
 
     def stop(self) -> None:
-        """Stop sending messages from all outboxes, as the gateway is stopping."""
+        """Stop sending messages from all outboxes, because the gateway is shutting down."""
         for outbox in self:
             outbox.stop()
 
@@ -141,7 +144,7 @@ class Outboxes:
         return outbox
 
     def _sweep(self) -> None:
-        """Delete empty outboxes that no route fills any more."""
+        """Delete empty outboxes whose route was removed or has no `settle: stored` any more."""
         for name, outbox in list(self._boxes.items()):
             route = self._routes.get(name)
             if not len(outbox) and (route is None or route.settle != "stored"):
