@@ -104,12 +104,12 @@ class VirtualHost:
         arguments_max: int = 64,
         matching_steps_per_user_max: int = NO_LIMIT,
     ) -> None:
-        """Create the virtual host, with what `definitions` has recorded; without them nothing survives.
+        """Create the virtual host, and restore what `definitions` has recorded.
 
-        `lost` gets dead letters that a queue refused. `policies` add to the declarations of queues.
-        `full_queues` is shared by the queues of all hosts, and `definition_shares` counts the bytes of what
-        clients declare. A binding and its matching steps are in the share of the user who declared its
-        destination.
+        Without `definitions` nothing survives a restart. `lost` is called with dead letters that a queue
+        refused. `policies` add arguments to the declarations of queues. `full_queues` is shared by the queues
+        of all hosts, and `definition_shares` counts the bytes of the definitions of clients. A binding and
+        its matching steps count in the share of the user who made it.
         """
         self.steps = MatchingSteps(matching_steps_per_user_max)
         self.shares = UserShares("definitions") if definition_shares is None else definition_shares
