@@ -160,7 +160,7 @@ class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
     def check(self, permission: str, kind: str, name: str) -> None:
         """Check the permission `configure`, `write` or `read` on an exchange or queue (`kind`).
 
-        Raises AmqpRefused 403 with RabbitMQ's text if it is not granted.
+        Raises AmqpAmqpRefused 403 with RabbitMQ's text if it is not granted.
         """
         rights = self.rights
         if rights.unlimited:
@@ -174,7 +174,7 @@ class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
     def check_topic(self, permission: str, exchange: str, key: str | None) -> None:
         """Check a permission for a routing key of a topic exchange; None stands for all keys.
 
-        Raises AmqpRefused 403 if it is not granted.
+        Raises AmqpAmqpRefused 403 if it is not granted.
         """
         rights = self.rights
         if rights.unlimited:
@@ -186,7 +186,7 @@ class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
             self._refuse_access(permission, resource, decision.rule)
 
     def _refuse_access(self, permission: str, resource: str, rule: str) -> NoReturn:
-        """Log the denial and raise AmqpRefused 403."""
+        """Log the denial and raise AmqpAmqpRefused 403."""
         self._entrance.record_denial(self.sender, permission, resource, rule)
         raise access_refused(f"access to {resource} refused for user '{self.sender.user}'")
 
