@@ -12,8 +12,8 @@ NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 class Certificate(NamedTuple):
     """Names in a client certificate that a trusted authority has signed.
 
-    The keys of `names` are the values of the setting `name` of the back end for certificates, and `ou` and
-    `o`.
+    The keys of `names` are `ou`, `o` and whatever the setting `authentication[].name` permits, such as
+    `common_name`.
     """
 
     names: Mapping[str, str] = NO_NAMES

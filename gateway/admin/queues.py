@@ -155,11 +155,11 @@ class QueuesApi:
         hide: Hide = hide_nothing,
         consuming: Callable[[Consumer], Consuming | None] = lambda _: None,
     ) -> None:
-        """Build the operations.
+        """Build the operations on the queues of the virtual hosts `hosts` and `fast_hosts` (AMQP/Fast).
 
-        `flush` passes changes to the store and writes to sockets, as the end of a wake-up of the event loop
-        does. `hide` removes private fields from messages that are shown. `consuming` returns the client's
-        data of a consumer, or None if the consumer is not a client.
+        `store` has their messages; None means that nothing is stored. `flush` passes changes to the store and
+        writes to sockets. `hide` removes private fields from messages that are shown. `consuming` returns
+        tag, prefetch and client of a consumer, or None if it is a route and not a client.
         """
         self._hosts = hosts
         self._fast_hosts = fast_hosts

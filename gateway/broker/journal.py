@@ -317,7 +317,7 @@ class UnroutedRows:
         return received == self.received and outcome == self.outcome and len(self.messages) < UNROUTED_MAX
 
     def take(self) -> tuple[list[Message], range]:
-        """Remove and return the collected messages and their slots."""
+        """Remove and return the collected messages, with the numbers that the journal has given to them."""
         messages, self.messages = self.messages, []
         slots = range(self.first_slot, self.first_slot + len(messages))
         self.first_slot = SLOTS_UNROUTED if slots.stop > SLOTS_LAST else slots.stop

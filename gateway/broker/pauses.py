@@ -132,9 +132,9 @@ class PauseGate(OneSink):
 
 
 class PassedPart:
-    """Source of the messages of one part that a gate delivers.
+    """Recipient of the outcomes of messages that were held by a paused route and are delivered now.
 
-    A receipt is a position in the part.
+    A receipt is the position of a message in the part (SubBatch) that was held.
     """
 
     __slots__ = ("_part",)

@@ -136,7 +136,7 @@ class PriorityQueue(Queue):
         return True
 
     def _sort(self) -> None:
-        """Sort the messages in memory by priority; later messages are sorted, too, until memory is empty."""
+        """Sort the messages in memory by priority, and those that arrive until none is left in memory."""
         if self._sorted:
             return
         self._sorted = True

@@ -182,10 +182,10 @@ def _options(operation: ApiOperation, without: tuple[str, ...]) -> Options:
 
 
 def _option(word: str, one: OperationWord, *, chooses: bool) -> tuple[Any, object]:
-    """Return annotation and default of the command-line option for the parameter `word`.
+    """Return annotation and default of the command-line option for the parameter `word`, described by `one`.
 
-    `chooses` is True if the parameter selects objects. The default of a parameter with several permitted
-    texts that does not select is the first of them.
+    `chooses` is True if the parameter selects objects; then there is no default. Otherwise the default of a
+    parameter with several permitted texts is the first of them.
     """
     name, text = word.replace("_", "-"), one.meaning
     if one.kind is bool and chooses:

@@ -134,7 +134,7 @@ class Engine(Protocol):
         """Abort the connection of a session's client for the reason `why`; the client must reconnect."""
 
     def bind_queue(self, session: ClientSession, key: str) -> None:
-        """Bind or unbind a key of the session's queue; `session.unbound` has which of the two."""
+        """Bind the session's queue with a key, or unbind it, as `session.unbound[key]` says."""
 
     def check_owner(self, session: ClientSession, done: Callable[[bool], None]) -> None:
         """Query if this replica owns a session and its queue, and call `done` with the result."""

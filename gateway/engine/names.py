@@ -68,8 +68,9 @@ def key_of(topic: str) -> bytes | None:
 def binding_of(levels: list[str]) -> str | None:
     """Return the binding key of a topic filter, or None if no topic that it matches fits into a key.
 
-    Wildcards may make a key too long although it matches keys that fit. Then the result is the one key that
-    still fits, or the filter's first levels with `#`, which matches more topics than the filter.
+    A binding key has at most 255 bytes. If that of the filter is longer, the result is the key of the only
+    topic that fits, if there is just one, otherwise the filter's first levels with `#` behind them, which
+    matches more topics than the filter.
     """
     parts = [WILD.get(level) or TO_KEY(level) for level in levels]
     if _fits(parts):

@@ -419,9 +419,9 @@ class SharedSessions:
         opening.answer()
 
     def _count_earlier(self, found: OpenedSession, count: int) -> None:
-        """Subtract the session that a client had elsewhere (`count` -1), because it is here now.
+        """Change the count of its user's sessions at other replicas by `count`.
 
-        With `count` 1 add the session again.
+        -1 means that the client's earlier session, which was elsewhere, is here now; 1 takes that back.
         """
         earlier = found.earlier
         if earlier is not None and not earlier.is_here:

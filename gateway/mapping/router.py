@@ -140,9 +140,9 @@ class Router:
     `worlds` maps each listener among the endpoints to its domain, the namespace that its clients share with
     those of other listeners. None means that all endpoints are listeners, each with its own domain. `ids`
     yields the message ids for routes with `message_id: add`; None means consecutive numbers, for tests.
-    `return_key` is the key of return addresses; None means that there are none, so that replies need routes
-    of their own. `reply_kept` is called when a reply address that leads nowhere is left unchanged, with the
-    route and the first message of each property set.
+    `return_key` is the secret that signs return addresses; None means that there are none, so that replies
+    need routes of their own. `reply_kept` is called with the route and a message whose reply address leads
+    nowhere and is left unchanged, once for all messages with the same properties.
 
     Raises MappingError for the first fault that the linter reports as an error.
     """

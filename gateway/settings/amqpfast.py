@@ -22,7 +22,7 @@ Compatibility = Literal["rfc", "openamq-2005"]
 
 
 class PeerService(Section):
-    """Peer service of AMQP/Fast that the gateway itself provides."""
+    """Program at the other end of a peer handle of AMQP/Fast: an echo, or a TCP connection."""
 
     kind: Literal["echo", "tcp"] = "tcp"
     """Kind of service: `echo` returns every message. `tcp` connects to an address and forwards bytes in both

@@ -82,7 +82,7 @@ class Replicas:
         return DONE if isinstance(operation, QuitReplica) else Reply(OperationOutcome.DONE, now)
 
     def writes(self) -> list[OperationStatement]:
-        """Return the statements that write the group's changes to the table."""
+        """Return the SQL statements that write what the operations of a transaction have changed."""
         return self._table.writes()
 
 
@@ -129,7 +129,7 @@ class Leases:
         return Reply(OperationOutcome.DONE, Lease(operation.replica, epoch))
 
     def writes(self) -> list[OperationStatement]:
-        """Return the statements that write the group's changes to the table."""
+        """Return the SQL statements that write what the operations of a transaction have changed."""
         return self._table.writes()
 
 
@@ -196,7 +196,7 @@ class Identifiers:
         return Claim.OURS
 
     def writes(self) -> list[OperationStatement]:
-        """Return the statements that write the group's changes to the table."""
+        """Return the SQL statements that write what the operations of a transaction have changed."""
         return self._table.writes()
 
 
@@ -297,7 +297,7 @@ class GroupLetters:
         self._deleted.add(id)
 
     def writes(self) -> list[OperationStatement]:
-        """Return the statements that write the group's changes to the tables."""
+        """Return the SQL statements that write what the operations of a transaction have changed."""
         calls = []
         if self._deleted:
             calls.append(OperationStatement(DELETE, "id text", [(id,) for id in sorted(self._deleted)]))

@@ -377,7 +377,10 @@ class LanedStore(StateStore):
         self._submit(lane, query, done)
 
     def _submit(self, lane: Committer, work: object, done: Callable[[Reply[Any]], None]) -> None:
-        """Give an operation or query to a lane; reply UNAVAILABLE if `pending_max` items wait already."""
+        """Queue an operation or query for the worker `lane`.
+
+        The reply is UNAVAILABLE at once if `pending_max` items wait already.
+        """
         if self._pending >= self.pending_max:
             self._call_soon(partial(done, UNAVAILABLE))
             return
@@ -392,7 +395,10 @@ class LanedStore(StateStore):
             self._listener.listen(replica)
 
     def tick(self) -> None:
-        """Reply UNAVAILABLE to items that have waited too long, and end connections without a reply."""
+        """Reply UNAVAILABLE to items that have waited too long.
+
+        Interrupt connections to the database that have not replied for too long.
+        """
         self._expire_items(lambda lane: clock.monotonic() - lane.patience_secs)
         if any(one.busy_secs() >= STUCK_TIMES * one.patience_secs for one in self._all):
             self._interrupt([one for one in self._all if one.busy_secs() >= one.patience_secs])

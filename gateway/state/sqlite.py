@@ -61,7 +61,7 @@ class SQLiteDatabase(Database):
 
     @property
     def _open(self) -> sqlite3.Connection:
-        """Present connection. Raises LostError if there is none."""
+        """Return the open connection to the database. Raises LostError if it is closed."""
         if self._connection is None:
             raise LostError("the state is closed")
         return self._connection

@@ -157,7 +157,9 @@ class Redriving:
         return _no(f"the route {route.name!r} does not take it any more") if crossed is None else crossed
 
     def _publish(self, batch: Batch, message: Message, receipt: Receipt, *, is_reply: bool) -> Outcome | None:
-        """Publish a message as at the endpoint of its sender. Return an outcome if that is not possible.
+        """Publish a dead letter as if its sender published it again at the same endpoint.
+
+        Add it to `batch` with `receipt`. Return the outcome that refuses it if that is not possible.
 
         `is_reply` is True if a route of replies has refused the message.
         """

@@ -204,7 +204,7 @@ class EchoDetector:
             if key in ledger.sent and (found := ledger.hops(key, sender, now)) > most:
                 most = found
                 log.warning(
-                    "link messages returned, possible loop",
+                    "messages sent by link received again, possible loop",
                     link=ledger.link,
                     endpoint=sender.endpoint,
                     client=sender.client,

@@ -486,7 +486,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         session = self._session
         part = BODY_LOST if isinstance(body, DiscardedBody) else PROPERTIES_LOST
         outcome = with_loss(part, Outcome(Verdict.REJECTED, reason, text))
-        log.warning("message unusable", link=session.name, error=outcome.text)
+        log.warning("malformed or oversized message refused", link=session.name, error=outcome.text)
         branches = () if entry is None else entry.plan.branches
         if branches and all(branch.route.on_reject == "retry" for branch in branches):
             session.stats.refuse(outcome)

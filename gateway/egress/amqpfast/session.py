@@ -546,7 +546,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         """Make a dead letter of a message that is malformed, or too large (`body` is None)."""
         session = self._session
         outcome = with_loss(BODY_LOST if body is None else PROPERTIES_LOST, outcome)
-        log.warning("message unusable", link=session.name, error=outcome.text)
+        log.warning("malformed or oversized message refused", link=session.name, error=outcome.text)
         entry: RoutingEntry = session.resolve(consumer.source.service, name, {})
         message = Message(entry.address, body or b"", NO_PROPERTIES, sender=self._sender)
         session.store_dead_letter((consumer, number, message), outcome)
@@ -610,7 +610,10 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
     def settle(
         self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """Acknowledge accepted messages; make dead letters of rejected ones, and hold back released ones."""
+        """Acknowledge accepted messages; make dead letters of rejected ones, and hold back released ones.
+
+        `refused` maps a position in `receipts` to the outcome of a message that was not accepted.
+        """
         if refused:
             for at, outcome in refused.items():
                 if outcome.verdict is Verdict.REJECTED:

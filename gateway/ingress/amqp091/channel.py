@@ -119,7 +119,7 @@ class AmqpGuest(HandshakingAmqpClient):
     @property
     @abstractmethod
     def ingress(self) -> AmqpSource:
-        """Source of the client's listener."""
+        """Listener's source of messages, through which this channel publishes."""
 
     @abstractmethod
     def check_key(self, permission: str, exchange: str, key: str | None) -> None:
@@ -856,10 +856,10 @@ class Transaction:
             self._finish()
 
     def _finish(self) -> None:
-        """Apply the settlements when the last publish has an outcome, and report the result.
+        """End the commit when all messages that it published have outcomes, and report its result.
 
-        If a publish was refused, the deliveries become unacknowledged again, or are requeued if the channel
-        is closed.
+        The acknowledgements of the transaction take effect now. If a publish was refused, the deliveries
+        become unacknowledged again, or are requeued if the channel is closed.
         """
         settlements, self._committing = self._committing, []
         if self._failed and not self._closed:

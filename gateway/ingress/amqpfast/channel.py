@@ -827,7 +827,7 @@ class FastConsumer:
         connection.delivered(channel, count, byte_count)
 
     def handle_error(self, error: Exception) -> None:
-        """Close the connection because of this internal error, when the current wake-up ends."""
+        """Close the connection because of this internal error, once what was received is processed."""
         self.handle.channel.connection.stream.fail_later(error)
 
     def _deliver_in_line(

@@ -128,7 +128,11 @@ class QueryScan:
         index: ListedIdentifiers,
         above: int,
     ) -> None:
-        """Prepare the scan. `selects` None selects all messages; `index` is that of the handle."""
+        """Prepare the scan of the messages that `waiting` yields, each with its queue and position.
+
+        `selects` chooses messages, None all of them. `index` has the identifiers that the handle has listed.
+        Only messages with an identifier above `above` are listed.
+        """
         self._waiting = waiting
         self._selects = selects
         self._index = index

@@ -342,8 +342,9 @@ class Transfer:
     def write(self, data: Piece, *, last: bool = False, tag: int = 0) -> None:
         """Queue the next bytes of the body, at most `capacity`.
 
-        `tag` is a client's confirm-tag, from `new_tag`. Bytes on disk stay there until `pieces_to_send`
-        returns them. Raises LocalProtocolError for too many bytes, and for the end of a stream.
+        `tag` is a client's confirm-tag, from `new_tag`. A part of a file is read only when `pieces_to_send`
+        returns it. Raises LocalProtocolError for too many bytes, and for `last` while the channel streams,
+        because a stream ends with its handle or channel.
         """
         if last and self._handle.channel.streaming:
             raise LocalProtocolError("a stream ends with its handle or channel")

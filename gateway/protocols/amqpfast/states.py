@@ -414,8 +414,9 @@ class Handle:
     def take_fragment(self, command: m.HandleSend | m.HandleNotify, data: bytes, limit: int) -> TakenFragment:
         """Process a complete fragment that `admit` has accepted.
 
-        Return: True if it is the first, head, body size, offset, bytes of the body. Raises ScopedFault for an
-        invalid head, a body over `limit` bytes, and sizes that do not match the body size.
+        Return a tuple: True for the first fragment of a message, its message-head (b"" in later fragments),
+        the size of the whole body, the offset of this fragment, and its bytes of the body. Raises ScopedFault
+        for an invalid message-head, a body over `limit` bytes, and fragments that exceed the stated size.
         """
         mode, incoming = mode_of(command), self.channel.incoming
         head = b""

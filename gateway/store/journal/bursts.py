@@ -28,7 +28,7 @@ class Bursts:
         self.bodies: list[bytes] = []
 
     def add(self, messages: list[Message], target: Address) -> None:
-        """Add a burst that is delivered to the address `target`, in messages otherwise unchanged."""
+        """Record a burst of messages that were delivered to the address `target`, otherwise unchanged."""
         self.firsts.append(messages[0])
         self.targets.append(target)
         self.lengths.append(len(messages))

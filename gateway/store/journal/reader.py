@@ -369,7 +369,8 @@ def block_from(
 ) -> Block:
     """Return the block with the bytes `data`, whose checksum must have been verified.
 
-    Its requested rows begin at number `begin` (None: the first row).
+    `at` is where the block lies in its file. Rows before number `begin` are left out (None: none).
+    `expand` decodes columns that are stored as runs of equal values.
     """
     header = at.header
     directory = data[LOOK_BYTES : LOOK_BYTES + header.directory_bytes]
