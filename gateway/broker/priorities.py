@@ -320,10 +320,14 @@ class PriorityQueue(Queue):
             if not handed:
                 return False
         if self._sorted and not self._wishes:
-            self._sorted = False
-            self._heap.clear()
-            self._first = self.next
+            self._stop_sorting()
         return True
+
+    def _stop_sorting(self) -> None:
+        """Keep what arrives from now on in order of arrival, because nothing sorted is left in memory."""
+        self._sorted = False
+        self._heap.clear()
+        self._first = self.next
 
     def _hand_out_sorted(self, consumer: Consumer, count: int) -> int:
         """Deliver at most `count` messages to a consumer, in the order of their priority.

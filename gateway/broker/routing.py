@@ -39,8 +39,8 @@ class Namespace(Protocol):
     def choose(self, message: Message) -> tuple[Sink, ...]:
         """Return the sinks of one message; used if its address alone does not determine them."""
 
-    # Optional: `nobody_at(scope: str) -> bool`, True if no address in the scope has a sink or a retained
-    # message; `confirms_later: bool`, True if a remote broker has to confirm what the sinks get.
+    # Optional: `has_no_receivers(scope: str) -> bool`, True if no address in the scope has a sink or a
+    # retained message; `confirms_later: bool`, True if a remote broker has to confirm what the sinks get.
 
     @property
     def retained(self) -> Sink | None:

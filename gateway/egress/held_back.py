@@ -195,13 +195,16 @@ class HeldBack(Generic[R]):
         if undone is not None:
             return line_of(_remaining(entry, undone[1])) or tuple(sorted(undone[1]))
         if line is not None:
-            return line_of(entry) or line.key[1]
+            return line_of(entry) or line.key[1] or self.named(receipt)
         return line_of(entry) or self.named(receipt)
 
     def note_routes(self, receipt: R, routes: Iterable[str]) -> None:
-        """Record the routes of a message until it is settled."""
+        """Record the routes of a message until it is settled. Without any, earlier ones stay recorded."""
+        names = tuple(routes)
+        if not names:
+            return
         message = self._message_of(receipt)
-        self._named[id(message)] = message, tuple(routes)
+        self._named[id(message)] = message, names
         self.on = True
 
     def named(self, receipt: R) -> tuple[str, ...]:

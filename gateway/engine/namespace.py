@@ -731,14 +731,20 @@ class EngineNamespace(MqttNamespace):
         if self._claimed is not None:
             self._publishing[client_id], self._claimed = self._claimed, None
 
-    def delay_will(self, client_id: str, at: float, publish: Callable[[], None]) -> None:
+    def delay_will(
+        self,
+        client_id: str,
+        at: float,
+        publish: Callable[[], None],
+        dropped: Callable[[], None] | None = None,
+    ) -> None:
         """Have the database decide if the will of a lost client is due; `publish` publishes it.
 
         If `at` is OVERDUE the will was claimed before, or the cluster has refused it, and it is published at
         the next tick.
         """
         if at <= OVERDUE:
-            super().delay_will(client_id, at, publish)
+            super().delay_will(client_id, at, publish, dropped)
         else:
             self._lost[client_id] = publish
 
@@ -768,8 +774,8 @@ class EngineNamespace(MqttNamespace):
 
     def _publish_will(self, client_id: str) -> None:
         claim = self._publishing.get(client_id)
-        if claim is not None and claim.is_ending:
-            self._wills.pop(client_id, None)
+        if claim is not None and claim.is_ending and client_id in self._wills:
+            self._wills.pop(client_id)[2]()
         self.publish_kept_will(client_id, partial(MqttNamespace._publish_will, self, client_id))
 
     @property

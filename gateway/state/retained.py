@@ -84,7 +84,7 @@ class RetainedMessages:
             self._table.put(
                 StoredRetainedRow(topic, message, expires_at, operation.user, operation.weight, client, epoch)
             )
-        elif epoch and operation.remembered:
+        elif epoch and (operation.remembered or row is not None):
             self._table.put(StoredRetainedRow(topic, b"", now + CLEARED_SECS, "", 0, client, epoch))
         else:
             self._table.remove((topic,))

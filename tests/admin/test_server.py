@@ -211,6 +211,7 @@ def test_the_console_offers_the_texts_that_words_may_be() -> None:
         "in_use": ["true", "false"],
         "exact": ["true", "false"],
         "sort": ["name", "messages"],
+        "history": ["true", "false"],
     }
     assert offered["connections"]["protocol"] == list(DIALECTS)
 

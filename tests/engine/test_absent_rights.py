@@ -20,7 +20,7 @@ from gateway.protocols.mqtt.spec import Property
 from gateway.settings import User
 from gateway.settings.access import Role
 from gateway.state.interface import (
-    Absent,
+    AbsentSession,
     ChangeSession,
     FindAbsent,
     LeaveSession,
@@ -222,7 +222,7 @@ async def test_what_a_client_has_left_bound_is_unbound(tmp_path: Path, is_back: 
     local = LocalDatabase(tmp_path)
     state, _ = joined(local, "one")
     absent(local, state, "a")
-    pages: list[Reply[list[Absent]]] = []
+    pages: list[Reply[list[AbsentSession]]] = []
     state.query(FindAbsent(SessionKey("", ""), 10), pages.append)
     local.settle()
     assert pages[0].value is not None

@@ -256,6 +256,10 @@ class DeadLettering:
         self.noted.add(DeadMessage(queue, message, reason, position))
         return True
 
+    def has_too_many(self, queue: DeadLetteringQueue) -> bool:
+        """Return True if as many dead messages wait as the user of `queue`, or all users, may have."""
+        return self._has_too_many(user_of(queue))
+
     def is_blocked(self, queue: DeadLetteringQueue) -> bool:
         """Return True if too many dead messages wait for routing: `queue` is dispatched later."""
         user = user_of(queue)

@@ -322,10 +322,12 @@ class AmqpQueue(Queue):
     def _keeps_expired(self) -> bool:
         """True while expired messages stay in the queue.
 
-        The disk fails, and would refuse their dead letters.
+        The disk fails, and would refuse their dead letters, or too many dead messages wait.
         """
-        is_stored = self.options.dead_letter_exchange is not None and self.storage is not None
-        return is_stored and self._host.disk_fails
+        if self.options.dead_letter_exchange is None:
+            return False
+        is_refused = self.storage is not None and self._host.disk_fails
+        return is_refused or self._dead_lettering.has_too_many(self)
 
     def _head_expired(self) -> bool:
         if self._returned:
@@ -345,8 +347,11 @@ class AmqpQueue(Queue):
     def take(self) -> tuple[int, Message, bool] | None:
         """Remove and return the next message, for basic.get, as (position, message, redelivered).
 
-        Returns None if there is none, or while more messages have expired than may be dropped at once.
+        Returns None if there is none, or while more messages have expired than may be dropped at once, or too
+        many dead messages wait.
         """
+        if self.options.dead_letter_exchange is not None and self._dead_lettering.is_blocked(self):
+            return None
         self._droppable = self._expire_max()
         self.drop_expired(self._droppable)
         found = None if self._head_expired() else super().take()
@@ -462,6 +467,10 @@ class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
     def __init__(self, name: str, host: QueueHost, *, options: QueueArguments, **more: Any) -> None:
         self._lines: dict[int, list[int]] = {}
         super().__init__(name, host, options=options, priority=self._level_of, **more)
+
+    def _stop_sorting(self) -> None:
+        super()._stop_sorting()
+        self._lines.clear()
 
     def _level_of(self, message: Message) -> int:
         return min(priority_of(message), self.options.priority_max)

@@ -173,7 +173,8 @@ class MqttNamespace:
         self._trie: Trie[Subscriber] = Trie("+", "#")
         self._groups: dict[str, SharedGroup] = {}  # by filter
         self._members = 0  # of all groups
-        self._wills: dict[str, tuple[float, Callable[[], None]]] = {}  # delayed wills, by client id
+        # delayed wills, by client id: when, and what publishes it or is told that it is not published
+        self._wills: dict[str, tuple[float, Callable[[], None], Callable[[], None]]] = {}
         self.will_shares = UserShares("waiting wills")  # in those that were refused
         self._left_wills: list[LeftWill] = []
         # Called after the start: a listener takes over the sessions that were restored.
@@ -729,13 +730,20 @@ class MqttNamespace:
         self._sent_wills += 1
         return f"{client_id}\0{self._born:x} {self._sent_wills}"
 
-    def delay_will(self, client_id: str, at: float, publish: Callable[[], None]) -> None:
+    def delay_will(
+        self,
+        client_id: str,
+        at: float,
+        publish: Callable[[], None],
+        dropped: Callable[[], None] | None = None,
+    ) -> None:
         """Publish a will by calling `publish` at `at` (monotonic seconds), or when the session ends before.
 
         Instead of a client id, `new_will_key` is for a will that does not depend on the session. OVERDUE
-        means at one of the next ticks, the oldest first, or when the client returns before.
+        means at one of the next ticks, the oldest first, or when the client returns before. `dropped` is
+        called instead of `publish` if the will is not published here.
         """
-        self._wills[client_id] = (at, publish)
+        self._wills[client_id] = (at, publish, dropped or _do_nothing)
 
     def end_delays(self) -> bool:
         """Publish all delayed wills at the end of the process. Return False if there were none.
@@ -761,9 +769,9 @@ class MqttNamespace:
 
         Return True if not all expired sessions could be discarded at once: `expire_more` continues.
         """
-        for client_id in [client_id for client_id, (at, _) in self._wills.items() if OVERDUE < at <= now]:
+        for client_id in [client_id for client_id, (at, *_) in self._wills.items() if OVERDUE < at <= now]:
             self._publish_will(client_id)
-        refused = (client_id for client_id, (at, _) in self._wills.items() if at <= OVERDUE)
+        refused = (client_id for client_id, (at, *_) in self._wills.items() if at <= OVERDUE)
         for client_id in list(islice(refused, RETRIED_MAX)):
             self._publish_will(client_id)
         if (self._unshared or self._leftovers) and not self.failing:

@@ -433,8 +433,8 @@ class AdmittedGuest(MqttGuest):
                 decisions[topic_filter, options.qos] = rights.mqtt_subscribe(topic_filter, options.qos)
         return {
             topic_filter: decision.rule
-            for (topic_filter, _), decision in decisions.items()
-            if not decision.allowed and topic_filter in subscriptions
+            for topic_filter, options in subscriptions.items()
+            if not (decision := decisions[topic_filter, options.qos]).allowed
         }
 
     def _refusal(self, packet: Connect, rights: Rights, sender: Sender) -> tuple[ReasonCode, str] | None:

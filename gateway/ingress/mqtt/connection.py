@@ -12,7 +12,7 @@ will retry.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -377,19 +377,19 @@ class MqttConnection(AdmittedGuest):
             )
             return
         if self._retries is not None:
-            for receipt in self._retries.take_due(now):
-                if receipt[2] == 2:
-                    self._note_local_delivery(receipt[1], receipt[4])
-                self._publish_again(receipt)
+            self._publish_again(self._retries.take_due(now))
         if self._answers is not None:
             self._answers.tick()
 
-    def _publish_again(self, receipt: Receipt) -> None:
-        """Publish a refused message again, once it is known if the client may publish there now."""
-        try:
-            self._ingress.publish_again(receipt, self.current_rights())
-        except Pending as pending:
-            self._ingress.suspend(self.stream, pending.awaited, partial(self._publish_again, receipt))
+    def _publish_again(self, receipts: Sequence[Receipt]) -> None:
+        """Publish refused messages again in order, each when it is known if the client may publish there."""
+        for at, receipt in enumerate(receipts):
+            try:
+                self._ingress.publish_again(receipt, self.current_rights())
+            except Pending as pending:
+                again = partial(self._publish_again, receipts[at:])
+                self._ingress.suspend(self.stream, pending.awaited, again)
+                return
 
     def shut_down(self, farewell: CloseReason) -> None:
         """Disconnect the client for the reason `farewell`; an MQTT 5 client receives its reason code.
@@ -995,7 +995,7 @@ class MqttConnection(AdmittedGuest):
                 self._repeated.discard(packet_id)
             held_receipts = None if self._retries is None else self._retries.active_holds
             if held_receipts is None:
-                self._note_local_delivery(packet_id, entry)
+                self.note_local_delivery(packet_id, entry)
             return True
         self._ingress.stats.duplicates += 1
         if session.received_ids.is_accepted(packet_id):
@@ -1005,7 +1005,7 @@ class MqttConnection(AdmittedGuest):
             self._repeated.add(packet_id)
         return False
 
-    def _note_local_delivery(self, packet_id: int, entry: RoutingEntry) -> None:
+    def note_local_delivery(self, packet_id: int, entry: RoutingEntry) -> None:
         """Have the packet identifier of a QoS 2 message recorded together with its delivery to local targets.
 
         This is done when the batch has been sent. Nothing is noted if the session ends with its connection,

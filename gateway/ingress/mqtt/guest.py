@@ -61,6 +61,10 @@ class MqttGuest(IngressClient):
         """Return the entry restricted to the routes that have not accepted the message yet."""
 
     @abstractmethod
+    def note_local_delivery(self, packet_id: int, entry: RoutingEntry) -> None:
+        """Have the packet identifier of a QoS 2 message recorded together with its local delivery."""
+
+    @abstractmethod
     def not_served(self, why: str) -> None:
         """Refuse a CONNECT that has no response yet, as the server is unavailable (0x88; 3.1.1: code 3).
 

@@ -280,6 +280,8 @@ class MqttIngress(ListenerSource):
             self.store_dead_letter(message, NOT_ALLOWED, then, partial(connection.handle_refusal, receipt))
             return
         entry = connection.remaining_entry(packet_id, entry)
+        if qos == 2:
+            connection.note_local_delivery(packet_id, entry)
         for branch in entry.plan.branches:
             branch.route.retried += 1
         if not self.dispatcher.publish(self.begun_batch(), entry, message, receipt):
@@ -642,12 +644,16 @@ class SentWill:
             return
         self.persist()
         shares.add(message.sender.user, message.byte_count)
-        ingress.namespace.delay_will(self.key, OVERDUE, self._publish_again)
+        ingress.namespace.delay_will(self.key, OVERDUE, self._publish_again, self._give_back)
 
     def _publish_again(self) -> None:
-        ingress, sender = self._ingress, self.message.sender
-        ingress.namespace.will_shares.remove(sender.user, self.message.byte_count)
-        ingress.publish_will(self._will, sender, self._principal)
+        self._give_back()
+        self._ingress.publish_will(self._will, self.message.sender, self._principal)
+
+    def _give_back(self) -> None:
+        """Subtract the will from the share of its user, because it does not wait here any more."""
+        message = self.message
+        self._ingress.namespace.will_shares.remove(message.sender.user, message.byte_count)
 
     def _forget(self) -> None:
         self._is_accepted = True
