@@ -236,7 +236,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
 
 
 def _of_namespace(space: Any) -> Iterator[str]:
-    late = [client for client, (at, _) in space._wills.items() if at < clock.now() - LATE_SECS]
+    late = [client for client, (at, *_) in space._wills.items() if at < clock.now() - LATE_SECS]
     if late:
         yield f"wills of {late} are due and not published"
 

@@ -245,7 +245,7 @@ REDACTION_COUNTERS: Final[dict[str, tuple[str, str]]] = {
     "gateway_journal_redacted": ("Messages that the journal has redacted, by `private`.", "redacted"),
     "gateway_journal_withheld": (
         "Bodies that the journal has omitted, because `private` names fields and they are not JSON.",
-        "withheld",
+        "withheld_count",
     ),
 }
 JOURNAL_GAUGES: Final[dict[str, tuple[str, str]]] = {

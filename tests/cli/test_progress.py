@@ -18,8 +18,8 @@ from gateway.store.store import Store
 END = b"<that is all>"
 SILENT = """
 import sys
-from gateway.cli.progress import shown
-with shown("waiting") as bar:
+from gateway.cli.progress import progress_bar
+with progress_bar("waiting") as bar:
     bar.update(1)
 assert "rich" not in sys.modules
 """

@@ -166,6 +166,7 @@ def test_an_export_is_taken_by_the_gateway(filled: Running, tmp_path: Any) -> No
         channel.exchange_bind("readings", "passing", "x")
         channel.queue_bind("orders", "passing", "x")
         admin(filled, "export", str(file))
+        channel.exchange_delete("passing")
     said = json.loads(file.read_text())
     assert [one["name"] for one in said["queues"]] == ["orders"]
     assert [one["name"] for one in said["exchanges"]] == ["readings"]
