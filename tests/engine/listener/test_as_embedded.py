@@ -75,6 +75,7 @@ EXCEPTIONS: Final = {
     "waits for a client of the cluster",
     "bad_clients_a_client_that_does_not_read_is_let_go_and_leaves_nothing": "no publisher waits for it",
     "bad_clients_ten_thousand_that_reconnect_at_once_are_all_served": "it counts the process's sockets",
+    "wills_refused_wills_beyond_the_share_of_their_user_are_dead_letters": "its queue is embedded",
     "system_clients_may_not_publish_there": "by the time that the log has been read there are newer values",
     "statements_a_ping_is_answered_behind_what_came_before_it": "it does not wait for the cluster to confirm",
     "stopping_a_delay_ends_with_the_process_that_alone_knows_the_session": "another replica knows it, too",
