@@ -204,17 +204,6 @@ class WaitingDeaths:
             self._lines[user] = line
 
 
-class DeathsClaim(NamedTuple):
-    """Claim on memory of a user whose dead messages wait to be routed."""
-
-    dead_lettering: DeadLettering
-    user: str
-
-    def restrain(self, on: bool) -> None:
-        """Let the user's queues deliver nothing, and drop what is beyond their limits, or no longer."""
-        self.dead_lettering.restrain_user(self.user, on)
-
-
 class DeadLettering:
     """Dead messages of one virtual host that wait to be routed; source of their dead letters."""
 
@@ -721,3 +710,14 @@ def _visited(headers: Headers) -> set[str]:
         if isinstance(queue, str):
             found.add(queue)
     return found
+
+
+class DeathsClaim(NamedTuple):  # behind DeadLettering, which mypyc needs for its fields
+    """Claim on memory of a user whose dead messages wait to be routed."""
+
+    dead_lettering: DeadLettering
+    user: str
+
+    def restrain(self, on: bool) -> None:
+        """Let the user's queues deliver nothing, and drop what is beyond their limits, or no longer."""
+        self.dead_lettering.restrain_user(self.user, on)
