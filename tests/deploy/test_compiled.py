@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +26,23 @@ def recipe() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_no_named_tuple_names_a_class_that_comes_later(recipe: ModuleType) -> None:
+    """Compiled, its fields are evaluated when it is made: the later class is a null pointer, a crash."""
+    found: list[str] = []
+    for path in recipe.sources():
+        classes = [one for one in ast.parse((ROOT / path).read_text()).body if isinstance(one, ast.ClassDef)]
+        later: set[str] = set()
+        for one in reversed(classes):
+            if any("NamedTuple" in ast.unparse(base) for base in one.bases):
+                fields = [
+                    ast.unparse(field.annotation) for field in one.body if isinstance(field, ast.AnnAssign)
+                ]
+                words = {word for text in fields for word in re.findall(r"\w+", text)}
+                found += [f"{path}: {one.name} names {name}" for name in sorted(words & later)]
+            later.add(one.name)
+    assert found == []
 
 
 def test_the_way_of_a_message_is_compiled(recipe: ModuleType) -> None:
