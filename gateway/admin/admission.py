@@ -53,9 +53,10 @@ Serve = Callable[[Request], Awaitable[Response]]
 class Caller(NamedTuple):
     """Authenticated caller of an HTTP request.
 
-    `principal` is the identity that the credential proves. `credential` names the credential that was
-    presented, for the audit log. `maker` is the user who is responsible for the request, or None for an
-    administrator: a token that the request creates becomes invalid with that user.
+    `principal` is the identity that the credential proves. `credential` names the kind of credential for the
+    audit log, such as `jwt` or `token NAME`. `session` is the console session, or None if the request has no
+    session cookie. `maker` is the user who is responsible for the request; None stands for an administrator.
+    A token that the caller creates becomes invalid when `maker` is deleted or changes its password.
     """
 
     principal: Principal
@@ -73,9 +74,10 @@ class Caller(NamedTuple):
 class Admission:
     """Admission control of HTTP requests to the console and the API.
 
-    `tokens` has the tokens that were created in the console, `sessions` the logins. `access` authenticates
-    users and JSON Web Tokens; None accepts neither. `rights_of` returns the rights that a principal's roles
-    give. `unsent` limits the bytes of responses that each user has requested and not yet read.
+    `tokens` are the API tokens that users created in the console, `sessions` the console sessions. `access`
+    authenticates users and JSON Web Tokens; None accepts neither. `rights_of` returns the rights that a
+    principal's roles give. `token_file` has the secret of an administrator. `unsent` limits the bytes of
+    responses that one user has requested and not yet read.
     """
 
     def __init__(
@@ -98,9 +100,10 @@ class Admission:
     def with_admission_control(self, serve: Serve, *, by_host: bool = False) -> Serve:
         """Return a function that checks the caller of a request, and then calls `serve`.
 
-        Callers without rights receive 401 or 403. An error of `serve` becomes a problem document. `by_host`
-        is True for operations that a caller with rights in some virtual hosts may use, and that restrict
-        themselves to these virtual hosts (`hosts_of`); such a caller cannot use any other operation.
+        The function responds with 401 or 403 to callers without rights, and with a problem document if
+        `serve` raises an error of the API. Set `by_host` to True only if `serve` limits its response to the
+        virtual hosts of the caller (`hosts_of`): then callers with rights in some virtual hosts are admitted
+        too. Otherwise they receive 403.
         """
 
         async def serve_or_refuse(request: Request) -> Response:
@@ -124,9 +127,9 @@ class Admission:
         return serve_or_refuse
 
     async def is_still_admitted(self, request: Request) -> bool:
-        """Return True if the caller of an admitted request still has the right to it, in all virtual hosts.
+        """Return True if the caller of an admitted request still has rights in all virtual hosts.
 
-        Store the caller with its present rights in `request.state.caller`.
+        Then also store the caller with its present rights in `request.state.caller`.
         """
         caller = await self.caller(request, quiet=True)
         if isinstance(caller, Response) or caller.rights.hosts(reading=request.method in READING) is not None:
@@ -203,18 +206,19 @@ class Admission:
         )
 
     def _is_maker_valid(self, maker: Maker | None) -> bool:
-        """Return True if the user who created a token still exists with the same password.
+        """Return True if the user `maker` still exists and has not changed its password since.
 
-        Always return True for None, which stands for an administrator.
+        Always return True if `maker` is None, which stands for an administrator.
         """
         return maker is None or (
             self.access is not None and self.access.is_valid(maker.principal, maker.stamp)
         )
 
     def find_token(self, text: str) -> StoredToken | None:
-        """Return the token, created in the console, whose secret text is `text`.
+        """Return the API token whose secret is `text`, if it was created in the console and is still valid.
 
-        Return None if it does not exist, has expired, or the user who created it is no longer valid.
+        Return None if no such token exists, if it has expired, or if the user who created it is no longer
+        valid.
         """
         token = self.tokens.find(text)
         return token if token is not None and self._is_maker_valid(token.maker) else None
@@ -225,11 +229,15 @@ class Admission:
         return own if token.maker is None else own.intersection(self.rights_of(token.maker.principal))
 
     def stamp(self, principal: Principal) -> str:
-        """Return a value that changes when the user `principal` or its password is changed."""
+        """Return a text that changes whenever the user `principal` or its password is changed.
+
+        Return "" if users are not authenticated at all. Sessions and tokens store the text to find out
+        whether their user has changed since.
+        """
         return "" if self.access is None else self.access.stamp(principal)
 
     def _user(self, principal: Principal, credential: str) -> Caller:
-        """Return the caller for an authenticated user with the rights of its roles."""
+        """Return the caller that represents an authenticated user, with the rights of the user's roles."""
         maker = Maker(principal.name, principal.backend, principal.roles, self.stamp(principal))
         return Caller(principal, self.rights_of(principal), credential, None, maker)
 
@@ -334,9 +342,10 @@ def is_secret(text: str, file: Path) -> bool:
 
 
 def target_of(choice: Any) -> str:
-    """Return the JSON body of a request as one line for the audit log, or "" if it is no object.
+    """Return the fields of a request's JSON body as one line of text for the audit log.
 
-    Lists are replaced by their lengths, and bodies of messages by their numbers of characters.
+    The first TARGET_MAX fields are included. A list is replaced by its length, and a message body by its
+    number of characters. Return "" if the JSON body is not an object.
     """
     if not isinstance(choice, Mapping):
         return ""
@@ -355,19 +364,20 @@ def remote_of(request: Request) -> str:
 
 
 def address_owner(request: Request) -> str:
-    """Return the name under which resources of a caller without a login are counted.
+    """Return the owner under which resources of a caller without a login are counted.
 
-    It is derived from the caller's address, and cannot be the name of a user.
+    The owner is derived from the caller's IP address. It starts with a NUL character, so that it never equals
+    a user name.
     """
     host = "" if request.client is None else request.client.host
     return f"\0address {place_of_host(host)}"
 
 
 def remote_address_of(request: Request) -> str:
-    """Return the caller's address in a form that login throttling always takes as a remote client's.
+    """Return the caller's address as `http HOST:PORT`, for the throttling of failed logins.
 
-    So failed logins count even from this machine, which may run a proxy. An IPv6 address is reduced to its
-    network of 64 bits (access/places.py).
+    The prefix `http` prevents an exemption of local addresses: failed logins also count if they come from
+    this machine, which may run a proxy. HOST is the 64-bit network of an IPv6 address (access/places.py).
     """
     host, _, port = remote_of(request).rpartition(":")
     return f"http {place_of_host(host)}:{port}"

@@ -70,9 +70,9 @@ def tag_of(data: bytes) -> str:
 
 
 def unless_known(request: Request, response: Response) -> Response:
-    """Return the response with an ETag, or 304 without a body if the client has this version already.
+    """Return the response with an ETag, or 304 without a body if the client already has this version.
 
-    The client names the ETags that it has in the header `If-None-Match`.
+    The request header `If-None-Match` lists the ETags of the versions that the client has.
     """
     if response.status_code != 200 or not response.body:
         return response

@@ -36,9 +36,10 @@ log = structlog.get_logger()
 
 
 class Details(NamedTuple):
-    """Details of a client's connection that only RabbitMQ's API and single rows show.
+    """Details of a client's connection.
 
-    `host` and `port` are those of the listener. `client_properties` and the negotiated limits are those of
+    Lists of the API do not show them; RabbitMQ's API and the API's view of one connection do. `host` and
+    `port` are the address of the listener. `client_properties`, `frame_max` and `channel_max` are those of
     AMQP 0-9-1. `timeout` is the heartbeat interval in seconds.
     """
 
@@ -52,10 +53,11 @@ class Details(NamedTuple):
 
 
 class Connected(NamedTuple):
-    """Connection of a client, as the API sees it.
+    """Connection of a client, as the API shows it.
 
-    `client` and `user` are "" before the login. `dismiss` disconnects the client. `virtual_host` is "" in
-    protocols without one. `opened_at` is the time of the login by the event loop's clock.
+    `client` (the client identifier) and `user` are "" before the login. `address` is the client's, as
+    `host:port`. `dismiss` disconnects the client. `virtual_host` is "" in protocols without virtual hosts.
+    `opened_at` is the time of the login in loop-clock seconds, or None before the login.
     """
 
     endpoint: str
@@ -166,10 +168,10 @@ class ClientsApi:
         return page.answer()
 
     def _numbers(self, one: Connected) -> tuple[int, int, int, int]:
-        """Return the numbers of a connection that its history records.
+        """Return the values of a connection that the history records.
 
-        These are unsettled messages, unacknowledged messages, bytes read and bytes written. The bytes are
-        counted from the first call for this connection.
+        They are unsettled messages, unacknowledged messages, bytes read and bytes written. Bytes are counted
+        from the first call of this method for this connection.
         """
         read = written = 0
         if one.stream is not None:
@@ -222,7 +224,10 @@ class ClientsApi:
 
 
 def _history_key(one: Connected) -> str:
-    """Return the key of a connection in the history, which no later connection from the same port has."""
+    """Return the key of a connection in the history.
+
+    Later connections from the same address have other keys.
+    """
     return f"{one.key}\n{one.opened_at}"
 
 

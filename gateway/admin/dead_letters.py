@@ -127,9 +127,10 @@ class LettersApi:
         return answer({"purged": len(chosen) - len(stay), "waiting": waiting, "unknown": unknown})
 
     async def _redrive(self, request: Request) -> Response:
-        """Redrive the dead letters that the body selects, some at a time, and return the results.
+        """Redrive the dead letters that the body selects, in batches, and return the results.
 
-        The rest is not tried once some are not settled in time.
+        If some letters of a batch are not settled in time, the following batches are not redriven, and are
+        counted as `untried`.
         """
         ids = await self._selected_ids(request)
         outcomes: dict[str, Outcome] = {}

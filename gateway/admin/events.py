@@ -50,8 +50,9 @@ NOBODY: Final = WatchableNames(tuple, tuple)
 class EventsApi:
     """API operations whose responses are streams of server-sent events.
 
-    `state` returns the state to send. `taps` are the sources of passing messages; None: no messages can be
-    watched. `names` has the routes and endpoints that may be selected.
+    `state` returns the gateway's state, which is sent to the client. `taps` delivers copies of passing
+    messages; None disables the watching of messages. `names` returns the routes and endpoints that a client
+    may watch.
     """
 
     def __init__(
@@ -68,9 +69,9 @@ class EventsApi:
     ) -> None:
         """Set the sources and limits of event streams.
 
-        `each_secs` is the interval in seconds at which the state is sent. `streams` counts and limits the
-        open streams of each user and of all, `watched` those of them that show messages. `hide` removes
-        private fields from messages.
+        The state is sent every `each_secs` seconds. `streams` counts and limits all open streams, in total
+        and per user. `watched` counts and limits only the streams that show messages. `hide` removes private
+        fields from messages.
         """
         self._admission = admission
         self._state = state
@@ -148,18 +149,18 @@ class EventsApi:
         return Events(self, request, next_chunk, begins, over)
 
     async def may(self, request: Request) -> bool:
-        """Return True if the caller still has the right to the stream.
+        """Return True if the caller of the stream's request still has rights in all virtual hosts.
 
-        Store the caller with its present rights in `request.state.caller`.
+        Then also store the caller with its present rights in `request.state.caller`.
         """
         return await self._admission.is_still_admitted(request)
 
 
 class Events(Response):
-    """Endless response that is a stream of server-sent events.
+    """Endless response with server-sent events.
 
-    `next_chunk` waits for the next event and returns a function that encodes it. `begins` and `over` are
-    called at the start and the end of the stream.
+    `next_chunk` waits for the next event, and returns a function that encodes this event as bytes. `begins`
+    is called when the stream starts, `over` when it ends.
     """
 
     def __init__(
@@ -202,10 +203,10 @@ class Events(Response):
 
 
 def _check_place(places: UserShares, owner: str) -> None:
-    """Raise UnavailableError or ShareFullError unless `owner` may open one more stream.
+    """Raise an error if the user `owner` may not open another stream that is counted in `places`.
 
-    UnavailableError means that as many streams are open as are allowed in all, ShareFullError that the user
-    has reached the limit of one user.
+    Raises UnavailableError if the total limit of open streams is reached, and ShareFullError if the limit of
+    this user is reached.
     """
     limit = places.full_with(owner, 0)
     if limit and places.count >= places.count_max:
@@ -215,7 +216,7 @@ def _check_place(places: UserShares, owner: str) -> None:
 
 
 def owner_of(request: Request) -> str:
-    """Return the name of the user for whom the resources of a request are counted."""
+    """Return the user name under which the resources of a request are counted."""
     caller: Caller = request.state.caller
     return caller.principal.name
 

@@ -35,7 +35,10 @@ Asked = TypeVar("Asked", bound=Model)
 
 
 def parse_request(document: Any, model: type[Asked]) -> Asked:
-    """Return the JSON document of a request as `model`. Raises BadChoiceError with the fault."""
+    """Validate the parsed JSON body of a request, and return it as an instance of `model`.
+
+    Raises BadChoiceError that names the first invalid field.
+    """
     try:
         return model.model_validate(document, strict=True)
     except ValidationError as error:
@@ -105,10 +108,7 @@ def hide_for_caller(request: Request, hide: Hide, host: str | None = None) -> Hi
 
 
 def message_shown(message: Message) -> dict[str, Any]:
-    """Return a message as a JSON object of the API (MessageRow).
-
-    Its body is cut to BODY_SHOWN bytes.
-    """
+    """Return a message as a JSON object of the API (MessageRow), with BODY_SHOWN bytes of body at most."""
     try:
         content_type, headers = message.properties.content_type, message.properties.headers
         header_values = plain_headers(headers)
@@ -165,7 +165,7 @@ def moment(utc: float) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value of a message's headers to one that JSON can express."""
+    """Convert a value of a message's headers to one that JSON can express, such as bytes to text."""
     if isinstance(value, bytes):
         return text_of(value)[0]
     if isinstance(value, dict):

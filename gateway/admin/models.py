@@ -48,7 +48,7 @@ class HistoryRow(Model):
 
 
 class Whatever(Model):
-    """JSON object with any fields, which is described elsewhere."""
+    """JSON object whose fields this model does not restrict."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -396,7 +396,7 @@ class JournalRows(Model):
 
 
 class TransferRow(Model):
-    """AMQP/Fast transfer: a large message sent in parts, which can be continued after a disconnection."""
+    """AMQP/Fast transfer: a large message in parts, which the sender can continue after a disconnection."""
 
     virtual_host: str
     client: str
@@ -723,9 +723,9 @@ class DryRun(Model):
 
 
 class Draining(Model):
-    """Confirmation that the gateway drains: it ends when messages in flight have settled.
+    """Confirmation that the gateway drains.
 
-    It waits at most `drain_timeout_secs` for them.
+    The gateway stops when all messages in flight are settled, or after `drain_timeout_secs` seconds.
     """
 
     draining: bool

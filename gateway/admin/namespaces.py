@@ -102,7 +102,7 @@ class NamespacesApi:
         self._fast_hosts = fast_hosts
 
     def operations(self) -> Sequence[ServedOperation]:
-        """Return the operations on exchanges, bindings and so on, each with the function that serves it."""
+        """Return the list operations of this class, each with the function that serves it."""
         return [
             ServedOperation(EXCHANGES, self._exchanges, ExchangeRow),
             ServedOperation(BINDINGS, self._bindings, BindingRow),
@@ -167,9 +167,10 @@ class NamespacesApi:
 def _named(
     choice: Mapping[str, Any], mine: Callable[[str], bool]
 ) -> Callable[[ListedExchange | ListedDestination], bool]:
-    """Return a predicate: True for objects of the name and virtual host in `choice` that the caller may see.
+    """Return a predicate that selects exchanges or destinations by name and virtual host.
 
-    `mine` returns True for the virtual hosts that the caller may see.
+    `choice` has the requested `name` and `virtual_host`; both are optional. `mine` returns True for the
+    virtual hosts that the caller may see; objects of other virtual hosts are never selected.
     """
     name, host = name_matcher(choice, "name"), choice.get("virtual_host")
     return lambda one: name(one.name) and host in (None, one.virtual_host) and mine(one.virtual_host)

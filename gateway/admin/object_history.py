@@ -26,9 +26,10 @@ T = TypeVar("T")
 
 
 class ObjectSteps:
-    """Numbers of one object at the end of each step of the last hour, the oldest first.
+    """Values of one object (such as a queue) in the last hour: one for each step, the oldest first.
 
-    `numbers` are the levels and counts that were read last; the next count is compared with them.
+    `values` has one array for each recorded number. `numbers` are the numbers as read in the last step;
+    increases of counts are calculated from them.
     """
 
     __slots__ = ("numbers", "round", "values")
@@ -40,12 +41,12 @@ class ObjectSteps:
 
 
 class ObjectHistory(Generic[T]):
-    """Recorder of the numbers of many objects, such as all queues.
+    """Recorder of the numbers of many objects, such as all queues, during the last hour.
 
-    `every` returns the objects, `key` the identifier of one. `read` returns the present numbers of an object:
-    first its levels (such as messages in a queue), named by `levels`, then its counts (such as messages
-    received), named by `counts`. A level is stored as it is, a count as its increase per second. `dropped` is
-    called with the key of each object that no longer exists.
+    `every` returns the objects, `key` the identifier of an object. `read` returns the present numbers of an
+    object: first its levels (such as messages in a queue), named by `levels`, then its counts (such as
+    messages received), named by `counts`. A level is stored unchanged, a count as its increase per second.
+    `dropped` is called with the key of each object that no longer exists.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class ObjectHistory(Generic[T]):
         steps.numbers, steps.round = numbers, self._round
 
     def shown(self, one: T) -> Mapping[str, Any] | None:
-        """Return the history of an object as JSON (HistoryRow), or None if it has none yet."""
+        """Return the history of an object as JSON (HistoryRow), or None if nothing is recorded yet."""
         steps = self._steps.get(self._key(one))
         if steps is None or self._at is None or not steps.values[0]:
             return None

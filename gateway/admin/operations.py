@@ -32,9 +32,9 @@ HOLDERS: Final = protocols_with_queues()
 class ServedOperation(NamedTuple):
     """API operation with the function that serves it.
 
-    `answers` is the model of its response: of one row if the operation is paged, and of the data of one event
-    if the response is a stream. `takes` is the model of the request's body, or None if the body consists of
-    the operation's parameters, or there is none.
+    `answers` is the model of the response. If the operation returns pages, it is the model of one row; if the
+    response is a stream, the model of the data of one event. `takes` is the model of the request's body. It
+    is None if the request has no body, or if the body has only the parameters in `operation.words`.
     """
 
     operation: ApiOperation
@@ -49,7 +49,7 @@ class ServedOperation(NamedTuple):
 
 
 class Api(Protocol):
-    """Part of the HTTP API: a group of operations."""
+    """Part of the HTTP API: a group of related operations."""
 
     def operations(self) -> Sequence[ServedOperation]:
         """Return the operations of this part, each with the function that serves it."""
@@ -70,9 +70,10 @@ def routes_of(operations: Iterable[ServedOperation], admission: Admission) -> li
 
 
 def _refuse_request_body(one: ServedOperation) -> Serve:
-    """Return a function that serves an operation, and raises BadChoiceError for an unexpected body.
+    """Return a function that refuses requests with a body if the operation has none, and serves all others.
 
-    A body is unexpected if the operation is a POST without parameters: it would be ignored.
+    The function raises BadChoiceError for a POST with a body other than `{}` if the operation has no
+    parameters. Without this check the body would be ignored.
     """
     if one.operation.method != "POST" or one.has_body:
         return one.serve

@@ -70,9 +70,9 @@ class ConsoleFiles:
 
 
 def _words() -> bytes:
-    """Return the JavaScript module with the permitted values of the filters of each list.
+    """Return a JavaScript module that exports the permitted values of list filters as `TEXTS`.
 
-    It exports a table by the path of the list.
+    `TEXTS` maps the path of each list to an object, which maps each filter to its permitted values.
     """
     texts = {
         one.path[1:]: {

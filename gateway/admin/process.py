@@ -66,9 +66,10 @@ log = structlog.get_logger()
 
 
 class Limit(NamedTuple):
-    """Limit, and how much of it is used.
+    """Limit of the gateway, and how much of it is used.
 
-    `of` is the listener or virtual host, "" for the whole gateway. `limit` is 0 if there is no limit.
+    `of` names the listener or virtual host to which the limit applies; it is "" for the whole gateway.
+    `limit` is 0 if the use is not limited.
     """
 
     name: str
@@ -258,7 +259,7 @@ class ProcessApi:
         return page.answer()
 
     async def _journal(self, request: Request) -> Response:
-        """Return a page of the journal's newest rows, without bodies if the caller may not see these."""
+        """Return a page of the journal's newest rows, without bodies if the caller may not see bodies."""
         choice, count, after = await query_of(request, table.JOURNAL.choice)
         if self._process.journal is None:
             raise AbsentError("the journal is disabled (journal.enabled)")
@@ -276,7 +277,10 @@ class ProcessApi:
     # Operations that change something.
 
     async def _publish(self, request: Request) -> Response:
-        """Publish the message in the body, and return its outcome, or `waiting` after PUBLISH_SECS."""
+        """Publish the message in the body, and return its outcome.
+
+        Return `waiting` instead if there is no outcome after PUBLISH_SECS.
+        """
         choice = parse_request(await choice_of(request), PublishAsked)
         caller = request.state.caller
         message = message_of(choice, self._process.protocols, "", caller.principal.name)
@@ -309,9 +313,10 @@ class ProcessApi:
 
 
 def _places(after: str) -> dict[str, int]:
-    """Parse `after` of a page of the journal: by shard, the sequence number before which the page continues.
+    """Parse the query parameter `after` of the journal's list; return a sequence number for each shard.
 
-    It is `next` of the previous page. Raises ValueError if it is malformed.
+    The page has the rows before these sequence numbers. A client copies the parameter from the field `next`
+    of the previous page. Raises ValueError if the parameter is malformed.
     """
     pairs = [one.rpartition(":") for one in after.split(",") if one]
     return {shard: int(number) for shard, _, number in pairs}
@@ -320,10 +325,11 @@ def _places(after: str) -> dict[str, int]:
 def _newest(
     folder: Path, count: int, route: str | None, before: Mapping[str, int]
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the newest `count` rows of the journal in `folder`, and `next` for the following page.
+    """Return the newest `count` rows of the journal in `folder`, and the parameter `after` of the next page.
 
-    The rows of all shards are merged, newest first. `route` selects one route, None all. `before` has the
-    sequence number in each shard before which the page begins. It reads files, so call it in a thread.
+    The rows of all shards are merged, the newest first. `route` selects the rows of one route; None selects
+    all. `before` maps shards to sequence numbers; only earlier rows are returned. The parameter is None if
+    there are no more rows. The function reads files, so call it in a thread.
     """
     reader = JournalReader(folder, skip=True)
     only = None if route is None else {"route": [route]}

@@ -90,11 +90,11 @@ class ListedQueue(NamedTuple):
 
 
 class Consuming(NamedTuple):
-    """Client's data of a consumer: its connection, channel, tag and prefetch.
+    """Data of a client's consumer: tag, prefetch and channel.
 
-    `tag` identifies the consumer on the connection; in AMQP/Fast it is the number of the consumer's handle.
-    `prefetch` is the largest permitted number of unacknowledged messages, `outstanding` the present one.
-    `acknowledges` is False if messages count as consumed when they are sent.
+    `tag` identifies the consumer on its connection; for AMQP/Fast it is the number of the handle.
+    `acknowledges` is False if messages count as consumed when they are sent. `prefetch` is the maximum number
+    of unacknowledged messages, `outstanding` the present number. `sender` identifies the client.
     """
 
     tag: str
@@ -111,7 +111,7 @@ class Consuming(NamedTuple):
 
 
 class ListedConsumer(NamedTuple):
-    """Consumer that is a client, with the queue that it consumes from."""
+    """Consumer of a connected client, with the queue that it consumes from."""
 
     listed: ListedQueue
     consuming: Consuming
@@ -334,9 +334,9 @@ def _numbers(one: ListedQueue) -> tuple[int, int, int, int]:
 
 
 def _length_key(one: ListedQueue) -> str:
-    """Return a sort key that puts the longest queue first.
+    """Return a sort key of a queue; the longest queue comes first.
 
-    Lengths change between requests, so a queue may be on two pages of a list, or on none.
+    Lengths change between requests, so that a queue may be on two pages of a list, or on none.
     """
     return f"{MOST - len(one.queue):016}\n{one.key}"
 
@@ -364,9 +364,9 @@ def _chooser(choice: Mapping[str, Any], mine: Callable[[str], bool]) -> Callable
 
 
 async def _load(queue: Queue) -> None:
-    """Load the first messages of a queue from the disk, if none is in memory.
+    """Load the first messages of a queue from the disk, if none of its messages is in memory.
 
-    They are all on the disk after a start, until the queue has a consumer. Wait at most LOAD_SECS.
+    After a start all messages are on the disk, until the queue has a consumer. Wait at most LOAD_SECS.
     """
     queue.dispatch()
     if queue.loading and queue.storage is not None:
@@ -377,9 +377,9 @@ async def _load(queue: Queue) -> None:
 
 
 def count_removed(queue: Queue) -> int:
-    """Return how many messages have been removed from a queue in any way.
+    """Return how many messages have been removed from a queue, for example consumed, expired or purged.
 
-    Count from the creation of the queue or the start of the process, whichever was later.
+    The count starts when the queue is created or the process starts, whichever is later.
     """
     return queue.next - len(queue) - queue.unacknowledged
 

@@ -384,10 +384,7 @@ class RabbitApi:
         return rows + [_exchange(one) | self._governed(one) for one in every]
 
     def _governed(self, one: ListedExchange) -> Fields:
-        """Return the field `policy` with the name of the policy that applies to an exchange.
-
-        Return no field if no policy applies.
-        """
+        """Return `{"policy": NAME}` if a policy applies to an exchange, else an empty object."""
         policy = holding_exchange(self._hosts[one.virtual_host].policies, one.name)
         return {} if policy is None else {"policy": policy.document.get("name")}
 

@@ -74,9 +74,9 @@ class BrokerAccess(NamedTuple):
 
 
 class Actor:
-    """Caller in one virtual host, whose rights are checked as those of an AMQP 0-9-1 client.
+    """Caller of the API in one virtual host, whose rights are checked like those of an AMQP 0-9-1 client.
 
-    It implements `Checker` of `broker/amqp091/checks.py`.
+    The class implements the protocol `Checker` of `broker/amqp091/checks.py`.
     """
 
     def __init__(self, caller: Caller, rights: Rights, host: VirtualHost) -> None:
@@ -87,7 +87,8 @@ class Actor:
     def check(self, permission: str, kind: str, name: str) -> None:
         """Check that the caller has a permission (`configure`, `write` or `read`) for an exchange or queue.
 
-        Raises Refused 403 without the permission, and Pending if it is not known yet.
+        `kind` is `exchange` or `queue`. Raises Refused 403 if the caller lacks the permission, and Pending
+        while the right is still being requested from an authorization service.
         """
         name = name or DEFAULT_EXCHANGE
         decision = self._rights.amqp(self._host.name, permission, name, kind)
@@ -95,10 +96,10 @@ class Actor:
             self._refuse(permission, f"{kind} '{name}'", decision.rule)
 
     def check_key(self, permission: str, exchange: str, key: str | None) -> None:
-        """Check the caller's permission for a routing key of an exchange; None stands for every key.
+        """Check the caller's permission for a routing key of an exchange; the key None stands for every key.
 
-        Only keys of topic exchanges, and of exchanges that do not exist, are checked. Raises Refused 403, or
-        Pending if the permission is not known yet.
+        Only keys of topic exchanges, and of exchanges that do not exist, are checked. Raises Refused 403 if
+        the caller lacks the permission, and Pending while the right is still being requested.
         """
         found = self._host.exchanges.get(exchange)
         if exchange and (found is None or found.is_topic):
@@ -110,7 +111,7 @@ class Actor:
     def check_entry(self) -> None:
         """Check that the caller may use the virtual host.
 
-        Raises Refused 403, or Pending if this is not known yet.
+        Raises Refused 403 if the caller lacks the right, and Pending while it is still being requested.
         """
         decision = self._rights.enters_amqp(self._host.name)
         if not decision.allowed:
@@ -118,7 +119,10 @@ class Actor:
 
     @property
     def publish_rights(self) -> Rights | None:
-        """Rights of the caller; None for an administrator, and as long as no roles are configured."""
+        """Rights that limit what the caller may publish, or None if the caller may publish everything.
+
+        The value is None for an administrator, and as long as no roles are configured.
+        """
         return None if self._rights.unlimited else self._rights
 
     def refuse_publish(self, resource: str, rule: str) -> NoReturn:
@@ -142,10 +146,10 @@ class RabbitChanges:
         self._flush = flush
 
     async def permit(self, request: Request, host: VirtualHost, check: Callable[[Actor], R]) -> R:
-        """Call `check` with the caller as an Actor, and return its result.
+        """Call `check` with the caller as an Actor, and return the result of `check`.
 
-        While a right is pending, wait for it and call `check` again. Raises Refused if the caller lacks a
-        right.
+        If `check` raises Pending, wait for the right, and call `check` again. Raises Refused if the caller
+        lacks a right.
         """
         caller: Caller = request.state.caller
         actor = Actor(caller, self._rights_of(caller), host)
@@ -157,10 +161,11 @@ class RabbitChanges:
                 await pending.awaited.wait()
 
     def _rights_of(self, caller: Caller) -> Rights:
-        """Return the AMQP 0-9-1 rights of a caller: those of the responsible user.
+        """Return the AMQP 0-9-1 rights of a caller.
 
-        An administrator has all rights. If the caller has that user's name and scopes, fields or roles of its
-        own, as a JSON Web Token can have, those apply instead.
+        A caller without `maker` is an administrator and has all rights. Other callers have the rights of
+        `maker`, the responsible user. However, if the caller is this user and its credential has scopes,
+        fields or roles (as a JSON Web Token can have), the rights of the credential apply.
         """
         if caller.maker is None:
             return AllRights(key=caller.principal.name)
@@ -313,8 +318,9 @@ class RabbitChanges:
     async def get(self, request: Request, host: VirtualHost, name: str) -> list[dict[str, Any]]:
         """Take messages from the head of a queue, settle them as the request requires, and return them.
 
-        If one of them cannot be shown, all are put back, which counts as no delivery. Raises Refused, and
-        ValueError for an invalid body or a message that cannot be shown.
+        If one of the messages cannot be shown, all are put back at the head of the queue, and their delivery
+        counts do not change. Raises Refused, and ValueError for an invalid body or a message that cannot be
+        shown.
         """
         body = await body_of(request)
         mode, encoding = body.get("ackmode"), body.get("encoding")
@@ -356,12 +362,12 @@ class RabbitChanges:
     async def _get_messages(
         queue: AmqpQueue, count: int, truncate: int, deliveries: list[tuple[int, Message, bool]]
     ) -> None:
-        """Take up to `count` messages from the head of a queue, and append each to `deliveries` at once.
+        """Take up to `count` messages from the head of a queue, and append them to `deliveries`.
 
-        So the caller of this function can settle them even if it is cancelled. Each is counted with at most
-        `truncate` bytes. Stop before a message with which the sum exceeds GET_BYTES_MAX, and when messages
-        are not read from the disk within LOAD_SECS. Raises ValueError if the first message alone exceeds
-        GET_BYTES_MAX.
+        Each message is appended as soon as it is taken, so that the caller of this method can settle it even
+        after a cancellation. Stop before the sum of the body sizes exceeds GET_BYTES_MAX bytes; a body counts
+        at most `truncate` bytes. Also stop if messages are not read from the disk within LOAD_SECS. Raises
+        ValueError if the first message alone exceeds GET_BYTES_MAX.
         """
         queue.dispatch()
         byte_count = 0
@@ -392,7 +398,10 @@ class RabbitChanges:
     async def _row(
         self, queue: AmqpQueue, position: int, message: Message, encoding: str, truncate: int
     ) -> dict[str, Any]:
-        """Return a message in the fields of RabbitMQ's API. Raises ValueError if it cannot be shown."""
+        """Return a message in the fields of RabbitMQ's API.
+
+        Raises ValueError if the message cannot be shown.
+        """
         returns = None if queue.deliveries is None else queue.deliveries.of(position)
         visible = self._broker.hide("", message)
         try:
@@ -450,7 +459,8 @@ def _any(message: Message) -> bool:
 def settle(queue: AmqpQueue, deliveries: list[tuple[int, Message, bool]], mode: str) -> None:
     """Acknowledge, requeue, reject or put back messages that were taken from a queue.
 
-    `mode` is a value of `ackmode` in RabbitMQ's API, or PUT_BACK, which does not count as a delivery.
+    `mode` is a value of `ackmode` in RabbitMQ's API, or PUT_BACK. With PUT_BACK the messages return to the
+    queue as if they had not been delivered.
     """
     if not deliveries:
         return

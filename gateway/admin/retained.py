@@ -39,20 +39,21 @@ log = structlog.get_logger()
 class RetainedOperations(Protocol):
     """Access to retained MQTT messages of this process or of all replicas.
 
-    All methods raise UnavailableError.
+    All methods raise UnavailableError if the messages cannot be read or changed at present.
     """
 
     def slices(self, topic_filter: str) -> AsyncIterator[list[Message]]:
         """Yield retained messages in lists: all that the MQTT topic filter matches, and possibly others."""
 
     async def remove(self, topic_filter: str, chosen: Callable[[Message], bool]) -> int:
-        """Remove the chosen messages that an MQTT filter matches. Return their number.
+        """Remove the retained messages for which `chosen` returns True, and return their number.
 
-        A message that replaces one after it was chosen stays.
+        Only topics that the MQTT filter `topic_filter` matches are searched. A message that replaces a chosen
+        one before the removal is not removed.
         """
 
     async def settle(self) -> None:
-        """Wait until the cleared messages are durably removed."""
+        """Wait until all removals are durable."""
 
 
 class LocalMessages:
@@ -71,7 +72,10 @@ class LocalMessages:
         return slices(self._retained.messages())
 
     async def remove(self, topic_filter: str, chosen: Callable[[Message], bool]) -> int:
-        """Remove the chosen messages that their topics still have. Return their number."""
+        """Remove the retained messages for which `chosen` returns True, and return their number.
+
+        A message that has been replaced meanwhile does not count, and its successor is not removed.
+        """
         pace = RemovalPace(self._flush)
         removed = 0
         async for some in self.slices(topic_filter):

@@ -64,9 +64,11 @@ class ListPage(NamedTuple):
 
 
 async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int, str]:
-    """Return the parameters of a list's query: the choice, the number of rows, and the key to begin after.
+    """Parse the query of a request for a list. Return the filters, the page size and a sort key.
 
-    `words` are the permitted parameters of the choice. Raises BadChoiceError for an invalid query.
+    The filters are a dictionary of parameter names and values. `words` are the permitted filters. The page
+    has the objects whose sort keys are greater than the returned key; "" requests the first page. Raises
+    BadChoiceError for an invalid query.
     """
     choice: dict[str, Any] = dict(request.query_params)
     try:
@@ -87,9 +89,10 @@ async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int,
 
 
 async def removal_of(request: Request, operation: ApiOperation) -> dict[str, Any]:
-    """Return the parameters in the body of a request that removes objects, without `all`.
+    """Parse the JSON body of a request that removes objects. Return the filters that select them.
 
-    Raises BadChoiceError unless the body is valid and either selects objects or has `all: true`.
+    The body must have at least one filter, or `all: true`, which is not returned. Raises BadChoiceError
+    otherwise.
     """
     choice = await choice_of(request)
     if not isinstance(choice, dict):
@@ -102,9 +105,9 @@ async def removal_of(request: Request, operation: ApiOperation) -> dict[str, Any
 
 
 def _checked(choice: Mapping[str, Any], words: Words) -> dict[str, Any]:
-    """Return the choice if all its parameters are in `words` and have permitted values.
+    """Return a copy of the filters in `choice`.
 
-    Raises BadChoiceError otherwise.
+    Raises BadChoiceError if a filter is not in `words`, or has a value that is not permitted.
     """
     if unknown := choice.keys() - words.keys():
         raise BadChoiceError(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(words)}")
@@ -148,9 +151,10 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def name_matcher(choice: Mapping[str, Any], word: str) -> Callable[[str], bool]:
-    """Return a function that returns True for the names that the parameter `word` of a choice selects.
+    """Return a function that returns True for the names that the filter `word` of `choice` selects.
 
-    Its value is a pattern, or with `exact` the name itself. Without this parameter, all names are selected.
+    The filter is a pattern (see `matcher`), or the exact name if the filter `exact` is True. All names are
+    selected if `choice` has no filter `word`.
     """
     pattern: str | None = choice.get(word)
     if pattern is None:
@@ -177,10 +181,11 @@ async def page_of(
     count: int,
     after: str,
 ) -> ListPage:
-    """Return the page with the first `count` selected objects behind the key `after`, in the order of keys.
+    """Return the page of a list that begins after the sort key `after`.
 
-    `chosen` returns True for selected objects, `key` the sort key of an object, and `show` its JSON object.
-    With `after` "" it is the first page.
+    `things` are all objects, and `chosen` returns True for those in the list. `key` returns the sort key of
+    an object, `show` its JSON object. The page has at most `count` objects. With `after` "" it is the first
+    page.
     """
     return await page_of_slices(slices(things), chosen, key, show, count, after)
 
@@ -193,7 +198,7 @@ async def page_of_slices(
     count: int,
     after: str,
 ) -> ListPage:
-    """Return a page as `page_of` does, of objects that are produced in lists, as by `slices`."""
+    """Return a page as `page_of` does; `things` yields the objects in lists, as `slices` does."""
     matching = behind = 0
     first: list[T] = []
     async for some in things:

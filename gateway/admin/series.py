@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 class SeriesKind(NamedTuple, Generic[T]):
-    """Kind of detailed metrics, such as those of queues.
+    """Kind of detailed metrics, such as the metrics of queues.
 
-    `every` returns the objects, `key` the sort key of one, `labels` its label values, and `numbers` its
-    values by the name of the metric. `metrics` describes the metrics by name.
+    `every` returns the objects, `key` the sort key of an object, `labels` its label values, and `numbers` its
+    metric values by the name of the metric. `metrics` describes the metrics by name.
     """
 
     every: Callable[[], Iterable[T]]

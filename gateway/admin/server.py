@@ -54,8 +54,8 @@ from gateway.transport.computation import computed
 class AdminState:
     """Parts of the running gateway that its HTTP server shows and changes.
 
-    `clock` returns monotonic seconds, `started_secs` is its time at the start. `health_port` is the port of
-    `/livez`, `/readyz` and `/metrics` once the server listens.
+    `clock` returns the monotonic time in seconds, `started_secs` is the time at which the gateway started.
+    `health_port` is the port of `/livez`, `/readyz` and `/metrics` once the server listens.
     """
 
     metrics: Metrics
@@ -108,9 +108,9 @@ def health(state: AdminState) -> list[BaseRoute]:
         return await state.admission.unsent.serve_counted(owner, metrics_page)
 
     async def detailed(request: Request) -> Response:
-        """Return detailed metrics.
+        """Return detailed metrics of queues and sessions.
 
-        They always need the scrape token or a login, because clients choose the names.
+        A scrape token or a login is always required, because clients choose the names in these metrics.
         """
         file = state.scrape_token_file
         owner = address_owner(request)
@@ -154,8 +154,8 @@ def probes(livez: Endpoint, readyz: Endpoint) -> list[BaseRoute]:
 def application(state: AdminState, *, with_health: bool = True) -> Starlette:
     """Return the ASGI application of the console and the API.
 
-    It has the routes of `health` if `with_health` is True. All other routes need a login, except those to log
-    in and the console's files.
+    The application includes the routes of `health` if `with_health` is True. Its other routes need a login,
+    except the login itself and the static files of the console.
     """
     admitted = state.admission.with_admission_control
 
@@ -219,7 +219,8 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
 def serving(routes: list[BaseRoute]) -> Starlette:
     """Return an ASGI application for these routes, which never redirects.
 
-    Errors of the API become problem documents. An unknown path or method outside /api gets a plain text.
+    Errors of the API become problem documents. Requests for unknown paths or methods outside `/api` receive
+    an error in plain text.
     """
     handlers: dict[Any, Any] = {
         **dict.fromkeys(PROBLEMS, _problem),

@@ -89,9 +89,10 @@ class SessionsApi:
         return page.answer()
 
     async def _remove(self, request: Request) -> Response:
-        """End the sessions that the body selects.
+        """End the sessions that the body selects, and return three numbers.
 
-        Return how many have ended, are in use, or are still ending.
+        The numbers are those of the ended sessions, of the sessions in use, and of the sessions that are
+        still ending.
         """
         choice = await removal_of(request, REMOVE_SESSIONS)
         in_use = choice.pop("in_use", False)

@@ -14,10 +14,10 @@ FRAMES_SHOWN_MAX: Final = 200  # Keeps a document that is polled often small.
 
 
 def status(metrics: Metrics, reasons: list[str], at_secs: float, started_secs: float) -> dict[str, Any]:
-    """Return the state of the gateway as one JSON document.
+    """Return the state of the gateway as one JSON object.
 
-    `at_secs` and `started_secs`, the present time and that of the start, are seconds of a monotonic clock.
-    `reasons` are those why the process is not ready.
+    `at_secs` is the present time and `started_secs` the start time, both in seconds of a monotonic clock.
+    `reasons` states why the process is not ready; an empty list means that it is ready.
     """
     return {
         "version": metrics.version,
@@ -58,7 +58,7 @@ def _endpoint(stats: EndpointStats) -> dict[str, Any]:
 
 
 def _endpoint_facts(stats: EndpointStats) -> dict[str, Any]:
-    """Return the part of an endpoint's state that only listeners or only links have."""
+    """Return the fields of an endpoint's state that only listeners have, or that only links have."""
     if isinstance(stats, ListenerStats):
         return {"kind": "listener", "accepted": stats.accepted, "refused": dict(stats.refused.counts)}
     assert isinstance(stats, LinkStats)

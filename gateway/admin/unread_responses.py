@@ -23,7 +23,10 @@ class UnsentResponses:
     """Counter of the bytes of each user's unsent responses, with a limit per user."""
 
     def __init__(self, shares: UserShares | None = None) -> None:
-        """Count in `shares`, which also defines the limit of one user; None counts without a limit."""
+        """Create the counter.
+
+        `shares` stores the counts and defines the limit of one user; with None there is no limit.
+        """
         self.shares = shares or UserShares("unsent responses")
         self._builders: dict[str, trio.Lock] = {}
 
@@ -35,10 +38,10 @@ class UnsentResponses:
 
     @asynccontextmanager
     async def building(self, owner: str) -> AsyncIterator[None]:
-        """Context in which one large response for the user `owner` is built.
+        """Context manager around the building of a large response for the user `owner`.
 
-        Wait at its start until no other one is being built. Raises ShareFullError if too many bytes are
-        unsent.
+        On entry wait until no other large response for this user is being built. Raises ShareFullError if too
+        many bytes for the user are unsent.
         """
         lock = self._builders.setdefault(owner, trio.Lock())
         try:
@@ -50,10 +53,10 @@ class UnsentResponses:
                 self._builders.pop(owner, None)
 
     async def serve_counted(self, owner: str, serve: Callable[[], Awaitable[Response]]) -> Response:
-        """Return the response that `serve` builds, counted for the user `owner` until it is sent.
+        """Return the response of `serve`. Its bytes count for the user `owner` until they are sent.
 
         Return a problem document if `serve` raises an error of the API. Large responses for one user are
-        built one at a time.
+        built one after another.
         """
         try:
             async with self.building(owner):
@@ -78,7 +81,7 @@ class Unsent(Response):
         self._owner = owner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response."""
+        """Send the response, and count its bytes for the user meanwhile."""
         size = len(self.body)
         self._shares.add(self._owner, size)
         try:

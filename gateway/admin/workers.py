@@ -27,9 +27,9 @@ from gateway.settings import Http
 class WorkersState:
     """Parts of the supervisor that its HTTP server shows.
 
-    `reasons` returns why the running workers are not ready. `exposed` takes the `Accept` header of a request
-    and returns the metrics of all workers with their content type. `consoles` describes the ports of the
-    workers' consoles. `refused` counts refused requests by reason.
+    `reasons` returns the reasons why the running workers are not ready. `exposed` takes the header `Accept`
+    of a request, and returns the metrics of all workers with their content type. `consoles` describes the
+    ports of the workers' consoles. `refused` counts refused requests by reason.
     """
 
     reasons: Callable[[], list[str]]

@@ -60,8 +60,8 @@ class ClientDisconnected(Exception):
 class HttpConnection:
     """Connection of one HTTP client to the ASGI application `app`.
 
-    `turns` is a lock of all connections: in each turn of the event loop only one of them begins to serve a
-    request. `refused` counts refused requests by reason.
+    All connections share the lock `turns`: it lets only one of them start to serve a request in each turn of
+    the event loop. `refused` counts refused requests by reason.
     """
 
     def __init__(
@@ -127,10 +127,10 @@ class HttpConnection:
     # Requests.
 
     async def _request(self) -> h11.Request | None:
-        """Return the next request, or None if the client is idle for `keep_alive_secs`.
+        """Return the next request, or None if no request arrives within `keep_alive_secs`.
 
-        Raises ServerRefusal for an invalid request, or if its head is incomplete for too long, and Gone if
-        the client has disconnected.
+        Raises ServerRefusal if the request is invalid, or if its head does not arrive completely in time.
+        Raises ClientDisconnected if the client has disconnected.
         """
         http = self._http
         if self._served and not self._h11.trailing_data[0]:
@@ -169,9 +169,9 @@ class HttpConnection:
         return ServerRefusal(413, "body_bytes", f"the body exceeds {self._http.body_bytes_max} bytes")
 
     async def _event(self) -> object:
-        """Return the next h11 event, reading from the socket until there is one.
+        """Return the next h11 event; read from the socket until h11 has one.
 
-        Raises ServerRefusal or Gone.
+        Raises ServerRefusal for invalid HTTP, and ClientDisconnected if the client has disconnected.
         """
         while True:
             try:
@@ -184,7 +184,7 @@ class HttpConnection:
             await self._read()
 
     async def _read(self) -> None:
-        """Pass the next received bytes to h11. Raises Gone if the client has disconnected."""
+        """Read bytes from the socket and pass them to h11. Raises ClientDisconnected."""
         self.waits_since = clock.now()
         try:
             if not self._begun:
@@ -244,9 +244,10 @@ class HttpConnection:
     # Responses.
 
     async def _answer(self, request: h11.Request) -> None:
-        """Have the ASGI application serve a request. An error of the application is counted and logged.
+        """Have the ASGI application serve a request.
 
-        Raises ServerRefusal if the body is refused, Gone if the client has disconnected.
+        An error of the application is counted and logged. Raises ServerRefusal if the body is refused, and
+        ClientDisconnected if the client has disconnected.
         """
         scope = self._asgi(request)
         if scope["raw_path"] not in PROBES:
@@ -314,7 +315,7 @@ class HttpConnection:
             self._closed = True
 
     def _body_is_over(self) -> bool:
-        """Skip parts of the request's body that have arrived. Return True if its end has arrived."""
+        """Discard the parts of the request's body that have arrived. Return True if the end has arrived."""
         for _ in range(UNREAD_PIECES_MAX):
             if self._h11.their_state is not h11.SEND_BODY:
                 break
@@ -339,7 +340,7 @@ class HttpConnection:
             self.waits_since = None
 
     def _begin_again(self) -> bool:
-        """Prepare h11 for another request. Return False if the connection has to close instead."""
+        """Prepare h11 for the next request. Return False if the connection must close instead."""
         if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
             return False
         self._h11.start_next_cycle()
@@ -353,9 +354,10 @@ class HttpConnection:
             await self._write(response(refusal.status, text, with_body=not self._is_head, kind=PROBLEM))
 
     async def _linger(self) -> None:
-        """Close the sending side, and discard received bytes for a short time.
+        """Close the sending side, and then discard received bytes for at most LINGER_SECS.
 
-        If the socket were closed with unread bytes, the client's system would discard the response.
+        If the socket were closed with unread bytes in it, the operating system would send a reset, and the
+        client would lose the response.
         """
         with trio.move_on_after(LINGER_SECS):
             try:

@@ -111,9 +111,10 @@ class HttpServer:
             self.connections.discard(connection)
 
     def _evict(self) -> bool:
-        """Close the connection that has waited longest for its client, of the address with most connections.
+        """Close one waiting connection, so that a new client can be served.
 
-        Return False if no connection waits for its client.
+        Among the connections that wait for their client, close one of the address that has most connections;
+        of these, the one that has waited longest. Return False if no connection waits for its client.
         """
         counts = Counter(connection.address for connection in self.connections)
         waiting = [
