@@ -48,8 +48,8 @@ class Load(NamedTuple):
 class Measured:
     """Result of one run of the benchmark.
 
-    `latencies` are in seconds, sorted: of received messages, or of groups if the messages are not consumed.
-    `why` is the reason of a refusal.
+    `latencies` are in seconds, sorted. They are the latencies of received messages or, if the run does not
+    consume messages, of groups of messages until their confirmation. `why` is the reason of the last refusal.
     """
 
     sent: int = 0
@@ -180,9 +180,9 @@ def _publish(
 
 
 def consumed(address: Address) -> dict[str, str]:
-    """Return the address from which messages that are published to `address` are consumed.
+    """Return options of the command line to consume the messages that are published to `address`.
 
-    It is a table of the command line's options by name.
+    The result maps names of options to their values, such as `topic` to a topic filter.
     """
     dialect = dialect_of(address)
     words = {word: text for word, text in dialect.words_of(address).items() if text is not None}
@@ -214,11 +214,11 @@ class BenchReceiver:
 
     @property
     def secs(self) -> float:
-        """Seconds from the arrival of the first message to that of the last one."""
+        """Seconds between the arrivals of the first and the last message."""
         return self._last - self._first
 
     def _run(self) -> None:
-        """Receive messages until `end` is called, and record the latency of those of this run."""
+        """Receive messages until `end` is called, and record the latencies of messages of this run."""
         try:
             while not self._over.is_set():
                 arrivals, self._early = [*self._early, *self._client.arrivals(0.2)], []
@@ -235,9 +235,9 @@ class BenchReceiver:
             self._failed = error
 
     def wait(self, expected_count: int) -> None:
-        """Wait until `expected_count` messages have arrived, or none has for QUIET_SECS, and stop consuming.
+        """Wait until `expected_count` messages have arrived, and then stop consuming.
 
-        Raises LinkError if the connection failed.
+        Also stop if no message has arrived for QUIET_SECS. Raises LinkError if the connection failed.
         """
         quiet, last_count = time.perf_counter(), -1
         while len(self.latencies) < expected_count and time.perf_counter() - quiet < QUIET_SECS:

@@ -19,9 +19,9 @@ from gateway.settings import LinkSettings, MqttLink, Settings
 
 
 def try_links(settings: Settings, router: Router) -> Iterator[Finding]:
-    """Try the broker of every link, and yield what was found.
+    """Try the broker of every link, and yield findings about it.
 
-    Findings report failed connections, refused rights, and what cannot be tried.
+    Findings report failed connections, missing objects, refused rights, and rights that cannot be tested.
     """
     for name, link in settings.links.items():
         for severity, code, text in _try_link(link, name, router):

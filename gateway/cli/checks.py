@@ -115,7 +115,7 @@ def checked(config: Path | None, *, connect: bool) -> Checked:
 
 
 def _said(settings: Settings, text: str) -> dict[str, Any]:
-    """Return file, line and column of the configuration key with which the text of a finding begins."""
+    """Return file, line and column of the configuration key with which a finding's text begins."""
     return settings.origin_of_key(text.partition(": ")[0])._asdict()
 
 
@@ -321,7 +321,7 @@ class Rehearsal(NamedTuple):
     """Result of trying the declarations of queues, exchanges and bindings in memory, without the store.
 
     `hosts` are the resulting virtual hosts, or None if the declarations have errors. `declaring` has the
-    names of the virtual hosts in which anything is declared.
+    names of the virtual hosts that have at least one declaration.
     """
 
     findings: list[Finding]

@@ -8,8 +8,8 @@ from enum import IntEnum
 class Exit(IntEnum):
     """Exit code of the program.
 
-    FAILED: the command ran and failed. USAGE: the arguments are wrong. CONFIGURATION: files cannot be used;
-    it is EX_CONFIG of sysexits.
+    FAILED means that the command failed, USAGE that its arguments are invalid, and CONFIGURATION that the
+    configuration cannot be used (EX_CONFIG in sysexits.h).
     """
 
     OK = 0

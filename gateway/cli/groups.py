@@ -23,10 +23,10 @@ COMPLETE: Final = "_GATEWAY_COMPLETE"
 
 
 class LazyCommands(Mapping[str, Any]):
-    """Commands of a package by name, which are imported when they are first accessed.
+    """Commands of a package by name; each is imported when it is first accessed.
 
-    `files` has the module of each command, whose attribute `app` contains the command. `prefix` is the name
-    of the group and a blank, or "" for the program itself.
+    `files` maps a command's name to its module, which has the command in its attribute `app`. `prefix` is the
+    name of the group and a blank, or "" for the program itself.
     """
 
     def __init__(self, package: str, files: Mapping[str, str], prefix: str) -> None:
@@ -54,9 +54,9 @@ class LazyCommands(Mapping[str, Any]):
 
 
 class WholeSummaries(TyperGroup):
-    """Group of commands whose help shows the whole first sentence of each command's help.
+    """Group of commands whose help lists each command with the whole first sentence of its help.
 
-    Other than in typer, the sentence is wrapped and not cut.
+    Long sentences are wrapped; typer would cut them.
     """
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -105,10 +105,11 @@ def stat(
 def verify(
     config: ConfigFile = None, folder: Folder = None, shard: Shard = None, as_json: AsJson = False
 ) -> None:
-    """Read and check every block. Exit code 1 if one is damaged or missing.
+    """Read and check every block. Exit code 1 if a block is damaged or missing.
 
-    An incomplete end is reported but is no damage: the gateway is writing it, or removes it when it starts.
-    The same is true of rows that the gateway itself has recorded as lost.
+    An incomplete block at the end of a shard is reported, but is no damage: the gateway is writing it, or
+    will remove it when it starts. Rows that the gateway itself has recorded as lost are reported, but are no
+    damage either.
     """
     from gateway.cli.journal_rows import chosen_shards, finding_of, reader_of
     from gateway.store.journal.segments import Hole
@@ -158,7 +159,8 @@ def export(
 ) -> None:
     """Write rows into one file for other programs, without Spark.
 
-    Needs pyarrow, which the extra `parquet` includes. Reports rows that are missing in the journal.
+    This command needs pyarrow, which the extra `parquet` includes. It reports rows that are missing in the
+    journal.
     """
     if (parquet is None) == (arrow is None):
         raise typer.BadParameter("say --parquet FILE or --arrow FILE")

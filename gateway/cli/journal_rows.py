@@ -23,10 +23,11 @@ from gateway.store.journal.shown import document_of, time_of
 def newest(
     reader: JournalReader, positions: dict[str, int], last: int | None, *, follow: bool, only: Only | None
 ) -> Iterator[Row | Gap]:
-    """Yield the newest rows of each shard, and with `follow` also the rows that are written later.
+    """Yield the newest `last` rows of each shard; with `follow`, also the rows that are written later.
 
-    `last` is the number of rows of each shard; None begins at the shard's sequence number in `positions`.
-    `only` selects rows by the values of columns. Missing rows are reported as gaps.
+    If `last` is None, begin in each shard at the sequence number that `positions` has for it. `positions` is
+    updated while rows are read. `only` selects rows by the values of columns. A Gap is yielded for missing
+    rows.
     """
     if last is not None:
         for name in positions:

@@ -140,7 +140,7 @@ def _text(found: Explanation) -> str:
 
 
 def _properties_text(words: dict[str, Any]) -> str:
-    """Return a line of text about the message that a route publishes: its properties that are not empty."""
+    """Return one line of text with the properties that are set in the message that a route publishes."""
     parts = [
         f"{word.replace('_', ' ')} {value if isinstance(value, str | int) else orjson.dumps(value).decode()}"
         for word in ("qos", "retain", "content_type", "reply_to", "headers", "body")

@@ -71,11 +71,12 @@ class ObjectCommands:
         always: Document = NOTHING,
         measured: Columns = NOTHING,
     ) -> None:
-        """Add the command `list`, which prints one page of a list as a table with these columns.
+        """Add the command `list`, which requests one page of a list and prints it as a table.
 
-        `text` is its help. `without` names parameters of the operation that get no option. With `pages` the
-        command has the option `--after`. `always` are parameters of each request. `measured` are further
-        columns, which are shown with the option `--rates`, or if the rows are sorted by one of them.
+        `text` is the help of the command, `columns` the columns of the table. Parameters of the operation
+        become options, except those named in `without`. With `pages` the command also has the option
+        `--after`. `always` are parameters that each request has. `measured` are additional columns for the
+        option `--rates`; they are also shown if rows are sorted by one of them.
         """
 
         def run(*, count: int, url: str, token_file: Path | None, as_json: bool, **options: Any) -> None:
@@ -127,9 +128,9 @@ class ObjectCommands:
     ) -> None:
         """Add a command that acts on the objects that its options select.
 
-        `tell` prints the response, for people. If `failed` returns True for the response, the exit code is 1.
-        `check` raises BadParameter for an invalid selection. `without` names parameters of the operation that
-        get no option.
+        `text` is the help of the command. Parameters of the operation become options, except those named in
+        `without`. `check` raises BadParameter for an invalid selection. `tell` prints the response for
+        people. The exit code is 1 if `failed` returns True for the response.
         """
 
         def run(*, url: str, token_file: Path | None, as_json: bool, **options: Any) -> None:
@@ -141,7 +142,7 @@ class ObjectCommands:
         self._add(name, text, run, {**_options(operation, without), **every, **GATEWAY})
 
     def _add(self, name: str, text: str, run: Callable[..., None], options: Options) -> None:
-        """Add a command whose function `run` gets these options as keyword arguments."""
+        """Add the command `name`, which calls `run` with the values of `options` as keyword arguments."""
         parameters = [
             Parameter(word, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
             for word, (annotation, default) in options.items()
@@ -175,17 +176,18 @@ def act(
 
 
 def _options(operation: ApiOperation, without: tuple[str, ...]) -> Options:
-    """Return the options for the parameters of an operation, except those named by `without`."""
+    """Return the command-line options for the parameters of an operation, except those named in `without`."""
     choice = {word: _option(word, one, chooses=True) for word, one in operation.choice.items()}
     flags = {word: _option(word, one, chooses=False) for word, one in operation.flags.items()}
     return {word: option for word, option in {**choice, **flags}.items() if word not in without}
 
 
 def _option(word: str, one: OperationWord, *, chooses: bool) -> tuple[Any, object]:
-    """Return annotation and default of the command-line option for the parameter `word`, described by `one`.
+    """Return annotation and default of the command-line option for the parameter `word`.
 
-    `chooses` is True if the parameter selects objects; then there is no default. Otherwise the default of a
-    parameter with several permitted texts is the first of them.
+    `one` describes the parameter. `chooses` is True if the parameter selects objects; the default is then
+    None. Otherwise a flag is off, and a parameter with several permitted texts has the first of them as its
+    default.
     """
     name, text = word.replace("_", "-"), one.meaning
     if one.kind is bool and chooses:
@@ -211,7 +213,7 @@ def _option(word: str, one: OperationWord, *, chooses: bool) -> tuple[Any, objec
 class _Names:
     """Permitted values of a parameter, for completion by the shell and to check an argument.
 
-    They are read only when they are needed.
+    The values are determined only when they are needed.
     """
 
     def __init__(self, word: OperationWord) -> None:
@@ -228,7 +230,7 @@ class _Names:
 
 
 def _said(options: Document, operation: ApiOperation) -> Document:
-    """Return the parameters that the user has given, without flags that are off and without empty lists."""
+    """Return the parameters that the user has given; omit flags that are off and empty lists."""
     return {
         word: value
         for word, value in options.items()
@@ -239,7 +241,7 @@ def _said(options: Document, operation: ApiOperation) -> Document:
 def _removal(options: Document, operation: ApiOperation) -> Document:
     """Return the parameters that select the objects to remove.
 
-    Raises BadParameter if nothing is selected, or everything without the option --yes.
+    Raises BadParameter if the user selected nothing, or selected everything without the option --yes.
     """
     every, yes = options.pop("every"), options.pop("yes")
     choice = _said(options, operation)
@@ -272,7 +274,7 @@ def _print_page(found: Document, columns: Columns, *, pages: bool) -> None:
 
 
 def _quoted(key: str) -> str:
-    """Return the key of a list's next page, quoted for a shell."""
+    """Return the key after which the next page of a list begins, quoted for a shell."""
     quoted = key.replace("'", "'\\''")
     return f"'{quoted}'"
 

@@ -22,7 +22,10 @@ def passwd(
         help="Iterations of --scram; more slow down clients as well as attackers.",
     ),
 ) -> None:
-    """Hash a password for users.NAME.password_hash. Prompts for it, or reads it from standard input."""
+    """Hash a password for users.NAME.password_hash.
+
+    The command prompts for the password, or reads it from standard input.
+    """
     if sys.stdin.isatty():
         password = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
     else:

@@ -37,7 +37,7 @@ class Bar:
                 progress.update(task, completed=done)
 
     def start(self) -> None:
-        """Draw the bar from now on. Do nothing if it has ended."""
+        """Draw the bar, and redraw it at each update. Do nothing after `end`."""
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -52,7 +52,7 @@ class Bar:
             progress.start()
 
     def end(self) -> None:
-        """Remove the bar from the terminal. It cannot be started again."""
+        """Remove the bar from the terminal for good."""
         with self._lock:
             self._ended = True
             if self._drawn is not None:
@@ -61,9 +61,10 @@ class Bar:
 
 @contextmanager
 def progress_bar(text: str, total: float | None = None) -> Iterator[Bar]:
-    """Context in which a progress bar is shown, if standard error is a terminal and it takes long enough.
+    """Context manager that shows a progress bar while its block runs.
 
-    The block must not print anything before it has ended the bar.
+    The bar appears after AFTER_SECS, and only if standard error is a terminal. The block must end the bar
+    before it prints anything.
     """
     bar = Bar(text, total)
     if not sys.stderr.isatty():

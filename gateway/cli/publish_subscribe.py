@@ -62,7 +62,7 @@ class MessagePrinter:
     def show(self, message: Message, saved: Path | None) -> bool:
         """Print a message. Return False if it was the last one to print.
 
-        `saved` is the path of its body, if that was saved to a file.
+        `saved` is the path of the file with the message's body, or None if the body was not saved.
         """
         typer.echo(line_of(message, self._as_json, saved))
         if self.remaining is None:
@@ -121,16 +121,16 @@ class MessageSelection(NamedTuple):
 
 
 class ProtocolCommands(Protocol):
-    """Implementation of `publish` and `subscribe` by one protocol.
+    """Implementation of the commands `publish` and `subscribe` for one protocol.
 
-    It supports options that the client common to all protocols does not have.
+    It supports options of the protocol that the common client interface does not have.
     """
 
     def publish(self, message: Message, file: Path | None, transaction: int | None, show: Show) -> str:
-        """Send a message. Its body is the content of `file`, if that is given.
+        """Publish one message, or with `transaction` one message for each line of its body.
 
-        With `transaction`, send each line of the body, and commit after that number. Return the reason of a
-        refusal, or "".
+        With `file` the body is the content of that file. `transaction` is the number of messages after which
+        to commit. Replies are passed to `show`. Return "" or the reason of a refusal.
         """
 
     def subscribe(
@@ -144,9 +144,10 @@ class ProtocolCommands(Protocol):
         save: Path | None,
         selection: MessageSelection,
     ) -> bool:
-        """Pass arriving messages to `show`. Return True if the user interrupted.
+        """Pass arriving messages to `show`.
 
-        Stop when `show` returns False, `seconds` are over, or the user interrupts.
+        Stop when `show` returns False, when `seconds` are over, or when the user interrupts. Return True if
+        the user interrupted.
         """
 
 
@@ -158,7 +159,11 @@ def protocol_commands(target: LinkUrl, timeout: float, ca_file: str | None) -> P
 
 
 def demand(target: LinkUrl, **address_options: str | None) -> None:
-    """Check that the user gave an option of the target protocol's address. Raises BadParameter if not."""
+    """Check that the user gave the options that make an address of the target's protocol.
+
+    `address_options` are the values of all address options by name; None means that an option is not given.
+    Raises BadParameter if no address is given.
+    """
     dialect = dialect_to(target)
     if not any(address_options.get(word) for word in dialect.address_words if word not in DEFAULTED):
         wants = f"--{dialect.name_word}"
@@ -170,7 +175,10 @@ def demand(target: LinkUrl, **address_options: str | None) -> None:
 
 
 def address_of(target: LinkUrl, **address_options: str | None) -> Address:
-    """Return the address that the options give in the target's protocol. Raises BadParameter."""
+    """Return the address that the options describe, for the protocol of the target.
+
+    Raises BadParameter if the options give no address or an invalid one.
+    """
     demand(target, **address_options)
     try:
         return dialect_to(target).published(
@@ -194,7 +202,7 @@ def publish_with(client: Client, message: Message) -> str:
 def body_of(message: str | None, file: Path | None) -> bytes:
     """Return the body of the message to publish.
 
-    The body is the text `message`, else the content of `file`, else that of standard input.
+    The body is the text `message`, or else the content of `file`, or else what is read from standard input.
     """
     if message is not None:
         return message.encode()
@@ -230,9 +238,9 @@ def made_of(
     reply_to: str | None,
     headers: tuple[tuple[str, Value], ...],
 ) -> Message:
-    """Return the message with this address, body and properties for the protocol of the target.
+    """Return a message with this address, body and properties, to be published to the broker `target`.
 
-    The retain flag is left out if the protocol has none.
+    Headers are NAME, VALUE pairs. `retain` is ignored if the protocol of the broker has no retained messages.
     """
     properties = property_set(Properties(content_type=content_type, reply_to=reply_to, headers=headers))
     retained = retain and "retain" in dialect_to(target).target_options
@@ -240,7 +248,10 @@ def made_of(
 
 
 def line_of(message: Message, as_json: bool, saved: Path | None) -> str:
-    """Return a message as one line of text or JSON; `saved` is the path of its body, if that was saved."""
+    """Return a message as one line of text or JSON.
+
+    `saved` is the path of the file with the message's body, or None if the body was not saved.
+    """
     address = message.address
     properties = message.properties
     headers = [

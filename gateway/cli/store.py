@@ -77,7 +77,10 @@ def restore(
 
 @store.command()
 def check(config: ConfigFile = None, folder: Folder = None, as_json: AsJson = False) -> None:
-    """Print what cannot be read, without changes. Exit code 1 if something is lost."""
+    """Print which parts of the store cannot be read. Exit code 1 if something is lost.
+
+    The store is not changed.
+    """
     from gateway.store import repair as repairing
 
     at = _folder(config, folder)
@@ -120,7 +123,7 @@ def _document(findings: Findings) -> dict[str, Any]:
 
 
 def _print_findings(findings: Findings) -> None:
-    """Print what could not be read from a store, and how much could."""
+    """Print which parts of a store could not be read, and how many messages could be read."""
     for line in findings.file:
         typer.echo(f"the file: {line}")
     for table, count in sorted(findings.hidden.items()):

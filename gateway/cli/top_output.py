@@ -58,7 +58,7 @@ def take_snapshot(url: str, token_file: Path | None) -> Snapshot:
 
 
 def check_column(sort: str) -> None:
-    """Check the value of the option --sort; "" is none.
+    """Check the value of the option --sort; "" means that the option is not given.
 
     Raises BadParameter if no table has a column of this name.
     """

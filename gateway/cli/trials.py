@@ -12,10 +12,10 @@ from gateway.mapping.linter import Severity
 
 
 class Trial(NamedTuple):
-    """Test action at the broker of a link, for something that routes need there.
+    """Action at the broker of a link, which tests one thing that the routes need there.
 
-    `action` describes it, `act` performs it with the protocol's blocking client and raises LinkError if it is
-    refused, and `severity` is that of the finding in this case.
+    `action` describes the trial. `act` performs it with the protocol's blocking client, and raises LinkError
+    if the broker refuses it; `severity` is the severity of the finding in this case.
     """
 
     action: str

@@ -47,9 +47,9 @@ SUBSCRIBE: Final = {
 
 
 class ListenerUrl(NamedTuple):
-    """URL and further options with which the command line connects to a listener.
+    """URL and options with which the commands `publish` and `subscribe` connect to a listener.
 
-    `wants` has texts about the placeholders that the user has to replace.
+    `wants` has texts that tell the user how to replace the placeholders in URL and options.
     """
 
     listener: str
@@ -88,10 +88,10 @@ def _welcome_text(
     places: Mapping[str, tuple[str, int]],
     more: Sequence[tuple[str, str]],
 ) -> str:
-    """Return the welcome text.
+    """Return the welcome text: a first line, a table, and example commands.
 
-    `first` is its first line, `places` has address and port of each listener, and `more` are further rows of
-    its table.
+    `first` is the first line, `places` has address and port of each listener, and `more` are additional rows
+    of the table.
     """
     rows = [
         (name, f"{describe_protocol(settings.listeners[name])} on {place}")
@@ -104,7 +104,10 @@ def _welcome_text(
 
 
 def pages(gateway: Gateway, *, with_link: bool) -> list[tuple[str, str]]:
-    """Return rows of the table with the URLs of the console and of the metrics."""
+    """Return the URLs of the console and of the metrics as rows of the table in the welcome text.
+
+    With `with_link` the console's URL logs in once.
+    """
     http = gateway.settings.http
     scheme = "http" if http.tls is None else "https"
     at = f"{scheme}://localhost:{gateway.http_port}/"
@@ -132,10 +135,10 @@ def describe_protocol(listener: ListenerSettings) -> str:
 
 
 def proposal(settings: Settings, ports: Mapping[str, int]) -> list[str]:
-    """Return lines with a `gateway subscribe` and a `gateway publish` command for the listeners.
+    """Return lines of text with a `gateway subscribe` and a `gateway publish` command to try.
 
-    Return an empty list if the command line cannot connect to any listener. `ports` are those of the
-    listeners.
+    `ports` are the ports of the listeners by name. Return an empty list if the command line cannot connect to
+    any listener.
     """
     found = [
         one for name in settings.listeners if (one := listener_url(settings, name, ports[name])) is not None
@@ -161,15 +164,15 @@ def proposal(settings: Settings, ports: Mapping[str, int]) -> list[str]:
 
 
 def connects_listeners(settings: Settings) -> bool:
-    """Return True if the mapping is the shipped one, by which messages cross between all listeners.
+    """Return True if the shipped mapping is in use, by which messages pass between all listeners.
 
-    The user's own mapping files are not examined; within one protocol messages are delivered in any case.
+    Mapping files of the user are not examined: return False for them.
     """
     return settings.mapping_files() == [shipped_mappings() / "identity.yaml"]
 
 
 def listener_url(settings: Settings, name: str, port: int) -> ListenerUrl | None:
-    """Return how the command line connects to a listener from this machine, or None if it cannot."""
+    """Return URL and options to connect to a listener from this machine, or None if this is impossible."""
     listener = settings.listeners[name]
     tls = listener.tls
     if (
@@ -203,11 +206,11 @@ def listener_url(settings: Settings, name: str, port: int) -> ListenerUrl | None
 
 
 def credentials(settings: Settings, listener: ListenerSettings, near: bool) -> str | None:
-    """Return the user part of a URL with which a client can log in at the listener.
+    """Return the user part of a URL, such as `guest:guest@`, with which a client can log in at the listener.
 
-    It is "" if anonymous clients may log in, else that of the user `guest`, else that of a user with a
-    password. Return None if none can log in. `near` is True if clients on this machine connect from a
-    loopback address.
+    Return "" if anonymous clients may log in. Otherwise prefer the user `guest` to a user with a password.
+    Return None if no client can log in with a password. `near` is True if clients on this machine connect
+    from a loopback address.
     """
 
     def is_permitted(policy: str) -> bool:

@@ -13,11 +13,11 @@ from gateway.settings import AmqpLink, LinkSettings
 
 
 def trials(link: LinkSettings, sources: Subscriptions, targets: Targets) -> Iterator[Trial]:
-    """Yield the test actions at the broker of a link, for the routes' `sources` and `targets` there.
+    """Yield trials that test whether the broker of a link has what the routes need.
 
-    There is a check for each queue and exchange, and for each target exchange a trial of publishing to it, in
-    a transaction that is rolled back. The right to consume from a queue cannot be tried without consuming its
-    messages.
+    `sources` and `targets` are what the routes consume from and publish to. The trials check that each queue
+    and exchange exists, and publish to each target exchange in a transaction that is rolled back. The right
+    to consume from a queue is not tested, because a test would consume its messages.
     """
     assert isinstance(link, AmqpLink)
     missing = Severity.NOTE if link.declare == "create" else Severity.ERROR

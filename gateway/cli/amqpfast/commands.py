@@ -43,9 +43,10 @@ EVERYTHING: Final = MessageSelection()
 
 @dataclass(frozen=True)
 class FastCommands:
-    """Commands `publish` and `subscribe` at one AMQP/Fast server; each call connects and disconnects.
+    """Implementation of the commands `publish` and `subscribe` for an AMQP/Fast server.
 
-    `timeout_secs` is the time limit in seconds for connecting and for each reply.
+    Each call connects and disconnects. `timeout_secs` is the time limit in seconds for connecting and for
+    each reply.
     """
 
     target: LinkUrl
@@ -53,11 +54,12 @@ class FastCommands:
     ca_file: str | None = None
 
     def publish(self, message: Message, file: Path | None, transaction: int | None, show: Show) -> str:
-        """Send one message. Its body is the content of `file`, if that is given.
+        """Publish one message, or with `transaction` one message for each line of its body.
 
-        With `transaction`, send each line of the body as a message, and commit after that number of messages.
-        Pass the replies of a peer service that have arrived by then to `show`. Return the reason of a
-        refusal, or "". Raises LinkError if the connection fails.
+        With `file`, the body is the content of the file, and the other options are ignored. `transaction` is
+        the number of messages after which to commit. If the destination is a peer service, its replies that
+        have arrived before the connection closes are passed to `show`. Return "" or the reason of a refusal.
+        Raises LinkError if the connection fails.
         """
         try:
             if file is not None:
@@ -71,7 +73,7 @@ class FastCommands:
         return ""
 
     async def _send(self, message: Message, transaction: int | None, show: Show) -> None:
-        """Send a message, or with `transaction` the lines of its body in transactions."""
+        """Connect and send a message; with `transaction`, send the lines of its body in transactions."""
         address, head = _address(message), encode_properties(message)
         async with connect(self.target, ca_file=self.ca_file, timeout_secs=self.timeout_secs) as client:
             channel = await client.channel(transacted=transaction is not None)
@@ -88,7 +90,7 @@ class FastCommands:
                     await channel.commit()
 
     async def _upload(self, message: Message, file: Path) -> None:
-        """Send a file as one message, and resume the transfer after a lost connection."""
+        """Send a file as one message, and continue the transfer after a lost connection."""
         restartable = True
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
@@ -123,7 +125,8 @@ class FastCommands:
     def _name(self, address: Address, file: Path) -> str:
         """Return the client-name for the upload of a file to a destination.
 
-        It is the same for the same file and destination, so that the server can resume the transfer.
+        The client-name is always the same for this file and destination, so that the server can resume the
+        transfer.
         """
         stated = f"{self.target.host}:{self.target.port} {address.wire!r} {file.resolve()}"
         return f"gateway-cli-{hashlib.sha256(stated.encode()).hexdigest()[:16]}"
@@ -163,7 +166,7 @@ class FastCommands:
     ) -> bool:
         """Run `_receive` until it ends, `seconds` are over, or the user interrupts.
 
-        Return True in the last case.
+        Return True if the user interrupted. Raises LinkError.
         """
         failure: LinkError | None = None
         async with trio.open_nursery() as nursery:
@@ -283,9 +286,10 @@ async def _consume_in_transactions(
 ) -> None:
     """Pass messages to `show`, and commit after each `count` messages, or when `show` returns False.
 
-    COMMIT may confirm every message that has been delivered, whether it was shown or not (3.3.4). So the
-    prefetch window is a divisor of `count`. Before the last window of a transaction is acknowledged, the
-    consumer is paused, and messages of a queue that are not wanted any more are requeued.
+    COMMIT may confirm every delivered message, whether it was shown or not (clause 3.3.4). Therefore the
+    prefetch window divides `count` evenly. Before the last window of a transaction is acknowledged, the
+    consumer is paused. When `show` has returned False, messages of a queue that have not been shown are
+    requeued.
     """
     window = max(size for size in range(1, PREFETCH + 1) if count % size == 0)
     consumer = await _begin(channel, address, window, selection)
@@ -339,7 +343,10 @@ def _address(message: Message) -> Address:
 
 
 class ProgressLine:
-    """Progress of an upload on standard error: updated on a terminal, else printed once at the end."""
+    """Progress of an upload on standard error.
+
+    On a terminal the line is updated all the time, otherwise it is printed once at the end.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

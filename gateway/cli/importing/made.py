@@ -28,9 +28,10 @@ class _Plain(yaml.SafeDumper):
 
 @dataclass
 class ImportResult:
-    """Result of an import: configuration and routes, as Python values for YAML, and findings.
+    """Result of an import: configuration, routes and findings.
 
-    `source` is the imported file, `folder` the folder to which the results will be written.
+    `source` is the imported file, `folder` the folder for the resulting files. `configuration` and `routes`
+    are Python values, to be written as YAML.
     """
 
     source: Path

@@ -63,7 +63,7 @@ class ConfigurationLine(NamedTuple):
 
     @property
     def position(self) -> tuple[int, Path, int]:
-        """Position for findings about the line: line number, file, column."""
+        """Position of the line for findings: line number, file, column."""
         return self.number, self.file, self.column
 
 
@@ -118,9 +118,10 @@ def made_of(file: Path, folder: Path) -> ImportResult:
 
 
 def _lines(file: Path, made: ImportResult) -> Iterator[ConfigurationLine]:
-    """Yield the lines of a file and of those in its `include_dir`, without empty lines and comments.
+    """Yield the lines of a file that are neither empty nor comments.
 
-    A file that cannot be read becomes a finding.
+    A line `include_dir` is replaced by the lines of the files in that folder. A file that cannot be read
+    becomes a finding.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -145,7 +146,8 @@ def _lines(file: Path, made: ImportResult) -> Iterator[ConfigurationLine]:
 def _names(listeners: list[Stanza]) -> list[str]:
     """Return the names of the gateway's listeners: `mqtt` for a single one, else `mqtt-PORT` for each.
 
-    Further listeners on the same port, at other addresses, have a number behind that.
+    If several listeners have the same port, at different addresses, a number is added to all names but the
+    first.
     """
     if len(listeners) == 1:
         return [MQTT.name]
@@ -157,7 +159,7 @@ def _names(listeners: list[Stanza]) -> list[str]:
 
 
 def _listener(made: ImportResult, stanza: Stanza) -> dict[str, Any]:
-    """Return the settings of the gateway's listener for a listener of Mosquitto."""
+    """Convert a listener of Mosquitto to the settings of a listener of the gateway."""
     options = stanza.options
     port, *host = stanza.line.value.split()
     found: dict[str, Any] = {**EVERY, "port": _number(made, stanza.line, options.get("port", port))}
@@ -334,7 +336,7 @@ def _topic(made: ImportResult, name: str, line: ConfigurationLine) -> int:
 def _template(prefix: str, pattern: str) -> str:
     """Return prefix and topic filter as a topic template, in which named captures replace the wildcards.
 
-    So the templates of source and target refer to the same topic levels.
+    The names of the captures are the same for source and target, so that both refer to the same topic levels.
     """
     levels = pattern.split("/")
     segments = [

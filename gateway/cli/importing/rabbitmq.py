@@ -109,9 +109,10 @@ def _rows(document: dict[str, Any], word: str) -> list[dict[str, Any]]:
 
 
 def _end(made: ImportResult, name: str, side: str, value: dict[str, Any]) -> str | None:
-    """Return the name of the endpoint at one side of a shovel, `src` or `dest`, and add a link if needed.
+    """Return the name of the endpoint at one side of a shovel, and add a link for it if needed.
 
-    If it cannot be imported, add a finding and return None.
+    `side` is `src` or `dest`, `value` the shovel's parameters. If this side cannot be imported, add a finding
+    and return None.
     """
     uris = value.get(f"{side}-uri", [])
     urls = [uris] if isinstance(uris, str) else [str(one) for one in uris]

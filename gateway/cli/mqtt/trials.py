@@ -12,9 +12,9 @@ from gateway.settings import LinkSettings, MqttLink
 
 
 def trials(link: LinkSettings, sources: Subscriptions, targets: Targets) -> Iterator[Trial]:
-    """Yield a test action for each topic filter of the routes' `sources`: a subscription at the broker.
+    """Yield trials that subscribe at the broker of a link to each topic filter of the routes' `sources`.
 
-    The right to publish cannot be tried without publishing.
+    The right to publish is not tested, because a test would publish a message.
     """
     assert isinstance(link, MqttLink)
     for _, topic in sources.bindings:

@@ -133,7 +133,7 @@ class _ArchiveOptions(NamedTuple):
 
 
 def _archived(spark: SparkSession, options: _ArchiveOptions) -> tuple[str, dict[str, float]]:
-    """Archive the new rows once. Return the result as text for people, and as numbers by name."""
+    """Archive the new rows once. Return the result twice: as text for people, and as numbers by name."""
     from gateway.pipeline.archive import tables
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import archive as job

@@ -37,9 +37,9 @@ def lineage(
     master: Master = None,
     conf: SparkOption = None,
 ) -> None:
-    """Print which versions of its mapping file routed the rows of each route, and when.
+    """Print for each route which versions of its mapping file routed the rows, and when.
 
-    The versions are stored beside the journal; with --archive the rows are those of the archive.
+    The versions are stored beside the journal. With --archive the rows are read from the archive.
     """
     check_span(begin, end)
     spark = start_session("lineage", master, conf, archive=archive)

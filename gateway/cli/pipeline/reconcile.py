@@ -131,10 +131,10 @@ def reconcile(
 
 
 def _waiting(urls: Iterable[str], token_file: Path | None) -> dict[str, int]:
-    """Return the number of messages that wait in the outboxes of each route, summed over the gateways.
+    """Return for each route the number of messages that wait in its outboxes at the gateways `urls`.
 
-    A shared outbox has the same waiting messages at each gateway and is counted once, plus the messages in
-    flight at each gateway. Raises PipelineError if a gateway does not know a number at present.
+    All gateways report the same waiting messages for a shared outbox. These are counted once; the messages in
+    flight are added for each gateway. Raises PipelineError if a gateway does not know a number at present.
     """
     counts: Counter[str] = Counter()
     common: dict[str, int] = {}
@@ -151,9 +151,9 @@ def _waiting(urls: Iterable[str], token_file: Path | None) -> dict[str, int]:
 
 
 def _received(spark: SparkSession, folder: str) -> DataFrame:
-    """Return the record of a consumer at `folder` as a table.
+    """Return the messages that a consumer has recorded at `folder`, as a table.
 
-    It is Parquet, an archive, a journal or a table of Spark's.
+    `folder` is a folder or URI with Parquet files, an archive or a journal, or the name of a Spark table.
     """
     from gateway.pipeline.archive.manifest import Archive
     from gateway.pipeline.archive.tables import format_at, is_table_name
@@ -177,7 +177,10 @@ def _received(spark: SparkSession, folder: str) -> DataFrame:
 
 
 def _missing(spark: SparkSession, folder: str, begin: str | None, end: str | None) -> int:
-    """Count the rows between two times that a journal lacks: not written, damaged or missing ones."""
+    """Return how many rows are missing in a journal between two times.
+
+    Rows are missing if they were not written, or are damaged or deleted.
+    """
     from gateway.pipeline.journal.options import microseconds_of
     from gateway.pipeline.stores import hadoop_of, place_of
     from gateway.pipeline.times import moment

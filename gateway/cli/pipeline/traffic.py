@@ -45,10 +45,9 @@ def recorded_in(journal: str | None, archive: str | None, config: Path | None) -
 
 
 def check_span(begin: str | None, end: str | None) -> None:
-    """Check the values of --since and --until.
+    """Check the times in the options --since and --until; None means that an option is not given.
 
-    Raises BadParameter if one is no time, or if the time span is empty: every check would then find nothing
-    wrong.
+    Raises BadParameter for an invalid time, and for an empty time span, in which no check could find a fault.
     """
     from gateway.pipeline.times import moment
 
@@ -72,9 +71,9 @@ def mappings_of(files: Sequence[Path], config: Path | None) -> list[Mapping]:
 
 
 def candidate_of(mappings: Sequence[Mapping], config: Path | None) -> CandidateMapping:
-    """Compile the mappings as a candidate, which can route recorded messages.
+    """Compile mappings as a candidate mapping, which can route recorded messages.
 
-    The endpoints are those of the configuration, if one is given. Raises MappingError.
+    `config` defines the endpoints; without it they are not known. Raises MappingError.
     """
     from gateway.pipeline.traffic.fates import CandidateMapping
 
