@@ -35,11 +35,11 @@ CLOSE_SECS: Final = 1.0
 
 
 class DefinedUsers(NamedTuple):
-    """Users of the configuration, the users file and RabbitMQ exports, as one reading has found them.
+    """Users that the configuration, the users file and RabbitMQ exports define at present.
 
-    `users` are those of the configuration and the users file, by name. `hashes` are the password hashes of
-    all users, exports included, and `scram` the SCRAM keys, both by user name. `text` is the content of the
-    users file, "" without one.
+    `users` are the users of the configuration and of the users file, by name. `hashes` are the password
+    hashes of all users by name, including users of exports; `scram` are the SCRAM keys by user name. `text`
+    is the content of the users file, "" if there is none.
     """
 
     users: dict[str, User]
@@ -49,17 +49,17 @@ class DefinedUsers(NamedTuple):
 
 
 class Replaced(NamedTuple):
-    """Result of replacing the users in force: how many there are now, and the names of the removed ones."""
+    """Result of replacing the users in force: the number of users now, and the names of the removed users."""
 
     total: int
     removed: frozenset[str]
 
 
 def access_of(settings: Settings) -> Access:
-    """Return the `Access`, which checks the logins of clients, of a configuration.
+    """Return the `Access` object that checks the logins of clients by a configuration.
 
-    Reads the users, their secrets and the keys of tokens. Raises ConfigurationError for secrets that are
-    unreadable or invalid.
+    This reads the users, their secrets and the keys of tokens from files. Raises ConfigurationError for
+    secrets that are unreadable or invalid.
     """
     return Identities(settings).access
 
@@ -67,8 +67,9 @@ def access_of(settings: Settings) -> Access:
 class Identities:
     """Authentication back ends of one gateway, and the users in force.
 
-    `users` has the users in force of the configuration and the users file, by name. The dictionary object
-    itself never changes. `access` checks the logins of clients with the back ends.
+    `users` are the users of the configuration and of the users file that are in force, by name. A reload
+    changes the content of this dictionary, never the object. `access` checks the logins of clients by the
+    back ends.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -132,10 +133,12 @@ class Identities:
         return self._in_force.hashes
 
     def candidate(self, settings: Settings) -> DefinedUsers:
-        """Read users and their secrets from `settings`, the users file and exports, without using them.
+        """Read users and their secrets from `settings`, the users file and exports.
+
+        The users in force are not changed.
 
         Raises ConfigurationError if a file is unusable, if the users file is cut off or has lost all its
-        users, or if a user is in it and in `settings`.
+        users, or if a user is both in the users file and in `settings`.
         """
         several = read_imports(self._settings)
         users, text = dict(settings.users), ""
@@ -154,7 +157,10 @@ class Identities:
         return DefinedUsers(users, {**exported, **hashes}, scram, text)
 
     def use(self, found: DefinedUsers) -> Replaced | None:
-        """Put these users in force. Return the change, or None if the same users were in force already."""
+        """Put the users in `found` in force.
+
+        Return the number of users and the removed users, or None if the same users were in force already.
+        """
         before, self._in_force = self._in_force, found
         self._text = found.text
         if found[:3] == before[:3]:  # Only comments may have changed.
@@ -173,7 +179,7 @@ class Identities:
         return [file for file in files if file is not None]
 
     def reload_keys(self) -> None:
-        """Read the files with the keys of JSON Web Tokens again immediately."""
+        """Start to read the files with the keys of JSON Web Tokens again."""
         for keys in self._key_files:
             keys.reload()
 
@@ -207,10 +213,10 @@ def secrets_of(users: Mapping[str, User]) -> tuple[dict[str, str], dict[str, Key
 
 
 def roles_of(settings: Settings, users: Mapping[str, User] | None = None) -> Roles:
-    """Return the roles of the configuration and of RabbitMQ exports, with the users that have them.
+    """Return the roles of the configuration and of RabbitMQ exports, and the roles that each user has.
 
-    `users` are the users in force; None stands for those of the configuration alone. Raises
-    ConfigurationError for exports that cannot be read.
+    `users` are the users in force; None stands for the users of the configuration. Raises ConfigurationError
+    for exports that cannot be read.
     """
     several = read_imports(settings)
     roles = {name: role for one in several for name, role in one.roles.items()}

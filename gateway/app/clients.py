@@ -27,7 +27,7 @@ def dismiss(session: Session) -> None:
 
 
 def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
-    """Yield a record of every client connection that is not closing.
+    """Yield one record (`Connected`) for each client connection that is not closing.
 
     Connections may open and close during the iteration.
     """
@@ -55,7 +55,7 @@ def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
 
 
 class _Channel(Protocol):
-    """Interface of the channel of an AMQP consumer that `consuming` reads."""
+    """Interface of an AMQP channel, with what `consuming` reads of it."""
 
     @property
     def number(self) -> int: ...
@@ -65,7 +65,7 @@ class _Channel(Protocol):
 
 @runtime_checkable
 class _Tagged(Protocol):
-    """Interface of the consumer of an AMQP 0-9-1 client, which has a tag on a channel."""
+    """Interface of a consumer of an AMQP 0-9-1 client, with what `consuming` reads of it."""
 
     tag: str
     no_ack: bool
@@ -77,7 +77,7 @@ class _Tagged(Protocol):
 
 
 class _Handle(Protocol):
-    """Interface of the handle of an AMQP/Fast consumer that `consuming` reads."""
+    """Interface of an AMQP/Fast handle, with what `consuming` reads of it."""
 
     number: int
 
@@ -87,7 +87,7 @@ class _Handle(Protocol):
 
 @runtime_checkable
 class _Handled(Protocol):
-    """Interface of the consumer of an AMQP/Fast client, which has a handle."""
+    """Interface of a consumer of an AMQP/Fast client, with what `consuming` reads of it."""
 
     unreliable: bool
     prefetch: int
@@ -98,7 +98,7 @@ class _Handled(Protocol):
 
 
 def _details(listener: Listener, connection: IngressClient) -> Details:
-    """Return addresses, TLS and the protocol options that were negotiated for a connection."""
+    """Return the listener's address, the use of TLS, and what the client has negotiated."""
     return Details(listener.host, listener.port, listener.front.tls is not None, *connection.negotiated())
 
 
@@ -125,9 +125,10 @@ def consuming(consumer: Consumer) -> Consuming | None:
 
 
 def announced_version(settings: Settings, otherwise: str) -> str:
-    """Return the version number that the gateway reports as that of its broker.
+    """Return the broker version that the gateway reports to programs for RabbitMQ.
 
-    It is RABBITMQ_VERSION if the first AMQP 0-9-1 listener has `announce: rabbitmq`, otherwise `otherwise`.
+    Return RABBITMQ_VERSION if the first AMQP 0-9-1 listener has `announce: rabbitmq`. Return `otherwise` if
+    that listener has `announce: gateway`, or if there is no such listener.
     """
     for listener in settings.listeners.values():
         if isinstance(listener, AmqpListener):
@@ -136,7 +137,7 @@ def announced_version(settings: Settings, otherwise: str) -> str:
 
 
 def listener_addresses(listeners: Mapping[str, Listener]) -> list[RabbitListener]:
-    """Return name, protocol, host, port and use of TLS of each listener."""
+    """Return a record of each listener for RabbitMQ's API: name, protocol, host, port and use of TLS."""
     return [
         RabbitListener(one.name, one.stats.protocol, one.host, one.port, one.front.tls is not None)
         for one in listeners.values()

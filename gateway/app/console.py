@@ -20,9 +20,10 @@ log = structlog.get_logger()
 
 
 class Console:
-    """Admission control of the console, as the configuration demands it.
+    """Admission control of the console, built from the configuration.
 
-    While HTTP is served it also has the temporary token by which the command line logs in.
+    While HTTP is served, the object also has a temporary token, with which the command line on this machine
+    logs in.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Console:
         self._token_path: Path | None = None
 
     def open(self, port: int) -> None:
-        """Write a temporary token for the command line to a file, because HTTP is served at `port` now."""
+        """Write a temporary token for the command line to a file. HTTP must be served at `port`."""
         self._token_path = leave_token(port, self.admission.tokens.make_temporary(COMMAND_LINE))
 
     def close(self) -> None:

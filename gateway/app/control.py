@@ -20,9 +20,9 @@ STANDARD_INPUT: Final = 0
 
 
 class Order(NamedTuple):
-    """Settings that the supervisor gives to one worker.
+    """Settings that the supervisor sends to one worker.
 
-    `number` is the worker's number, from 1 on. `ports` has the port of each listener by name.
+    `number` is the worker's number, starting at 1. `ports` has the port of each listener by name.
     `memory_bytes_max` is the memory watermark of all workers together, in bytes.
     """
 
@@ -32,7 +32,7 @@ class Order(NamedTuple):
 
 
 class Lines:
-    """Connection between supervisor and worker, at one of its ends: JSON objects, one in each line."""
+    """One end of the connection between supervisor and worker; each line is a JSON object."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
@@ -45,7 +45,7 @@ class Lines:
             await self._stream.send_all(orjson.dumps(fields) + b"\n")
 
     async def receive(self) -> dict[str, Any] | None:
-        """Return the next JSON object of the other end, or None when that end is closed."""
+        """Return the next JSON object from the other end, or None if the other end is closed."""
         searched = 0
         while (end := self._unread.find(b"\n", searched)) < 0:
             searched = len(self._unread)
@@ -62,12 +62,12 @@ class Lines:
         return found
 
     def close(self) -> None:
-        """Close this end of the connection; the other end then receives None."""
+        """Close this end of the connection. `receive` then returns None at the other end."""
         self._stream.socket.close()
 
 
 class Ordered:
-    """Worker's end of the connection to its supervisor, and the order that was received over it."""
+    """Connection of a worker to its supervisor, with the order that the worker has received."""
 
     def __init__(self, sock: socket.socket, order: Order) -> None:
         self.order = order
@@ -77,7 +77,7 @@ class Ordered:
     def read(cls) -> Self:
         """Read the order from standard input, which is the socket to the supervisor.
 
-        Called before an event loop runs. Raises EOFError when no order arrives.
+        Call this before an event loop runs. Raises EOFError if the socket closes before an order arrives.
         """
         sock = socket.socket(fileno=STANDARD_INPUT)
         line = b""

@@ -31,9 +31,9 @@ def raise_descriptors() -> None:
 
 
 def descriptors_for_clients(reserved: int) -> int:
-    """Return how many file descriptors connections of clients may use.
+    """Return how many file descriptors client connections may use.
 
-    It is the soft limit of this process without `reserved`, but at least 75 % of the limit.
+    The result is the soft limit of this process minus `reserved`, but at least 75 % of the soft limit.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else soft
@@ -41,9 +41,9 @@ def descriptors_for_clients(reserved: int) -> int:
 
 
 def divided_descriptors(settings: Settings) -> int:
-    """Return how many file descriptors connections of clients may use by `limits.descriptors_reserved`.
+    """Return how many file descriptors client connections may use with `limits.descriptors_reserved`.
 
-    Logs a warning if a listener has a larger `connections_max`.
+    Log a warning if the `connections_max` of a listener is larger.
     """
     most = descriptors_for_clients(settings.limits.descriptors_reserved)
     demand = max([settings.limits_of(name).connections_max for name in settings.listeners], default=0)

@@ -31,7 +31,7 @@ def listener_of(
     metrics: Metrics,
     descriptors_max: int,
 ) -> Listener:
-    """Build the listener `name`, not open yet, and register its namespace with the dispatcher."""
+    """Build the listener `name`, and register its namespace with the dispatcher. Open no port yet."""
     settings, dispatcher = services.settings, services.dispatcher
     options = settings.listeners[name]
     dialect = DIALECTS[options.protocol]
@@ -54,10 +54,10 @@ def listener_of(
 def links_of(
     name: str, settings: Settings, core: BrokerCore, writes: WriteSet, metrics: Metrics
 ) -> list[Link]:
-    """Build the connections of link `name`, not connected yet, and register the link with the broker.
+    """Build the connections of the configured link `name`, and register the link. Connect nothing yet.
 
-    The result has one link that consumes and publishes or, for an elected link and for one with more than one
-    connection, two: the first one consumes, the last one publishes.
+    Return one Link that consumes and publishes. If the link is elected or has two connections, return two
+    instead: the first one consumes, the second one publishes.
     """
     options = settings.links[name]
     client_id = settings.client_id_of(name)
@@ -91,9 +91,10 @@ def _link(
     consumes: bool = True,
     publishes: bool = True,
 ) -> Link:
-    """Build one connection of the configured link `endpoint`, called `name` in logs and metrics.
+    """Build one connection of the configured link `endpoint`.
 
-    `when_up` is called each time the connection comes up.
+    `name` is the name of the connection in logs and metrics. `when_up` is called whenever the connection is
+    established.
     """
     options = settings.links[endpoint]
     dialect = DIALECTS[options.protocol]

@@ -29,7 +29,7 @@ MD5: Final = f"{PREFIX}md5$"
 
 
 class Exposure(NamedTuple):
-    """Finding about a risky setting: its place in the configuration, the risk, and what to write instead."""
+    """Finding about a risky setting: its place in the configuration, the risk, and a safer value."""
 
     place: Place
     text: str
@@ -42,7 +42,7 @@ class Exposure(NamedTuple):
 def exposures(settings: Settings, hashes: Mapping[str, str]) -> list[Exposure]:
     """Return a finding for each setting that exposes secrets or the gateway to the network.
 
-    `hashes` are the password hashes of all users by name, those of RabbitMQ exports included.
+    `hashes` are the password hashes of all users by name, including users of RabbitMQ exports.
     """
     return [
         *_urls(settings),
@@ -57,14 +57,14 @@ def exposures(settings: Settings, hashes: Mapping[str, str]) -> list[Exposure]:
 def log_exposures(settings: Settings, hashes: Mapping[str, str]) -> None:
     """Log a warning for each setting that exposes secrets or the gateway to the network.
 
-    `hashes` are the password hashes of all users by name, those of RabbitMQ exports included.
+    `hashes` are the password hashes of all users by name, including users of RabbitMQ exports.
     """
     for one in exposures(settings, hashes):
         log.warning("setting exposes the gateway", key=dotted(one.place), reason=one.text, advice=one.advice)
 
 
 def _urls(settings: Settings) -> Iterator[Exposure]:
-    """Yield http:// URLs of authentication servers and authorizers on other machines."""
+    """Yield a finding for each http:// URL of an authentication server or authorizer on another machine."""
     urls: list[tuple[Place, str, str | None]] = []
     for at, backend in enumerate(settings.authentication):
         if isinstance(backend, JwtBackend):
@@ -84,7 +84,7 @@ def _urls(settings: Settings) -> Iterator[Exposure]:
 
 
 def _unverified(settings: Settings) -> Iterator[Exposure]:
-    """Yield links, and the engine, that accept any TLS certificate of the broker."""
+    """Yield a finding for each link, and for the engine, that accepts any TLS certificate of the broker."""
     remotes: list[tuple[Place, LinkTls]] = [
         (("links", name), link.tls) for name, link in settings.links.items()
     ]
@@ -100,7 +100,7 @@ def _unverified(settings: Settings) -> Iterator[Exposure]:
 
 
 def _anonymous_exposures(settings: Settings) -> Iterator[Exposure]:
-    """Yield settings that let clients of other machines connect without a secret password."""
+    """Yield a finding for each setting by which remote clients connect without a secret password."""
     for name, listener in settings.listeners.items():
         if (
             isinstance(listener, AnonymousListener)
@@ -124,7 +124,7 @@ def _weak_hashes(settings: Settings, hashes: Mapping[str, str]) -> Iterator[Expo
 
 
 def _plain_http(settings: Settings) -> Iterator[Exposure]:
-    """Yield the HTTP interface if passwords or tokens reach it over a network without TLS."""
+    """Yield a finding if passwords or tokens reach the HTTP interface over a network without TLS."""
     http = settings.http
     if not http.enabled or http.tls is not None or _is_local(http.host):
         return
@@ -137,7 +137,7 @@ def _plain_http(settings: Settings) -> Iterator[Exposure]:
 
 
 def _balancers(settings: Settings) -> Iterator[Exposure]:
-    """Yield networks that are too large to contain load balancers alone."""
+    """Yield a finding for each network of load balancers that is so large that it has other machines too."""
     for name, listener in settings.listeners.items():
         if listener.proxy_protocol == "off":
             continue
@@ -153,7 +153,7 @@ def _balancers(settings: Settings) -> Iterator[Exposure]:
 
 
 def _is_local(host: str) -> bool:
-    """Return True if a host, given by name or IP address, is the loopback interface of this machine."""
+    """Return True if `host`, a name or IP address, is the loopback interface of this machine."""
     if host == "localhost":
         return True
     try:

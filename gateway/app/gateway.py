@@ -103,7 +103,10 @@ FAREWELL_SECS: Final = 1.0  # Longest wait for final packets to be written to cl
 
 
 class Gateway:
-    """Listeners, links, broker and HTTP interface of one process. `run` serves until it is stopped."""
+    """One gateway process: its listeners, links, broker and HTTP interface.
+
+    `run` serves clients until the gateway is stopped.
+    """
 
     _users: Access | None = None  # None until the users have been read.
 
@@ -219,9 +222,10 @@ class Gateway:
     async def run(
         self, *, task_status: trio.TaskStatus[Gateway] = trio.TASK_STATUS_IGNORED, signals: bool = True
     ) -> None:
-        """Serve until `stop` is called or SIGTERM or SIGINT arrives, then drain.
+        """Serve until `stop` is called, or SIGTERM or SIGINT arrives; then drain.
 
-        `task_status` is started when every listener is open. Without `signals` no signal is handled.
+        `task_status.started` is called with the gateway when all listeners are open. If `signals` is False,
+        no signals are handled.
         """
         loop = attach_socket_loop(self.watchdog)
         try:
@@ -237,7 +241,7 @@ class Gateway:
                     detach_socket_loop(loop)
 
     async def _close(self, loop: SocketLoop | None) -> None:
-        """Close connections to servers, the shared state, the store and the journal after draining."""
+        """Close the connections to servers, the shared state, the store and the journal, after draining."""
         self.watchdog.detach()
         self.console.close()
         if self.authorizer is not None:
@@ -259,9 +263,9 @@ class Gateway:
             self.journaling.close()
 
     async def _serve(self, task_status: trio.TaskStatus[Gateway], signals: bool) -> None:
-        """Open listeners, links and HTTP, run all tasks until `stop`, and drain.
+        """Open listeners, links and HTTP, run all tasks until `stop` is called, and drain.
 
-        `task_status` is started when every listener is open.
+        `task_status.started` is called with the gateway when all listeners are open.
         """
         admission = self.console.admission
         flush, store = self.writes.flush, self.store
@@ -368,14 +372,14 @@ class Gateway:
             nursery.cancel_scope.cancel()
 
     def stop(self) -> None:
-        """Begin to drain; `run` returns when that is done."""
+        """Begin to drain. `run` returns when draining is complete."""
         self._stopping.set()
 
     async def reload_mappings(self) -> bool:
         """Read the mapping files again. Return True if the new mappings are in force.
 
-        If a file is invalid the previous mappings stay in force. Thousands of routes take seconds, so they
-        are compiled in a thread.
+        If a file is invalid, the previous mappings stay in force. The files are compiled in a thread, because
+        thousands of routes take seconds.
         """
         async with self._reloading:
             return await self._reload_mappings()
@@ -399,9 +403,10 @@ class Gateway:
         return True
 
     def _disconnect_clients(self) -> None:
-        """Disconnect all clients, because the engine cannot serve them.
+        """Disconnect all clients, because the RabbitMQ cluster cannot serve them.
 
-        The cluster has been unavailable for too long, or other replicas have declared this one dead.
+        This is called if the cluster has been unavailable for too long, or if other replicas have declared
+        this replica dead.
         """
         self._shut_down_connections(self._connections(), CloseReason.UNSERVED)
 
@@ -411,18 +416,18 @@ class Gateway:
     # Store and memory.
 
     def _flush(self) -> None:
-        """Write the bytes that were encoded for connections outside a wake-up."""
+        """Write the bytes that were encoded for connections since the last flush."""
         self.writes.flush()
 
     def _wake_up_ends(self) -> list[Callable[[], None]]:
-        """Return the functions to call at the end of each wake-up."""
+        """Return the functions to call at the end of each wake-up of the event loop."""
         return [self.memory.count_turn] if self.store is None else [self.memory.count_turn, self.store.flush]
 
     def _claims(self) -> Iterator[Claim]:
-        """Yield a claim for each holder of messages in memory: holder, bytes, user and network address.
+        """Yield a claim for each object that holds messages in memory: object, bytes, user, network address.
 
-        The holder is None where it cannot be restrained; user and address are "" where there is none. Holders
-        may be added and removed during the iteration.
+        The object is None if nothing can be done to reduce its memory. User and address are "" if the object
+        has none. Objects may be added and removed during the iteration.
         """
         for queue in list(self.hosts.queues()):
             yield queue, queue.in_memory, queue.user or "", ""
@@ -449,9 +454,9 @@ class Gateway:
                     yield waiting, waiting.byte_count, user, place
 
     def _memory_changed(self, short: bool) -> None:
-        """Log and report in readiness that memory is `short`, or is available again.
+        """Log that memory is `short` or is available again, and set the readiness condition `memory`.
 
-        Cached routing is dropped when memory is short.
+        If memory is short, also discard cached routing.
         """
         figures = {"used_bytes": self.memory.used, "limit_bytes": self.memory.mark}
         if short:
@@ -466,7 +471,10 @@ class Gateway:
             self.readiness.mark_met("memory")
 
     def _disk_changed(self, healthy: bool) -> None:
-        """Log that the store can be written again (`healthy`) or not, and inform AMQP clients."""
+        """Log whether the store can be written, and report it to connected clients.
+
+        `healthy` is True if the store can be written again.
+        """
         assert self.store is not None
         if healthy:
             log.info("store writable again")
@@ -482,7 +490,10 @@ class Gateway:
     # Construction of endpoints.
 
     def _add_endpoints(self, tasks: Tasks) -> None:
-        """Build all links and listeners, not open yet, and require in readiness those that must be up."""
+        """Build all links and listeners, and open none of them yet.
+
+        Register the listeners and the required links as conditions of readiness.
+        """
         settings, writes, metrics = self.settings, self.writes, self.metrics
         for name, stated in settings.links.items():
             for link in links_of(name, settings, self.core, writes, metrics):
@@ -525,7 +536,7 @@ class Gateway:
             self.readiness.require(f"listener {name}")
 
     def _route_links(self) -> None:
-        """Give each link the subscriptions and targets that the mappings in force have for it."""
+        """Set the subscriptions and targets of each link by the mappings in force."""
         router = self.dispatcher.router
         for link in self.links.values():
             try:
@@ -581,7 +592,7 @@ class Gateway:
         return *router.routes, *router.answers
 
     def _gauges(self) -> dict[str, Callable[[], float]]:
-        """Return the gauges of all parts, functions by metric name."""
+        """Return the gauges of all parts: for each metric name a function that returns the value."""
         gauges: dict[str, Callable[[], float]] = {
             "gateway_ended_sessions": lambda: self.quotas.ended.count,
             "gateway_ended_sessions_bytes": lambda: self.quotas.ended.total,
@@ -642,13 +653,13 @@ class Gateway:
             await trio.sleep(0.2)
 
     async def _tell_what_was_limited(self) -> None:
-        """Log every LIMITED_SECS how many log lines were suppressed by rate limits, until cancelled."""
+        """Log every LIMITED_SECS how many log lines were omitted because of rate limits, until cancelled."""
         while True:
             await trio.sleep(LIMITED_SECS)
             _tell_limited()
 
     async def _watch_signals(self, task_status: trio.TaskStatus[None]) -> None:
-        """Reload mappings, users and roles on SIGHUP; begin to drain on SIGTERM and SIGINT."""
+        """Reload mappings, users, roles and token keys on SIGHUP; begin to drain on SIGTERM or SIGINT."""
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
             task_status.started()
             async for number in received:
@@ -695,7 +706,7 @@ class Gateway:
         log.info("stopped")
 
     async def _settle(self, deadline: float) -> None:
-        """Wait until nothing is in flight, or until `deadline` in seconds of the monotonic clock."""
+        """Wait until no messages are in flight, or until `deadline` in loop-clock seconds."""
         with trio.move_on_at(deadline) as waited:
             while not self._idle():
                 await trio.sleep(DRAIN_POLL_SECS)
@@ -706,10 +717,9 @@ class Gateway:
             log.warning("messages of paused routes unacknowledged at stop", messages=held_count)
 
     async def _release_sessions(self, engine: EngineSession) -> None:
-        """Release the sessions of clients to other replicas, before the clients are disconnected.
+        """Release the clients' sessions, so that other replicas can take them over without waiting.
 
-        So no replica has to wait for this one when the clients reconnect. Returns after HAND_OVER_SECS at
-        most.
+        Call this before the clients are disconnected. Returns after HAND_OVER_SECS at most.
         """
         free = trio.Event()
         engine.release_sessions(lambda outcome: free.set())
@@ -720,9 +730,9 @@ class Gateway:
             log.warning("sessions not released to other replicas before stop", waited_secs=HAND_OVER_SECS)
 
     def _publish_wills(self) -> bool:
-        """Disconnect clients that have a will, and publish their wills and the delayed ones.
+        """Disconnect clients that have a will, and publish their wills and all delayed wills.
 
-        Called while links and subscribers can still receive them. Return False if there was no will.
+        Call this while links and subscribers can still receive the wills. Return False if there was no will.
         """
         leaving = [connection for connection in self._connections() if connection.leaves_a_will]
         self._shut_down_connections(leaving)
@@ -740,10 +750,10 @@ class Gateway:
                 connection.stream.fail(error)
 
     def _idle(self) -> bool:
-        """Return True if no client connection or link has unsettled messages.
+        """Return True if no client connection and no link has unsettled messages.
 
-        Messages that paused routes hold do not count: they stay unacknowledged, so their senders still have
-        them.
+        Messages that paused routes hold do not count: they are unacknowledged, so that their senders still
+        have them.
         """
         held_counts = self.core.pauses.waiting_by_sender()
         return (
@@ -761,8 +771,8 @@ class Gateway:
     def _is_link_idle(self, link: Link, held_counts: Mapping[Sender, int]) -> bool:
         """Return True if a link has no unsettled messages except those that paused routes hold.
 
-        `held_counts` has the number of these by sender. A link that is down is idle, too, if its outboxes
-        have stored all messages that wait for it.
+        `held_counts` has the number of held messages by sender. A disconnected link also counts as idle if
+        all messages that wait for it are stored in its outboxes.
         """
         session = link.session
         of_link = sum(count for sender, count in held_counts.items() if sender.endpoint == link.name)
@@ -772,9 +782,10 @@ class Gateway:
 
 
 def start_audit(settings: Settings, several: Callable[[], bool]) -> None:
-    """Configure the audit log and open its file. `several` returns True if there may be more than one user.
+    """Configure the audit log and open its file.
 
-    Raises ConfigurationError when the file cannot be written.
+    `several` returns True if there may be more than one user. Raises ConfigurationError if the file cannot be
+    written.
     """
     options = settings.audit
     try:

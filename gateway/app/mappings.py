@@ -40,9 +40,9 @@ NO_TEXTS: Final[Texts] = MappingProxyType({})
 
 
 def message_ids() -> Iterator[str]:
-    """Return an endless iterator of unique message ids, for messages whose sender has set none.
+    """Return an endless iterator of unique message ids, for messages whose senders have set no id.
 
-    No other process, and no other run of this one, generates the same ids.
+    Other processes, and later runs of this process, generate other ids.
     """
     prefix = secrets.token_hex(ID_BYTES)
     return (f"{prefix}-{number:x}" for number in count(1))
@@ -65,7 +65,7 @@ def refused_routes(routes: Iterable[Route], settings: Settings) -> list[MappingE
 
 
 def _all(errors: list[MappingError]) -> MappingError:
-    """Return one error that contains all of them."""
+    """Return one MappingError that contains all `errors`."""
     first, *others = errors
     return MappingError(first.reason, file=first.file, line=first.line, column=first.column, others=others)
 
@@ -73,7 +73,7 @@ def _all(errors: list[MappingError]) -> MappingError:
 class MappingFiles:
     """Loader of the mapping files that the configuration names.
 
-    `refused` is the reason why the last `load` has failed, "" if it has not.
+    `refused` is the reason why the last `load` failed, or "" if it succeeded.
     """
 
     def __init__(self, settings: Settings, return_key: bytes) -> None:
@@ -87,10 +87,10 @@ class MappingFiles:
         self._routed = False  # True once there have been routes.
 
     def load(self) -> Router:
-        """Compile the present files and return the routes, which the caller must put in force.
+        """Compile the mapping files, and return the resulting router, which the caller must put in force.
 
-        The files count as read: `watch` reports later changes only. Raises ConfigurationError for invalid
-        files, and for those that `read` refuses.
+        `watch` then reports only changes after this call. Raises ConfigurationError for files that are
+        invalid or cut off, and if all routes have been removed since the previous `load`.
         """
         self._watched.accept()
         try:
@@ -104,16 +104,16 @@ class MappingFiles:
         return router
 
     def read(self, drafts: Texts = NO_TEXTS) -> Router:
-        """Compile the present files, and return the routes for a check: they do not count as read.
+        """Compile the mapping files for a check, and return the resulting router.
 
-        `drafts` are texts by file name that replace the contents of files, or add files. Raises
-        ConfigurationError for invalid files, for files that are cut off, and if all routes have been removed
-        since `load`.
+        This has no influence on `watch`. `drafts` has texts by file name, which replace the contents of files
+        or add files. Raises ConfigurationError for files that are invalid or cut off, and, without `drafts`,
+        if all routes have been removed since the last `load`.
         """
         return self._read(drafts)[0]
 
     def _read(self, drafts: Texts) -> tuple[Router, list[MappingFile]]:
-        """Compile the present files, with `drafts` in place of some. Return router and parsed files."""
+        """Compile the mapping files, with `drafts` as in `read`. Return router and parsed files."""
         settings = self.settings
         endpoints = settings.endpoints()
         remaining = dict(drafts)
@@ -148,14 +148,14 @@ class MappingFiles:
         return mappings
 
     def names(self) -> list[str]:
-        """Return the paths of the mapping files that exist now."""
+        """Return the paths of the mapping files at present, including missing files configured by name."""
         return [str(path) for path in self.settings.mapping_files()]
 
     async def watch(self, changed: Callable[[], Awaitable[object]]) -> None:
         """Await `changed` whenever a mapping file differs from its state at the last `load`, until cancelled.
 
-        The folders of symbolic links and of their targets are both watched, because Kubernetes replaces the
-        folder of a ConfigMap behind a symbolic link.
+        If a file is a symbolic link, its folder and the folder of its target are both watched, because
+        Kubernetes replaces the folder of a ConfigMap behind a symbolic link.
         """
         folders = {path.resolve().parent for path in self.settings.mapping_files()}
         folders |= {path.absolute().parent for path in self.settings.mapping_files()}

@@ -28,15 +28,16 @@ PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def definition_bytes_max(limits: Limits, memory: Memory) -> int:
-    """Return how many bytes the definitions of all clients (queues, subscriptions) may occupy."""
+    """Return how many bytes the definitions of all clients, such as queues and subscriptions, may occupy."""
     return limits.definitions_bytes_max or memory.mark // DEFINITIONS
 
 
 def available(groups: Path = GROUPS, process: Path = PROCESS, machine: int | None = None) -> int:
-    """Return the bytes of memory that this process may use: of the machine, or of its control groups.
+    """Return how many bytes of memory this process may use.
 
-    The paths are the mount point of the control groups and the process's folder in `/proc`. `machine` is the
-    memory of the machine in bytes, None to read it.
+    The result is the memory of the machine or, if lower, the lowest limit of the process's control groups.
+    `groups` is the mount point of the control groups, `process` the process's folder in `/proc`. `machine` is
+    the memory of the machine in bytes; with None it is read from the system.
     """
     if machine is None:
         machine = PAGE * os.sysconf("SC_PHYS_PAGES")
@@ -46,7 +47,8 @@ def available(groups: Path = GROUPS, process: Path = PROCESS, machine: int | Non
 def _allowed(groups: Path, process: Path) -> Iterator[int]:
     """Yield the memory limits, in bytes, of the control groups of this process and of the groups above them.
 
-    Unlimited groups have `max`, which is left out, or a number beyond all memory.
+    Nothing is yielded for a group without a limit (`max`), but version 1 reports a huge number for such a
+    group.
     """
     with suppress(OSError):
         for line in (process / "cgroup").read_text().splitlines():
@@ -67,7 +69,7 @@ def _allowed(groups: Path, process: Path) -> Iterator[int]:
 def resident_reader(process: Path = PROCESS) -> Callable[[], int] | None:
     """Return a function that returns how many bytes of memory this process occupies (resident set size).
 
-    Return None where the system has no `statm` file. The function keeps that file open.
+    Return None if the system has no file `statm`. The function has this file open as long as it exists.
     """
     try:
         descriptor = os.open(process / "statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -82,10 +84,10 @@ def resident_reader(process: Path = PROCESS) -> Callable[[], int] | None:
 
 
 def trimmer() -> Callable[[], None] | None:
-    """Return a function that has glibc release free memory to the system; None with another C library.
+    """Return a function that makes glibc release free memory to the system; None with another C library.
 
-    The function is called in the event loop. A thread would not help: the call locks the allocator, so the
-    next allocation of the loop waits for it, and the connection in turn would be reported as slow.
+    Call the function in the event loop. In a thread it would hold the lock of the allocator, so that the loop
+    would wait at its next allocation, and an innocent connection would be logged as slow.
     """
     try:
         malloc_trim = ctypes.CDLL(None).malloc_trim
@@ -101,11 +103,11 @@ def trimmer() -> Callable[[], None] | None:
 def watched_memory(
     mark: int, changed: Callable[[bool], None], connections: Callable[[], Iterable[HeldPublisher]]
 ) -> Memory:
-    """Return the memory watermark at `mark` bytes; 0 stands for SHARE of the available memory.
+    """Return the memory watermark of this process, `mark` bytes; 0 stands for SHARE of the available memory.
 
     `changed` is called with True when memory becomes short, and with False when it is available again.
-    `connections` returns the connections that are paused meanwhile. Without a `statm` file memory is
-    unlimited.
+    `connections` returns the connections that are paused while memory is short. Memory is unlimited if the
+    system has no file `statm`.
     """
     resident = resident_reader()
     if resident is None:

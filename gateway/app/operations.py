@@ -64,14 +64,14 @@ class Operated(Protocol):
         """Read the mapping files again. Return True if the new mappings are in force."""
 
     def stop(self) -> None:
-        """Begin to drain; the process ends when that is done."""
+        """Begin to drain. The process ends when draining is complete."""
 
 
 def endpoint_of(settings: Settings, host: VirtualHost) -> str:
-    """Return the endpoint by whose routes messages that HTTP publishes to a virtual host are matched.
+    """Return the endpoint whose routes apply to messages that HTTP publishes to a virtual host.
 
-    It is the first listener that has the virtual host: its name if that is its first virtual host, otherwise
-    `listener/host`. Return "" if no listener has it.
+    The endpoint is the first listener with this virtual host. Return the listener's name if this is its first
+    virtual host, otherwise `LISTENER/HOST`. Return "" if no listener has the virtual host.
     """
     for name, one in settings.listeners.items():
         if isinstance(one, AmqpListener) and host.name in one.virtual_hosts:
@@ -80,12 +80,12 @@ def endpoint_of(settings: Settings, host: VirtualHost) -> str:
 
 
 async def _reload(gateway: Operated) -> str:
-    """Reload the mappings of a gateway. Return the reason if they are refused, or ""."""
+    """Reload the mappings of a gateway. Return "", or the reason if the files are refused."""
     return "" if await gateway.reload_mappings() else gateway.mapping_files.refused
 
 
 def process_of(gateway: Operated) -> Process:
-    """Return the interface by which the HTTP interface reads and operates a gateway."""
+    """Return the object by which the HTTP interface reads and operates a gateway."""
     settings = gateway.settings
     return Process(
         stats=gateway.metrics.endpoints,
@@ -113,19 +113,22 @@ def process_of(gateway: Operated) -> Process:
 
 
 def pause(gateway: Operated, kind: str, name: str) -> None:
-    """Pause the route or link (`kind`) called `name`, a link with all its connections, until `resume`."""
+    """Pause the route or link `name` until `resume` is called; `kind` is `route` or `link`.
+
+    All connections of a link are paused.
+    """
     gateway.core.pauses.pause(kind, name)
     pause_links(gateway)
 
 
 def resume(gateway: Operated, kind: str, name: str) -> None:
-    """Resume the route or link (`kind`) called `name`."""
+    """Resume the route or link `name`; `kind` is `route` or `link`."""
     gateway.core.pauses.resume(kind, name)
     pause_links(gateway)
 
 
 def pause_links(gateway: Operated) -> None:
-    """Pause all links that an operator has paused, and resume all others."""
+    """Pause the links that an operator has paused, and resume all others."""
     for link in gateway.links.values():
         if link.endpoint in gateway.core.pauses.links:
             link.pause()
@@ -134,7 +137,7 @@ def pause_links(gateway: Operated) -> None:
 
 
 def states_of(gateway: Operated) -> dict[str, EndpointState]:
-    """Return the state of each listener and link by name: address, up or not, reason, paused or not."""
+    """Return the state of each listener and link by name: address, up, reason if down, paused."""
     found = {name: EndpointState(listener.place, True) for name, listener in gateway.listeners.items()}
     for name, link in gateway.links.items():
         why = "" if link.is_up else link.down_reason or "not connected yet"

@@ -35,7 +35,7 @@ def run(settings: Settings, started: Callable[[Gateway], None]) -> int:
 def run_loop(main: Callable[[], Awaitable[object]]) -> int:
     """Run `main` in an event loop. Return the exit code of the process.
 
-    Errors that the user can correct are printed to standard error, and the code is 1.
+    A GatewayError, which the user can correct, is printed to standard error, and the exit code is 1.
     """
     code = 0
     try:
@@ -51,20 +51,20 @@ def tune_collector() -> None:
     """Make the cycle collector run rarely.
 
     Messages are freed by reference counting; only closed connections leave cycles. With Python's defaults the
-    collector would walk all waiting messages repeatedly, which takes a third of the time with a full queue,
-    and a quarter of the time to read ten thousand routes.
+    collector would examine all waiting messages repeatedly. This takes a third of the CPU time with a full
+    queue, and a quarter of the time to read ten thousand routes.
     """
     gc.set_threshold(100_000, 20, 100)
 
 
 def freeze_objects() -> None:
-    """Exclude all present objects, which exist as long as the process, from cycle collection."""
+    """Exclude all present objects from cycle collection, because they exist as long as the process."""
     gc.collect()
     gc.freeze()
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    """Return the single errors in an exception group and in the groups within it."""
+    """Return the errors in an exception group and in the groups nested in it."""
     found: list[BaseException] = []
     for error in group.exceptions:
         found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]

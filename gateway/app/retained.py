@@ -29,7 +29,7 @@ V = TypeVar("V")
 class SharedMessages:
     """Retained messages of all replicas, and this replica's own `$SYS` messages, for the HTTP API.
 
-    `flush` sends what the calls have queued for the database and the store.
+    `flush` sends the queued requests to the database and the store.
     """
 
     def __init__(self, retained: SharedRetained, flush: Callable[[], None]) -> None:
@@ -37,21 +37,21 @@ class SharedMessages:
         self._flush = flush
 
     async def slices(self, topic_filter: str) -> AsyncIterator[list[Message]]:
-        """Yield the retained messages whose topics match an MQTT filter, in pages.
+        """Yield the retained messages whose topics match an MQTT filter, in lists of one database page each.
 
-        All `$SYS` messages are on the first page, whatever the filter. Raises UnavailableError if the
-        database is away.
+        The first list has all `$SYS` messages of this replica, even those that the filter does not match.
+        Raises UnavailableError if the database cannot be reached.
         """
         yield self._retained.messages()
         async for page in self._pages(topic_filter):
             yield [message for message, _ in page]
 
     async def remove(self, topic_filter: str, chosen: Callable[[Message], bool]) -> int:
-        """Remove the messages matching an MQTT filter that `chosen` returns True for. Return their number.
+        """Remove the retained messages that an MQTT filter matches and `chosen` accepts. Return their number.
 
-        `$SYS` messages are passed to `chosen` whatever the filter. A message is not removed if its topic has
-        another one by then. Raises UnavailableError if the database is away; some messages may have been
-        removed.
+        `$SYS` messages are removed if `chosen` accepts them, even if the filter does not match. A message is
+        not removed if another one has replaced it meanwhile. Raises UnavailableError if the database cannot
+        be reached; some messages may have been removed then.
         """
         own = [one for one in self._retained.messages() if chosen(one)]
         removed = sum(map(self._retained.forget, own))
@@ -64,7 +64,7 @@ class SharedMessages:
         return removed
 
     async def _pages(self, topic_filter: str) -> AsyncIterator[list[tuple[Message, Retained]]]:
-        """Yield pages of the messages in the database that match an MQTT filter, each with its row."""
+        """Yield pages of the messages in the database that match an MQTT filter, with their rows."""
         query, is_last = MatchRetained(topic_filter), False
         while not is_last:
             (reply,) = await self._replies(self._retained.read, [query])
@@ -83,9 +83,9 @@ class SharedMessages:
     async def _replies(
         self, submit: Callable[[V, Callable[[Reply[T]], None]], None], requests: list[V]
     ) -> list[Reply[T]]:
-        """Call `submit` with each element of `requests` and a callback. Return the replies in any order.
+        """Call `submit` for each request with a callback for its reply. Return the replies in any order.
 
-        Raises UnavailableError if some are missing after ANSWER_SECS.
+        Raises UnavailableError if a reply is missing after ANSWER_SECS.
         """
         replies: list[Reply[T]] = []
         all_there = trio.Event()
@@ -113,9 +113,9 @@ def _is_removed(reply: Reply[Retention]) -> bool:
 def retained_messages(
     retained: LocalRetained, state: SharedState | None, store: Store | None, flush: Callable[[], None]
 ) -> RetainedOperations:
-    """Return the retained messages for the HTTP API.
+    """Return an object by which the HTTP API reads and removes retained messages.
 
-    They are those of all replicas if there is a shared state, otherwise those of this process.
+    With a shared state it serves the messages of all replicas, otherwise those of this process.
     """
     if state is not None:
         return SharedMessages(state.retained, flush)

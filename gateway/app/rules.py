@@ -73,7 +73,7 @@ class Ruled(Protocol):
 
 
 class Rules:
-    """Reload of the users and roles in force at a gateway when their files change."""
+    """Reload of users and roles when their files change."""
 
     def __init__(self, gateway: Ruled) -> None:
         self._gateway = gateway
@@ -88,16 +88,16 @@ class Rules:
         self._warn_without_roles()
 
     def _warn_without_roles(self) -> None:
-        """Log a warning if users are configured but no roles, because every client may then do everything."""
+        """Log a warning if there are users but no roles, because every client may then do everything."""
         if self._gateway.settings.users and not self._gateway.authorization.is_configured:
             log.warning("users configured without roles, everything permitted")
 
     async def watch(self) -> None:
         """Reload users, roles and certificates whenever a file has changed, until cancelled.
 
-        First, sessions of disconnected clients are checked, because their rights may have changed while the
-        process did not run. With an authorizer, which may not be reachable yet, they are checked when the
-        clients reconnect.
+        Check the sessions of disconnected clients first, because their rights may have changed while the
+        process did not run. With an authorizer these sessions are checked when their clients reconnect,
+        because the authorizer may not be reachable yet.
         """
         if self._gateway.authorization.is_configured and self._started.authorizer is None:
             await self._revisit()
@@ -114,19 +114,22 @@ class Rules:
                 self._gateway.dispatcher.invalidate()
 
     def _look_at_certificates(self) -> None:
-        """Reload changed certificates of listeners; an invalid one is logged before a client connects."""
+        """Reload changed certificates of listeners, and log invalid ones before a client connects."""
         for listener in self._gateway.listeners.values():
             if listener.front.tls is not None:
                 listener.front.tls()
 
     async def reload(self) -> bool:
-        """Read users and roles again. Return False if a file is unusable: the previous ones stay in force."""
+        """Read users and roles again, and put them in force.
+
+        Return False if a file is unusable; the previous users and roles then stay in force.
+        """
         async with self._reloading:
             self._watched.accept()
             return await self._reload()
 
     async def _reload(self) -> bool:
-        """Read users and roles again and put them in force. Return False if a file is unusable."""
+        """Do what `reload` does, without its lock."""
         reloads, identities = self._gateway.metrics.rule_reloads, self._gateway.identities
         try:
             settings, found, roles = await computed(self._read)
@@ -154,10 +157,10 @@ class Rules:
         return True
 
     def _read(self) -> tuple[Settings, DefinedUsers, Roles]:
-        """Read the configuration again. Return it, with the users and roles that it defines now.
+        """Read the configuration again. Return it with the users and roles that it defines now.
 
         Raises ConfigurationError if a file is unusable, or if the configuration file is cut off or has lost a
-        whole section since it was last loaded.
+        whole section since the last reload.
         """
         before = self._settings
         settings = before if before.file is None else load_settings(before.file, os.environ)
@@ -174,9 +177,9 @@ class Rules:
         return settings, found, roles_of(now, found.users)
 
     def _refuse_none(self, found: DefinedUsers, roles: Roles) -> None:
-        """Raise ConfigurationError if all roles, or all users, have been removed since the last reading.
+        """Raise ConfigurationError if all roles, or all users, have been removed since the last reload.
 
-        Every client could then do everything, or connect under any name.
+        Without roles every client could do everything; without users it could connect under any name.
         """
         for word, before, now in (
             ("roles", self._gateway.authorization.roles.roles, roles.roles),
@@ -203,12 +206,12 @@ class Rules:
         self._reported = changed
 
     async def use(self, roles: Roles) -> None:
-        """Put `roles` in force. If they differ from those before, check subscriptions and consumers again."""
+        """Put `roles` in force. If they have changed, check existing subscriptions and consumers again."""
         if self._replace(roles):
             await self._revisit()
 
     def _replace(self, roles: Roles) -> bool:
-        """Put `roles` in force for new requests. Return False if the same roles were in force."""
+        """Put `roles` in force for new requests. Return False if the roles have not changed."""
         gateway = self._gateway
         if not gateway.authorization.use(roles):
             return False
@@ -233,7 +236,7 @@ class Rules:
         gateway.writes.flush()
 
     def _permission_checks(self) -> Iterator[Callable[[], None]]:
-        """Yield a check for each connection, session and queue, which ends what is no longer permitted."""
+        """Yield a function for each connection, session and queue that ends what is no longer permitted."""
         for listener in self._gateway.listeners.values():
             for connection in list(listener.connections):
                 yield partial(_recheck_connection, connection)
@@ -249,7 +252,7 @@ class Rules:
             yield holder.review_hold
 
     def _recheck_detached_session(self, client_id: str) -> None:
-        """End those subscriptions of a disconnected client that the roles in force do not permit."""
+        """End the subscriptions of a disconnected client that the roles in force do not permit."""
         gateway = self._gateway
         session = gateway.mqtt.sessions.get(client_id)
         if session is None or session.outlet is not None:
@@ -281,9 +284,9 @@ class Rules:
 
 
 def _recheck_connection(connection: IngressClient) -> None:
-    """End what the roles in force do not permit the client of a connection any more.
+    """End the subscriptions and consumers of a connection that the roles in force no longer permit.
 
-    Raises Pending while an authorizer's decision is missing. Any other error closes the connection.
+    Raises Pending while the authorizer's decision is missing. Any other error closes the connection.
     """
     try:
         if not connection.stream.closed:
@@ -295,9 +298,9 @@ def _recheck_connection(connection: IngressClient) -> None:
 
 
 async def _run_check(look: Callable[[], None]) -> None:
-    """Run one permission check, and repeat it after each authorizer decision that it has to wait for.
+    """Run a permission check. Repeat it whenever the authorizer has made a decision that it waits for.
 
-    An error in the check is logged and does not end the checks of other clients.
+    An error in the check is logged, and has no effect on the checks of other clients.
     """
     try:
         if not await completed(look):

@@ -25,16 +25,16 @@ class DiskSpace(NamedTuple):
 
 
 class CertificateEnds:
-    """Expiry times of the certificates that the configuration names. A changed file is read again."""
+    """Expiry times of the certificates that the configuration names. Changed files are read again."""
 
     def __init__(self, settings: Settings) -> None:
         self._paths = {dotted(place): path for place, path in settings.files() if place[-1] == "cert_file"}
         self._cache: dict[str, tuple[tuple[int, int], float]] = {}
 
     def expiries(self) -> dict[str, float]:
-        """Return when each certificate expires, in seconds since 1970, by its key in the configuration.
+        """Return the expiry time of each certificate, in seconds since 1970, by its key in the configuration.
 
-        Unreadable files are left out; the listeners and links that use them report them.
+        Unreadable files are omitted; the listeners and links that use them log an error.
         """
         found = {}
         for place, path in self._paths.items():
@@ -51,7 +51,7 @@ class CertificateEnds:
 
 
 def _first_end(path: Path) -> float:
-    """Return when the first of the certificates in a PEM file expires, in seconds since 1970.
+    """Return the earliest expiry time of the certificates in a PEM file, in seconds since 1970.
 
     Raises OSError or ValueError if the file cannot be read.
     """
@@ -60,9 +60,9 @@ def _first_end(path: Path) -> float:
 
 
 def disk_space(settings: Settings) -> dict[str, DiskSpace]:
-    """Return the space of the file systems of `store` and `journal`, by these names.
+    """Return the disk space for the store and the journal, by the names `store` and `journal`.
 
-    Those that are disabled, or whose folder does not exist, are left out.
+    A disabled store or journal is omitted, and so is one whose folder does not exist.
     """
     used = {
         "store": settings.store.path if settings.store.enabled else None,
@@ -77,9 +77,9 @@ def disk_space(settings: Settings) -> dict[str, DiskSpace]:
 
 
 def limit_ratios(limits: Iterable[Limit]) -> dict[str, float]:
-    """Return the used fraction of each limit by its name, where 1 is a reached limit.
+    """Return for each limit, by name, which fraction of it is used; 1 means that the limit is reached.
 
-    Of several limits with one name the most used one counts. Limits of 0 (unlimited) are left out.
+    If several limits have the same name, the highest fraction counts. Unlimited ones (0) are omitted.
     """
     found: dict[str, float] = {}
     for one in limits:

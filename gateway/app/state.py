@@ -43,7 +43,10 @@ class SharedState:
     """State that replicas share in a database, and the services that this replica builds on it."""
 
     def __init__(self, store: StateStore, membership: Membership, quotas: UserQuotas) -> None:
-        """Build the services on `store`; `quotas` has the limits of dead letters and of retained messages."""
+        """Build the services on `store`.
+
+        `quotas` has the limits of dead letters and of retained messages.
+        """
         self.store = store
         self.membership = membership
         self.elections = Elections(store, membership)
@@ -56,21 +59,25 @@ class SharedState:
 
     @property
     def unavailable_reason(self) -> str:
-        """Reason why the shared state cannot be used; "" if it can.
+        """Reason why the shared state cannot be used, or "" if it can be used.
 
-        The database is unavailable, or this replica has not joined the others.
+        Either the database is unavailable, or this replica has not joined the other replicas.
         """
         return self.store.health.failure or self.membership.unavailable_reason
 
     def start(self, writes: WriteSet) -> None:
         """Start the database threads.
 
-        Replies and notices of the database are handled in the running event loop, each in a separate wake-up.
+        Replies and notifications of the database are handled in the running event loop, each in a wake-up of
+        its own.
         """
         self.store.start(caller_of(writes), self._noticed)
 
     async def run(self, flush: Callable[[], None]) -> None:
-        """Run the timers of all services until cancelled. `flush` writes what they have encoded."""
+        """Run the timers of all services until cancelled.
+
+        `flush` sends what the timers have encoded.
+        """
         while True:
             self.store.tick()
             self.membership.tick(clock.lease_time())
@@ -87,7 +94,8 @@ class SharedState:
     async def stop(self) -> None:
         """Release the leases, claims and sessions of this replica, and end the database threads.
 
-        Returns when the database has stored that, or after some seconds if it cannot be reached.
+        Returns when the database has stored the release, or after some seconds if the database cannot be
+        reached.
         """
         self.elections.stop()
         self.letters.stop()
@@ -96,9 +104,9 @@ class SharedState:
             await trio.to_thread.run_sync(self.store.stop)
 
     def elect(self, settings: Settings, links: Iterable[Link], serves: Callable[[], bool]) -> None:
-        """Add a candidate for each elected link, so that leases decide which replica consumes over it.
+        """Make each elected link of this replica a candidate, so that only one replica consumes over it.
 
-        Until its candidate is elected the link is held down. `serves` returns True while the cluster can be
+        The link is disconnected until this replica is elected. `serves` returns True while the cluster can be
         reached.
         """
         for link in links:
@@ -115,7 +123,7 @@ class SharedState:
                 link.hold_down(ELSEWHERE)
 
     def gauges(self) -> dict[str, Callable[[], float]]:
-        """Return the gauges of the database, functions by metric name."""
+        """Return the gauges of the database: for each metric name a function that returns the value."""
         return {
             "gateway_state_pending_operations": lambda: self.store.health.pending,
             "gateway_state_up": lambda: not self.store.health.failure,
@@ -127,7 +135,7 @@ class SharedState:
 
 
 def open_state(settings: Settings, quotas: UserQuotas) -> SharedState | None:
-    """Return the shared state of replicas. Without a cluster as the engine return None.
+    """Return the shared state of replicas, or None unless the engine is a RabbitMQ cluster.
 
     `quotas` has the limits of dead letters and of retained messages. Raises ConfigurationError if psycopg is
     not installed.
@@ -149,7 +157,10 @@ def open_state(settings: Settings, quotas: UserQuotas) -> SharedState | None:
 
 
 def schema_of(namespace: str) -> str:
-    """Return the name of the database schema of a `namespace`; a long namespace is shortened with a hash."""
+    """Return the name of the database schema for a `namespace`.
+
+    A long namespace is shortened, and a hash is appended.
+    """
     if len(namespace) <= SCHEMA_CHARS_MAX:
         return namespace
     digest = blake2b(namespace.encode(), digest_size=8).hexdigest()
@@ -157,7 +168,7 @@ def schema_of(namespace: str) -> str:
 
 
 def watch_stores(readiness: Readiness, store: Store | None, state: SharedState | None) -> None:
-    """Add the store and the shared state, if there are any, to the conditions of readiness."""
+    """Add the store and the shared state to the conditions of readiness; None is skipped."""
     if store is not None:
         readiness.watch("store", partial(getattr, store, "failure"))
     if state is not None:

@@ -27,10 +27,11 @@ KEY_BYTES: Final = 32
 def open_store(
     settings: Settings, on_health: Callable[[bool], None], letters: UserShares | None = None
 ) -> Store | None:
-    """Open the store and return it, or return None if it is disabled. `letters` limits users' dead letters.
+    """Open the store and return it, or return None if it is disabled.
 
-    `on_health` is called with False when the store becomes unwritable, and with True when it is writable
-    again. Raises StoreError, with advice in its text, if the store cannot be opened.
+    `on_health` is called with False when the store can no longer be written, and with True when it can be
+    written again. `letters` limits the dead letters of each user. Raises StoreError, with advice in its text,
+    if the store cannot be opened.
     """
     options = settings.store
     if not options.enabled:
@@ -48,10 +49,10 @@ def open_store(
 
 
 def return_key(store: Store | None) -> bytes:
-    """Return the key that signs return addresses: the stored one, or a new one, which is stored.
+    """Return the key that signs return addresses: the stored key, or a new one, which is then stored.
 
-    A stored key survives restarts, so that replies still reach requesters from before a restart. Called
-    before the store's thread is started.
+    Because the key survives restarts, replies still reach clients that sent their requests before a restart.
+    Call this before the store's thread is started.
     """
     if store is None:
         return secrets.token_bytes(KEY_BYTES)
@@ -64,15 +65,15 @@ def return_key(store: Store | None) -> bytes:
 
 
 def start_store(store: Store | None, writes: WriteSet) -> None:
-    """Start the store's thread. The event loop handles its results in separate wake-ups."""
+    """Start the store's thread. The event loop handles each result of the thread in a wake-up of its own."""
     if store is not None:
         store.start(caller_of(writes))
 
 
 def caller_of(writes: WriteSet) -> Callable[[Callable[[], None]], None]:
-    """Return a function by which other threads have the running event loop call a function.
+    """Return a function by which other threads make the running event loop call a function.
 
-    Each call is contained (errors are logged), and afterwards `writes` are flushed.
+    An error of the called function is logged. `writes` are flushed after each call.
     """
     loop = LOOP.get()
     soon = trio.lowlevel.current_trio_token().run_sync_soon

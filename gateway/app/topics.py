@@ -36,11 +36,11 @@ def topics_of(
     quotas: UserQuotas,
     state: SharedState | None,
 ) -> tuple[MqttNamespace, EngineSession | None]:
-    """Return the MQTT namespace and, if the engine is a RabbitMQ cluster, the session with it, else None.
+    """Return the MQTT namespace, and the session with the RabbitMQ cluster or None with the embedded broker.
 
-    Called before the store starts. `let_go` disconnects all clients. `may_hold` returns True for users whose
-    full sessions may hold publishers instead of dropping messages. `quotas` has the shares of users. `state`
-    must not be None if the engine is a cluster.
+    Call this before the store starts. `let_go` disconnects all clients. `may_hold` returns True for a user
+    whose full session may hold publishers, instead of dropping messages. `quotas` has the limits per user.
+    `state` must not be None with a cluster.
     """
     limits, options = settings.limits, settings.broker
     of_sessions = SessionLimits(
@@ -113,7 +113,7 @@ def topics_of(
 
 
 def engine_link(engine: EngineSession, writes: WriteSet, metrics: Metrics) -> Link:
-    """Return the link that keeps `engine` connected to the cluster, and register its metrics."""
+    """Return the link that connects `engine` to the RabbitMQ cluster, and register its metrics."""
     metrics.links[ENGINE] = engine.stats
     return Link(engine.status, engine.settings, engine, writes)
 
@@ -127,10 +127,10 @@ def outbox_links(
     metrics: Metrics,
     quotas: UserQuotas,
 ) -> list[Link]:
-    """Return a link to the cluster for each configured link whose outboxes are there.
+    """Return an additional link to the RabbitMQ cluster for each configured link with shared outboxes.
 
-    It publishes messages to the outboxes, and consumes them for the configured link. Without an engine the
-    list is empty.
+    The additional link publishes messages to the outboxes, which are queues of the cluster, and consumes them
+    for the configured link. Return an empty list with the embedded broker.
     """
     options, found = settings.broker, []
     for name in settings.shared_outboxes() if isinstance(options, RabbitEngine) else ():

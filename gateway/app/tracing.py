@@ -20,8 +20,8 @@ def tracing_of(
 ) -> Tracing | None:
     """Return the tracer, or None if tracing is disabled.
 
-    The latency functions return the histogram of a route or endpoint by name, to which traced messages are
-    added as exemplars.
+    The two functions take the name of a route or endpoint, and return its latency histogram, to which traced
+    messages are added as exemplars.
     """
     if not settings.tracing.enabled:
         return None

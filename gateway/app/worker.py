@@ -40,7 +40,7 @@ def run_worker(settings: Settings, ordered: Ordered) -> int:
 
 
 async def _answer(gateway: Gateway, lines: Lines) -> None:
-    """Reply to the supervisor's requests until it ends, then stop the gateway."""
+    """Reply to requests of the supervisor until the supervisor ends, then stop the gateway."""
     try:
         await lines.send(started=True)
         while (request := await lines.receive()) is not None:
@@ -51,9 +51,10 @@ async def _answer(gateway: Gateway, lines: Lines) -> None:
 
 
 def _response_to(gateway: Gateway, question: str) -> object:
-    """Return the reply to a supervisor's request: metrics as text, otherwise reasons why it is not ready.
+    """Return the reply to a request of the supervisor.
 
-    The request `stop` begins to drain.
+    Return the metrics as text for `metrics`. For other requests return the reasons why the worker is not
+    ready; `stop` also begins to drain.
     """
     if question == "metrics":
         return gateway.metrics.exposition(OPENMETRICS)[0].decode()

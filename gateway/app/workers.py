@@ -47,7 +47,10 @@ SILENT: Final = "silent"
 
 
 class WorkerFailed(GatewayError):
-    """Error: a worker has ended before it served clients. The worker itself has printed the reason."""
+    """Error for a worker that has ended before it served clients.
+
+    The worker itself has printed the reason. `code` is its exit code.
+    """
 
     def __init__(self, number: int, code: int) -> None:
         super().__init__(f"worker {number} did not start")
@@ -55,7 +58,7 @@ class WorkerFailed(GatewayError):
 
 
 class Worker:
-    """Supervisor's view of one worker: its present process, its readiness, and its restarts."""
+    """One worker, as its supervisor sees it: its present process, its readiness, and its restarts."""
 
     def __init__(self, number: int, command: Sequence[str], order: Order) -> None:
         self.number = number
@@ -85,9 +88,9 @@ class Worker:
         return True
 
     async def run(self, stopping: trio.Event) -> None:
-        """Run the worker, and restart it when it ends, until `stopping` is set and it has ended.
+        """Run the worker, and restart it whenever it ends. Return when it has ended after `stopping` is set.
 
-        Raises WorkerFailed if its first process ends before it has served.
+        Raises WorkerFailed if its first process ends before it has served clients.
         """
         pause = AGAIN_SECS_MIN
         while True:
@@ -150,7 +153,7 @@ class Worker:
         return code, why
 
     async def _supervise(self, lines: Lines) -> None:
-        """Exchange messages with the process until that fails or the process is silent, then kill it."""
+        """Exchange messages with the process until it ends or does not reply, and then kill it."""
         try:
             await self._ask_on(lines)
         except Exception as error:  # An invalid reply must not affect other workers.
@@ -158,9 +161,9 @@ class Worker:
         self.signal(signal.SIGKILL)
 
     async def _ask_on(self, lines: Lines) -> None:
-        """Send the order, wait until the worker serves, and request its readiness every ASK_SECS.
+        """Send the order, wait until the worker serves, and then request its readiness every ASK_SECS.
 
-        Returns when the process has ended or has not replied to SILENT_MAX requests.
+        Returns when the process has ended, or has not replied to SILENT_MAX requests in a row.
         """
         with suppress(trio.BrokenResourceError):
             await lines.send(**self._order._asdict())
@@ -177,18 +180,18 @@ class Worker:
         log.error("worker unresponsive, killed", worker=self.number)
 
     async def stop(self) -> None:
-        """Request draining over the socket; send SIGTERM if the worker does not reply.
+        """Request draining over the socket; send SIGTERM only if the worker does not reply.
 
-        A signal would be unsafe: a service manager that stops all processes has already sent one, and a
-        second one ends the process at once.
+        A signal could be the second one, because a service manager that stops all processes has already sent
+        one; a second signal ends the process without draining.
         """
         if await self.ask("stop") is None:
             self.signal(signal.SIGTERM)
 
     async def ask(self, question: Question) -> Any:
-        """Send a request to the worker and return its reply.
+        """Send a request to the worker, and return its reply.
 
-        Return None without a reply within ANSWER_SECS, and if the worker does not serve.
+        Return None if the worker does not reply within ANSWER_SECS, or does not serve.
         """
         lines = self._lines
         if lines is None or not self.started:
@@ -207,7 +210,7 @@ class Worker:
 
 
 class Supervisor:
-    """All workers of a configuration, and the HTTP server for them."""
+    """Parent of all worker processes, and HTTP server for their metrics and readiness."""
 
     def __init__(self, settings: Settings) -> None:
         """Reserve the ports of all listeners, and prepare the workers.
@@ -245,10 +248,10 @@ class Supervisor:
         self._stopping = trio.Event()
 
     async def run(self, started: Callable[[Supervisor], None], *, signals: bool = True) -> None:
-        """Run all workers until `stop` is called or SIGTERM or SIGINT arrives.
+        """Run all workers until `stop` is called, or SIGTERM or SIGINT arrives.
 
         `started` is called when all workers serve. Raises WorkerFailed if a worker ends before it has served,
-        and ConfigurationError when HTTP cannot listen.
+        and ConfigurationError if the HTTP server cannot listen.
         """
         http = self.settings.http
         with self._sockets:
@@ -267,7 +270,7 @@ class Supervisor:
         log.info("stopped")
 
     def stop(self) -> None:
-        """Begin to drain and stop all workers; `run` returns when they have ended."""
+        """Begin to drain and stop all workers. `run` returns when they have ended."""
         self._stopping.set()
 
     async def _tell_started(self, started: Callable[[Supervisor], None]) -> None:
@@ -278,7 +281,7 @@ class Supervisor:
 
     @property
     def consoles(self) -> str:
-        """Text that names the HTTP ports of the workers' consoles."""
+        """Text for users that names the HTTP ports of the workers' consoles."""
         port = self.settings.http.port
         if not port:
             return "at the ports in their logs"
@@ -287,9 +290,10 @@ class Supervisor:
     # Sources of the HTTP server.
 
     def reasons(self) -> list[str]:
-        """Return the reasons why this machine is not ready; the list is empty if it is.
+        """Return the reasons why the gateway is not ready on this machine.
 
-        A worker that does not accept clients is ignored while others do.
+        An empty list means that it is ready. A worker that does not accept clients is ignored as long as
+        another one does.
         """
         serving = [worker for worker in self.workers if worker.started]
         found = [f"worker {one.number}: {reason}" for one in serving for reason in one.reasons]
@@ -300,7 +304,7 @@ class Supervisor:
     async def exposition(self, accept: str) -> tuple[bytes, str]:
         """Return the combined metrics of all workers, and their content type.
 
-        `accept` is the HTTP header that chooses the format.
+        `accept` is the value of the HTTP header `Accept`, which selects the format.
         """
         pages: dict[int, str] = {}
 
@@ -340,9 +344,9 @@ class Supervisor:
                 worker.signal(signal.SIGHUP)
 
     async def _end_workers(self) -> None:
-        """Wait for `stop`, then have all workers drain.
+        """Wait until `stop` is called, then make all workers drain.
 
-        Those that have not ended KILL_SECS after the drain timeout are killed.
+        Kill the workers that have not ended within the drain timeout plus KILL_SECS.
         """
         await self._stopping.wait()
         async with trio.open_nursery() as nursery:
