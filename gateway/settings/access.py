@@ -128,7 +128,7 @@ class AmqpPermissions(Section):
 class Destinations(Section):
     """Rules of a role for the queues, or for the topics, of AMQP/Fast.
 
-    Each is a name, or the beginning of a name followed by `*`; `{user}` is a placeholder.
+    Each rule is a name, or the beginning of a name followed by `*`. It may contain the placeholder `{user}`.
     """
 
     read: Beginnings = ()
@@ -203,10 +203,11 @@ class DefaultRoles(Section):
 
 
 class HttpAuthorizer(Section):
-    """HTTP server that decides on actions of clients which no role allows or denies.
+    """HTTP server that decides on actions of clients if no role allows or denies them.
 
-    The protocol is that of RabbitMQ's `rabbitmq_auth_backend_http`. An MQTT topic is sent as a routing key of
-    exchange `amq.topic`, an AMQP/Fast queue as a queue, an AMQP/Fast topic as an exchange.
+    The protocol is that of RabbitMQ's `rabbitmq_auth_backend_http`. The server receives an MQTT topic as a
+    routing key of the exchange `amq.topic`, an AMQP/Fast queue as a queue, and an AMQP/Fast topic as an
+    exchange.
     """
 
     vhost_url: str = Field(pattern=r"^https?://[^/#]+[^#]*$")

@@ -15,9 +15,10 @@ from gateway.settings.endpoints import LinkSettings, ListenerSettings
 
 
 def _names(value: Any) -> Any:
-    """Return the names of the virtual hosts in a table, the form in which AMQP/Fast lists them, as a tuple.
+    """Convert a table of virtual hosts to a tuple of their names; return other values unchanged.
 
-    Return a value that is no table unchanged. Raises ValueError if a virtual host in the table has options.
+    AMQP/Fast configures virtual hosts as a table. Raises ValueError if a virtual host in the table has
+    options, because AMQP 0-9-1 has none.
     """
     if not isinstance(value, dict):
         return value
@@ -31,7 +32,7 @@ RABBITMQ_VERSION: Final = "3.10.8"
 
 
 class AmqpListener(ListenerSettings):
-    """Listener for AMQP 0-9-1 clients, with the options that only this protocol has."""
+    """Listener for AMQP 0-9-1 clients, with the options for this protocol."""
 
     virtual_hosts: Annotated[
         tuple[str, ...], Strict(False), BeforeValidator(_names, json_schema_input_type=list[str])
@@ -50,7 +51,7 @@ class AmqpListener(ListenerSettings):
 
 
 class AmqpLink(LinkSettings):
-    """Link to an AMQP 0-9-1 broker, with the options that only this protocol has."""
+    """Link to an AMQP 0-9-1 broker, with the options for this protocol."""
 
     declare: Literal["create", "check", "none"] = "create"
     """Treatment of exchanges and queues that routes name: `create` declares them, `check` only verifies that
@@ -72,7 +73,7 @@ class AmqpLink(LinkSettings):
     def divides(self, queue: str | None) -> bool:
         """Return True if each message reaches only one of the replicas that consume over the link.
 
-        That is so for a queue, which replicas share, and for an elected link. From an exchange (`queue` is
-        None), each client identifier consumes by a queue of its own.
+        This is true for an elected link, and if the replicas consume from one common queue. It is false for
+        an exchange (`queue` is None), because each client identifier has a queue of its own for an exchange.
         """
         return queue is not None or self.elected

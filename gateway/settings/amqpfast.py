@@ -22,7 +22,7 @@ Compatibility = Literal["rfc", "openamq-2005"]
 
 
 class PeerService(Section):
-    """Program at the other end of a peer handle of AMQP/Fast: an echo, or a TCP connection."""
+    """AMQP/Fast peer service of the gateway: an echo, or a TCP connection to a program."""
 
     kind: Literal["echo", "tcp"] = "tcp"
     """Kind of service: `echo` returns every message. `tcp` connects to an address and forwards bytes in both
@@ -43,8 +43,7 @@ class PeerService(Section):
 class OutOfBand(Section):
     """Transfer of message bodies as files in a folder that the gateway and its clients share.
 
-    The gateway and its clients can share a folder if the gateway runs as a sidecar of the clients, for
-    example.
+    For example, they share a folder if the gateway runs as a sidecar of the clients.
     """
 
     folder: Annotated[Path, Strict(False)]
@@ -61,9 +60,9 @@ class DestinationNames(Section):
 
 
 class FastVirtualHost(Section):
-    """Virtual host of AMQP/Fast. Listeners with a virtual host of the same name share it.
+    """Virtual host of AMQP/Fast.
 
-    They must configure it alike.
+    Listeners with virtual hosts of the same name share one virtual host, and must configure it alike.
     """
 
     destinations: DestinationNames = DestinationNames()
@@ -76,9 +75,10 @@ class FastVirtualHost(Section):
 
     @property
     def creates_destinations(self) -> bool:
-        """True if a client that names a queue or topic creates it.
+        """True if a queue or topic is created when a client names it.
 
-        The value is that of `auto_create`, or its default if it is absent.
+        This is the value of `auto_create`. If `auto_create` is absent, it is True unless destinations are
+        declared.
         """
         if self.auto_create is not None:
             return self.auto_create
@@ -91,7 +91,7 @@ def _by_name(value: Any) -> Any:
 
 
 class FastListener(AnonymousListener):
-    """Listener for AMQP/Fast clients, with the options that only this protocol has."""
+    """Listener for AMQP/Fast clients, with the options for this protocol."""
 
     virtual_hosts: Annotated[
         dict[str, FastVirtualHost],
@@ -117,7 +117,7 @@ class FastListener(AnonymousListener):
 
 
 class FastLink(LinkSettings):
-    """Link to an AMQP/Fast server, with the options that only this protocol has."""
+    """Link to an AMQP/Fast server, with the options for this protocol."""
 
     durable_subscriptions: bool = True
     """True if the link subscribes durably, so that the server stores messages of topics while the link is

@@ -22,7 +22,8 @@ SHORT_BYTES_MAX: Final = 255
 class Origin(NamedTuple):
     """Position at which a configuration key is set.
 
-    `file` is a file, or the name of an environment variable. `line` and `column` are from 1; 0 if unknown.
+    `file` is the path of a file, or the name of an environment variable. `line` and `column` start at 1; 0
+    means that the position is unknown.
     """
 
     file: str = ""
@@ -50,9 +51,9 @@ def _arguments(arguments: dict[str, Any]) -> dict[str, Any]:
 def headers(arguments: dict[str, Any]) -> Headers:
     """Convert the arguments of a declaration to AMQP headers.
 
-    The values get the types that RabbitMQ gives to the values of a definitions file. Raises ValueError for
-    values without an AMQP type, such as dates of YAML and numbers beyond 64 bits, for overlong names, and for
-    tables that are nested too deeply.
+    The values get the AMQP types that RabbitMQ gives to values of a definitions file. Raises ValueError for a
+    value without an AMQP type (such as a date of YAML, or a number of more than 64 bits), for a name that is
+    too long, and for tables that are nested too deeply.
     """
     typed = Value(
         ValueType.TABLE, tuple((_check_short_string(name), _typed(one)) for name, one in arguments.items())
@@ -63,9 +64,10 @@ def headers(arguments: dict[str, Any]) -> Headers:
 
 
 def _typed(value: Any, depth: int = 0) -> Value:
-    """Return a value with its AMQP type; `depth` is the number of tables and lists around it.
+    """Convert a Python value to a value with an AMQP type.
 
-    Raises ValueError for a value without an AMQP type.
+    `depth` is the number of tables and lists that contain the value. Raises ValueError for a value without an
+    AMQP type.
     """
     if depth > NESTING_MAX:
         raise ValueError("arguments: tables are nested too deeply")
@@ -116,7 +118,7 @@ class DeclaredExchange(Section):
 class DeclaredQueue(Section):
     """Queue that the embedded broker declares at start, with the fields of a client's declaration.
 
-    It is never exclusive, because an exclusive queue belongs to a connection.
+    A declared queue is never exclusive, because an exclusive queue belongs to a connection.
     """
 
     name: Name
@@ -134,7 +136,7 @@ class DeclaredQueue(Section):
 class DeclaredBinding(Section):
     """Binding that the embedded broker declares at start.
 
-    Both ends must be declared as well, or be `amq.` exchanges.
+    Source and destination must be declared as well, or be `amq.` exchanges.
     """
 
     source: Name

@@ -36,7 +36,7 @@ QUOTED: Final = "in a password write # as %23, ? as %3F, / as %2F, @ as %40, : a
 
 
 def secret_from(path: Path) -> str:
-    """Return the text of a file that contains a secret, without its line end.
+    """Read a file that contains a secret. Return its text without the line end.
 
     Raises ConfigurationError if the file cannot be read.
     """
@@ -87,15 +87,15 @@ class ListenerTls(Section):
 
     @property
     def client_certificate_policy(self) -> tuple[Path | None, Path | None, str]:
-        """Requirements for client certificates.
-
-        They are the file of authorities, the file of revocation lists, and `required` or `optional`.
-        """
+        """Values of the three options `client_ca_file`, `crl_file` and `client_certificate`."""
         return self.client_ca_file, self.crl_file, self.client_certificate
 
 
 class LinkTls(Section):
-    """TLS of a link, which is used if the scheme of its URL ends in `s`. Files are PEM."""
+    """TLS of a link. Files are PEM.
+
+    TLS is used if the scheme of the link's URL ends in `s`, such as `mqtts`.
+    """
 
     ca_file: FilePath | None = None
     """File of certificate authorities that the broker's certificate is checked against. Absent: those of the
@@ -116,7 +116,10 @@ class LinkTls(Section):
 
 
 class ListenerSettings(FrontOptions):
-    """Listener: a port where clients of one protocol connect. It has the options that all protocols have."""
+    """Listener: a port where clients of one protocol connect.
+
+    This base class has the options that all protocols have.
+    """
 
     protocol: str = Field(json_schema_extra={"enum": [*DIALECTS, SHARED]})
     """Protocol of the clients; `shared` is one port for several other listeners, which `shares` names."""
@@ -134,7 +137,10 @@ class ListenerSettings(FrontOptions):
     @model_validator(mode="before")
     @classmethod
     def _own_port(cls, value: Any) -> Any:
-        """Add the standard port of the protocol, with or without TLS and WebSocket, if no port is set."""
+        """Set the port to the standard port of the protocol, if the configuration sets no port.
+
+        The standard port depends on TLS and WebSocket.
+        """
         if not isinstance(value, dict) or value.get("port") is not None:
             return value
         way = "+".join(word for word in ("websocket", "tls") if value.get(_SAYS[word])) or "plain"
@@ -148,7 +154,7 @@ class ListenerSettings(FrontOptions):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Names of the listener's virtual hosts. Routes of the mapping belong to the first one."""
+        """Names of the listener's virtual hosts. Routes of mapping files apply to the first one only."""
         return ("/",)
 
 
@@ -181,7 +187,7 @@ class WebListener(ListenerSettings):
 
 
 class SharedListener(ListenerSettings):
-    """Port that several other listeners share."""
+    """Port that several listeners share; the first bytes of a connection select the listener."""
 
     shares: Annotated[tuple[str, ...], Strict(False)] = Field(min_length=1)
     """Names of the listeners whose clients may also connect to this port. The first bytes of a connection
@@ -199,8 +205,8 @@ class SharedListener(ListenerSettings):
 def check_shares(listeners: Mapping[str, ListenerSettings]) -> None:
     """Check the shared ports of a configuration.
 
-    Raises ValueError, with the configuration key, if the first bytes of a connection could not select one
-    listener, or if a client could avoid the TLS that a listener requires on its own port.
+    Raises ValueError, which names the configuration key, if the first bytes of a connection could not select
+    one listener, or if clients could avoid the TLS that a listener requires at its own port.
     """
     for name, port in listeners.items():
         by_protocol: dict[str, str] = {}
@@ -222,12 +228,12 @@ def check_shares(listeners: Mapping[str, ListenerSettings]) -> None:
 
 
 def websocket_path(listener: ListenerSettings) -> str | None:
-    """Return the path at which a listener accepts WebSocket connections, or None if it uses plain TCP."""
+    """Return the path at which a listener accepts WebSocket connections, or None if it accepts plain TCP."""
     return listener.websocket_path if isinstance(listener, WebListener) else None
 
 
 def _not_shareable(name: str, listeners: Mapping[str, ListenerSettings]) -> str:
-    """Return the reason why no listener `name` can be shared, with a suggestion of another name."""
+    """Return the reason why there is no listener `name` that can be shared, and suggest a similar name."""
     known = [one for one, given in listeners.items() if not isinstance(given, SharedListener)]
     fault = "itself a shared port" if name in listeners else "not a listener"
     return f"{name!r} is {fault}{suggestion(name, known)}"
@@ -236,8 +242,8 @@ def _not_shareable(name: str, listeners: Mapping[str, ListenerSettings]) -> str:
 class LinkUrl(NamedTuple):
     """Parsed URL of a broker.
 
-    `password` is "" if the URL has none; `virtual_host` is that of AMQP. `websocket` is path and query for
-    MQTT over WebSocket, and "" without WebSocket.
+    `username` and `password` are "" if the URL has none. `virtual_host` is an AMQP virtual host. `websocket`
+    is the path and query of MQTT over WebSocket, and "" without WebSocket.
     """
 
     protocol: str
@@ -251,7 +257,10 @@ class LinkUrl(NamedTuple):
 
 
 def parse_url(url: str) -> LinkUrl:
-    """Parse the URL of a broker. Raises ValueError, which states the correct notation, if it is not valid."""
+    """Parse the URL of a broker.
+
+    Raises ValueError, which explains the correct notation, for an invalid URL.
+    """
     try:
         parts = urlsplit(url)
     except ValueError:  # The text of this error may contain a password.
@@ -290,9 +299,9 @@ def address_of(target: LinkUrl) -> str:
 
 
 def port_of(parts: SplitResult) -> int | None:
-    """Return the port of a URL, or None if it names none.
+    """Return the port in a URL, or None if the URL has no port.
 
-    Raises ValueError for an invalid port, without the faulty text, which may be part of a password.
+    Raises ValueError for an invalid port. The error does not quote the port, which may be part of a password.
     """
     try:
         return parts.port
@@ -301,9 +310,9 @@ def port_of(parts: SplitResult) -> int | None:
 
 
 def masked_url(url: str) -> str:
-    """Return a URL whose password is replaced by a mask.
+    """Return a URL with its password and its query replaced by a mask.
 
-    Its query is masked as well, because it may be a signature.
+    A query may contain a signature, which is a secret too.
     """
     try:
         parts = urlsplit(url)
@@ -320,9 +329,10 @@ def masked_url(url: str) -> str:
 
 
 class OutboxSettings(Section):
-    """Limits of the messages that wait for a link in each of its outboxes.
+    """Limits of the messages that wait for a link in one outbox.
 
-    Each route to the link with `settle: stored` has an outbox, and may override the limits by the same names.
+    Each route to the link with `settle: stored` has an outbox of its own. A route can override these limits
+    by options of the same names.
     """
 
     messages_max: int = Field(1_000_000, ge=1)
@@ -349,7 +359,10 @@ class OutboxSettings(Section):
 
 
 class Remote(Section):
-    """Remote broker: its addresses, credentials, timeouts, and limits of messages in flight."""
+    """Remote broker: its addresses, credentials, timeouts, and limits of messages in flight.
+
+    This is the base class of links and of the RabbitMQ engine.
+    """
 
     url: str | None = None
     """URL of the broker: `amqps://user@host:port/virtual-host`, `mqtts://user@host:port`,
@@ -381,7 +394,7 @@ class Remote(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        """Check URLs, password and reconnect times together. Raises ValueError."""
+        """Check that URLs, password and reconnect times are complete and consistent. Raises ValueError."""
         targets = [parse_url(url) for url in self.all_urls]
         if not targets:
             raise ValueError("set url or urls, the address of the broker")
@@ -414,18 +427,19 @@ class Remote(Section):
 
     @property
     def protocol(self) -> str:
-        """Name of the link's protocol, which the scheme of its first URL selects."""
+        """Name of the link's protocol, which is derived from the scheme of its first URL."""
         return parse_url(self.all_urls[0]).protocol
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Addresses in the URLs, each as `host:port`."""
+        """Addresses of the broker in the order of its URLs, each as `host:port`."""
         return tuple(address_of(parse_url(url)) for url in self.all_urls)
 
     def target(self, at: int = 0) -> LinkUrl:
-        """Return address and credentials of the broker at the URL with index `at`.
+        """Return address and credentials of the broker for the URL with index `at`.
 
-        Reads `password_file` if it is set. Raises ConfigurationError if the password cannot be read.
+        Read the password from `password_file` if that is set. Raises ConfigurationError if the password
+        cannot be read.
         """
         target = parse_url(self.all_urls[at])
         password = target.password
@@ -437,9 +451,9 @@ class Remote(Section):
 
 
 class LinkSettings(Remote):
-    """Link: the gateway's client connection to one remote broker.
+    """Link: connection from the gateway, as a client, to one remote broker.
 
-    It has the options that all protocols have.
+    This base class has the options that all protocols have.
     """
 
     client_id: str = Field("gateway-{replica}", min_length=1)
@@ -466,12 +480,12 @@ class LinkSettings(Remote):
 
     @property
     def proves_password(self) -> bool:
-        """True if the link proves that it knows the password without sending it (SCRAM)."""
+        """True if the link authenticates without sending the password (SCRAM)."""
         return False
 
     def divides(self, queue: str | None) -> bool:
         """Return True if each message reaches only one of the replicas that consume over the link.
 
-        `queue` is the queue that they consume from; None stands for another source, such as a topic.
+        `queue` is the queue from which the replicas consume; None stands for another source, such as a topic.
         """
         return True

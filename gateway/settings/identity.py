@@ -59,10 +59,11 @@ class UsersBackend(Section):
 
 
 class CertificatesBackend(Section):
-    """Back end of clients that have presented a TLS certificate.
+    """Back end for clients that authenticate by a TLS certificate.
 
-    They present it to a listener with `tls.client_ca_file`, or to a load balancer that reports it in the
-    PROXY header. These clients send no password, and no user name other than that of the certificate.
+    Clients present their certificate to a listener with `tls.client_ca_file`, or to a load balancer that
+    reports it in the PROXY header. These clients send no password, and no user name other than that of the
+    certificate.
     """
 
     backend: Literal["certificates"]
@@ -76,10 +77,10 @@ class CertificatesBackend(Section):
 
 
 class JwtBackend(Section):
-    """Back end of clients that log in with a JSON Web Token.
+    """Back end for clients that log in with a JSON Web Token.
 
-    The token is their password (MQTT, AMQP PLAIN, AMQP/Fast), or they send it in an AUTH packet of MQTT 5.
-    Its user name replaces any other.
+    A client sends the token as its password (MQTT, AMQP PLAIN, AMQP/Fast), or in an AUTH packet of MQTT 5.
+    The user name in the token replaces any other user name.
     """
 
     backend: Literal["jwt"]
@@ -125,7 +126,7 @@ class JwtBackend(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        """Check that the keys and the algorithms fit each other. Raises ValueError."""
+        """Check that the configured keys are of the kind that the algorithms need. Raises ValueError."""
         if (self.keys_file is None) == (self.keys_url is None):
             raise ValueError("set exactly one of keys_file and keys_url")
         symmetric = SYMMETRIC & set(self.algorithms)
@@ -141,10 +142,10 @@ class JwtBackend(Section):
 
 
 class HttpBackend(Section):
-    """Back end that queries an HTTP server, by the protocol of RabbitMQ's `rabbitmq_auth_backend_http`.
+    """Back end that queries an HTTP server by the protocol of RabbitMQ's `rabbitmq_auth_backend_http`.
 
-    The server receives `username`, `password` and known properties of the client, and responds `allow`,
-    perhaps with roles, or `deny`.
+    The server receives `username`, `password` and known properties of the client. It responds `allow`,
+    possibly with roles, or `deny`.
     """
 
     backend: Literal["http"]
@@ -182,7 +183,7 @@ USERS_ALONE: Final = (UsersBackend(backend="users"),)
 def check_backends(backends: tuple[Backend, ...]) -> None:
     """Check that the back ends can be used together.
 
-    Raises ValueError if `users` or `certificates` occurs twice.
+    Raises ValueError if there are two back ends of kind `users`, or of kind `certificates`.
     """
     kinds = [one.backend for one in backends]
     for kind in ("users", "certificates"):

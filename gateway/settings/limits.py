@@ -17,19 +17,19 @@ from gateway.model_docs import Documented
 
 
 class Section(Documented):
-    """Base class of configuration sections, with strict types. Unknown keys are errors.
+    """Base class of configuration sections.
 
-    Its objects are immutable.
+    Objects are immutable. Types are strict: no value is converted. Unknown keys are errors.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
 
 class Limits(Section):
-    """Limits of memory, connections, sessions, queues and messages. Sizes are bytes, times are seconds.
+    """Limits of memory, connections, sessions, queues and messages.
 
-    The size of stored messages counts bodies, properties and 256 bytes for each message, which is the memory
-    of an empty message (`Message.byte_count`).
+    Sizes are in bytes, times in seconds. The size of a stored message is the sum of its body, its properties
+    and 256 bytes, which is the memory of an empty message (`Message.byte_count`).
     """
 
     memory_bytes_max: int = Field(0, ge=0)
@@ -259,9 +259,9 @@ class Limits(Section):
     evicted."""
 
     def overridden_by(self, other: Limits | None) -> Limits:
-        """Return these limits, in which the fields that `other` sets explicitly have the values of `other`.
+        """Return a copy of these limits, overridden by the limits that `other` sets explicitly.
 
-        With None, return them unchanged.
+        If `other` is None, return these limits.
         """
         if other is None:
             return self

@@ -26,8 +26,8 @@ SECRETS: Final = frozenset(("password", "password_hash", "scram", "url", "urls")
 def load_settings(path: Path | str | None, env: Mapping[str, str]) -> Settings:
     """Read the configuration from the file `path` and from the environment variables `env`.
 
-    With `path` None, the file is the one that GATEWAY_CONFIG names, or none. Raises ConfigurationError with
-    one line per fault: position, key, reason and suggestion.
+    If `path` is None, read the file that GATEWAY_CONFIG names, or no file if this variable is not set. Raises
+    ConfigurationError with one line for each fault: position, key, reason and suggestion.
     """
     chosen = path or env.get(CONFIG_VARIABLE) or None
     file = FileSource(
@@ -51,7 +51,7 @@ def _configuration_errors(
 ) -> Iterator[ConfigurationError]:
     """Yield a ConfigurationError for each fault that pydantic has found, in the order of the settings tree.
 
-    Values that may be secrets are left out.
+    The errors do not contain values that may be secrets.
     """
     for complaint in complaints(error, Settings):
         redacted = complaint._replace(value=None) if _is_secret(complaint.place) else complaint
@@ -61,7 +61,7 @@ def _configuration_errors(
 def _origins(environment: EnvironmentSource, document: Document) -> dict[Place, Origin]:
     """Return the position at which each key is set: in the file, or in an environment variable.
 
-    A variable replaces the file's value as a whole: lists are never merged.
+    If a variable sets a list, the positions in the file's list are omitted, because lists are not merged.
     """
     from_environment = {place: Origin(environment.origin(place)) for place in environment.variables}
     found = {
@@ -75,9 +75,9 @@ def _origins(environment: EnvironmentSource, document: Document) -> dict[Place, 
 
 
 def _is_list(place: Place, end: int) -> bool:
-    """Return True if the first `end` steps of the path `place` are the path of a whole value.
+    """Return True if the first `end` steps of `place` lead to a value that a variable replaces as a whole.
 
-    This is the value at the end of `place`, or a list whose item the next step selects.
+    This is true for the value of `place` itself, and for a list that contains it.
     """
     return end == len(place) or isinstance(place[end], int)
 
@@ -85,7 +85,7 @@ def _is_list(place: Place, end: int) -> bool:
 def _error_at(
     place: Place, environment: EnvironmentSource, document: Document, reason: str
 ) -> ConfigurationError:
-    """Return a ConfigurationError with the position of the key at `place`, or of the nearest key above it."""
+    """Return a ConfigurationError with the position of the key at `place`, or of its nearest parent key."""
     for end in range(len(place), 0, -1):
         if origin := environment.origin(place[:end]):
             return ConfigurationError(reason, file=origin)

@@ -8,7 +8,7 @@ from gateway.settings.limits import Section
 
 
 class LoginSettings(Section):
-    """Protection against guessing passwords, common to all protocols.
+    """Protection against password guessing, for all protocols.
 
     Failed logins from this machine are not counted.
     """

@@ -24,7 +24,7 @@ ByteOrder = Literal["auto", "little", "big"]
 
 
 class MqttListener(WebListener, AnonymousListener):
-    """Listener for MQTT clients, with the options that only this protocol has."""
+    """Listener for MQTT clients, with the options for this protocol."""
 
     qos_max: Literal[0, 1, 2] = 2
     """Highest QoS that clients may publish and subscribe with."""
@@ -62,7 +62,7 @@ class MqttListener(WebListener, AnonymousListener):
 
 
 class MqttLink(LinkSettings):
-    """Link to an MQTT broker, with the options that only this protocol has."""
+    """Link to an MQTT broker, with the options for this protocol."""
 
     version: MqttVersion = "auto"
     """Protocol version. `auto` tries 5.0 and falls back to 3.1.1, but not for a broker that has used 5.0
@@ -88,7 +88,7 @@ class MqttLink(LinkSettings):
 
     @model_validator(mode="after")
     def _check_version(self) -> Self:
-        """Check that the options fit the MQTT version of the link. Raises ValueError."""
+        """Check that the options are possible with the MQTT version of the link. Raises ValueError."""
         if self.authentication != "password":
             if self.version not in ("auto", "5.0"):
                 raise ValueError(f"authentication {self.authentication} is for MQTT 5.0 only")
@@ -104,7 +104,10 @@ class MqttLink(LinkSettings):
         return self
 
     def _check_oldest(self) -> None:
-        """Raise ValueError for options that the MQTT version `mqipdp`, before 3.1, cannot express."""
+        """Check that the options are possible with version `mqipdp`, which is older than MQTT 3.1.
+
+        Raises ValueError.
+        """
         credentials = [self.username, self.password, self.password_file]
         if any(one is not None for one in credentials) or any(
             parse_url(url).username for url in self.all_urls
@@ -121,6 +124,7 @@ class MqttLink(LinkSettings):
     def divides(self, queue: str | None) -> bool:
         """Return True if each message reaches only one of the replicas that consume over the link.
 
-        That is so if the link uses shared subscriptions, whose messages the broker divides, or is elected.
+        This is true for an elected link, and for shared subscriptions, whose messages the broker divides
+        among the subscribers.
         """
         return self.share is not None or self.elected

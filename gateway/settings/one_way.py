@@ -22,9 +22,9 @@ def single_broker_options(
     authentication: Iterable[Backend],
     authorizer: HttpAuthorizer | None,
 ) -> Iterator[str]:
-    """Yield a text for each option that needs one broker for all workers.
+    """Yield a text for each option that works only with one common broker, not with one for each worker.
 
-    The text has the key and the change by which the option is avoided.
+    The text has the configuration key, and how to change the option.
     """
     for name, listener in listeners.items():
         if isinstance(listener, SharedListener):

@@ -41,14 +41,15 @@ DEFAULT_LISTENERS: Final = {one.name: {"protocol": one.name} for one in OWN}
 class FileSource(InitSettingsSource):
     """Source of the values in the configuration file, and of computed defaults.
 
-    The computed defaults are the listeners (one of each protocol, or with `engine: rabbitmq` MQTT alone) and
-    the name `replica`.
+    Computed defaults are the name `replica`, and listeners: one for each protocol, or only MQTT with `engine:
+    rabbitmq`.
     """
 
     def __init__(self, document: Document, replica: str) -> None:
         """Read the values of a document, and add the computed defaults.
 
-        Raises ConfigurationError for a document that is not a table of keys.
+        `replica` is the default of the key `replica`. Raises ConfigurationError for a document that is not a
+        table of keys.
         """
         self.document = document
         stated = {} if document.content is None else document.content
@@ -66,13 +67,14 @@ class FileSource(InitSettingsSource):
 class EnvironmentSource(EnvSettingsSource):
     """Source of the values in environment variables.
 
-    `variables` has the names of the variables by the keys that they set.
+    `variables` maps each key that a variable sets to the name of the variable.
     """
 
     def __init__(self, env: Mapping[str, str], file: FileSource) -> None:
-        """Read variables from `env`, which need not be this process's environment.
+        """Read the variables in `env`, which is not necessarily the environment of this process.
 
-        Raises ConfigurationError for a variable that names no key, and for two that set the same key.
+        `file` is the source of the file's values. Raises ConfigurationError for a variable that names no key,
+        and for two variables that set the same key.
         """
         super().__init__(Settings, env_prefix="", env_nested_delimiter=DELIMITER)
         self.variables: dict[Place, str] = {}
@@ -94,13 +96,13 @@ class EnvironmentSource(EnvSettingsSource):
         self.env_vars = {DELIMITER.join(map(str, place)): values[place] for place in sorted(values, key=len)}
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
-        """Return the value unchanged, because it was parsed as YAML when the variable was read."""
+        """Return the value unchanged, because its YAML has been parsed already."""
         return value
 
     def origin(self, place: Place) -> str:
-        """Return how error messages name the variable that sets the key `place`.
+        """Return the description, for error messages, of the variable that sets the key `place`.
 
-        Return "" if no variable sets it.
+        Return "" if no variable sets the key.
         """
         variable = self.variables.get(place)
         return "" if variable is None else _called(variable)
@@ -113,9 +115,9 @@ def _called(variable: str) -> str:
 def _key(variable: str, words: list[str], tree: Mapping[str, Any]) -> tuple[Place, Any]:
     """Return the path of the key that a variable sets, and the type of its value.
 
-    `words` are the parts of the variable's name, `tree` is the content of the file. Names that users have
-    chosen are compared with those in the file without regard to case, and `_` also matches `-`. Raises
-    ConfigurationError for an unknown key.
+    `words` are the parts of the variable's name, `tree` is the content of the file. A name that the user has
+    chosen, such as that of a link, is compared with the names in the file: upper and lower case are the same,
+    and `_` also matches `-`. Raises ConfigurationError for an unknown key.
     """
     place: Place = ()
     value_type: Any = Settings
@@ -136,10 +138,9 @@ def _key(variable: str, words: list[str], tree: Mapping[str, Any]) -> tuple[Plac
 
 
 def _key_hint(variable: str) -> str:
-    """Return the end of an error message about a variable that sets no key.
+    """Return a suggestion to append to the error message about a variable that sets no key, or "".
 
-    It suggests the variable with two underscores behind the section's name, if that one sets a key. Otherwise
-    return "".
+    The suggestion is the same name with two underscores behind the section, if that sets a key.
     """
     if DELIMITER in variable:
         return ""
@@ -154,7 +155,7 @@ def _key_hint(variable: str) -> str:
 
 
 def _parts(value_type: Any) -> bool:
-    """Return True if values of this type are tables or lists."""
+    """Return True if values of this type consist of parts: tables and lists."""
     return any(
         get_origin(option) in (dict, list, tuple)
         or (isinstance(option, type) and issubclass(option, BaseModel))

@@ -19,7 +19,10 @@ NEEDS: Final = ("opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter.ot
 
 
 class TracingSettings(Section):
-    """Traces of messages, whose spans are sent by OTLP over HTTP. It needs the extra `otel`."""
+    """Tracing of messages. Spans are sent by OTLP over HTTP.
+
+    Tracing needs the extra `otel`.
+    """
 
     enabled: bool = False
     """True if messages are traced. Otherwise trace headers of messages pass unchanged, and tracing costs

@@ -83,7 +83,7 @@ class HttpTls(Section):
 class HealthSettings(Section):
     """Separate port for health probes and metrics.
 
-    With it, the console's port serves nothing without a login.
+    With this port, everything at the console's port needs a login.
     """
 
     host: Host = "0.0.0.0"
@@ -139,7 +139,10 @@ class Http(Section):
 
 
 class Forward(Section):
-    """Address to which copies of dead letters are published, in the fields of its endpoint's protocol."""
+    """Address to which copies of dead letters are published.
+
+    The fields of the address are those of the endpoint's protocol.
+    """
 
     endpoint: str
     """Name of a listener or link."""
@@ -169,11 +172,11 @@ class Forward(Section):
 
     @property
     def dialect(self) -> Dialect:
-        """Dialect of the protocol to which the given fields of the address belong."""
+        """Description of the protocol that the fields of the address belong to."""
         return DIALECT_OF_WORD[next(iter(self._stated_words()))]
 
     def address(self) -> Address:
-        """Return the address to publish to. Raises ValueError if it is too long."""
+        """Return the address to which copies are published. Raises ValueError if it is too long."""
         try:
             return self.dialect.published(self._stated_words())[0]
         except NameRefused as error:
@@ -181,7 +184,7 @@ class Forward(Section):
 
 
 class DeadLetterSettings(Section):
-    """Options for dead letters: messages that no route, limit or target accepts."""
+    """Options for dead letters: messages that could not be routed or delivered."""
 
     forward: Forward | None = None
     """Address that receives a copy of each dead letter."""
@@ -193,7 +196,7 @@ ONE_OF_EACH: Final = "set one of password_hash and password_hash_file, or one of
 class User(Section):
     """User who may log in with a password.
 
-    `gateway passwd` computes the hash, and with `--scram` the SCRAM keys.
+    `gateway passwd` computes the password hash, `gateway passwd --scram` the SCRAM keys.
     """
 
     password_hash: SecretStr | None = None
@@ -226,21 +229,22 @@ class User(Section):
 
     @property
     def proves(self) -> bool:
-        """True if the user has a password hash or SCRAM keys."""
+        """True if the user has a password hash or SCRAM keys, and can thus log in with a password."""
         secrets = (self.password_hash, self.password_hash_file, self.scram, self.scram_file)
         return any(one is not None for one in secrets)
 
     def hash(self) -> str:
-        """Return the user's password hash, read from its file if it is in one, or "" for none.
+        """Return the user's password hash, or "" if the user has none.
 
-        Raises ConfigurationError if the file cannot be read.
+        Read the hash from `password_hash_file` if that is set. Raises ConfigurationError if the file cannot
+        be read.
         """
         return _secret(self.password_hash, self.password_hash_file)
 
     def scram_keys(self) -> str:
-        """Return the user's SCRAM keys, read from their file if they are in one, or "" for none.
+        """Return the user's SCRAM keys, or "" if the user has none.
 
-        Raises ConfigurationError if the file cannot be read.
+        Read the keys from `scram_file` if that is set. Raises ConfigurationError if the file cannot be read.
         """
         return _secret(self.scram, self.scram_file)
 
@@ -252,9 +256,10 @@ def _secret(value: SecretStr | None, file: Path | None) -> str:
 
 
 def check_users(users: Mapping[str, User], *, elsewhere: bool) -> None:
-    """Check that every user can authenticate. Raises ValueError if one cannot.
+    """Check that every user can authenticate. Raises ValueError if a user cannot.
 
-    `elsewhere` is True if users may also authenticate without a password hash or SCRAM keys in `users`.
+    `elsewhere` is True if users can also authenticate by other means than a password hash or SCRAM keys in
+    `users`.
     """
     for name, user in users.items():
         if name == ANONYMOUS and user.proves:
@@ -298,7 +303,7 @@ class ReadFrom:
 class Settings(Documented, BaseSettings):
     """Configuration of one gateway process.
 
-    `load_settings` passes the values of file and environment; the class itself reads neither.
+    The class reads neither file nor environment; `load_settings` passes it their values.
     """
 
     model_config = SettingsConfigDict(strict=True, frozen=True, extra="forbid", case_sensitive=True)
@@ -358,12 +363,12 @@ class Settings(Documented, BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the only source of values: the arguments of the class."""
+        """Make pydantic use only the arguments of the class as its source of values."""
         return (init_settings,)
 
     @model_validator(mode="after")
     def _names(self) -> Self:
-        """Check the names of listeners and links. Raises ValueError."""
+        """Check that the names of listeners and links are valid. Raises ValueError."""
         for name in (*self.listeners, *self.links):
             if not ENDPOINT_NAME.fullmatch(name):
                 raise ValueError(f"the endpoint name {name!r} must match {ENDPOINT_NAME.pattern}")
@@ -392,7 +397,7 @@ class Settings(Documented, BaseSettings):
 
     @model_validator(mode="after")
     def _elected(self) -> Self:
-        """Check links that are elected or have a shared outbox. Raises ValueError."""
+        """Check that elected links, and links with a shared outbox, are possible. Raises ValueError."""
         for name, link in self.links.items():
             if link.elected and not isinstance(self.broker, RabbitEngine):
                 raise ValueError(f"links.{name}.elected: needs broker.engine: rabbitmq")
@@ -447,16 +452,16 @@ class Settings(Documented, BaseSettings):
 
     @property
     def has_external_users(self) -> bool:
-        """True if users may authenticate without a secret in `users`.
+        """True if users may authenticate by other means than a secret in `users`.
 
-        This can be by a certificate or by another back end.
+        This is possible with a client certificate or with another authentication back end.
         """
         return len(self.authentication) > 1 or any(
             one.tls is not None and one.tls.client_ca_file is not None for one in self.listeners.values()
         )
 
     def users_file(self) -> Path | None:
-        """Return the path of the file with further users, or None if there is none."""
+        """Return the path of the file with additional users, or None if there is none."""
         return next((one.file for one in self.authentication if isinstance(one, UsersBackend)), None)
 
     @model_validator(mode="after")
@@ -485,7 +490,7 @@ class Settings(Documented, BaseSettings):
 
     @model_validator(mode="after")
     def _virtual_hosts(self) -> Self:
-        """Check that listeners configure an AMQP/Fast virtual host alike, within the limits.
+        """Check that all listeners configure an AMQP/Fast virtual host alike, and within the limits.
 
         Raises ValueError.
         """
@@ -502,7 +507,7 @@ class Settings(Documented, BaseSettings):
         return self
 
     def amqp_hosts(self) -> list[str]:
-        """Return the names of the virtual hosts of all AMQP 0-9-1 listeners; only "/" if there are none."""
+        """Return the names of the virtual hosts of all AMQP 0-9-1 listeners, or `["/"]` if there are none."""
         amqp = [one for one in self.listeners.values() if isinstance(one, AmqpListener)]
         return list(dict.fromkeys(host for one in amqp for host in one.virtual_hosts)) or ["/"]
 
@@ -537,11 +542,11 @@ class Settings(Documented, BaseSettings):
         return self
 
     def note_origins(self, origins: Mapping[Place, Origin]) -> None:
-        """Store the position at which each key was set, for errors that are found when its value is used."""
+        """Store the position at which each key was set, for error messages after loading."""
         self._read_from.origins.update(origins)
 
     def note_file(self, path: Path | None, document: Document) -> None:
-        """Store the path and content of the file that the settings were read from."""
+        """Store the path and content of the file from which the settings were read."""
         read_from, content = self._read_from, document.content
         read_from.path = path
         read_from.text = document.text
@@ -550,7 +555,7 @@ class Settings(Documented, BaseSettings):
         read_from.empty = [str(key) for key, value in stated.items() if value is None]
 
     def empty_sections(self) -> list[str]:
-        """Return the keys at the top level of the configuration file that have no value."""
+        """Return the top-level keys of the configuration file that have no value."""
         return self._read_from.empty
 
     @property
@@ -560,27 +565,28 @@ class Settings(Documented, BaseSettings):
 
     @property
     def text(self) -> str:
-        """Text of the configuration file."""
+        """Text of the configuration file, or "" if there is none."""
         return self._read_from.text
 
     @property
     def sections(self) -> Mapping[str, object]:
-        """Keys at the top level of the file with their values; keys without a value are left out."""
+        """Top-level keys of the configuration file with their values, without the keys that have no value."""
         return self._read_from.sections
 
     def origin_of(self, place: Place) -> Origin:
-        """Return the position at which the key at `place`, or the nearest key above it, is set.
+        """Return the position at which the key at `place`, or its nearest parent key, is set.
 
-        Return an empty Origin if that is unknown.
+        Return an empty Origin if the position is unknown.
         """
         while place and place not in self._read_from.origins:
             place = place[:-1]
         return self._read_from.origins.get(place, Origin()) if place else Origin()
 
     def origin_of_key(self, key: str) -> Origin:
-        """Return the position at which a key, or the nearest key above it, is set.
+        """Return the position at which a key, or its nearest parent key, is set.
 
-        `key` is in dotted notation, such as `roles.device.mqtt`.
+        `key` is in dotted notation, such as `roles.device.mqtt`. Return an empty Origin if the position is
+        unknown.
         """
         found = {dotted(place): place for place in self._read_from.origins}
         while key and key not in found:
@@ -592,22 +598,19 @@ class Settings(Documented, BaseSettings):
         return place in self._read_from.origins
 
     def limits_of(self, listener: str) -> Limits:
-        """Return the limits for one listener: the general ones with the listener's own instead of them."""
+        """Return the limits for one listener; limits that the listener sets override the general ones."""
         return self.limits.overridden_by(self.listeners[listener].limits)
 
     def client_id_of(self, link: str) -> str:
-        """Return the client identifier of a link.
-
-        In it `{replica}` is replaced by the name of this process.
-        """
+        """Return the client identifier of a link, with `{replica}` replaced by the name of this process."""
         return self.links[link].client_id.replace(REPLICA, self.replica)
 
     def consumer_id_of(self, link: str) -> str:
         """Return the client identifier of the connection that consumes over a link.
 
-        For an elected link it is the same at every replica, because `{replica}` is replaced by the namespace.
-        So the next elected replica continues the session at the broker, and a broker that permits one
-        connection per client identifier closes the previous one.
+        The client identifier of an elected link is the same at every replica, because `{replica}` is replaced
+        by the namespace. The replica that is elected next thus continues the session at the broker; a broker
+        that permits one connection for each client identifier closes the previous connection.
         """
         options = self.links[link]
         if not options.elected:
@@ -621,42 +624,42 @@ class Settings(Documented, BaseSettings):
 
     @property
     def one_way(self) -> bool:
-        """True if there are several workers with the embedded broker.
+        """True if there are several workers, each with an embedded broker of its own.
 
-        Each then has a broker of its own, so clients only publish, and all messages leave by links.
+        Clients can then only publish, and all messages leave by links.
         """
         return self.workers > 1 and not isinstance(self.broker, RabbitEngine)
 
     def divides(self, endpoint: str, queue: str | None) -> bool:
         """Return True if each message of an endpoint reaches only one of the replicas that consume from it.
 
-        `queue` is the queue that they consume from; None stands for another source, such as a topic. Messages
-        of a listener always reach one replica.
+        `queue` is the queue from which the replicas consume; None stands for another source, such as a topic.
+        The result is always True for a listener.
         """
         return endpoint not in self.links or self.links[endpoint].divides(queue)
 
     def journal_path(self) -> Path:
-        """Return the folder of the journal, which is below that of the store unless it is configured."""
+        """Return the folder of the journal; the default is the subfolder `journal` of the store."""
         return self.store.path / "journal" if self.journal.path is None else self.journal.path
 
     def tokens_path(self) -> Path | None:
-        """Return the folder of the console's tokens, or None if they are in memory only."""
+        """Return the folder of the console's tokens, or None if the tokens are only in memory."""
         if self.http.tokens_path is not None or not self.store.enabled:
             return self.http.tokens_path
         return self.store.path / "console"
 
     def endpoints(self) -> dict[str, str]:
-        """Return the protocol of every listener and link by its name.
+        """Return the protocol of each listener and link, by its name.
 
-        A shared port is left out, because its connections belong to other listeners.
+        Shared ports are omitted, because their connections belong to other listeners.
         """
         both: dict[str, ListenerSettings | LinkSettings] = {**self.listeners, **self.links}
         return {name: one.protocol for name, one in both.items() if not isinstance(one, SharedListener)}
 
     def listener_namespaces(self) -> dict[str, str]:
-        """Return the name of each listener's namespace by the listener's name, without shared ports.
+        """Return the name of each listener's namespace, by the name of the listener.
 
-        Clients of listeners with the same namespace can exchange messages.
+        Clients of listeners with the same namespace can exchange messages. Shared ports are omitted.
         """
         found = {}
         endpoints = self.endpoints()
@@ -670,8 +673,8 @@ class Settings(Documented, BaseSettings):
     def mapping_files(self) -> list[Path]:
         """Return the paths of the mapping files, sorted.
 
-        A pattern with wildcards gives the files that match it now; a path without wildcards is included even
-        if it does not exist. Without `mappings` the result is the shipped identity.yaml.
+        A path without wildcards is included even if the file does not exist; a pattern with wildcards gives
+        the files that it matches now. Return the shipped `identity.yaml` if `mappings` is not configured.
         """
         if not self.mappings:
             return [shipped_mappings() / "identity.yaml"]
@@ -681,7 +684,11 @@ class Settings(Documented, BaseSettings):
         return sorted(found)
 
     def found_by(self, pattern: str) -> list[Path]:
-        """Return the paths of the mapping files for one path or pattern in `mappings`."""
+        """Return the paths of the mapping files that one path or pattern of `mappings` stands for.
+
+        The name of a shipped mapping file stands for the shipped file, unless the folder has a file of this
+        name.
+        """
         path = str(self.mappings_folder / pattern)
         if set(pattern) & set("*?["):
             return _glob(path)
@@ -694,14 +701,15 @@ class Settings(Documented, BaseSettings):
     def mappings_folder(self) -> Path:
         """Folder to which the paths in `mappings` are relative.
 
-        It is that of the configuration file if this file sets `mappings`, else the working directory.
+        It is the folder of the configuration file if the file sets `mappings`, otherwise the working
+        directory.
         """
         path = self._read_from.path
         said_there = path is not None and self.origin_of(("mappings",)).file == str(path)
         return path.parent if path is not None and said_there else Path()
 
     def files(self) -> list[tuple[Place, Path]]:
-        """Return key and path of the files that the configuration names and that this process has to read."""
+        """Return key and path of each file that the configuration names and that the gateway has to read."""
         paths: list[tuple[Place, Path | None]] = []
         for name, listener in self.listeners.items():
             if (tls := listener.tls) is not None:

@@ -20,7 +20,10 @@ NONE = ""  # Tag of a section without a known protocol.
 
 
 class UnknownListener(ListenerSettings):
-    """Listener whose protocol is unknown. It accepts all options, so that only the protocol is an error."""
+    """Listener with an unknown protocol.
+
+    The class accepts all options, so that an error is reported for the protocol alone.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
@@ -29,7 +32,10 @@ class UnknownListener(ListenerSettings):
 
 
 class UnknownLink(LinkSettings):
-    """Link whose protocol is unknown. It accepts all options, so that only the URL is an error."""
+    """Link with an unknown protocol.
+
+    The class accepts all options, so that an error is reported for the URL alone.
+    """
 
     model_config = ConfigDict(extra="ignore")
 

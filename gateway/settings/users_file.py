@@ -23,7 +23,7 @@ class _Whole(Section):
 
 
 class UsersFile(NamedTuple):
-    """Content of a users file: the users by name, and the text."""
+    """Content of a users file: `users` by name, and the text of the file."""
 
     users: dict[str, User]
     text: str
@@ -32,8 +32,8 @@ class UsersFile(NamedTuple):
 def read_users(path: Path, before: str = "") -> UsersFile:
     """Read a users file.
 
-    `before` is the text that was read from it last. Raises ConfigurationError with one line per fault
-    (position, key and reason), also if the file seems to have lost its end since then.
+    `before` is the text of the file when it was read last, "" at first. Raises ConfigurationError with one
+    line for each fault (position, key and reason), and if the file has probably been cut off since then.
     """
     document = read(path)
     refuse_lost_end(before, document.text, document.file, sections=False)

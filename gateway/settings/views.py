@@ -36,7 +36,7 @@ def masked_yaml(settings: Settings) -> str:
 
 
 def _without_empty(part: Any) -> Any:
-    """Return a copy of a JSON value without the absent and empty values in it."""
+    """Return a copy of a JSON value without the fields that are null, an empty object or an empty array."""
     if isinstance(part, dict):
         stated = {name: _without_empty(value) for name, value in part.items()}
         return {name: value for name, value in stated.items() if value not in (None, {}, [])}
@@ -55,8 +55,8 @@ def json_schema() -> dict[str, Any]:
 def _without_references(part: Any, references: set[str]) -> Any:
     """Return a copy of a JSON Schema without the alternatives that refer to one of `references`.
 
-    In the copy `oneOf` is `anyOf`: several link classes may accept the same section, because their protocol
-    is part of a URL, which no schema parses.
+    `oneOf` is replaced by `anyOf`, because several link classes may accept the same section: they differ by
+    the scheme of a URL, which a schema does not parse.
     """
     if isinstance(part, dict):
         return {

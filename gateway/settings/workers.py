@@ -14,17 +14,17 @@ from gateway.settings.tree import HealthSettings, Settings
 
 
 def worker_name(number: int) -> str:
-    """Return the name of the worker with this number, after which its folders are called."""
+    """Return the name of the worker with this number, which is also the name of its folders."""
     return f"worker-{number}"
 
 
 def settings_of_worker(
     settings: Settings, number: int, ports: Mapping[str, int], memory_bytes_max: int
 ) -> Settings:
-    """Return the settings of the worker with this number, from 1 on.
+    """Return the settings of the worker with this number, starting at 1.
 
-    `ports` are the ports that the listeners are bound to, by name. `memory_bytes_max` is the memory of all
-    workers together, in bytes.
+    `ports` has the port that each listener is bound to, by name. `memory_bytes_max` is the memory watermark
+    of all workers together, in bytes.
     """
     name = worker_name(number)
     changes: dict[str, Any] = {
@@ -53,5 +53,5 @@ def settings_of_worker(
 
 
 def _worker_path(path: Path, name: str) -> Path:
-    """Return a path in the same folder with the worker's name in it, such as `audit.worker-1.log`."""
+    """Insert the worker's name before the suffix of a file name, such as in `audit.worker-1.log`."""
     return path.with_name(f"{path.stem}.{name}{path.suffix}")
