@@ -35,9 +35,9 @@ TELLING: Final = (Denial.BUSY, Denial.UNAVAILABLE, Denial.EXPIRED)
 class Access:
     """Authentication of a gateway's clients.
 
-    `users` has argon2 hashes by user name, "" for a user without a password here; `scram` has SCRAM keys by
-    user name. `guest` is `loopback`, `always` or `never`: from where the user guest may log in. Users with
-    passwords are the only back end until `ask` is called.
+    `users` has argon2 hashes by user name, or "" for a user whose password is not known here; `scram` has
+    SCRAM keys by user name. `guest` is `loopback`, `always` or `never`, and defines from where the user
+    `guest` may log in. At first the only back end is that of users with passwords; `ask` sets others.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Access:
         self._key = os.urandom(32)
 
     def ask(self, backends: Sequence[Backend]) -> None:
-        """Replace the back ends, which are queried in this order.
+        """Replace the back ends. Logins are checked by the back ends in this order.
 
-        Users with passwords can log in only if `self.users` is one of them.
+        Users with passwords can log in only if `self.users` is one of the back ends.
         """
         self.backends = tuple(backends)
 
@@ -77,9 +77,9 @@ class Access:
         return any(isinstance(backend, Certificates) for backend in self.backends)
 
     def anonymous(self, remote: str, policy: str) -> Principal | None:
-        """Return the principal of anonymous clients, or None if such a client may not connect from `remote`.
+        """Return the principal of anonymous clients, or None if they may not connect from `remote`.
 
-        `policy` is `always`, `loopback` or `never`; `remote` is host:port.
+        `remote` is host:port. `policy` is `always`, `loopback` (only from this machine) or `never`.
         """
         if policy == "always" or (policy == "loopback" and is_loopback(remote)):
             return self._anonymous
@@ -87,29 +87,29 @@ class Access:
 
     @property
     def has_several_users(self) -> bool:
-        """True if more than one user may log in: two are configured, or there is another back end."""
+        """True if more than one user may log in, because two are configured or there is another back end."""
         return not self._alone or len(self.users.names - {ANONYMOUS}) > 1
 
     def ignores_user(self, user: str) -> bool:
         """Return True if a client with this user name counts as anonymous.
 
-        That is so if no users and no other back ends are configured, and the name is not `guest`: then
-        nothing could authenticate it.
+        This is the case if neither users nor other back ends are configured, because no login could then
+        succeed. The user name `guest` never counts as anonymous.
         """
         return self._alone and self.users.empty and user != GUEST
 
     def recognizes(self, credentials: Credentials) -> bool:
         """Return True if a back end may accept this login although it has no user name.
 
-        Certificates and tokens identify their user without one.
+        Back ends for certificates and tokens can accept such logins.
         """
         return any(backend.recognizes_login(credentials) for backend in self.backends)
 
     def verify_nowait(self, credentials: Credentials) -> Principal | None:
         """Return the principal of a login if a back end accepts it without waiting.
 
-        Return None if `verify` has to be called: if a back end has to wait, the login is refused after
-        failures, or no back end accepts it.
+        Otherwise return None; the caller must then call `verify`. This is the case if a back end has to wait,
+        if no back end accepts the login, or if the login is refused because of earlier failures.
         """
         if self.failures.is_refused(credentials.remote, credentials.user):
             return None  # otherwise guesses at a remembered password would cost nothing
@@ -126,9 +126,9 @@ class Access:
     def _order(self, credentials: Credentials) -> list[Backend]:
         """Return the back ends to query for a login, in order.
 
-        If the login does not name a user with a password, `users` comes last: there an unknown name costs a
-        password hash, so that attackers cannot find out names, and a token that another back end accepts
-        should not cost one.
+        If the login does not name a user with a password, `users` is queried last. That back end hashes a
+        password even for an unknown name, so that attackers cannot find out names; a token that another back
+        end accepts needs no hash.
         """
         if credentials.backend:
             return [
@@ -141,9 +141,10 @@ class Access:
         return [*(one for one in self.backends if one is not self.users), self.users]
 
     def external(self, credentials: Credentials) -> Principal | None:
-        """Return the principal of a client that authenticates by its certificate (AMQP's EXTERNAL), or None.
+        """Return the principal of a client that authenticates by its certificate (SASL EXTERNAL of AMQP).
 
-        Without a back end for certificates, the common name has to be the name of a user.
+        Without a back end for certificates, the common name must be the name of a user. Return None if the
+        login is denied.
         """
         if credentials.certificate is None:
             return None
@@ -159,11 +160,11 @@ class Access:
         return principal_of(name, credentials.certificate)
 
     def loggable(self, user: str) -> str:
-        """Return the form of an unauthenticated user name in which it may be logged.
+        """Return the form of an unauthenticated user name that may be written to the log.
 
-        The name of an existing user and an empty name are returned unchanged. Any other is returned as
-        `unknown DIGEST`, the same for the same name while this process runs, because people type passwords
-        where names belong.
+        An empty name and the name of an existing user are returned unchanged. Any other name is replaced by
+        `unknown DIGEST`, because people sometimes type their password as the user name. The digest of a name
+        is the same as long as this process runs.
         """
         if not user or self.users.exists(user):
             return user
@@ -188,17 +189,17 @@ class Access:
         return self.users.find_principal(name) if self._with_users else None
 
     def stamp(self, principal: Principal) -> str:
-        """Return a digest that changes with the user's password, for a later call of `is_valid`.
+        """Return a digest that changes whenever the user's password changes; pass it to `is_valid` later.
 
-        It is "" for a principal of another back end, whose password is not known here.
+        Return "" for a principal of another back end, whose password is not known here.
         """
         return self.users.stamp(principal.name) if principal.backend == self.users.kind else ""
 
     def is_valid(self, principal: Principal, stamp: str) -> bool:
-        """Return True if the principal has not expired and its user still has the password of `stamp`.
+        """Return True if a principal has not expired, and its user exists and has not changed the password.
 
-        `stamp` is an earlier result of the method `stamp`. For a principal of another back end only the
-        expiry is checked.
+        `stamp` is an earlier result of the method `stamp`. Only the expiry of a principal of another back end
+        is checked.
         """
         if principal.expires is not None and principal.expires <= clock.unix_time():
             return False
@@ -221,16 +222,16 @@ class Access:
 
     @property
     def methods(self) -> list[str]:
-        """Names of the authentication methods of MQTT 5 AUTH packets that carry a token, each once."""
+        """Authentication methods of MQTT 5 AUTH packets with which clients may send a token."""
         return list(dict.fromkeys(one.method for one in self.backends if isinstance(one, Tokens)))
 
     # Work
 
     async def verify(self, credentials: Credentials) -> Principal | Denial:
-        """Query the back ends, and return the principal of a login, or the reason for its denial.
+        """Query the back ends. Return the principal of a login, or the reason why the login is denied.
 
-        A login after failed ones is delayed or refused. Verifying a password takes tens of milliseconds in a
-        thread. Cancelling the call removes the login from the queue for this work.
+        A login is delayed or refused if earlier ones have failed. A password is verified in a thread, which
+        takes tens of milliseconds. Cancelling the call removes the login from the queue for this thread.
         """
         failures, remote, user = self.failures, credentials.remote, credentials.user
         if failures.is_refused(remote, user):
@@ -245,9 +246,9 @@ class Access:
         return found
 
     async def _authenticate(self, credentials: Credentials) -> Principal | Denial:
-        """Query the back ends for a login in order, and return the first principal.
+        """Query the back ends for a login in order, until one accepts it. Return the principal.
 
-        If none accepts it, return the denial to report.
+        If no back end accepts the login, return the denial to report.
         """
         denials = []
         for backend in self._order(credentials):

@@ -22,7 +22,7 @@ KEPT_MAX: Final = 10_000  # rights of clients, each some hundred bytes and its c
 
 
 class Roles:
-    """Configured roles, the role names of each user, and the roles of clients without one."""
+    """Configured roles, the names of each user's roles, and the default roles of clients without roles."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Roles:
     def of(self, principal: Principal) -> tuple[str, ...]:
         """Return the names of a client's roles.
 
-        A client with a role of its own, or with scopes that give rights, has no default roles.
+        The default roles apply only to a client that has neither a role nor a scope with rights.
         """
         own = (*self.users.get(principal.name or ANONYMOUS, ()), *principal.roles)
         if own or parse_scopes(principal.scopes):
@@ -58,7 +58,7 @@ class Roles:
 class Authorization:
     """Roles and authorizer in force.
 
-    `generation` is incremented when the roles change, so that stored results of checks can be discarded.
+    `generation` is incremented whenever the roles change; stored results of checks are invalid then.
     """
 
     def __init__(self, roles: Roles | None = None, authorizer: Authorizer | None = None) -> None:
@@ -91,9 +91,9 @@ class Authorization:
         return True
 
     def _of_clients(self) -> frozenset[str]:
-        """Return the names of roles that depend on the client identifier.
+        """Return the names of the roles whose rules depend on the client identifier.
 
-        By such a role, two clients of one user may have different rights.
+        Two clients of one user may have different rights by such a role.
         """
         return frozenset(
             name
@@ -103,10 +103,7 @@ class Authorization:
 
     @property
     def is_configured(self) -> bool:
-        """True if rules apply, because a role or an authorizer is configured.
-
-        Otherwise everything is allowed.
-        """
+        """True if a role or an authorizer is configured. Otherwise everything is allowed."""
         return bool(self.roles.roles) or self.authorizer is not None
 
     def rights_of(self, principal: Principal, client_id: str = "") -> Rights:
@@ -130,9 +127,9 @@ class Authorization:
     def may_hold(self, user: str | None) -> bool:
         """Return True if publishers may be held while a queue or session of this user is full (`Role.hold`).
 
-        A `user` of None is the operator, whose queues may hold them. The roles that a token or an HTTP back
-        end gave at the last login count until the rules change; after that, and after a restart, those of the
-        configuration do.
+        With None, the user is the operator, whose queues may always hold publishers. The roles that a back
+        end gave at the user's last login count, until the rules change or the process restarts; then the
+        roles in the configuration count.
         """
         if user is None or not self.is_configured:
             return True
@@ -142,7 +139,10 @@ class Authorization:
         return found
 
     def _note_holder(self, user: str, names: tuple[str, ...]) -> bool:
-        """Store and return if a user with these roles may have publishers held by its full queues."""
+        """Return True if a user with the roles `names` may hold publishers when its queues are full.
+
+        The result is cached for `may_hold`.
+        """
         if len(self._holders) >= KEPT_MAX:
             self._holders.clear()
         roles = self.roles.roles
@@ -160,14 +160,14 @@ class Authorization:
             del self.connections[user]
 
     def full(self, rights: Rights, user: str) -> bool:
-        """Return True if a user has as many connections as `rights` permit."""
+        """Return True if a user already has as many connections as `rights` permit."""
         most = rights.connections_max
         return bool(most) and self.connections.get(user, 0) >= (most or 0)
 
     def _compile_rights(
         self, principal: Principal, names: tuple[str, ...], client_id: str, key: object
     ) -> Rights:
-        """Return a new object with the rights of a client that has the roles `names`."""
+        """Return a new Rights object for a client with the roles `names`."""
         if not self.is_configured and not parse_scopes(principal.scopes):
             return AllRights(key=principal.name)
         roles = [(name, self.roles.roles[name]) for name in names if name in self.roles.roles]
@@ -184,7 +184,7 @@ class Authorization:
 
 
 class CurrentRights:
-    """Rights of one client, which are computed again after the rules have changed."""
+    """Rights of one client, which are computed again whenever the rules have changed."""
 
     __slots__ = ("_authorization", "_generation", "_rights")
 
@@ -194,9 +194,10 @@ class CurrentRights:
         self._rights: Rights | None = None
 
     def of(self, principal: Principal | None, client_id: str = "") -> Rights:
-        """Return the client's rights by the rules now in force.
+        """Return the client's rights by the rules in force.
 
-        `principal` must not be None, except while the stored rights are in force.
+        `principal` must not be None if the rights have to be computed, which is the case at the first call
+        and after the rules have changed.
         """
         rights, authorization = self._rights, self._authorization
         if rights is None or self._generation != authorization.generation:
@@ -206,5 +207,5 @@ class CurrentRights:
         return rights
 
     def forget(self) -> None:
-        """Discard the stored rights, because the client has reauthenticated and may have other ones."""
+        """Discard the stored rights, because a client that has reauthenticated may have other rights."""
         self._rights = None

@@ -14,7 +14,7 @@ from gateway.access.principal import Principal
 
 
 class Denial(Enum):
-    """Reason for denying a login. Its value is the outcome in the counters of logins."""
+    """Reason for denying a login. The value is the outcome in the counters of logins."""
 
     WRONG = "wrong"
     EXPIRED = "expired"
@@ -24,7 +24,7 @@ class Denial(Enum):
 
     @property
     def text(self) -> str:
-        """Reason in words, for the log."""
+        """Reason as a sentence, for the log."""
         return DENIAL_TEXTS[self]
 
 
@@ -45,29 +45,23 @@ class Backend(Protocol):
         """Kind of the back end, which is its name in the settings and in metrics."""
 
     def supports_method(self, method: str) -> bool:
-        """Return True if the back end can verify logins by this authentication method.
-
-        "" means a password.
-        """
+        """Return True if the back end can verify logins by this authentication method; "" is a password."""
 
     def recognizes_login(self, credentials: Credentials) -> bool:
         """Return True if the back end may accept this login although it has no user name."""
 
     def authenticate_nowait(self, credentials: Credentials) -> Principal | Denial | None:
-        """Return the principal or denial of a login if this is possible without waiting, else None."""
+        """Return the principal or denial of a login, or None if the back end has to wait for the result."""
 
     async def authenticate(self, credentials: Credentials) -> Principal | Denial:
-        """Verify a login, waiting if needed, and return its principal or denial.
+        """Verify a login, waiting if needed. Return its principal or denial.
 
         Cancelling the call removes the login from the queue.
         """
 
 
 class Remembered:
-    """Cache of results of logins, which expire.
-
-    At more than `entries_max` entries the oldest are dropped.
-    """
+    """Cache of login results with expiry times. The oldest results beyond `entries_max` are deleted."""
 
     def __init__(self, entries_max: int) -> None:
         self._entries_max = entries_max
@@ -77,7 +71,10 @@ class Remembered:
         return len(self._answers)
 
     def find(self, key: bytes, now: float) -> Principal | Denial | None:
-        """Return the result stored for `key`, or None if there is none or it has expired at `now`."""
+        """Return the result stored for `key`, or None if it is missing or has expired.
+
+        `now` is in seconds of any clock, which must be the same for `add`.
+        """
         expires_at, answer = self._answers.get(key, (0.0, None))
         return answer if expires_at > now else None
 

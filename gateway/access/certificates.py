@@ -32,7 +32,7 @@ FIELDS: Final = {"common_name": "cn", "ou": "ou", "o": "o", **{name: name for na
 
 
 def from_bytes(der: bytes) -> Certificate | None:
-    """Return the names in a DER certificate, or None if it cannot be parsed."""
+    """Return the names in a DER certificate, or None if the certificate cannot be parsed."""
     try:
         return _read(der)
     except Exception:  # untrusted bytes, which OpenSSL parses less strictly
@@ -40,7 +40,7 @@ def from_bytes(der: bytes) -> Certificate | None:
 
 
 def _read(der: bytes) -> Certificate:
-    """Return the names in the subject and the alternative names of a DER certificate."""
+    """Return the names in the subject and in the alternative names of a DER certificate."""
     certificate = x509.load_der_x509_certificate(der)
     subject = certificate.subject
     names = {"distinguished_name": subject.rfc4514_string()}
@@ -58,10 +58,10 @@ def _read(der: bytes) -> Certificate:
 
 
 def from_balancer(common_name: str, der: bytes) -> Certificate | None:
-    """Return the client certificate that the PROXY header of a load balancer describes.
+    """Return the client certificate that a load balancer has described in the PROXY header.
 
-    `der` is the certificate itself; if it is not empty, `common_name` is ignored. Return None if the header
-    has neither, or the certificate cannot be parsed.
+    `der` is the whole certificate; if it is not empty, `common_name` is ignored. Return None if both are
+    empty, or if the certificate cannot be parsed.
     """
     if der:
         return from_bytes(der)
@@ -71,8 +71,8 @@ def from_balancer(common_name: str, der: bytes) -> Certificate | None:
 class Certificates:
     """Back end that authenticates clients by their certificates.
 
-    `name` selects which name in the certificate is the user name. If `users` is given, a user of this name
-    has to exist there.
+    `name` selects the name in the certificate that is the user name, such as `common_name`. If `users` is not
+    None, the user must exist in it.
     """
 
     kind: Final = "certificates"
@@ -92,7 +92,7 @@ class Certificates:
     def authenticate_nowait(self, credentials: Credentials) -> Principal | Denial | None:
         """Return the principal that the client's certificate names, or Denial.WRONG.
 
-        A login with a password, or with a user name other than that of the certificate, is denied.
+        Logins with a password, or with a user name that differs from the name in the certificate, are denied.
         """
         if credentials.certificate is None or credentials.password:
             return Denial.WRONG
@@ -104,14 +104,14 @@ class Certificates:
         return principal_of(name, credentials.certificate)
 
     async def authenticate(self, credentials: Credentials) -> Principal | Denial:
-        """Return the result of `authenticate_nowait`, which is always available at once."""
+        """Return the result of `authenticate_nowait`, which never has to wait."""
         return self.authenticate_nowait(credentials) or Denial.WRONG
 
 
 def principal_of(name: str, certificate: Certificate) -> Principal:
-    """Return a principal with this name, and the names in its certificate as fields.
+    """Return a principal with this name, and with the names in its certificate as fields.
 
-    The placeholders of rules can refer to these fields.
+    Placeholders in rules can refer to these fields, for example `{cn}`.
     """
     fields = {FIELDS[key]: value for key, value in certificate.names.items() if key in FIELDS}
     return Principal(name, fields=fields, backend=Certificates.kind)

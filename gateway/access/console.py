@@ -14,11 +14,11 @@ ORDER: Final[tuple[Right, ...]] = ("none", "read", "write")
 
 
 class WithConsole(Protocol):
-    """Role, as far as it concerns the console."""
+    """Role, with the fields that concern the console."""
 
     @property
     def console(self) -> Right:
-        """Right that the role gives at the console: `none`, `read` or `write`."""
+        """Right at the console that the role gives: `none`, `read` or `write`."""
 
     @property
     def console_bodies(self) -> bool:
@@ -26,15 +26,15 @@ class WithConsole(Protocol):
 
     @property
     def console_virtual_hosts(self) -> tuple[str, ...] | None:
-        """Names of the virtual hosts to which the right is limited; None: no limit."""
+        """Names of the virtual hosts to which the right is limited; None means no limit."""
 
 
 class ConsoleRights(NamedTuple):
     """Rights of one caller at the console and the HTTP API.
 
     `right` is the highest right in any virtual host. The caller may read objects in `read_hosts` and change
-    objects in `write_hosts`; with `bodies` it may read bodies of messages in `body_hosts`. None stands for
-    all virtual hosts, and for objects that belong to none.
+    objects in `write_hosts`. If `bodies` is True, it may also read bodies of messages in `body_hosts`. None
+    stands for all virtual hosts, and for objects that belong to no virtual host.
     """
 
     right: Right
@@ -44,18 +44,18 @@ class ConsoleRights(NamedTuple):
     body_hosts: Hosts = None
 
     def hosts(self, *, reading: bool) -> Hosts:
-        """Return the virtual hosts that a request may read (`reading` True) or change (False); None: all."""
+        """Return the virtual hosts that a request may read (`reading`) or change; None means all."""
         return self.read_hosts if reading else self.write_hosts
 
     def shows_bodies(self, host: str | None) -> bool:
-        """Return True if the caller may read bodies of messages in a virtual host.
+        """Return True if the caller may read bodies of messages in the virtual host `host`.
 
         None stands for messages that may be in any virtual host, or in none.
         """
         return self.bodies and (self.body_hosts is None or host in self.body_hosts)
 
     def intersection(self, other: ConsoleRights) -> ConsoleRights:
-        """Return the rights that are contained both in these rights and in `other`."""
+        """Return the rights that both these rights and `other` include."""
         return ConsoleRights(
             min(self.right, other.right, key=ORDER.index),
             self.bodies and other.bodies,
@@ -70,10 +70,7 @@ EVERYTHING: Final = ConsoleRights("write", bodies=True)
 
 
 def console_rights(principal: Principal, roles: Mapping[str, WithConsole]) -> ConsoleRights:
-    """Return the console rights that the roles of a principal give together.
-
-    Names of roles that do not exist give none.
-    """
+    """Return the combined console rights of a principal's roles. Roles that do not exist are ignored."""
     own_roles = [roles[name] for name in principal.roles if name in roles and roles[name].console != "none"]
     if not own_roles:
         return NOTHING
@@ -88,7 +85,7 @@ def console_rights(principal: Principal, roles: Mapping[str, WithConsole]) -> Co
 
 
 def _hosts_of(roles: Iterable[WithConsole]) -> Hosts:
-    """Return the virtual hosts that any of the roles concerns, or None if one concerns all."""
+    """Return all virtual hosts to which the roles are limited, or None if one role has no limit."""
     found: set[str] = set()
     for role in roles:
         if role.console_virtual_hosts is None:

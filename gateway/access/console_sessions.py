@@ -23,11 +23,12 @@ LINKS_MAX: Final = 100
 
 
 class ConsoleSession:
-    """Login session of a user at the console.
+    """Session of a user who has logged in at the console.
 
-    It has all rights with `everything`, else those of the principal's roles or of a token. `token` is the
-    digest of the token with which the session began, "" without one; `stamp` is the user's stamp at that time
-    (`Access.stamp`). `last_used` and `ends` are in seconds of the clock of `ConsoleSessions`.
+    The session has all rights if `everything` is True, otherwise the rights of the principal's roles or of a
+    token. `token` is the digest of the token with which the user logged in, "" without one. `stamp` is the
+    user's stamp at the login (`Access.stamp`). `last_used` and `ends` are in seconds of the clock of
+    `ConsoleSessions`.
     """
 
     __slots__ = ("csrf", "ends", "everything", "last_used", "principal", "stamp", "token")
@@ -45,22 +46,20 @@ class ConsoleSession:
 
     @property
     def owner(self) -> str:
-        """Name of the user for whom the session is counted."""
+        """Name of the user to whose number of sessions this session counts."""
         return self.principal.name
 
     def proves(self, secret: str) -> bool:
-        """Return True if `secret` is the session's CSRF secret.
-
-        Then a page of the console made the request.
-        """
+        """Return True if `secret` is the session's CSRF secret, which only pages of the console know."""
         return hmac.compare_digest(self.csrf.encode(), secret.encode(errors="surrogatepass"))
 
 
 class ConsoleSessions:
-    """Console sessions and login links of a gateway. `clock` returns the seconds of a monotonic clock.
+    """Console sessions and login links of a gateway.
 
-    Beyond the number of sessions that `shares` permits, the least recently used session is removed, out of
-    those of a user who has more than an equal share.
+    `shares` limits the number of sessions. Beyond it, the least recently used session of a user with more
+    than an equal share is removed. A session ends after `idle_secs` without use, and at the latest after
+    `longest_secs`. `clock` returns monotonic seconds.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class ConsoleSessions:
     ) -> tuple[str, ConsoleSession]:
         """Begin a session for a principal that has logged in.
 
-        Return its identifier, for the cookie, and the session.
+        Return the session's identifier, which goes into the cookie, and the session.
         """
         now = self._clock()
         ends = now + self._longest_secs
@@ -105,9 +104,9 @@ class ConsoleSessions:
         self._entries.discard(key)
 
     def find(self, text: str) -> ConsoleSession | None:
-        """Return the session with this identifier and record its use.
+        """Return the session with this identifier, and record that it was used.
 
-        Return None if there is none or it has ended.
+        Return None if there is no such session, or if it has ended.
         """
         key, now = _digest(text), self._clock()
         session = self._sessions.get(key)
@@ -124,7 +123,7 @@ class ConsoleSessions:
         return session
 
     def end(self, text: str) -> None:
-        """End the session with this identifier, if there is one, because its owner has logged out."""
+        """End the session with this identifier, if it exists, because its user has logged out."""
         self._forget(_digest(text))
 
     def make_link(self) -> str:
@@ -139,7 +138,7 @@ class ConsoleSessions:
         return text
 
     def use_link(self, text: str) -> bool:
-        """Return True if the code of a login link is valid. It is not valid again afterwards."""
+        """Return True if `text` is a valid code of a login link, and make the code invalid."""
         return self._links.pop(_digest(text), 0.0) > self._clock()
 
 

@@ -45,18 +45,19 @@ class TokenRefused(Exception):
 
 
 class TokenInTheWay(TokenRefused):
-    """Error for a token that existing ones prevent: its name is in use, or there are too many."""
+    """Error for a token that cannot be created because its name is in use, or there are too many tokens."""
 
 
 class TokenShareFull(TokenRefused):
-    """Error for a token with which its user would have more tokens than one user may have."""
+    """Error for a token that cannot be created because its user has as many tokens as one user may have."""
 
 
 class Maker(NamedTuple):
-    """User who created a token, at the console or by another token; the token becomes invalid with this user.
+    """User who created a token, at the console or by means of another token.
 
-    `backend` is the kind of the back end that authenticated the user, and `roles` are the roles that it gave.
-    `stamp` is the user's stamp at that time (`Access.stamp`).
+    `backend` is the kind of the back end that authenticated the user, and `roles` are the roles that the back
+    end gave. `stamp` is the user's stamp at that time (`Access.stamp`). The token becomes invalid when this
+    user is deleted or changes its password.
     """
 
     name: str
@@ -66,16 +67,17 @@ class Maker(NamedTuple):
 
     @property
     def principal(self) -> Principal:
-        """Principal of the user, without scopes, fields and expiry, which belong to a single login."""
+        """Principal of the user. Scopes, fields and expiry are omitted: they belong to a single login."""
         return Principal(self.name, roles=self.roles, backend=self.backend)
 
 
 class StoredToken(NamedTuple):
-    """Token as it is stored, without its secret text. Times are in seconds since 1970; `expires` None: never.
+    """API token as it is stored, without its secret text.
 
-    `console` is its right. `bodies` permits reading the bodies of messages, which a token with the right
-    `write` always may. `by` is the name of the caller who created it, `maker` that user, or None for an
-    administrator.
+    `digest` is the digest of the secret. `console` is the token's right. `bodies` permits reading the bodies
+    of messages; the right `write` always includes this. `by` names the caller who created the token. `maker`
+    is that user, or None for an administrator. `made` and `expires` are in seconds since 1970; a token
+    without `expires` never expires.
     """
 
     name: str
@@ -89,9 +91,9 @@ class StoredToken(NamedTuple):
 
     @property
     def principal(self) -> Principal:
-        """Principal of a request with this token: the user who made it.
+        """Principal of requests with this token: the user who created it.
 
-        For a token of an administrator it has the name of the token.
+        The principal of an administrator's token has the name of the token.
         """
         name = self.name if self.maker is None else self.maker.name
         return Principal(name, expires=self.expires)
@@ -105,7 +107,7 @@ class StoredToken(NamedTuple):
         return row
 
     def to_record(self) -> dict[str, Any]:
-        """Return the token as a JSON object for the file."""
+        """Return the token as a JSON object for the token file."""
         return self._asdict() | {"maker": None if self.maker is None else self.maker._asdict()}
 
 
@@ -113,13 +115,16 @@ KEYS: Final = frozenset(StoredToken._fields)
 
 
 class ConsoleTokens:
-    """Console tokens of a gateway, stored in a file in `folder`, or only in memory if it is None."""
+    """API tokens that were created at the console of a gateway.
+
+    They are stored in a file in `folder`, or only in memory if `folder` is None.
+    """
 
     def __init__(self, folder: Path | None = None, shares: UserShares | None = None) -> None:
-        """Read the stored tokens, or create the administrator's token if there is no file yet.
+        """Read the stored tokens. If there is no token file yet, create the administrator's token.
 
-        `shares` has the limit of tokens, and how many of them one user may have. Raises ConfigurationError if
-        the folder or the file in it cannot be used.
+        `shares` limits the number of tokens in total and per user. Raises ConfigurationError if the folder or
+        the token file cannot be used.
         """
         self._folder = folder
         self._shares = shares or UserShares("console tokens", count_max=TOKENS_MAX)
@@ -152,7 +157,7 @@ class ConsoleTokens:
             log.warning("console tokens of a newer gateway not valid here", tokens=len(self._unknown))
 
     def _save(self) -> None:
-        """Write the tokens to the file. Raises OSError."""
+        """Write the tokens to the token file. Raises OSError."""
         if self._folder is not None:
             document = {"tokens": [token.to_record() for token in self._tokens.values()] + self._unknown}
             write_private_file(
@@ -171,11 +176,10 @@ class ConsoleTokens:
     ) -> str:
         """Create a token and return its secret text, which is not stored.
 
-        Tokens that expired EXPIRED_SECS ago are deleted; until then they count, and the same maker may use
-        their names again.
-        Raises TokenRefused if the name is not 1 to NAME_MAX printable characters, TokenInTheWay if the name
-        is in use or there are TOKENS_MAX tokens, TokenShareFull if too many are the maker's, and OSError if
-        the token cannot be stored.
+        Tokens that expired more than EXPIRED_SECS ago are deleted. Other expired tokens still count, but
+        their maker may use their names again. Raises TokenRefused if the name does not have 1 to NAME_MAX
+        printable characters, TokenInTheWay if the name is in use or there are TOKENS_MAX tokens,
+        TokenShareFull if the maker has too many tokens, and OSError if the token cannot be stored.
         """
         if not 0 < len(name) <= NAME_MAX or not name.isprintable():
             raise TokenRefused(f"a token's name has 1 to {NAME_MAX} characters")
@@ -199,9 +203,10 @@ class ConsoleTokens:
         return text
 
     def _check_share(self, maker: Maker | None) -> None:
-        """Raise TokenInTheWay or TokenShareFull if this maker may not create another token.
+        """Raise an error if `maker` may not create another token.
 
-        Administrators, who may revoke all tokens, are only subject to the limit of all tokens.
+        Raises TokenInTheWay at the limit of all tokens, and TokenShareFull at the limit of one user.
+        Administrators, who may revoke all tokens, have no limit of their own.
         """
         shares = self._shares
         owners = Counter([_owner_of(one.maker) for one in self._tokens.values()])
@@ -213,15 +218,15 @@ class ConsoleTokens:
             raise TokenShareFull(f"{limit} is reached: revoke another token first")
 
     def make_temporary(self, name: str) -> str:
-        """Create a token with all rights, valid while this process runs, and return its text."""
+        """Create a token with all rights, which is valid while this process runs. Return its secret text."""
         text, digest = _generate_token()
         self._temporary[digest] = StoredToken(name, digest, "write", "this process", clock.unix_time())
         return text
 
     def revoke(self, name: str) -> bool:
-        """Delete the token with this name, and expired ones with it. Return False if there is none.
+        """Delete all tokens with this name, including expired ones. Return False if there is none.
 
-        Raises OSError if the file cannot be written; the token then stays valid.
+        Raises OSError if the token file cannot be written; the tokens then stay valid.
         """
         before = self._tokens, self._unknown
         self._tokens = {digest: one for digest, one in self._tokens.items() if one.name != name}
@@ -236,7 +241,7 @@ class ConsoleTokens:
         return True
 
     def find(self, text: str) -> StoredToken | None:
-        """Return the token with this secret text, or None if there is none or it has expired."""
+        """Return the token with this secret text, or None if there is no such token or it has expired."""
         return self.by_digest(_digest(text))
 
     def is_valid(self, digest: str) -> bool:
@@ -245,7 +250,7 @@ class ConsoleTokens:
         return token is not None and (token.expires is None or token.expires > clock.unix_time())
 
     def by_digest(self, digest: str) -> StoredToken | None:
-        """Return the token with this digest, or None if there is none or it has expired."""
+        """Return the token with this digest, or None if there is no such token or it has expired."""
         return (self._tokens.get(digest) or self._temporary.get(digest)) if self.is_valid(digest) else None
 
     def all(self) -> list[StoredToken]:
@@ -267,9 +272,9 @@ def _digest(text: str) -> str:
 
 
 def write_private_file(path: Path, text: str) -> None:
-    """Write a file that only its owner may read, atomically. Raises OSError.
+    """Write a file atomically that only its owner may read.
 
-    If it fails, an earlier file of this name is unchanged.
+    Raises OSError; an existing file of this name is then unchanged.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -287,8 +292,8 @@ def write_private_file(path: Path, text: str) -> None:
 def meeting_places() -> list[Path]:
     """Return the folders in which a gateway stores tokens for local commands of the same user.
 
-    They are in order of preference, and may not exist. The system's temporary folder is left out if it has
-    none that can be written.
+    The folders are in order of preference, and may not exist. The system's temporary folder is omitted if it
+    cannot be determined.
     """
     runtime_folder = os.environ.get("XDG_RUNTIME_DIR")
     found = [Path(runtime_folder) / "gateway"] if runtime_folder else []
@@ -300,15 +305,18 @@ def meeting_places() -> list[Path]:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Return True if the folder belongs to this user and no other user may access it. Raises OSError."""
+    """Return True if the folder belongs to this user and other users have no access to it.
+
+    Raises OSError if the folder does not exist.
+    """
     status = folder.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
 def leave_token(port: int, text: str) -> Path | None:
-    """Store a token for local commands of the same user, in a file named after the HTTP port.
+    """Write a token to a file, for commands that the same user runs on this machine.
 
-    Return the path of the file, or None if no folder can be used.
+    The file is named after the HTTP port. Return its path, or None if no folder can be used.
     """
     for folder in meeting_places():
         try:
@@ -322,7 +330,7 @@ def leave_token(port: int, text: str) -> Path | None:
 
 
 def left_tokens(port: int) -> list[Path]:
-    """Return the files with tokens that a gateway at this HTTP port has stored for this user."""
+    """Return the paths of files with tokens that a gateway at this HTTP port has written for this user."""
     found = []
     for folder in meeting_places():
         try:

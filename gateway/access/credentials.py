@@ -12,19 +12,19 @@ NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 class Certificate(NamedTuple):
     """Names in a client certificate that a trusted authority has signed.
 
-    The keys of `names` are `ou`, `o` and whatever the setting `authentication[].name` permits, such as
-    `common_name`.
+    The keys of `names` are `ou`, `o`, and the values that the setting `authentication[].name` permits, such
+    as `common_name`.
     """
 
     names: Mapping[str, str] = NO_NAMES
 
 
 class Credentials(NamedTuple):
-    """Login of a client, as it was received.
+    """Login of a client, as received and not yet verified.
 
-    `user` is "" without a user name, `remote` is host:port, and `client` the client identifier, or "" if it
-    is not known. If `backend` is not empty, only back ends of that kind that can verify `method` are queried.
-    `method` is the authentication method of MQTT 5 AUTH packets that carry a token, "" for a password.
+    `user` is "" if the client sent no user name. `remote` is host:port. `client` is the client identifier, or
+    "" if it is not known. `method` is the authentication method of MQTT 5 AUTH packets with a token, and ""
+    for a password. If `backend` is not "", only back ends of this kind that support `method` are queried.
     """
 
     user: str

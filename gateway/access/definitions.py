@@ -27,10 +27,10 @@ EVERYWHERE: Final = frozenset({"administrator", "monitoring"})  # tags that see 
 
 
 class Imported(NamedTuple):
-    """Users and virtual hosts in a definitions file of RabbitMQ.
+    """Users, roles and virtual hosts in a definitions file of RabbitMQ.
 
-    `hashes` are password hashes and `users` role names by user name, `roles` the roles by name, and `hosts`
-    the names of the virtual hosts.
+    `hashes` has password hashes by user name, `users` role names by user name, `roles` the roles by name.
+    `hosts` are the names of the virtual hosts.
     """
 
     hashes: dict[str, str]
@@ -40,14 +40,15 @@ class Imported(NamedTuple):
 
 
 def role_name(user: str) -> str:
-    """Return the name of the role that is made for a user imported from RabbitMQ."""
+    """Return the name of the role that holds the permissions of a user imported from RabbitMQ."""
     return f"rabbitmq:{user}"
 
 
 def read_users(file: Path) -> Imported:
     """Read the users, permissions and virtual hosts in a definitions file of RabbitMQ.
 
-    Raises ConfigurationError if the file cannot be read, is not JSON, or is not as RabbitMQ exports it.
+    Raises ConfigurationError if the file cannot be read, is not JSON, or does not have the form of RabbitMQ's
+    exports.
     """
     try:
         with file.open("rb") as stream:
@@ -110,7 +111,7 @@ def _imported(content: dict[str, Any]) -> Imported:
 def _tags(tags: str | list[str]) -> Iterator[str]:
     """Yield the tags of a user in a definitions file of RabbitMQ.
 
-    They are a list in newer versions of RabbitMQ, and a text with commas in older ones.
+    Newer versions of RabbitMQ export a list of tags, older ones a text with commas.
     """
     yield from (one.strip() for one in (tags.split(",") if isinstance(tags, str) else tags))
 

@@ -29,7 +29,7 @@ DELAYS_MAX: Final = 4
 
 
 class _Tally:
-    """Failures of one key in its current window, and the time in seconds until which the key is refused."""
+    """Number of failures of one key in the current time window, and the time until which it is refused."""
 
     __slots__ = ("count", "refused_until", "window_start")
 
@@ -40,10 +40,10 @@ class _Tally:
 
 
 class _Table:
-    """Counts of failures by key, such as a place.
+    """Numbers of failures by key, for example by network origin.
 
-    A key with `most` failures within `window_secs` is refused for `refused_secs`; with `most` 0 none is
-    refused. `now` is in seconds of one monotonic clock.
+    A key with `most` failures within `window_secs` is refused for `refused_secs`; with `most` 0 no key is
+    ever refused. `now` is in seconds of one monotonic clock.
     """
 
     def __init__(self, most: int, window_secs: float, refused_secs: float) -> None:
@@ -56,7 +56,7 @@ class _Table:
         return len(self._tallies)
 
     def add(self, key: Hashable, now: float) -> None:
-        """Count a failure of this key, and refuse the key if it has too many."""
+        """Count a failure of this key, and refuse the key if it has too many failures."""
         tally = self._tallies.pop(key, None)
         if tally is None or now - tally.window_start >= self._window_secs:
             refused_until = 0.0 if tally is None else tally.refused_until
@@ -75,7 +75,7 @@ class _Table:
         return 0 if tally is None or now - tally.window_start >= self._window_secs else tally.count
 
     def is_refused(self, key: Hashable, now: float) -> bool:
-        """Return True if the key is refused at the time `now`, because it had too many failures."""
+        """Return True if the key is refused at the time `now`, because of too many failures."""
         tally = self._tallies.get(key)
         return tally is not None and now < tally.refused_until
 
@@ -85,9 +85,9 @@ class _Table:
 
 
 class Failures:
-    """Failed logins at all listeners of a gateway, and the delays and refusals that follow from them.
+    """Failed logins at all listeners of a gateway; decides which logins are delayed or refused.
 
-    `remote` is the client's address as host:port.
+    `remote` is the client's address as host:port. A place is a network origin (see places.py).
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Failures:
         self._right: dict[tuple[str, str], float] = {}
 
     def is_refused(self, remote: str, user: str) -> bool:
-        """Return True if a login has to be refused without verifying its password."""
+        """Return True if a login must be refused without verifying its password."""
         place = place_of(remote)
         if place == LOOPBACK:
             return False
@@ -114,10 +114,10 @@ class Failures:
         return self._places.is_refused(place, now) and not self.is_trusted(remote, user)
 
     def blocks(self, remote: str) -> bool:
-        """Return True if connections from the place of `remote` are refused.
+        """Return True if all connections from the place of `remote` are refused.
 
-        That is so after many connections from there have broken the rules of their protocol, unless a user
-        recently logged in from there.
+        A place is blocked after many of its connections have broken the rules of their protocol, unless a
+        user recently logged in from there.
         """
         place, now = place_of(remote), self._clock()
         if not self._negotiations.is_refused(place, now):
@@ -125,13 +125,13 @@ class Failures:
         return not any(one == place and until > now for (one, _), until in self._right.items())
 
     def broke_negotiation(self, remote: str) -> None:
-        """Count a connection that broke the rules of its protocol before it named a user."""
+        """Count a connection that broke the rules of its protocol before it sent a user name."""
         place = place_of(remote)
         if place != LOOPBACK:
             self._negotiations.add(place, self._clock())
 
     def delay_secs(self, remote: str, user: str) -> float:
-        """Return for how many seconds a login has to be delayed before it is verified."""
+        """Return for how many seconds a login must be delayed before its password is verified."""
         place = place_of(remote)
         if place == LOOPBACK or self.is_trusted(remote, user):
             return 0.0
@@ -144,7 +144,10 @@ class Failures:
         return self._delay_secs * min(steps, DELAYS_MAX)
 
     def is_trusted(self, remote: str, user: str) -> bool:
-        """Return True if the user logged in from this place within RIGHT_SECS, and no login failed since."""
+        """Return True if the user has logged in from this place within RIGHT_SECS.
+
+        A failed login of the user at this place ends the trust.
+        """
         pair = (place_of(remote), _user_key(user))
         return self._right.get(pair, 0.0) > self._clock()
 
@@ -159,7 +162,7 @@ class Failures:
         self._users.add(name, now)
 
     def succeeded(self, remote: str, user: str) -> None:
-        """Record a successful login: trust the user at this place, and delete the failures of the two."""
+        """Record a successful login: trust the user at this place, and delete the failures of this pair."""
         pair = (place_of(remote), _user_key(user))
         self._pairs.forget(pair)
         self._right.pop(pair, None)
@@ -169,9 +172,9 @@ class Failures:
 
 
 def _user_key(user: str) -> str:
-    """Return the key under which a user name is counted.
+    """Return the key under which the failures of a user name are counted.
 
-    It is the name, or the digest of a name with more than NAME_MAX characters, to limit the memory.
+    It is the name itself, or its digest if the name has more than NAME_MAX characters, to limit the memory.
     """
     if len(user) <= NAME_MAX:
         return user

@@ -19,7 +19,7 @@ Rule = tuple["list[str] | None", str, str]  # levels (None with placeholders), f
 def covers(allowed: Sequence[str], levels: Sequence[str]) -> bool:
     """Return True if `allowed` matches every topic that `levels` matches.
 
-    Both are topic filters, divided into their levels.
+    Both arguments are topic filters, split into their levels.
     """
     if levels[0][:1] == "$" and allowed[0] in WILD:
         return False  # a wildcard first does not match topics that begin with $ (5: 4.7.2)
@@ -33,7 +33,7 @@ def covers(allowed: Sequence[str], levels: Sequence[str]) -> bool:
 
 
 def overlaps(denied: Sequence[str], levels: Sequence[str]) -> bool:
-    """Return True if some topic matches both topic filters, which are divided into their levels."""
+    """Return True if at least one topic matches both topic filters, which are split into their levels."""
     first = denied[0], levels[0]
     if any(one[:1] == "$" for one in first) and any(one in WILD for one in first):
         return False
@@ -50,8 +50,8 @@ def overlaps(denied: Sequence[str], levels: Sequence[str]) -> bool:
 class FilterSet:
     """Topic filters of rules, each with the name of its rule.
 
-    Filters may contain placeholders, for which each check gives the values; so all clients of a role share
-    one set.
+    Filters may contain placeholders. Each check passes the values of the placeholders, so that all clients
+    with a role can share one set.
     """
 
     __slots__ = ("_by_first", "_exact", "_wild")

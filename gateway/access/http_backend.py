@@ -34,7 +34,7 @@ log = structlog.get_logger(limited=True)
 class HttpUsers:
     """Back end that authenticates users with passwords by requests to an HTTP server.
 
-    `options` are its settings, `asker` is the HTTP client.
+    `options` are the settings of the back end, `asker` is the HTTP client.
     """
 
     kind: Final = "http"
@@ -59,7 +59,7 @@ class HttpUsers:
         return False
 
     def authenticate_nowait(self, credentials: Credentials) -> Principal | Denial | None:
-        """Return the cached result of this login, or None if there is none.
+        """Return the cached result of this login, or None if no result is cached.
 
         Return Denial.WRONG for a login without a user name.
         """
@@ -69,9 +69,10 @@ class HttpUsers:
         return self._allowed.find(key, now) or self._denied.find(key, now)
 
     async def authenticate(self, credentials: Credentials) -> Principal | Denial:
-        """Return the server's principal or denial for a login, or Denial.BUSY if too many logins wait.
+        """Query the server for a login, and return the principal or denial.
 
-        Concurrent logins with the same credentials share one request.
+        Return Denial.BUSY if too many logins wait. Concurrent logins with the same credentials share one
+        request.
         """
         key = self._digest(credentials)
         while (found := self.authenticate_nowait(credentials)) is None and key in self._in_flight:
@@ -92,7 +93,7 @@ class HttpUsers:
             done.set()
 
     async def _ask(self, key: bytes, credentials: Credentials) -> Principal | Denial:
-        """Send a login to the server, and return and cache its result under `key`."""
+        """Query the server for a login. Cache the result under `key`, and return it."""
         options = self._options
         fields = {
             "username": credentials.user.encode(errors="replace").decode(),
@@ -135,9 +136,9 @@ class HttpUsers:
 
 
 def read_answer(user: str, body: bytes) -> Principal | Denial:
-    """Parse the response to the login of `user`: `allow TAG TAG` is a principal, `deny` a denial.
+    """Parse the server's response to the login of `user`: `allow` is a principal, `deny` a denial.
 
-    The tags are roles of the principal. Raises Unanswered for any other response.
+    Words after `allow` are role names of the principal. Raises Unanswered for any other response.
     """
     words = body.decode(errors="replace").split()
     verdict = words[0].lower() if words else ""

@@ -18,13 +18,13 @@ ANSWER_BYTES_MAX: Final = 1_048_576
 
 
 class Unanswered(Exception):
-    """Error for a request without a usable response; the text gives the reason."""
+    """Error for a request to which the server gave no usable response; the text states the reason."""
 
 
 class Asker:
     """HTTP client of one back end.
 
-    `timeout_secs` limits the time of a request and its response in seconds.
+    `timeout_secs` limits the time in seconds from the request to the end of its response.
     """
 
     def __init__(
@@ -79,7 +79,8 @@ class Asker:
     ) -> bytes:
         """Send a request and return the body of the response.
 
-        Raises Unanswered if there is no response in time, it is too long, or its status is not 200.
+        Raises Unanswered if the response does not arrive in time, is too long, or has a status other than
+        200.
         """
         import httpx
 

@@ -34,9 +34,10 @@ log = structlog.get_logger(limited=True)
 
 
 class SignatureKey:
-    """Key that verifies signatures. `kid` is its name, or None if it has none.
+    """Key that verifies signatures of tokens.
 
-    `algorithm` is the only algorithm that the key may be used with, None: any.
+    `kid` is the identifier of the key, or None if it has none. `algorithm` is the only algorithm for which
+    the key may be used; None permits all.
     """
 
     __slots__ = ("algorithm", "key", "kid")
@@ -47,12 +48,15 @@ class SignatureKey:
         self.algorithm = algorithm
 
     def may_have_signed(self, kid: str | None, algorithm: str) -> bool:
-        """Return True if the key may verify a token with this `kid` and algorithm in its head."""
+        """Return True if the key may verify a token that has this `kid` and algorithm in its header."""
         return (kid is None or self.kid is None or kid == self.kid) and self.algorithm in (None, algorithm)
 
 
 def parse_jwks(text: bytes) -> list[SignatureKey]:
-    """Return the public keys for signatures in a JWKS document. Raises ValueError if there is none."""
+    """Return the public keys for signatures in a JWKS document.
+
+    Raises ValueError if the document has no usable key.
+    """
     document = orjson.loads(text)
     entries = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(entries, list):
@@ -76,9 +80,10 @@ def _text(value: object) -> str | None:
 
 
 def parse_keys(text: bytes, *, symmetric: bool) -> list[SignatureKey]:
-    """Return the keys in the content of a key file: PEM or JWKS, or with `symmetric` a secret.
+    """Return the keys in the content of a key file.
 
-    Raises ValueError if the content cannot be used, is a private key, or is a secret of under 32 bytes.
+    With `symmetric`, the content is a secret, otherwise PEM or JWKS. Raises ValueError if the content cannot
+    be used, is a private key, or is a secret of less than 32 bytes.
     """
     if symmetric:
         secret = text.strip()
@@ -96,13 +101,13 @@ def parse_keys(text: bytes, *, symmetric: bool) -> list[SignatureKey]:
 
 
 class KeysFile:
-    """Keys from a file, which is read again when it changes.
+    """Keys in a file, which is read again when it changes.
 
     If the changed file cannot be used, the previous keys stay valid.
     """
 
     def __init__(self, path: Path, *, symmetric: bool) -> None:
-        """Read the keys. Raises ConfigurationError if they cannot be used."""
+        """Read the keys. Raises ConfigurationError if the file cannot be used."""
         self._path = path
         self._symmetric = symmetric
         try:
@@ -118,27 +123,27 @@ class KeysFile:
 
     @property
     def has_keys(self) -> bool:
-        """Always True: a key file that could be read has a key."""
+        """Always True, because a key file without a key cannot be read."""
         return True
 
     def matching_keys(self, kid: str | None, algorithm: str) -> list[SignatureKey]:
-        """Return the keys that may verify a token with this `kid` and algorithm in its head."""
+        """Return the keys that may verify a token with this `kid` and algorithm in its header."""
         return [key for key in self._file.value if key.may_have_signed(kid, algorithm)]
 
     @property
     def may_change(self) -> bool:
-        """Always False: waiting for `fetched` brings no other keys."""
+        """Always False: `fetched` never brings other keys."""
         return False
 
     async def fetched(self) -> None:
-        """Return at once, because the keys of a file are not fetched."""
+        """Return immediately, because the keys of a file are not fetched."""
 
     def look(self) -> None:
-        """Read the file again if it has changed and is not being written any more."""
+        """Read the file again if it has changed and is no longer being written."""
         self._file.reload_if_settled()
 
     def reload(self) -> None:
-        """Read the file again at once."""
+        """Read the file again immediately."""
         self._file.reload()
 
     def _log_reload(self, keys: list[SignatureKey]) -> None:
@@ -155,7 +160,11 @@ class KeysFile:
 
 
 class KeysUrl:
-    """Keys from a URL, which the task `run` fetches. `clock` returns monotonic seconds."""
+    """Keys from a URL, which the method `run` fetches as a task.
+
+    The keys are fetched every `refresh_secs` seconds, and are valid for `kept_secs` more. Fetches that
+    `fetched` requests are at least `again_secs` apart. `clock` returns monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -181,30 +190,30 @@ class KeysUrl:
 
     @property
     def age_secs(self) -> float:
-        """Seconds since the keys were fetched; infinite if they never were."""
+        """Seconds since the keys were fetched, or infinity if they have never been fetched."""
         return self._clock() - self._fetched_at
 
     @property
     def has_keys(self) -> bool:
-        """True if there are keys, and they are not too old to be used."""
+        """True if keys have been fetched and are not too old to be used."""
         return bool(self._keys) and self.age_secs <= self._refresh_secs + self._kept_secs
 
     def matching_keys(self, kid: str | None, algorithm: str) -> list[SignatureKey]:
-        """Return the keys that may verify a token with this `kid` and algorithm in its head."""
+        """Return the keys that may verify a token with this `kid` and algorithm in its header."""
         return [key for key in self._keys if key.may_have_signed(kid, algorithm)] if self.has_keys else []
 
     @property
     def may_change(self) -> bool:
-        """True if waiting for `fetched` may bring other keys, because the last fetch was long enough ago."""
+        """True if `fetched` may bring other keys, because the last fetch was long enough ago."""
         return self._refresh.is_set() or self._clock() - self._tried_at >= self._again_secs
 
     async def fetched(self) -> None:
-        """Have `run` fetch the keys, and wait until that has succeeded or failed."""
+        """Make `run` fetch the keys, and wait until the fetch has succeeded or failed."""
         self._refresh.set()
         await self._tried.wait()
 
     async def run(self) -> None:
-        """Fetch the keys at once, then regularly and whenever `fetched` is called, until cancelled."""
+        """Fetch the keys at the start, regularly, and whenever `fetched` is called, until cancelled."""
         while True:
             well = await self._fetch()
             tried, self._tried = self._tried, trio.Event()
@@ -215,7 +224,7 @@ class KeysUrl:
                 await self._refresh.wait()
 
     async def _fetch(self) -> bool:
-        """Fetch the keys once. Return False, and log the error, if that fails."""
+        """Fetch the keys once. If this fails, log the error and return False."""
         try:
             keys = parse_jwks(await self._asker.get(self._url))
         except (Unanswered, ValueError) as error:

@@ -23,15 +23,19 @@ def is_loopback(remote: str) -> bool:
 
 
 def place_of(remote: str) -> str:
-    """Return the place of an address host:port: an IPv4 address, an IPv6 network of 64 bits, or LOOPBACK."""
+    """Return the place of a client's address, which is host:port.
+
+    The place is an IPv4 address, an IPv6 network of 64 bits, or LOOPBACK for this machine.
+    """
     return place_of_host(remote.rpartition(":")[0])
 
 
 @lru_cache(maxsize=4_096)
 def place_of_host(host: str) -> str:
-    """Return the place of an address without a port: an IPv4 address, an IPv6 network, or LOOPBACK.
+    """Return the place of a client's address without a port.
 
-    For a text that is no IP address, return the text itself.
+    The place is an IPv4 address, an IPv6 network of 64 bits, or LOOPBACK for this machine. A text that is not
+    an IP address is returned unchanged.
     """
     address = _address(host)
     if address is None:
@@ -44,9 +48,9 @@ def place_of_host(host: str) -> str:
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Parse an IP address. Return None if `host` is not an address.
+    """Parse an IP address. Return None if `host` is not an IP address.
 
-    IPv4 addresses that are mapped to IPv6 are returned as IPv4 addresses.
+    An IPv4 address that is mapped to IPv6 is returned as an IPv4 address.
     """
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])

@@ -10,13 +10,14 @@ NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Principal:
-    """Authenticated identity. `name` is the user name, or "" for an anonymous client.
+    """Authenticated identity of a client or caller.
 
-    `roles` are role names from the back end, in addition to those of the configuration. `scopes` are those of
-    a token (`read:vhost/name/key`). `fields` are values that placeholders of rules may refer to besides
-    `{user}`: names in a certificate, such as `cn`, and claims of a token. `expires` is the time at which the
-    identity becomes invalid, in seconds since 1970; None: never. `backend` is the kind of the back end that
-    authenticated the identity, "" for an anonymous client.
+    `name` is the user name, or "" for an anonymous client. `roles` are role names that the back end gave, in
+    addition to those of the configuration. `scopes` are the scopes of a token (`read:vhost/name/key`).
+    `fields` are values for placeholders in rules other than `{user}`: names in a certificate, such as `cn`,
+    and claims of a token. `expires` is the time at which the identity becomes invalid, in seconds since 1970,
+    or None. `backend` is the kind of the back end that authenticated the identity, "" for an anonymous
+    client.
     """
 
     __slots__ = ("backend", "expires", "fields", "name", "roles", "scopes")
@@ -39,7 +40,7 @@ class Principal:
         self.backend = backend
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what determines the rights, besides the name, as JSON values."""
+        """Return the attributes that determine the rights, except the name, as JSON values."""
         return {
             "backend": self.backend,
             "roles": list(self.roles),
@@ -49,9 +50,10 @@ class Principal:
 
     @classmethod
     def from_dict(cls, name: str, values: Mapping[str, Any] | None) -> Principal:
-        """Return the principal with this name and the values of `to_dict`.
+        """Return the principal with this name, and with values that `to_dict` returned.
 
-        None stands for a record without values, of an earlier version: the principal then has no own roles.
+        `values` is None for a record of an earlier version, which stored no values: the principal then has
+        only its name.
         """
         values = values or {}
         return cls(

@@ -29,46 +29,46 @@ log = structlog.get_logger(limited=True)
 
 
 class Question(NamedTuple):
-    """Request to an authorizer about a right: its kind, and its form fields as pairs of name and value."""
+    """Request to an authorizer about one right: its kind, and its form fields as pairs of name and value."""
 
     kind: Literal["vhost", "resource", "topic"]
     fields: tuple[tuple[str, str], ...]
 
     @property
     def user(self) -> str:
-        """Name of the user whose right is requested."""
+        """Name of the user in the request."""
         return dict(self.fields).get("username", "")
 
     @property
     def byte_count(self) -> int:
-        """Approximate memory of the request and its cached response in bytes; a topic may have 64 KiB."""
+        """Approximate memory of the request and its cached response, in bytes.
+
+        A topic in the request may have 64 KiB.
+        """
         texts = [value for _, value in self.fields]
         return ENTRY_BYTES // 2 + sum([len(text) * (1 if text.isascii() else 4) for text in texts])
 
 
 class Authorizer(Protocol):
-    """External service that decides on the rights of clients, besides the roles."""
+    """External service that decides on rights that the roles neither allow nor deny."""
 
     mqtt_host: str
     """Name of the virtual host in which rights for MQTT are checked."""
 
     def cached_decision(self, question: Question) -> bool | None:
-        """Return the stored response, True if the action is allowed.
+        """Return the stored decision: True if the action is allowed, False if it is denied.
 
-        Return None if `ask` has to be called first.
+        Return None if no decision is stored; the caller must then call `ask`.
         """
 
     async def ask(self, question: Question) -> None:
-        """Wait until the response is stored, so that `cached_decision` returns it.
-
-        Query the service if needed.
-        """
+        """Query the service, unless a decision is stored. Return when `cached_decision` has the decision."""
 
 
 class AuthorizerResponse:
-    """Response of an authorizer that is not available yet.
+    """Response of an authorizer that has not arrived yet (`Pending.awaited`).
 
-    A pending check waits for it (Pending.awaited).
+    A check that has raised Pending waits for it, and is then repeated.
     """
 
     def __init__(self, question: Question, authorizer: Authorizer) -> None:
@@ -81,10 +81,10 @@ class AuthorizerResponse:
 
 
 class HttpQuestions:
-    """Authorizer that queries an HTTP server and caches its responses.
+    """Authorizer that queries an HTTP server, and caches its responses.
 
-    `failures` counts requests without a usable response. `options` are its settings, `asker` is the HTTP
-    client.
+    `options` are the settings of the authorizer, `asker` is the HTTP client. `failures` counts requests
+    without a usable response.
     """
 
     def __init__(self, options: HttpAuthorizer, asker: Asker) -> None:
@@ -112,17 +112,17 @@ class HttpQuestions:
         return len(self._answers)
 
     def cached_decision(self, question: Question) -> bool | None:
-        """Return the cached response, True if the action is allowed.
+        """Return the cached decision: True if the action is allowed, False if it is denied.
 
-        Return None if there is none or it has expired.
+        Return None if no decision is cached, or if it has expired.
         """
         found = self._answers.get(question)
         return None if found is None or found[1] <= clock.monotonic() else found[0]
 
     async def ask(self, question: Question) -> None:
-        """Query the server, unless its response is cached.
+        """Query the server and cache its decision, unless a decision is cached.
 
-        Concurrent calls with equal questions share one request.
+        Concurrent calls with equal requests share one query.
         """
         while self.cached_decision(question) is None and question in self._in_flight:
             await self._in_flight[question].wait()
@@ -137,9 +137,9 @@ class HttpQuestions:
             done.set()
 
     async def _answer(self, question: Question) -> tuple[bool, float]:
-        """Query the server. Return True if it allows the action, and for how many seconds to cache this.
+        """Query the server. Return its decision, and for how many seconds to cache this decision.
 
-        A failed request is a denial.
+        A failed request counts as a denial.
         """
         options = self._options
         fields = dict(question.fields)
@@ -186,7 +186,7 @@ class HttpQuestions:
 
 
 def read_verdict(body: bytes) -> bool:
-    """Parse the response of the server: `allow` is True, `deny` is False.
+    """Parse the response of the server: return True for `allow`, False for `deny`.
 
     Raises Unanswered for any other response.
     """

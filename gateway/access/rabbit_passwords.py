@@ -24,9 +24,10 @@ MODULE: Final = "rabbit_password_hashing_"  # prefix of the digest's name in exp
 
 
 def imported_hash(password_hash: str, algorithm: str) -> str:
-    """Convert a hash that RabbitMQ has exported to the gateway's notation; "" for a user without a password.
+    """Convert a password hash from a RabbitMQ export to the gateway's notation.
 
-    Raises ValueError if the hash is malformed or its algorithm is unknown.
+    Return "" if `password_hash` is empty. Raises ValueError if the hash is malformed or its algorithm is
+    unknown.
     """
     if not password_hash:
         return ""
@@ -36,7 +37,7 @@ def imported_hash(password_hash: str, algorithm: str) -> str:
 
 
 def is_rabbit_hash(text: str) -> bool:
-    """Return True if the text is a well-formed hash of RabbitMQ in the gateway's notation."""
+    """Return True if the text is a well-formed RabbitMQ password hash in the gateway's notation."""
     try:
         _parts(text)
     except ValueError:
@@ -45,7 +46,7 @@ def is_rabbit_hash(text: str) -> bool:
 
 
 def matches(text: str, password: bytes) -> bool:
-    """Return True if a password is not empty and has the hash `text`.
+    """Return True if `text` is the hash of `password`, and the password is not empty.
 
     Raises ValueError for a malformed hash.
     """

@@ -32,7 +32,10 @@ TO_KEY: Final = str.maketrans({"/": ".", "+": "*"})
 
 
 class Decision(NamedTuple):
-    """Result of a check: `allowed`, and the rule that allows the action or the reason why it is denied."""
+    """Result of a check.
+
+    `rule` is the rule that allows the action, or the reason why the action is denied.
+    """
 
     allowed: bool
     rule: str
@@ -43,7 +46,10 @@ NOTHING: Final = "no rule allows it"
 
 
 class Rights:
-    """Rights of one client by its roles and scopes. `key` is equal for clients with the same rights."""
+    """Rights of one client, by its roles and scopes.
+
+    `key` is equal for clients that have the same rights.
+    """
 
     unlimited = False
 
@@ -58,11 +64,12 @@ class Rights:
         authorizer: Authorizer | None = None,
         shared: dict[tuple[str, ...], MqttGrant] | None = None,
     ) -> None:
-        """Set up the rights that `roles`, pairs of name and role, and the principal's scopes give.
+        """Set up the rights that the roles and the principal's scopes give.
 
-        `host` is the virtual host in which a token's scopes apply to MQTT. `authorizer` decides what no rule
-        allows; with one, each check may raise Pending. `shared` holds compiled rules by role names, for all
-        clients with the same roles.
+        `roles` are pairs of name and role. `host` is the virtual host in which the scopes of a token apply to
+        MQTT. `authorizer` decides on actions that no rule allows or denies; with an authorizer, each check
+        may raise Pending. `shared` caches the compiled MQTT rules by role names, for all clients with the
+        same roles.
         """
         self._user = principal.name
         self._authorizer = authorizer
@@ -88,9 +95,9 @@ class Rights:
         self.receive_messages_per_sec_max = self._largest("receive_messages_per_sec_max")
 
     def _largest(self, word: str) -> int | None:
-        """Return the largest value of the limit `word` in the client's roles.
+        """Return the largest value that the client's roles set for the limit `word`.
 
-        0 stands for no limit, and None for roles that do not set it.
+        Return 0 if a role sets no limit (0), and None if no role has a value.
         """
         stated = [most for _, role in self._roles if (most := getattr(role, word)) is not None]
         return None if not stated else 0 if 0 in stated else max(stated)
@@ -98,8 +105,8 @@ class Rights:
     def _external_decision(self, kind: Literal["vhost", "resource", "topic"], **fields: str) -> Decision:
         """Return the authorizer's decision on an action that no rule allows or denies.
 
-        `fields` are those of the request. Without an authorizer return a denial. Raises Pending if the
-        authorizer's response is not available yet.
+        `fields` are the fields of the request. Return a denial if there is no authorizer. Raises Pending if
+        the authorizer's response has not arrived yet.
         """
         authorizer = self._authorizer
         if authorizer is None:
@@ -114,7 +121,7 @@ class Rights:
     # All protocols.
 
     def has_client_id(self, client_id: str) -> Decision:
-        """Decide if the client may use this MQTT client identifier, or AMQP/Fast client-name."""
+        """Decide if the client may use this client identifier of MQTT, or client-name of AMQP/Fast."""
         stated = [(name, text) for name, role in self._roles for text in role.client_id]
         for name, text in stated:
             compiled = wildcard(text, {**self._variables, "client_id": ""})
@@ -123,9 +130,9 @@ class Rights:
         return Decision(False, NOTHING) if stated else Decision(True, "no role binds client identifiers")
 
     def publish(self, address: Address, host: str = "/") -> Decision:
-        """Decide if the client may publish to an address of any protocol, for example as a reply.
+        """Decide if the client may publish to an address of any protocol.
 
-        `host` is the virtual host, for protocols that have them.
+        `host` is the virtual host, for protocols with virtual hosts.
         """
         publishes = PUBLISHES.get(address.protocol)
         return Decision(False, NOTHING) if publishes is None else publishes(self, address, host)
@@ -174,9 +181,10 @@ class Rights:
         return self._topic("subscribe", topic_filter, qos)
 
     def _topic(self, action: str, name: str, qos: int = 0) -> Decision:
-        """Decide if the client may `publish` to a topic or `subscribe` to a filter.
+        """Decide if the client may `publish` to a topic or `subscribe` to a topic filter (`action`).
 
-        A denying rule decides first, then an allowing one, then AMQP permissions that also apply to MQTT.
+        A rule that denies the action has precedence over a rule that allows it. Without a rule, AMQP
+        permissions that also apply to MQTT decide.
         """
         grant = self.mqtt
         denied = grant.denying_rule(action, name, self._variables)
@@ -201,7 +209,7 @@ class Rights:
     def _topic_as_key(self, host: str, action: str, name: str, qos: int) -> Decision:
         """Decide on an MQTT action by AMQP permissions in a virtual host, as RabbitMQ's MQTT plug-in does.
 
-        `action` is `publish` or `subscribe`, `name` the topic or filter.
+        `action` is `publish` or `subscribe`, `name` is the topic or filter.
         """
         key = name.translate(TO_KEY)
         permission = "write" if action == "publish" else "read"
@@ -218,9 +226,9 @@ class Rights:
     # AMQP 0-9-1.
 
     def amqp_grants(self, host: str) -> list[AmqpGrant]:
-        """Return the client's permissions in a virtual host of AMQP 0-9-1, by role or scope.
+        """Return the client's AMQP 0-9-1 permissions in a virtual host, one entry for each role or scope.
 
-        An empty list means that no rule lets the client enter the virtual host.
+        An empty list means that the client may not use the virtual host by any rule.
         """
         found = self._amqp.get(host)
         if found is None:
@@ -228,14 +236,14 @@ class Rights:
         return found
 
     def enters_amqp(self, host: str) -> Decision:
-        """Decide if the client may enter a virtual host of AMQP 0-9-1."""
+        """Decide if the client may use an AMQP 0-9-1 virtual host."""
         found = self.amqp_grants(host)
         return Decision(True, found[0].rule) if found else self._external_decision("vhost", vhost=host)
 
     def amqp(self, host: str, permission: str, name: str, kind: str = QUEUE) -> Decision:
-        """Decide if the client has a permission on an exchange or a queue.
+        """Decide if the client has a permission for an exchange or a queue of AMQP 0-9-1.
 
-        The permission is `configure`, `write` or `read`.
+        `permission` is `configure`, `write` or `read`. `kind` is `queue` or `exchange`.
         """
         for grant in self.amqp_grants(host):
             if grant.allows(permission, name):
@@ -245,9 +253,9 @@ class Rights:
         )
 
     def amqp_key(self, host: str, permission: str, exchange: str, key: str | None) -> Decision:
-        """Decide if the client has a permission on a topic exchange for a routing key.
+        """Decide if the client has a permission for a routing key of a topic exchange.
 
-        A key of None means every key; a request to an authorizer then has `#` as the key.
+        The key None stands for every key; an authorizer then receives the key `#`.
         """
         for grant in self.amqp_grants(host):
             if grant.allows_key(permission, exchange or DEFAULT_EXCHANGE, key):
@@ -266,9 +274,9 @@ class Rights:
     # AMQP/Fast.
 
     def fast_grants(self, host: str) -> list[FastGrant]:
-        """Return the client's rights in a virtual host of AMQP/Fast, by role or scope.
+        """Return the client's AMQP/Fast rights in a virtual host, one entry for each role or scope.
 
-        An empty list means that no rule lets the client enter the virtual host.
+        An empty list means that the client may not use the virtual host by any rule.
         """
         found = self._fast.get(host)
         if found is None:
@@ -276,15 +284,15 @@ class Rights:
         return found
 
     def enters_fast(self, host: str) -> Decision:
-        """Decide if the client may enter a virtual host of AMQP/Fast."""
+        """Decide if the client may use an AMQP/Fast virtual host."""
         found = self.fast_grants(host)
         return Decision(True, found[0].rule) if found else self._external_decision("vhost", vhost=host)
 
     def fast(self, host: str, right: str, service: str, name: str, *, whole: bool = False) -> Decision:
-        """Decide if the client has a right on an AMQP/Fast destination `name` of a service.
+        """Decide if the client has a right to the AMQP/Fast destination `name` of a service.
 
-        With `whole` decide on all destinations whose names begin with `name`. The rights are `read`,
-        `browse`, `write` and `create`, and `talk` for a peer.
+        `right` is `read`, `browse`, `write` or `create`, or `talk` for a peer service. With `whole`, decide
+        on all destinations whose names begin with `name`.
         """
         for grant in self.fast_grants(host):
             if grant.allows(right, service, name, whole=whole):
@@ -297,7 +305,7 @@ class Rights:
         )
 
     def fast_concerns(self, host: str, service: str, name: str) -> Decision:
-        """Decide if the client may have a right on a destination, or on one whose name begins with `name`."""
+        """Decide if the client may have any right to a destination whose name is, or begins with, `name`."""
         for grant in self.fast_grants(host):
             if grant.concerns(service, name):
                 return Decision(True, grant.rule)
@@ -308,7 +316,7 @@ class Rights:
     def fast_out_of_band(self, host: str, folder: str) -> Decision:
         """Decide if a channel of the client may use a folder for bodies that are transferred as files.
 
-        `folder` is its name in the shared folder, or "" for the shared folder itself, which no rule allows.
+        `folder` is a name in the shared folder, or "" for the shared folder itself, which no rule allows.
         """
         for grant in self.fast_grants(host) if folder else ():
             if grant.allows_folder(folder):
@@ -317,10 +325,10 @@ class Rights:
 
 
 class AllRights(Rights):
-    """Rights without limits: all checks return UNLIMITED.
+    """Rights without limits: every check returns UNLIMITED.
 
-    They are those of every client while neither a role nor an authorizer is configured, and of administrators
-    who change the broker over HTTP.
+    All clients have these rights while neither a role nor an authorizer is configured, and so do
+    administrators who change the broker over HTTP.
     """
 
     unlimited = True

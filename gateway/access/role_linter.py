@@ -26,7 +26,7 @@ CAPTURE: Final = re.compile(r"\{[^{}]*?(\.\.\.)?\}")
 
 
 def lint_roles(settings: Settings, roles: Roles, routes: Iterable[Route]) -> list[Finding]:
-    """Return all findings about the roles, their rules, and routes that depend on them."""
+    """Return all findings about the roles, about their rules, and about routes that depend on roles."""
     routes = list(routes)
     findings = list(_lint_route_roles(roles, routes))
     if not roles.roles:
@@ -42,7 +42,10 @@ def _warning(text: str, file: str = "", line: int = 0, column: int = 0) -> Findi
 
 
 def _lint_missing_roles(settings: Settings) -> Iterator[Finding]:
-    """Yield a warning if there are users but no roles, so that every client may do everything."""
+    """Yield a warning if there are users but neither roles nor an authorizer.
+
+    Every client may then do everything.
+    """
     if settings.users and settings.authorizer is None:
         yield _warning(
             "users are configured and no role: WHOEVER MAY CONNECT MAY DO EVERYTHING, in every virtual host;"
@@ -59,7 +62,10 @@ def _lint_route_roles(roles: Roles, routes: Iterable[Route]) -> Iterator[Finding
 
 
 def _holders(settings: Settings, roles: Roles) -> Iterator[Finding]:
-    """Yield findings about users without a role, roles without a user, and anonymous clients without one."""
+    """Yield a finding for each user without a role, and for each role without a user.
+
+    Also yield a finding if anonymous clients may connect but have no role.
+    """
     default = roles.default
     for name, has in roles.users.items():
         if not has and not default.authenticated:
@@ -78,7 +84,7 @@ def _holders(settings: Settings, roles: Roles) -> Iterator[Finding]:
 
 
 def _rules(settings: Settings, name: str, role: Role) -> Iterator[Finding]:
-    """Yield a finding for each rule of a role that never applies or that another rule includes."""
+    """Yield a finding for each rule of a role that never applies, or that another rule includes."""
     protocols = {*settings.endpoints().values(), *(one.protocol for one in settings.listeners.values())}
     speaks = {word: word in protocols for word in (MQTT.name, AMQP091.name, AMQPFAST.name)}
     for word, there in speaks.items():
@@ -101,7 +107,10 @@ def _rules(settings: Settings, name: str, role: Role) -> Iterator[Finding]:
 
 
 def _filters(at: str, word: str, patterns: tuple[str, ...], denied: tuple[str, ...]) -> Iterator[Finding]:
-    """Yield a finding for each MQTT filter of a role that a denied filter or another filter covers."""
+    """Yield a finding for each MQTT filter of a role that another filter, or a denied filter, covers.
+
+    `at` is the configuration key of the rules, `word` is `publish` or `subscribe`.
+    """
     for text in dict.fromkeys(patterns):
         levels = text.split("/")
         if any(covers(one.split("/"), levels) for one in denied):
@@ -114,7 +123,7 @@ def _filters(at: str, word: str, patterns: tuple[str, ...], denied: tuple[str, .
 
 
 def _unfed(settings: Settings, roles: Roles, routes: Iterable[Route]) -> Iterator[Finding]:
-    """Yield a finding for each route from a listener to whose source no role permits publishing."""
+    """Yield a finding for each route from a listener whose source address no role may publish to."""
     for route in routes:
         if route.source not in settings.listeners:
             continue
@@ -129,9 +138,9 @@ def _unfed(settings: Settings, roles: Roles, routes: Iterable[Route]) -> Iterato
 
 
 def _may_feed(role: Role, source: dict[str, str], protocol: str) -> bool:
-    """Return True if a role may permit publishing to the source of a route of this protocol.
+    """Return True if a role may permit publishing to the source address of a route of this protocol.
 
-    Placeholders in rules count as any value.
+    Placeholders in the rules of the role count as matching every value.
     """
     feeds = FEEDS.get(protocol)
     return feeds is None or feeds(role, source)

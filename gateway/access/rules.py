@@ -31,7 +31,10 @@ def _filters(roles: Iterable[tuple[str, MqttRules]], word: str) -> Iterable[tupl
 
 
 class MqttGrant:
-    """MQTT rights of clients with the same roles. Roles that set nothing in `mqtt` are ignored."""
+    """Compiled MQTT rules of all clients that have the same roles.
+
+    Roles without any setting in `mqtt` are ignored.
+    """
 
     __slots__ = (
         "_filters",
@@ -63,16 +66,16 @@ class MqttGrant:
         ]
 
     def allowed(self, action: str, name: str, variables: Variables) -> str | None:
-        """Return the rule that allows an action (`publish` or `subscribe`) on a topic or filter, or None.
+        """Return the rule that allows an action on a topic or topic filter, or None if there is none.
 
-        `variables` are the client's values for placeholders.
+        `action` is `publish` or `subscribe`. `variables` are the client's values for placeholders.
         """
         return self._filters[action].covering_rule(name, lambda text: topic_filter(text, variables))
 
     def denying_rule(self, action: str, name: str, variables: Variables) -> str | None:
-        """Return the rule that denies an action (`publish` or `subscribe`) on a topic or filter, or None.
+        """Return the rule that denies an action on a topic or topic filter, or None if there is none.
 
-        `variables` are the client's values for placeholders.
+        `action` is `publish` or `subscribe`. `variables` are the client's values for placeholders.
         """
         return self._filters[f"deny_{action}"].overlapping_rule(
             name, lambda text: denied_filter(text, variables)
@@ -82,8 +85,9 @@ class MqttGrant:
 class AmqpGrant(NamedTuple):
     """AMQP 0-9-1 permissions that one role or one scope gives in one virtual host, as in RabbitMQ.
 
-    `names` are the expressions for names by permission, `topics` those for routing keys by exchange and
-    permission. `key` is the expression for routing keys of a scope.
+    `names` has the regular expression for names of queues and exchanges, by permission. `topics` has the
+    regular expression for routing keys, by exchange and permission. `key` is the regular expression for
+    routing keys that a scope has. `rule` names the role or scope.
     """
 
     rule: str
@@ -92,14 +96,14 @@ class AmqpGrant(NamedTuple):
     key: Regex | None = None
 
     def allows(self, permission: str, name: str) -> bool:
-        """Return True if the permission is given on the exchange or queue called `name`."""
+        """Return True if the permission is given for the exchange or queue `name`."""
         found = self.names.get(permission)
         return found is not None and found.search(name)
 
     def allows_key(self, permission: str, exchange: str, key: str | None) -> bool:
-        """Return True if the permission is given on a topic exchange for a routing key.
+        """Return True if the permission is given for a routing key of a topic exchange.
 
-        None stands for every key.
+        The key None stands for every key.
         """
         if not self.allows(permission, exchange):
             return False
@@ -114,7 +118,10 @@ class AmqpGrant(NamedTuple):
 
 
 def _matching_host_keys(host: str, several: Mapping[str, object], variables: Variables) -> Iterable[str]:
-    """Yield those keys of `several`, which are names or patterns of virtual hosts, that apply to `host`."""
+    """Yield the keys of `several` that apply to the virtual host `host`.
+
+    A key is a name, which may contain placeholders, or EVERY_HOST.
+    """
     for key in several:
         if key == EVERY_HOST or fill(key, variables, lambda value: value) == host:
             yield key
@@ -125,8 +132,8 @@ def amqp_grants(
 ) -> list[AmqpGrant]:
     """Return the AMQP 0-9-1 permissions that roles and scopes give a client in a virtual host.
 
-    An empty list means that none lets the client enter it. `variables` are the client's values for
-    placeholders.
+    An empty list means that the client may not use the virtual host by any rule. `variables` are the client's
+    values for placeholders.
     """
     variables = {**variables, "vhost": host}
     found = []
@@ -141,7 +148,10 @@ def amqp_grants(
 
 
 def _amqp_grant(rule: str, permissions: AmqpPermissions, variables: Variables) -> AmqpGrant:
-    """Return the AMQP 0-9-1 rights that `permissions` of the role `rule` give, with placeholders replaced."""
+    """Compile the AMQP 0-9-1 permissions of a role in one virtual host, with placeholders replaced.
+
+    `rule` names the role and the virtual host.
+    """
     words = ("configure", "write", "read")
     compiled = {word: expression(getattr(permissions, word), variables) for word in words}
     names = {word: one for word, one in compiled.items() if one is not None}
@@ -156,8 +166,9 @@ def _amqp_grant(rule: str, permissions: AmqpPermissions, variables: Variables) -
 class FastGrant(NamedTuple):
     """AMQP/Fast rights that one role or one scope gives in one virtual host.
 
-    `names` are names of destinations, or beginnings of names followed by `*`, by service and right; `folders`
-    are those of shared folders. `pattern` and `rights` are those of a scope.
+    `names` has the permitted names by service and right; each is a name, or the beginning of names followed
+    by `*`. `folders` are permitted names of shared folders, in the same notation. A scope has `pattern`,
+    which matches names of queues and topics, and `rights` instead. `rule` names the role or scope.
     """
 
     rule: str
@@ -167,9 +178,9 @@ class FastGrant(NamedTuple):
     rights: tuple[str, ...] = ()
 
     def concerns(self, service: str, name: str) -> bool:
-        """Return True if a right may be given on a destination, or on one whose name begins with `name`.
+        """Return True if any right may be given to a destination whose name is, or begins with, `name`.
 
-        A scope counts as concerning all queues and topics.
+        A scope may give rights to all queues and topics.
         """
         if self.pattern is not None:
             return service in SERVICES
@@ -181,18 +192,22 @@ class FastGrant(NamedTuple):
         )
 
     def allows(self, right: str, service: str, name: str, *, whole: bool) -> bool:
-        """Return True if a right is given on a destination, or with `whole` on all that begin with `name`."""
+        """Return True if a right to the destination `name` is given.
+
+        With `whole`, return True only if the right is given to all destinations whose names begin with
+        `name`.
+        """
         if self.pattern is not None:
             return right in self.rights and service in SERVICES and not whole and self.pattern.search(name)
         return _covers(self.names.get((service, right), ()), name, whole=whole)
 
     def allows_folder(self, name: str) -> bool:
-        """Return True if channels may use the folder `name`, which is directly in the shared folder."""
+        """Return True if channels may use the folder `name` directly below the shared folder."""
         return _covers(self.folders, name, whole=False)
 
 
 def _covers(texts: Iterable[str], name: str, *, whole: bool) -> bool:
-    """Return True if one of the rules' texts matches `name`, or with `whole` all names that begin with it.
+    """Return True if one of `texts` matches `name`; with `whole`, all names that begin with `name`.
 
     A text is a name, or the beginning of names followed by `*`.
     """
@@ -205,7 +220,7 @@ def _covers(texts: Iterable[str], name: str, *, whole: bool) -> bool:
 
 
 def _may_mean(text: str, name: str) -> bool:
-    """Return True if a rule's text matches `name`, or a name that begins with `name`.
+    """Return True if `text` matches `name`, or any name that begins with `name`.
 
     The text is a name, or the beginning of names followed by `*`.
     """
@@ -217,8 +232,8 @@ def fast_grants(
 ) -> list[FastGrant]:
     """Return the AMQP/Fast rights that roles and scopes give a client in a virtual host.
 
-    An empty list means that none lets the client enter it. `variables` are the client's values for
-    placeholders.
+    An empty list means that the client may not use the virtual host by any rule. `variables` are the client's
+    values for placeholders.
     """
     variables = {**variables, "vhost": host}
     found = []
@@ -235,7 +250,10 @@ def fast_grants(
 
 
 def _fast_grant(rule: str, permissions: FastPermissions, variables: Variables) -> FastGrant:
-    """Return the AMQP/Fast rights that `permissions` of the role `rule` give, with placeholders replaced."""
+    """Compile the AMQP/Fast rights of a role in one virtual host, with placeholders replaced.
+
+    `rule` names the role and the virtual host.
+    """
     names: dict[tuple[str, str], tuple[str, ...]] = {("peer", "talk"): _filled(permissions.peers, variables)}
     services: tuple[tuple[str, Destinations], ...] = (
         ("queue", permissions.queues),
@@ -249,9 +267,10 @@ def _fast_grant(rule: str, permissions: FastPermissions, variables: Variables) -
 
 
 def _folders(folders: bool | tuple[str, ...], variables: Variables) -> tuple[str, ...]:
-    """Return the names of the folders that a role allows, or beginnings of names followed by `*`.
+    """Return the names of the shared folders that a role permits, with placeholders replaced.
 
-    `folders` is the rule: True allows the folder that has the user's name.
+    Each is a name, or the beginning of names followed by `*`. If `folders` is True, the folder with the
+    user's name is permitted.
     """
     if isinstance(folders, tuple):
         return _filled(folders, variables)

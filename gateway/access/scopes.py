@@ -17,10 +17,11 @@ SCOPE: Final = re.compile(r"(configure|write|read):([^/]+)/([^/]+)(?:/(.+))?")
 
 
 class PermissionScope(NamedTuple):
-    """Parsed scope of a token: a permission in virtual hosts, on names and for routing keys that match.
+    """Parsed scope of a token, such as `read:vhost/name/key`.
 
-    `text` is the scope, `permission` is `configure`, `write` or `read`. `key` None stands for every routing
-    key.
+    `text` is the scope itself. `permission` is `configure`, `write` or `read`. The permission is given in
+    virtual hosts that match `host`, for names that match `name`, and for routing keys that match `key`; if
+    `key` is None, for every routing key.
     """
 
     text: str
@@ -31,7 +32,7 @@ class PermissionScope(NamedTuple):
 
 
 def parse_scope(text: str) -> PermissionScope | None:
-    """Parse a scope of a token. Return None if it gives no right in the gateway."""
+    """Parse a scope of a token. Return None if the scope gives no right in the gateway."""
     found = SCOPE.fullmatch(text)
     if found is None:
         return None
@@ -49,7 +50,7 @@ def parse_scope(text: str) -> PermissionScope | None:
 
 
 def parse_scopes(texts: Iterable[str]) -> list[PermissionScope]:
-    """Parse the scopes of a token, and leave out those that give no right in the gateway."""
+    """Parse the scopes of a token. Scopes that give no right in the gateway are omitted."""
     return [scope for text in texts if (scope := parse_scope(text)) is not None]
 
 

@@ -25,13 +25,13 @@ MESSAGE_BYTES_MAX: Final = 4_096
 
 
 class ScramError(Exception):
-    """Error of a peer that has not proved that it knows the password, or whose SCRAM message is malformed."""
+    """Error for a malformed SCRAM message, or for a peer that has not proved that it knows the password."""
 
 
 class Keys(NamedTuple):
     """SCRAM data stored for a user.
 
-    It has the salt, the number of iterations, and the stored and server keys of 32 bytes each.
+    `stored` is the StoredKey and `server` the ServerKey of RFC 5802, 32 bytes each.
     """
 
     salt: bytes
@@ -47,7 +47,10 @@ class Keys(NamedTuple):
 
 
 def parse_keys(text: str) -> Keys:
-    """Parse the SCRAM data of a user in the form that `str` writes. Raises ValueError if it is malformed."""
+    """Parse the SCRAM data of a user, in the form that `str(keys)` returns.
+
+    Raises ValueError if the text is malformed.
+    """
     method, _, rest = text.partition("$")
     cost, _, keys = rest.partition("$")
     iterations, _, salt = cost.partition(":")
@@ -61,7 +64,10 @@ def parse_keys(text: str) -> Keys:
 
 
 def make_keys(password: str, salt: bytes, iterations: int = ITERATIONS) -> Keys:
-    """Return the SCRAM data for a password. Raises ValueError if SASLprep forbids the password (RFC 4013)."""
+    """Compute the SCRAM data for a password.
+
+    Raises ValueError if SASLprep (RFC 4013) forbids the password.
+    """
     salted = _salted(password, salt, iterations)
     client = _hmac(salted, b"Client Key")
     return Keys(salt, iterations, hashlib.sha256(client).digest(), _hmac(salted, b"Server Key"))
@@ -72,7 +78,7 @@ def _salted(password: str, salt: bytes, iterations: int) -> bytes:
 
 
 def saslprep(text: str) -> str:
-    """Return a text as SASLprep normalizes it (RFC 4013). Raises ValueError if SASLprep forbids it."""
+    """Normalize a text by SASLprep (RFC 4013). Raises ValueError if SASLprep forbids the text."""
     mapped = [" " if stringprep.in_table_c12(one) else one for one in text if not stringprep.in_table_b1(one)]
     found = unicodedata.normalize("NFKC", "".join(mapped))
     if any(table(one) for one in found for table in _FORBIDDEN):
@@ -110,7 +116,7 @@ def _text(message: bytes) -> str:
 
 
 def _attributes(text: str) -> dict[str, str]:
-    """Return the attributes of a SCRAM message by their letters. Raises ScramError if it is malformed."""
+    """Parse a SCRAM message. Return its attributes by their letters. Raises ScramError if it is malformed."""
     found: dict[str, str] = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")
@@ -137,8 +143,8 @@ def _xor(one: bytes, other: bytes) -> bytes:
 class Proof:
     """Client's side of one SCRAM authentication.
 
-    The caller sends `first`, then the result of `answer` for the server's first message, and calls `check`
-    with the server's last message, which proves that the server knows the password, too.
+    First send `first` to the server. Then pass the server's first message to `answer`, and send the result.
+    Finally pass the server's last message to `check`, which verifies that the server knows the password, too.
     """
 
     __slots__ = ("_bare", "_expected", "_nonce", "_password")
@@ -152,14 +158,14 @@ class Proof:
 
     @property
     def first(self) -> bytes:
-        """First message of the client. It declares that channel binding is not supported."""
+        """First message of the client. It states that the client does not support channel binding."""
         return f"n,,{self._bare}".encode()
 
     def answer(self, message: bytes) -> bytes:
-        """Return the client's proof, in response to the server's message with salt, iterations and nonce.
+        """Return the client's last message, with the proof, for the server's first message.
 
-        Raises ScramError if the message is malformed, asks for too few or too many iterations, or is the
-        second one, and if SASLprep forbids the password.
+        Raises ScramError if the message is malformed or requests too few or too many iterations, if SASLprep
+        forbids the password, and if `answer` is called a second time.
         """
         if self._expected is not None:
             raise ScramError("the proof was given already")
@@ -186,7 +192,10 @@ class Proof:
         return f"{without},p={base64.b64encode(proof).decode()}".encode()
 
     def check(self, message: bytes) -> None:
-        """Raise ScramError if the server's last message does not prove that it knows the password."""
+        """Verify the server's last message.
+
+        Raises ScramError if the message does not prove that the server knows the password.
+        """
         if self._expected is None or not hmac.compare_digest(message, self._expected):
             raise ScramError("the server has not proved that it knows the password")
 
@@ -194,8 +203,8 @@ class Proof:
 class ScramExchange:
     """Server's side of one SCRAM authentication.
 
-    The caller sends the result of `answer` for the client's first message, then for its last one; then `done`
-    is True and `user` has proved the password.
+    Pass the client's first message to `answer`, and send the result; then do the same with the client's last
+    message. When `done` is True, the client has proved the password of `user`.
     """
 
     __slots__ = ("_bare", "_find", "_first", "_header", "_keys", "_nonce", "done", "user")
@@ -214,18 +223,18 @@ class ScramExchange:
         self._keys: Keys | None = None
 
     def answer(self, message: bytes) -> bytes:
-        """Return the response to the client's next message.
+        """Return the response to the next message of the client.
 
-        Raises ScramError if the message is malformed or its proof is wrong.
+        Raises ScramError if the message is malformed, or if the proof in it is wrong.
         """
         text = _text(message)
         stated = self._begin(text) if self._keys is None else self._finish(text, self._keys)
         return stated.encode()
 
     def _begin(self, text: str) -> str:
-        """Return the response to the client's first message, which has the user name and half of the nonce.
+        """Return the response to the client's first message, which has the user name and the client's nonce.
 
-        The response has the whole nonce, the salt and the iterations (RFC 5802, section 7).
+        The response has the combined nonce, the salt and the number of iterations (RFC 5802, section 7).
         """
         binding, _, rest = text.partition(",")
         other, _, bare = rest.partition(",")
@@ -244,7 +253,10 @@ class ScramExchange:
         return self._first
 
     def _finish(self, text: str, keys: Keys) -> str:
-        """Verify the proof in the client's last message, and return the server's signature."""
+        """Verify the proof in the client's last message. Return a message with the server's signature.
+
+        Raises ScramError if the message is malformed, or if the proof is wrong.
+        """
         before, _, proof = text.rpartition(",p=")
         stated = _attributes(before)
         channel = base64.b64encode(self._header.encode()).decode()

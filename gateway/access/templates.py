@@ -18,9 +18,9 @@ NOT_IN_A_LEVEL: Final = frozenset("/+#\0")
 
 
 def fill(text: str, variables: Variables, quote: Callable[[str], str | None]) -> str | None:
-    """Return a text whose placeholders are replaced by their values, each passed through `quote`.
+    """Replace the placeholders in a text by their values, each passed through `quote`.
 
-    Return None if a value is missing, or `quote` returns None for it.
+    Return None if a value is missing, or if `quote` returns None for a value.
     """
     missing = False
 
@@ -40,9 +40,10 @@ def _one_level(value: str) -> str | None:
 
 
 def topic_filter(text: str, variables: Variables) -> str | None:
-    """Return a topic filter with its placeholders replaced by their values.
+    """Replace the placeholders in a topic filter by their values.
 
-    Return None if a value is missing, contains `/`, a wildcard or NUL, or lets the filter begin with `$`.
+    Return None if a value is missing or contains `/`, a wildcard or NUL. Also return None if the filter
+    begins with `$` only because of a value.
     """
     filled = fill(text, variables, _one_level)
     if filled is None or (filled[:1] == "$") != (text[:1] == "$"):
@@ -51,10 +52,10 @@ def topic_filter(text: str, variables: Variables) -> str | None:
 
 
 def denied_filter(text: str, variables: Variables) -> str:
-    """Return the topic filter of a denying rule with its placeholders replaced by their values.
+    """Replace the placeholders in the topic filter of a denying rule by their values.
 
-    If a value is missing, or contains `/`, a wildcard or NUL, the filter ends in `#` at that level. So a rule
-    that cannot be completed denies more, not less.
+    If a value is missing, or contains `/`, a wildcard or NUL, `#` replaces its level and all further levels.
+    An incomplete rule thus denies more topics, not fewer.
     """
     levels: list[str] = []
     for level in text.split("/"):
@@ -66,10 +67,10 @@ def denied_filter(text: str, variables: Variables) -> str:
 
 
 def expression(text: str, variables: Variables) -> Regex | None:
-    """Compile a regular expression after its placeholders are replaced by their values, taken literally.
+    """Compile a regular expression, after replacing its placeholders by quoted values.
 
-    Return None if `text` is empty (it matches nothing, as in RabbitMQ), a value is missing, or the expression
-    is then invalid or too large.
+    Return None if `text` is empty (which matches nothing, as in RabbitMQ), if a value is missing, or if the
+    resulting expression is invalid or too large.
     """
     try:
         filled = fill(text, variables, quote) if text else None
@@ -79,10 +80,10 @@ def expression(text: str, variables: Variables) -> Regex | None:
 
 
 def wildcard(text: str, variables: Variables) -> Regex | None:
-    """Compile a pattern in which `*` stands for any characters, after its placeholders are replaced.
+    """Compile a pattern in which `*` stands for any characters, after replacing its placeholders.
 
-    The expression matches whole texts. Return None if a value is missing, or the expression is too large with
-    the values.
+    The compiled expression matches whole texts only. Return None if a value is missing, or if the expression
+    becomes too large.
     """
     pieces = [fill(piece, variables, lambda value: value) for piece in text.split("*")]
     complete = [piece for piece in pieces if piece is not None]
@@ -93,8 +94,8 @@ def wildcard(text: str, variables: Variables) -> Regex | None:
 
 
 def beginning(text: str, variables: Variables) -> str | None:
-    """Return a name, or a beginning of names followed by `*`, with its placeholders replaced by values.
+    """Replace the placeholders in a name by their values; the name may end in `*`.
 
-    Return None if a value is missing or contains `*` or `.`.
+    Return None if a value is missing, or contains `*` or `.`.
     """
     return fill(text, variables, lambda value: None if "*" in value or "." in value else value)

@@ -27,7 +27,7 @@ TRIED_MAX: Final = 16  # keys tried for a token that names none; each takes 0.1 
 
 
 class KeySource(Protocol):
-    """Source of the keys that verify tokens: a file or a URL (keys.py)."""
+    """Source of the keys that verify tokens: a file or a URL (see keys.py)."""
 
     @property
     def has_keys(self) -> bool:
@@ -35,17 +35,20 @@ class KeySource(Protocol):
 
     @property
     def may_change(self) -> bool:
-        """True if waiting for `fetched` may bring other keys."""
+        """True if `fetched` may bring other keys."""
 
     def matching_keys(self, kid: str | None, algorithm: str) -> list[SignatureKey]:
-        """Return the keys that may verify a token with this `kid` and algorithm in its head."""
+        """Return the keys that may verify a token with this `kid` and algorithm in its header."""
 
     async def fetched(self) -> None:
-        """Have the keys fetched, and wait until that has succeeded or failed."""
+        """Fetch the keys, and wait until the fetch has succeeded or failed."""
 
 
 class Tokens:
-    """Back end that authenticates clients by JSON Web Tokens. A user name sent with a token is ignored."""
+    """Back end that authenticates clients by JSON Web Tokens.
+
+    A user name that a client sends with its token is ignored.
+    """
 
     kind: Final = "jwt"
 
@@ -65,7 +68,8 @@ class Tokens:
     def authenticate_nowait(self, credentials: Credentials) -> Principal | Denial | None:
         """Return the principal or denial of a login with a token.
 
-        Return None if the key is unknown and may be fetched, so that `authenticate` has to be called.
+        Return None if the token's key is unknown but could be fetched; the caller must then call
+        `authenticate`.
         """
         head = _head(credentials.password)
         if head is None:
@@ -81,7 +85,7 @@ class Tokens:
         return self._judge(credentials.password, found, algorithm)
 
     async def authenticate(self, credentials: Credentials) -> Principal | Denial:
-        """Have the keys fetched, then return the principal or denial of a login with a token."""
+        """Fetch the keys, and then return the principal or denial of a login with a token."""
         await self._keys.fetched()
         found = self.authenticate_nowait(credentials)
         if found is None:
@@ -89,7 +93,10 @@ class Tokens:
         return found
 
     def _judge(self, token: bytes, keys: list[SignatureKey], algorithm: str) -> Principal | Denial:
-        """Verify a token with the first key that fits its signature, and return its principal or denial."""
+        """Verify a token, and return its principal or denial.
+
+        `keys` are tried in order until one fits the signature.
+        """
         options = self._options
         required = ["exp"] if options.expiry_required else []
         for key in keys[:TRIED_MAX]:
@@ -120,7 +127,7 @@ class Tokens:
     def _principal(self, claims: Mapping[str, Any]) -> Principal | Denial:
         """Return the principal that the claims of a verified token describe.
 
-        Return Denial.WRONG if the claims for user name or expiry cannot be used.
+        Return Denial.WRONG if the claim for the user name or the claim `exp` cannot be used.
         """
         options = self._options
         name = _claim(claims, options.user_claim)
@@ -148,7 +155,7 @@ class Tokens:
 
 
 def _head(password: bytes) -> dict[str, Any] | None:
-    """Return the head of a JSON Web Token, or None if the password does not have the form of one."""
+    """Return the decoded header of a JSON Web Token, or None if the password does not look like a token."""
     if not password.startswith(b"ey") or len(password) > TOKEN_BYTES_MAX or password.count(b".") != 2:
         return None
     first = password.partition(b".")[0]
@@ -160,9 +167,9 @@ def _head(password: bytes) -> dict[str, Any] | None:
 
 
 def _claim(claims: Mapping[str, Any], path: str) -> Any:
-    """Return the claim at `path`, or None if there is none. `a.b` is the claim `b` within the claim `a`.
+    """Return the claim at `path`, or None if there is no such claim.
 
-    A claim whose own name is `a.b` has precedence.
+    The path `a.b` selects the claim whose name is `a.b`, or else the member `b` of the claim `a`.
     """
     if path in claims:
         return claims[path]
@@ -173,6 +180,9 @@ def _claim(claims: Mapping[str, Any], path: str) -> Any:
 
 
 def _names(claim: Any) -> tuple[str, ...]:
-    """Return the names in a claim: a list, or a text separated by blanks. Too long names are left out."""
+    """Return the names in a claim, which is a list or a text with blanks between the names.
+
+    Names that are too long are omitted.
+    """
     listed = claim.split() if isinstance(claim, str) else claim if isinstance(claim, list) else []
     return tuple(one for one in listed if isinstance(one, str) and 0 < len(one) <= NAME_MAX)[:NAMES_MAX]

@@ -18,11 +18,11 @@ DISPLACED: Final = "displaced"
 
 
 class LoginQueueFull(Exception):
-    """Error of a login that a full queue does not accept, or that was removed from it for another login."""
+    """Error for a login that a full queue does not accept, or that another login has displaced from it."""
 
 
 class _Waiter:
-    """Login that waits in the queue. It waits no longer once `state` is not WAITING."""
+    """Login that waits in the queue until `state` changes from WAITING to GRANTED or DISPLACED."""
 
     __slots__ = ("place", "state", "user", "woken")
 
@@ -33,15 +33,14 @@ class _Waiter:
         self.woken = trio.Event()
 
     def wake(self, state: str) -> None:
-        """Set the state and wake the task that waits."""
         self.state = state
         self.woken.set()
 
 
 class _RoundRobin:
-    """Waiting logins by place and user, from which the next one is chosen in turn.
+    """Waiting logins, grouped by place and user, from which the next one is chosen in turn.
 
-    A place, and a user at it, that had a turn go to the end of their rounds.
+    A place that had its turn goes to the end of the places, and a user to the end of the users at this place.
     """
 
     def __init__(self) -> None:
@@ -51,11 +50,10 @@ class _RoundRobin:
         return bool(self._places)
 
     def add(self, waiter: _Waiter) -> None:
-        """Add a waiting login."""
         self._places.setdefault(waiter.place, {}).setdefault(waiter.user, {})[waiter] = None
 
     def remove(self, waiter: _Waiter) -> None:
-        """Remove a waiting login, which has to be in the queue."""
+        """Remove a waiting login. It must have been added."""
         users = self._places[waiter.place]
         line = users[waiter.user]
         del line[waiter]
@@ -65,7 +63,7 @@ class _RoundRobin:
             del self._places[waiter.place]
 
     def pop_next(self) -> _Waiter:
-        """Remove and return the waiting login that may work next."""
+        """Remove and return the login whose turn it is."""
         place, users = next(iter(self._places.items()))
         user, line = next(iter(users.items()))
         waiter = next(iter(line))
@@ -77,7 +75,7 @@ class _RoundRobin:
         return waiter
 
     def count(self, place: str, user: str | None = None) -> int:
-        """Return the number of waiting logins from a place, or of one user there."""
+        """Return the number of waiting logins from a place, or of one user at this place."""
         users = self._places.get(place, {})
         return sum(map(len, users.values())) if user is None else len(users.get(user, ()))
 
@@ -89,7 +87,7 @@ class _RoundRobin:
 
 
 class LoginQueue:
-    """Fair queue for logins: at most `slots` of them work at a time, and at most `waiting_max` wait."""
+    """Fair queue for logins: at most `slots` are processed at a time, and at most `waiting_max` wait."""
 
     def __init__(self, slots: int, waiting_max: int) -> None:
         self.waiting = 0
@@ -99,10 +97,10 @@ class LoginQueue:
         self._others = _RoundRobin()
 
     async def acquire(self, place: str, user: str, *, trusted: bool = False) -> None:
-        """Wait until the login may work; the caller has to call `release` afterwards.
+        """Wait until it is the login's turn. The caller must call `release` after processing the login.
 
-        Trusted logins go first. Raises Crowded if the queue is full, or if this login is removed for another
-        one.
+        Trusted logins have precedence. Raises LoginQueueFull if the queue is full, or if this login is
+        removed in favour of another one.
         """
         if self._free:
             self._free -= 1
@@ -126,7 +124,7 @@ class LoginQueue:
             raise LoginQueueFull
 
     def release(self) -> None:
-        """End the work of a login, and let the next waiting login work."""
+        """End the processing of a login, and start that of the next waiting login."""
         waiters = self._trusted or self._others
         if not waiters:
             self._free += 1
@@ -135,10 +133,10 @@ class LoginQueue:
         waiters.pop_next().wake(GRANTED)
 
     def _make_room(self, place: str, user: str, trusted: bool) -> None:
-        """Remove a waiting login from the full queue for a new one.
+        """Remove a waiting login from the full queue to make room for a new one.
 
-        For a trusted login, that is any login that is not trusted; for another one, only a login of a place
-        or user with more entries. Raises Crowded if there is none.
+        A trusted login displaces any login that is not trusted. Other logins displace only a login of a place
+        or user with more waiting logins. Raises LoginQueueFull if no login can be removed.
         """
         others = self._others
         if not others:

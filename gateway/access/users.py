@@ -39,8 +39,10 @@ VERIFIERS_MAX: Final = max(1, min(2, (os.cpu_count() or 1) // 4))
 class Users:
     """Back end of users with passwords.
 
-    `hashes` has argon2 hashes by user name, "" for a user without a password here; `scram` has SCRAM keys by
-    user name. `guest` is `loopback`, `always` or `never`: from where the default user guest may log in.
+    `hashes` has argon2 hashes by user name, or "" for a user whose password is not known here; `scram` has
+    SCRAM keys by user name. `guest` is `loopback`, `always` or `never`, and defines from where the default
+    user `guest` may log in. `failures` records failed logins. At most `waiting_max` logins wait for password
+    hashing.
     """
 
     kind: Final = "users"
@@ -70,7 +72,7 @@ class Users:
         self.replace(hashes, scram or {})
 
     def replace(self, hashes: Mapping[str, str], scram: Mapping[str, Keys]) -> None:
-        """Replace all users, and delete the cached results of logins."""
+        """Replace all users, and clear the cache of login results."""
         self.times_replaced += 1
         if scram and not self._scram:  # later users do not change the salts of unknown names
             self._salt_key = _salt_key(scram)
@@ -83,22 +85,25 @@ class Users:
 
     @property
     def empty(self) -> bool:
-        """True if no user can log in but the default user guest, and anonymous clients."""
+        """True if there are no users except the default user `guest` and anonymous clients."""
         return self.names <= {GUEST, ANONYMOUS} and not self._hashes and not self._scram
 
     def find_principal(self, name: str) -> Principal | None:
-        """Return the principal of a user who has been authenticated already, or None if it does not exist."""
+        """Return the principal of a user who has already been authenticated.
+
+        Return None if the user does not exist.
+        """
         return self._principal(name) if name in self.names and name != ANONYMOUS else None
 
     def exists(self, name: str) -> bool:
         """Return True if a user of this name exists.
 
-        The default user guest exists unless `guest` is `never`.
+        The default user `guest` exists unless the setting `guest` is `never`.
         """
         return (name in self.names and name != ANONYMOUS) or (self._is_guest(name) and self.guest != "never")
 
     def stamp(self, name: str) -> str:
-        """Return a digest that changes with the user's password."""
+        """Return a digest that changes whenever the user's password changes."""
         secret = f"{self._hashes.get(name)!r} {self._scram.get(name)!r}"
         return hashlib.sha256(secret.encode(errors="replace")).hexdigest()
 
@@ -111,20 +116,20 @@ class Users:
         return False
 
     def has(self, credentials: Credentials) -> bool:
-        """Return True if the login names a user with a password hash here, or the default user guest."""
+        """Return True if the user of a login has a password hash here, or is the default user `guest`."""
         return credentials.user in self._hashes or self._is_guest(credentials.user)
 
     def _is_guest(self, name: str) -> bool:
-        """Return True if this is the default user guest, whose password is guest.
+        """Return True if `name` is the default user `guest`, whose password is `guest`.
 
-        The default user does not exist if a password is configured for guest.
+        The default user does not exist if a password or SCRAM keys are configured for the name `guest`.
         """
         return name == GUEST and GUEST not in self._hashes and GUEST not in self._scram
 
     def authenticate_nowait(self, credentials: Credentials) -> Principal | Denial | None:
-        """Return the principal of the default user guest, or the cached result of a login.
+        """Return the principal of the default user `guest`, or the cached result of a login.
 
-        Return None if `authenticate` has to be called.
+        Return None in all other cases; the caller must then call `authenticate`.
         """
         if self._is_guest(credentials.user):
             allowed = self.guest == "always" or (self.guest == "loopback" and is_loopback(credentials.remote))
@@ -133,10 +138,10 @@ class Users:
         return self._right.find(key, now) or self._wrong.find(key, now)
 
     async def authenticate(self, credentials: Credentials) -> Principal | Denial:
-        """Verify the password of a login, and return the principal or a denial.
+        """Verify the password of a login. Return the principal or a denial.
 
-        Cancelling the call removes the login from the queue. Of concurrent logins with the same name and
-        password only one waits in the queue and is hashed.
+        Concurrent logins with the same name and password share one hash computation. Cancelling the call
+        removes the login from the queue.
         """
         key = self._digest(credentials)
         while (found := self._recalled(key)) is None and key in self._in_flight:
@@ -159,7 +164,10 @@ class Users:
         return self._right.find(key, now) or self._wrong.find(key, now)
 
     async def _hash(self, key: bytes, credentials: Credentials) -> Principal | Denial:
-        """Wait in the queue, hash the password of a login, and return and cache the result under `key`."""
+        """Wait in the queue, verify the password of a login, cache the result under `key`, and return it.
+
+        Raises LoginQueueFull.
+        """
         remote, user = credentials.remote, credentials.user
         trusted = self._failures.is_trusted(remote, user)
         await self._turns.acquire(place_of(remote), user, trusted=trusted)
@@ -191,9 +199,9 @@ class Users:
         return ScramExchange(self._keys_of, secrets.token_urlsafe(18))
 
     def _keys_of(self, user: str) -> Keys:
-        """Return the SCRAM data of a user, or invented data for an unknown user.
+        """Return the SCRAM data of a user. Return invented data for an unknown user.
 
-        Invented data has the same salt at each call.
+        Invented data for a name always has the same salt.
         """
         found = self._scram.get(user)
         if found is None:
@@ -202,7 +210,10 @@ class Users:
         return found
 
     def _usual_iterations(self) -> int:
-        """Return the most frequent number of SCRAM iterations, so that unknown users do not stand out."""
+        """Return the most frequent number of SCRAM iterations, which is used for unknown users.
+
+        Unknown users thus look like known ones.
+        """
         counts = [keys.iterations for keys in self._scram.values()]
         return max(set(counts), key=counts.count) if counts else ITERATIONS
 
@@ -222,8 +233,8 @@ _HASHER = argon2.PasswordHasher()
 def _salt_key(scram: Mapping[str, Keys]) -> bytes:
     """Return the key from which the SCRAM salts of unknown users are derived.
 
-    The key is derived from the secrets of all users, so that every replica derives the same salt for a name,
-    also after a restart: a different salt would disclose that there is no such user.
+    The key is derived from the SCRAM data of all users. Every replica thus derives the same salt for a name,
+    also after a restart; a different salt would disclose that the user does not exist.
     """
     found = hashlib.sha256(b"salts of unknown users")
     for name in sorted(scram):
@@ -236,18 +247,18 @@ def _salt_key(scram: Mapping[str, Keys]) -> bytes:
 def _decoy() -> str:
     """Return the hash of a random password, which is verified for users without a hash.
 
-    It is computed at first use, which makes the start 20 % shorter.
+    The hash is computed at the first call, because this makes the start 20 % shorter.
     """
     return _HASHER.hash(os.urandom(16))
 
 
 def hash_password(password: str) -> str:
-    """Return the argon2id hash of `password`, in the form of the setting `users`."""
+    """Return the argon2id hash of `password`, in the form of the setting `users.NAME.password_hash`."""
     return _HASHER.hash(password)
 
 
 def is_hash(text: str) -> bool:
-    """Return True if the text is a password hash of argon2 or RabbitMQ."""
+    """Return True if the text is a password hash of argon2, or of RabbitMQ in the gateway's notation."""
     if is_rabbit_hash(text):
         return True
     try:
@@ -258,7 +269,10 @@ def is_hash(text: str) -> bool:
 
 
 def _matches(stored: str | None, password: bytes) -> bool:
-    """Return True if a password has the stored hash. This takes the same time for all users, known or not."""
+    """Return True if `stored` is the hash of the password.
+
+    The computation takes the same time for known and unknown users.
+    """
     decoy = _decoy()  # also for a known user, so that the time of the first login discloses nothing
     if stored is not None and is_rabbit_hash(stored):
         _verify(decoy, password)  # takes the time of other hashes, so that names cannot be found out
