@@ -28,8 +28,8 @@ _ABSENT: Final = "absent"
 class CaseResult(NamedTuple):
     """Result of one test of a mapping file: its name, its position and the differences.
 
-    `differences` are texts that state what was expected and what arrived instead. The test has passed if
-    there are none.
+    Each difference is a text that states what was expected and what arrived instead. The test has passed if
+    there are no differences.
     """
 
     name: str
@@ -40,7 +40,7 @@ class CaseResult(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """True if exactly what the test expects has arrived."""
+        """True if the messages that arrived are exactly those that the test expects."""
         return not self.differences
 
 
@@ -55,8 +55,8 @@ class CrossedMessage(NamedTuple):
 def endpoints_of(mappings: Iterable[Mapping]) -> dict[str, str]:
     """Return the endpoints that the routes name, each with its protocol.
 
-    The protocol is derived from the keys that the routes use for addresses there, such as `topic`. So the
-    tests of mapping files can be run without a configuration.
+    The protocol is derived from the keys of the addresses in the routes, such as `topic`. The tests of
+    mapping files can thus be run without a configuration.
     """
     found: dict[str, str] = {}
     for mapping in mappings:
@@ -69,9 +69,10 @@ def endpoints_of(mappings: Iterable[Mapping]) -> dict[str, str]:
 def run_cases(
     mapping: Mapping, endpoints: Map[str, str] | None = None, *, hops_max: int = HOPS_MAX
 ) -> list[CaseResult]:
-    """Run the tests in `mapping` against its own routes. Raises MappingError if these do not compile.
+    """Run the tests in `mapping` against the routes in the same file.
 
-    `endpoints` maps the names of endpoints to protocols; by default they are derived from the routes.
+    `endpoints` maps the names of endpoints to protocols; by default they are derived from the routes. Raises
+    MappingError if the routes do not compile.
     """
     protocols = endpoints_of([mapping]) if endpoints is None else dict(endpoints)
     router = Router([mapping], protocols, hops_max=hops_max)
@@ -82,7 +83,7 @@ def run_cases(
 
 
 def _run(router: Router, case: Case) -> list[str]:
-    """Run one test. Return the differences between what it expects and what arrived."""
+    """Run one test. Return the differences between the expected messages and those that arrived."""
     try:
         message, queue = _published(router, case.publish)
     except (NameRefused, ValueError) as error:
@@ -102,11 +103,10 @@ def _run(router: Router, case: Case) -> list[str]:
 
 
 def _published(router: Router, words: PublishedMessage) -> tuple[Message, str]:
-    """Build the message that a test publishes, and return it with its queue.
+    """Build the message that a test publishes. Return it with the queue that it is consumed from.
 
-    The queue is the one that a link would have consumed the message from, or "". Raises ValueError if the
-    endpoint is unknown or its protocol does not have these keys of an address, and NameRefused if it refuses
-    their values.
+    The queue is "" unless the test names a queue of a link. Raises ValueError if the endpoint is unknown or
+    has another protocol than the address, and NameRefused if the protocol refuses the address.
     """
     protocol = router.endpoints.get(words.endpoint)
     if protocol is None:
@@ -138,7 +138,7 @@ def _published(router: Router, words: PublishedMessage) -> tuple[Message, str]:
 
 
 def _compare_all(expected: list[Expected], arrivals: list[CrossedMessage]) -> list[str]:
-    """Compare the expected messages with those that arrived, in their order. Return the differences."""
+    """Compare the expected messages, in order, with those that arrived. Return the differences."""
     differences: list[str] = []
     for at in range(max(len(expected), len(arrivals))):
         if at >= len(arrivals):
@@ -153,9 +153,9 @@ def _compare_all(expected: list[Expected], arrivals: list[CrossedMessage]) -> li
 
 
 def _compare(expected: Expected, arrival: CrossedMessage) -> list[str]:
-    """Compare a message that arrived with the keys of one `expect`.
+    """Compare a message that arrived with one entry of `expect`.
 
-    Return texts of the form `KEY: expected X, got Y`.
+    Return a text of the form `KEY: expected X, got Y` for each key that differs.
     """
     got = words_of(arrival.endpoint, arrival.message)
     fields: dict[str, Any] = expected.model_dump(exclude_unset=True, exclude={"headers"})
@@ -172,7 +172,7 @@ def _same(want: Any, have: Any) -> bool:
 
 
 def words_of(endpoint: str, message: Message) -> dict[str, Any]:
-    """Return the properties of a message that was delivered to `endpoint`, by the keys of `expect`."""
+    """Return the values of a message that was delivered to `endpoint`, by the keys that `expect` uses."""
     address = message.address
     words: dict[str, Any] = {
         "endpoint": endpoint,

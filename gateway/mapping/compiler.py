@@ -26,10 +26,10 @@ SHAPES_MAX: Final = 4_096  # shapes of routes whose compiled code is cached
 
 
 def compile_level_test(pattern: Pattern) -> Fits | None:
-    """Compile a pattern to a function that tests the levels of a name.
+    """Compile a pattern to a function that returns True if the levels of a name match it.
 
-    Return None if the pattern has several multi-level wildcards. The function must not be used for a hidden
-    name (`$...`) if the pattern begins with a wildcard, which does not match such names.
+    Return None if the pattern has several multi-level wildcards. If the pattern begins with a wildcard, do
+    not call the function for a hidden name (`$...`), because such a pattern does not match hidden names.
     """
     tokens = pattern.tokens
     rest = _only_rest(tokens)
@@ -49,8 +49,8 @@ def compile_level_test(pattern: Pattern) -> Fits | None:
 def compile_template(pattern: Pattern, template: Template, translate: LevelTranslation) -> Makes | None:
     """Compile a template to a function that returns the target's name for a source name.
 
-    The function takes the source name, which must match `pattern`, and its levels; it may raise NameRefused.
-    Return None if the template needs more than the levels of the name.
+    The function takes the source name, which must match `pattern`, and the levels of this name. It may raise
+    NameRefused. Return None if the template depends on more than the levels of the name.
     """
     literals: list[str] = []
     parts = _parts(pattern, template, literals)
@@ -73,10 +73,11 @@ def compile_template(pattern: Pattern, template: Template, translate: LevelTrans
 
 
 def _parts(pattern: Pattern, template: Template, literals: list[str]) -> list[tuple[str, str]] | None:
-    """Return two expressions for each level of the template: one that copies it, one that translates it.
+    """Return the source text of two Python expressions for each level of the template.
 
-    Each is Python source that ends with a comma. The literals that they use are added to `literals`. Return
-    None if the template or the pattern cannot be compiled.
+    The first expression copies the level, the second one translates it; each ends with a comma. The constant
+    texts that they use are appended to `literals`. Return None if the template or the pattern cannot be
+    compiled.
     """
     places = {
         token.text: at
@@ -102,9 +103,9 @@ def _parts(pattern: Pattern, template: Template, literals: list[str]) -> list[tu
 def _piece(
     pattern: Pattern, places: dict[str, int], piece: str | Name, literals: list[str]
 ) -> tuple[str, str] | None:
-    """Return the expressions, as `_parts` does, for one piece of a level; None if it cannot be compiled.
+    """Return the source text of two expressions for one piece of a level: a copying and a translating one.
 
-    `places` has the indices of the pattern's captures by name.
+    `places` has the indices of the pattern's captures by name. Return None if the piece cannot be compiled.
     """
     if isinstance(piece, str):
         name = _literal(piece, literals)
@@ -124,9 +125,9 @@ def _piece(
 
 
 def _only_rest(tokens: Tokens) -> int | None:
-    """Return the index of the only multi-level wildcard.
+    """Return the index of the only multi-level wildcard in a pattern.
 
-    Return the number of tokens if there is none, and None if there are several.
+    Return the number of tokens if the pattern has no such wildcard, and None if it has several.
     """
     rests = [at for at, token in enumerate(tokens) if token.kind is TokenKind.REST]
     if len(rests) > 1:
@@ -137,7 +138,7 @@ def _only_rest(tokens: Tokens) -> int | None:
 def _place(tokens: Tokens, at: int) -> int:
     """Return the index of the level that the token at index `at` matches.
 
-    The index is negative, counted from the end, for a token after the multi-level wildcard.
+    For a token after the multi-level wildcard the index is negative: it counts from the end.
     """
     rest = _only_rest(tokens)
     assert rest is not None
@@ -145,22 +146,22 @@ def _place(tokens: Tokens, at: int) -> int:
 
 
 def _literal(text: str, literals: list[str]) -> str:
-    """Add `text` to `literals`, and return the name of the variable that holds it in the compiled code."""
+    """Append `text` to `literals`. Return the name of its variable in the compiled code."""
     literals.append(text)
     return f"literal_{len(literals) - 1}"
 
 
 def _code(function: str, literals: list[str]) -> Code:
-    """Compile `function`, the source of a lambda, and return the function with these literals."""
+    """Compile the source text of a lambda, and return the lambda with these literals."""
     return _shared(function, len(literals))(*literals)
 
 
 @lru_cache(SHAPES_MAX)
 def _shared(function: str, literals: int) -> Callable[..., Code]:
-    """Compile `function`, the source of a lambda that refers to a number of literals.
+    """Compile the source text of a lambda that refers to as many variables as `literals` states.
 
-    Return a function that takes their texts and returns the lambda. The source itself holds no text from a
-    mapping file, so that it is compiled once for all routes of the same shape.
+    Return a function that takes the values of these variables and returns the lambda. The source text has no
+    text from a mapping file. It is therefore compiled only once for all routes of the same shape.
     """
     names = ", ".join([f"literal_{at}" for at in range(literals)])
     builtins = {"__builtins__": {"len": len, "map": map}}

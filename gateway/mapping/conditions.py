@@ -46,7 +46,10 @@ FUNCTIONS: Final = frozenset((
 
 
 class ExpressionError(MappingError):
-    """Error in the text of an expression; `inner` has line and column within that text, from 1."""
+    """Error in the text of an expression.
+
+    `inner` has line and column within this text, starting at 1.
+    """
 
     def __init__(self, reason: str, line: int, column: int) -> None:
         super().__init__(reason)
@@ -56,7 +59,8 @@ class ExpressionError(MappingError):
 class ConditionCounters(Protocol):
     """Counters of evaluations of `when` that had no value.
 
-    `unparsable`: the body was not JSON. `undecided`: all other reasons, such as a missing field.
+    `unparsable` counts messages whose body is not JSON, `undecided` all other reasons, such as a missing
+    field.
     """
 
     unparsable: int
@@ -64,9 +68,10 @@ class ConditionCounters(Protocol):
 
 
 class Condition:
-    """Compiled CEL expression of `when`, which may refer to the variables `known_names`.
+    """Compiled CEL expression of the key `when`.
 
-    Raises MappingError if the text is not CEL, has an unknown name, or could take too long.
+    `known_names` are the variables to which it may refer. Raises MappingError if the text is not CEL, has an
+    unknown name, or could take too many steps.
     """
 
     __slots__ = (
@@ -82,7 +87,7 @@ class Condition:
     )
 
     def __init__(self, text: str, known_names: Iterable[str], steps_max: int = STEPS_MAX) -> None:
-        """Compile `text`. `steps_max` limits one evaluation, in steps of some 0.2 µs."""
+        """Compile `text`. `steps_max` is the limit of one evaluation, in steps of about 0.2 µs."""
         self.text = text
         self._program, self._cost = _compiled(text)
         used = self._program.references()
@@ -104,9 +109,9 @@ class Condition:
         self._words = tuple(self.names & PER_MESSAGE - {"body", "headers"})
 
     def type_error(self) -> str:
-        """Return why a comparison in the expression compares different types, or "" if none does.
+        """Return the reason why a comparison in the expression can never be true, or "" if there is none.
 
-        Such a comparison never has a value or is never true.
+        The reason is that the comparison has operands of different types.
         """
         for name, kind, literal in self._cost.compared:
             own = _KINDS.get(name, "text")
@@ -121,14 +126,14 @@ class Condition:
         return ""
 
     def fixed(self, values: dict[str, str]) -> dict[str, Any]:
-        """Return those of `values` to which the expression refers.
+        """Return the subset of `values` to which the expression refers.
 
-        `values` are the variables that depend only on the address; the result is an argument of `holds`.
+        `values` has the variables that depend only on the address. Pass the result to `holds`.
         """
         return {name: text for name, text in values.items() if name in self.names}
 
     def constant(self) -> bool | None:
-        """Return the value of an expression that refers to no variable, or None if it refers to one."""
+        """Return the value of the expression if it refers to no variable, otherwise None."""
         return None if self.names else bool(self._evaluated({}))
 
     def _evaluated(self, variables: dict[str, Any]) -> bool | None:
@@ -145,8 +150,8 @@ class Condition:
     def holds(self, message: Message, fixed: dict[str, Any], counts: ConditionCounters) -> bool:
         """Return True if the expression is true for `message`. Never raises.
 
-        `fixed` has the variables that depend only on the message's address. An evaluation without a value
-        counts in `counts` and returns False.
+        `fixed` has the values of variables that depend only on the message's address. If the expression has
+        no value, increment a counter in `counts`, and return False.
         """
         variables = dict(fixed)
         unparsable = False
@@ -176,7 +181,8 @@ class Condition:
 def _compiled(text: str) -> tuple[cel.Program, Expression]:
     """Compile the text of an expression. Return the program and its costs. Raises MappingError.
 
-    A text that is too long or nested too deep is not passed to the CEL library, whose stack would overflow.
+    A text that is too long or too deeply nested is refused before it reaches the CEL library, whose stack
+    would overflow.
     """
     import cel  # takes 100 ms of every start, and most mappings have no condition
 
@@ -197,7 +203,7 @@ def _compiled(text: str) -> tuple[cel.Program, Expression]:
 
 
 def _misread(report: str) -> MappingError:
-    """Return an error with the first fault in `report`, the text of the CEL library's error."""
+    """Return an ExpressionError or MappingError with the first fault in an error text of the CEL library."""
     found = FAULT.search(report)
     if found is None:
         return MappingError(f"not a CEL expression: {report.splitlines()[0]}")
@@ -223,13 +229,13 @@ _MEANT: Final = (
 def _is_panic(error: BaseException) -> bool:
     """Return True if `error` is a panic of the CEL library.
 
-    A panic is not an Exception, and its type cannot be imported.
+    A panic is a BaseException but not an Exception, and its class cannot be imported.
     """
     return type(error).__name__ == "PanicException"
 
 
 def _read_body(body: bytes) -> tuple[Any, int]:
-    """Parse a JSON body. Return it with its size in the unit of `Expression.steps`.
+    """Parse a JSON body. Return its value, and its size in the unit of `Expression.steps`.
 
     Raises ValueError if the body is too large, has too many values, or is not JSON.
     """
@@ -264,7 +270,7 @@ def _count_values(body: Any) -> int:
 def _size_of_headers(headers: Headers) -> int:
     """Return the size of headers in the unit of `Expression.steps`.
 
-    Raises ValueError if there are too many or they are nested too deep.
+    Raises ValueError if there are too many values, or if tables are nested too deeply.
     """
     count = byte_count = 0
     stack = [(value, 1) for _, value in headers]
@@ -306,7 +312,7 @@ _SHOWN: Final = {"text": "text", "number": "number", "word": "truth value"}
 
 
 def plain_headers(headers: Headers) -> dict[str, Any]:
-    """Convert headers to the dict that expressions use; a repeated name becomes a list."""
+    """Convert headers to a dict for expressions. The values of a repeated name become a list."""
     found: dict[str, Any] = {}
     repeated: set[str] = set()
     for name, value in headers:

@@ -17,12 +17,12 @@ from gateway.protocols import dialect_of, show
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A route that matches an address, with what it does with messages of that address.
+    """Route that matches an address, and what it does with messages to this address.
 
-    `address` is the target's address as text; if the route refuses it, `address` is "" and `refused` is the
-    reason. `when` is the expression that each message still has to satisfy, or None. The last three fields
-    are for a single message, if one was given: `crosses` is True if the route delivers it, `made` has the
-    properties and headers of the delivered message, and `why` is the reason if it is not delivered.
+    `address` is the target's address as text. If the address is refused, it is "", and `refused` is the
+    reason. `when` is the expression that a message must also satisfy, or None. The last three fields describe
+    what happens to one message, if a message is given: `crosses` is True if the route delivers it, `made` has
+    the properties and headers of the delivered message, and `why` is the reason why it is not delivered.
     """
 
     route: str
@@ -42,7 +42,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A route that does not match the address, and the reason."""
+    """Route that does not match an address, and the reason."""
 
     route: str
     file: str
@@ -52,9 +52,9 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Explanation of one address: the routes that match it and those that do not.
+    """Explanation of one address: the routes that match it, and the routes that do not match.
 
-    Both are in the order of the files. `dataclasses.asdict` converts it for JSON.
+    Both are in the order of the mapping files. `dataclasses.asdict` converts the explanation for JSON.
     """
 
     endpoint: str
@@ -71,9 +71,9 @@ def explain(
     sender: Sender = NOBODY,
     message: Message | None = None,
 ) -> Explanation:
-    """Explain what every route does with messages from `endpoint` to `address`, or with `message` if given.
+    """Explain what each route does with messages from `endpoint` to `address`, or with the one `message`.
 
-    `queue` is the queue that a link consumed the message from, or "". `sender` has the values for templates
+    `queue` is the queue from which a link consumed the message, or "". `sender` has the values for templates
     that refer to the client or user.
     """
     matches: list[Match] = []
@@ -99,7 +99,10 @@ def _explain_route(
     sender: Sender,
     message: Message | None,
 ) -> Match | str:
-    """Return what `route` does with the address and the message, or a text why it does not match."""
+    """Return what `route` does with the address and the message.
+
+    Return a text with the reason if the route does not match.
+    """
     if route.source != endpoint:
         return f"takes from {route.source!r}"
     captures = route.pattern.match(address, queue)
@@ -130,10 +133,10 @@ def _explain_route(
 
 
 def _try_route(way: ResolvedRoute, message: Message) -> tuple[bool, dict[str, Any] | None, str]:
-    """Apply a resolved route to a message.
+    """Apply a resolved route to a message. Return three values.
 
-    Return True if it delivers the message, the properties of the new message or None, and "" or the reason
-    why it does not deliver it.
+    They are True if the route delivers the message; the properties of the delivered message, or None; and the
+    reason why the message is not delivered, or "".
     """
     route = way.route
     unparsable, undecided = route.unparsable, route.undecided

@@ -53,14 +53,15 @@ _CONSTANTS: Final = frozenset(("true", "false", "null"))
 
 
 class NotUnderstood(Exception):
-    """Error for a text that is not in the part of CEL that this parser understands."""
+    """Error for a text that this parser cannot parse: it supports only a part of CEL."""
 
 
 class SizedValue(NamedTuple):
     """Upper bound of the size of a subexpression's value: `weight` times a size that `level` selects.
 
-    `level` 0: the size of the message. `level` from 1: the size of the variable of that loop, 1 being the
-    outermost loop. None: 1, because the value does not depend on the message.
+    Level 0 selects the size of the message. Level 1 selects the size of the variable of the outermost loop,
+    level 2 that of the next inner loop, and so on. Level None selects 1, because the value does not depend on
+    the message.
     """
 
     level: int | None
@@ -68,21 +69,21 @@ class SizedValue(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """A number of steps or iterations: `weight` times the size of the message to the power of `degree`.
+    """Number of steps or iterations: `weight` times the size of the message to the power of `degree`.
 
-    The size is the number of values in the message, texts counting by length.
+    The size of a message is the number of values in it; a long text counts as several values.
     """
 
     weight: float
     degree: int
 
     def times(self, other: Cost) -> Cost:
-        """Return the product of two costs, such as of the iterations of a loop and the steps of each."""
+        """Return the product of two costs, such as iterations of a loop and steps of one iteration."""
         return Cost(self.weight * other.weight, self.degree + other.degree)
 
 
 class _Loop(NamedTuple):
-    """Loop around the text that is being parsed: its variable, and the value that it iterates over."""
+    """Loop that contains the text being parsed: its variable, and the value over which it iterates."""
 
     name: str
     over: SizedValue
@@ -90,7 +91,7 @@ class _Loop(NamedTuple):
     visits: Cost  # how often the loop visits one and the same value of the message
 
     def iterations(self) -> Cost:
-        """Return the number of iterations of one run of the loop, if it visits every element."""
+        """Return how many iterations one run of the loop has at most."""
         return Cost(self.over.weight, 0 if self.over.level is None else 1)
 
 
@@ -99,11 +100,11 @@ ONCE: Final = Cost(1.0, 0)
 
 
 class Expression:
-    """Costs of one CEL expression, and the variables in `names` to which it refers.
+    """Costs of one CEL expression, and the names of the variables to which it refers (`names`).
 
-    `compared` has each comparison of such a variable with a literal: its name, the kind of the literal
-    (`text`, `number`, or `word` for true and false) and the literal. Raises NotUnderstood if the text cannot
-    be parsed, and MappingError if the expression would be too expensive with any message.
+    `compared` has each comparison of a variable with a literal: name of the variable, kind of the literal
+    (`text`, `number`, or `word` for true, false and null) and literal. Raises NotUnderstood if the text
+    cannot be parsed, and MappingError if the expression would be too expensive for any message.
     """
 
     __slots__ = ("_steps", "compared", "names")
@@ -123,7 +124,8 @@ class Expression:
     def steps(self, size: int) -> float:
         """Return the maximum number of steps of an evaluation with a message of this size.
 
-        A step takes some 0.2 µs. The size is the number of values in the message, texts counting by length.
+        A step takes about 0.2 µs. The size is the number of values in the message; a long text counts as
+        several.
         """
         total = 0.0
         for weight in reversed(self._steps):
@@ -132,9 +134,9 @@ class Expression:
 
 
 class _ExpressionParser:
-    """Recursive-descent parser of CEL that adds up costs instead of building a tree.
+    """Recursive-descent parser of CEL that adds up costs, and builds no syntax tree.
 
-    The method of each production returns the size of the subexpression's value.
+    Each method that parses a production of the grammar returns the size of the subexpression's value.
     """
 
     def __init__(self, text: str) -> None:
@@ -159,7 +161,7 @@ class _ExpressionParser:
                 return
 
     def parse(self) -> None:
-        """Parse the whole text and add up its costs, including that of copying the result.
+        """Parse the whole text and add up its costs, including the cost of copying the result.
 
         Raises NotUnderstood.
         """
@@ -170,7 +172,7 @@ class _ExpressionParser:
     # Tokens.
 
     def _accept(self, *signs: str) -> str:
-        """Skip the next token if it is one of `signs`. Return it, or "" if it is another one."""
+        """Skip the next token if it is one of `signs`, and return it. Otherwise return ""."""
         kind, text = self._tokens[self._at]
         if (kind == "sign" or text == "in") and kind != "text" and text in signs:
             self._at += 1
@@ -191,18 +193,18 @@ class _ExpressionParser:
     # Costs.
 
     def _iterations(self) -> Cost:
-        """Return how often the part of the text that is being parsed is evaluated."""
+        """Return how often the text at the present position is evaluated."""
         return self._loops[-1].turns if self._loops else ONCE
 
     def _inner_iterations(self, level: int) -> Cost:
-        """Return the number of iterations of all loops inside loop `level`, per iteration of that loop."""
+        """Return the number of iterations of all loops inside loop `level`, in one iteration of that loop."""
         found = ONCE
         for loop in self._loops[level:]:
             found = found.times(loop.iterations())
         return found
 
     def _uses(self, value: SizedValue) -> Cost:
-        """Return the cost of reading all of a value at this place, summed over the whole evaluation."""
+        """Return the total cost, in the whole evaluation, of reading a value at the present position."""
         turns = self._iterations().times(Cost(value.weight, value.level is not None))
         if not value.level:
             return turns
@@ -210,13 +212,13 @@ class _ExpressionParser:
         return min(turns, visits.times(Cost(value.weight, 1)), key=lambda cost: (cost.degree, cost.weight))
 
     def _spend(self, cost: Cost) -> None:
-        """Add `cost` to the steps. Raises MappingError if loops are nested too deep."""
+        """Add `cost` to the steps. Raises MappingError if loops are nested too deeply."""
         if cost.degree > DEGREE_MAX:
             raise MappingError("its loops are nested too deep; let each go through what the outer one holds")
         self.steps[cost.degree] += cost.weight
 
     def _use(self, *values: SizedValue) -> None:
-        """Add the cost of one operation at this place, and of reading all of `values` in it."""
+        """Add the cost of one operation at the present position that reads all of `values`."""
         self._spend(self._iterations())
         for value in values:
             self._spend(self._uses(value))
@@ -268,9 +270,9 @@ class _ExpressionParser:
         return found
 
     def _note(self, left: list[tuple[str, str]], right: list[tuple[str, str]]) -> None:
-        """Store a comparison in `compared` if one side is a variable and the other one a literal.
+        """Store a comparison in `compared` if one operand is a variable and the other one a literal.
 
-        `left` and `right` are the tokens of both sides.
+        `left` and `right` are the tokens of the operands.
         """
         for one, other in ((left, right), (right, left)):
             if len(one) == len(other) == 1 and one[0][0] == "word" and one[0][1] not in _CONSTANTS:
@@ -307,9 +309,9 @@ class _ExpressionParser:
         return found
 
     def _selected(self, value: SizedValue, name: str) -> SizedValue:
-        """Parse what follows `value.name`, and return the size of the result.
+        """Parse the text after `value.name`, and return the size of the result.
 
-        Nothing follows a field; the arguments of a loop or function follow its name.
+        The text consists of arguments if `name` is a loop or function, and is empty if it is a field.
         """
         if not self._accept("("):
             self._use(value)
@@ -319,11 +321,11 @@ class _ExpressionParser:
         return self._called(name, [value])
 
     def _called(self, name: str, values: list[SizedValue]) -> SizedValue:
-        """Parse a function's arguments and the closing parenthesis.
+        """Parse a function's arguments and the closing parenthesis. Return the size of the result.
 
-        `values` has the size of the value before the dot, if the function is called on one. The result counts
-        as large as that and the arguments together. Raises MappingError for a pattern of `matches` that is
-        not a literal.
+        `values` has the size of the value before the dot, if there is one. The result is assumed to be as
+        large as this value and all arguments together. Raises MappingError if the pattern of `matches` is not
+        a literal.
         """
         start = self._at
         values = values + self._listed(")")
@@ -338,7 +340,7 @@ class _ExpressionParser:
         return self._joined(values) if values else NOTHING
 
     def _listed(self, end: str) -> list[SizedValue]:
-        """Parse expressions separated by commas, up to the sign `end`. Return their sizes."""
+        """Parse expressions separated by commas, up to the token `end`. Return their sizes."""
         found: list[SizedValue] = []
         while not self._accept(end):
             found.append(self._condition())
@@ -350,7 +352,7 @@ class _ExpressionParser:
     def _loop(self, over: SizedValue, name: str) -> SizedValue:
         """Parse the arguments of the loop function `name`, such as `exists`, and the closing parenthesis.
 
-        `over` is the size of the list or map that it is called on. Return the size of the result.
+        `over` is the size of the list or map over which the loop iterates. Return the size of the result.
         """
         bound = self._word()
         self._expect(",")
@@ -379,7 +381,7 @@ class _ExpressionParser:
         """Return the size of the list that `map` builds from elements of the size `made`.
 
         `level` is the level of the loop. Raises MappingError if the elements contain values from outside of
-        it.
+        the loop.
         """
         over = loop.over
         if made.level is None or made.level == level:
@@ -429,7 +431,7 @@ class _ExpressionParser:
         return found
 
     def _named(self, name: str) -> SizedValue:
-        """Parse what follows a name: a call of a function, or nothing. Return the size of the value."""
+        """Parse the text after a name: the arguments of a function, or nothing. Return the value's size."""
         self._spend(self._iterations())
         if self._accept("("):
             return self._called(name, [])
@@ -458,10 +460,10 @@ FAST_STATES: Final = 8  # states that together cost one step for each piece of t
 
 
 def _pattern_steps(literal: str) -> tuple[float, float]:
-    """Return the steps to compile a regular expression, and those to run it on each piece of text.
+    """Return the steps to compile a regular expression, and the steps to run it on one piece of text.
 
-    A piece has TEXT_PIECE bytes. `literal` is the CEL literal with its prefix and quotes. Raises MappingError
-    if the pattern is too long or verbose, or has escapes by number in a literal that is not raw.
+    A piece of text has TEXT_PIECE bytes. `literal` is the CEL literal with its prefix and quotes. Raises
+    MappingError if the pattern is too long, is verbose, or has numeric escapes in a literal that is not raw.
     """
     if len(literal) > PATTERN_BYTES_MAX:
         raise MappingError(f"matches: a pattern has at most {PATTERN_BYTES_MAX} characters")
@@ -481,7 +483,7 @@ def _pattern_steps(literal: str) -> tuple[float, float]:
 def _count_states(pattern: str) -> float:
     """Estimate the number of states of the automaton for a regular expression.
 
-    A part with a repetition count counts that many times.
+    The states of a repeated part count as often as the part may be repeated.
     """
     groups = [[0.0, 0.0]]  # for each open group: the states before its last part, and those of this part
     for piece in _PIECE.finditer(pattern):

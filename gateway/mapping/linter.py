@@ -30,7 +30,11 @@ ROOM_SMALL: Final = 55  # bytes; a template that leaves fewer for the captured l
 
 
 class Severity(Enum):
-    """Severity of a finding. ERROR: the mapping is refused. WARNING: check the route. NOTE: a known limit."""
+    """Severity of a finding.
+
+    ERROR: the mapping is refused. WARNING: the route probably does not do what its author meant. NOTE: the
+    route has a limit.
+    """
 
     ERROR = "error"
     WARNING = "warning"
@@ -38,10 +42,10 @@ class Severity(Enum):
 
 
 class Finding(NamedTuple):
-    """One finding of the linter, with its position in the mapping file.
+    """Finding of the linter, with its position in the mapping file.
 
-    `code` is stable, so that findings can be filtered by it. `line` and `column` count from 1; 0 means
-    unknown.
+    The codes of findings do not change between versions, so that findings can be filtered by `code`. `line`
+    and `column` start at 1; 0 means that the position is unknown.
     """
 
     severity: Severity
@@ -60,9 +64,8 @@ def lint(
 ) -> list[Finding]:
     """Return all findings about the routes in `mappings`, sorted by severity and position.
 
-    `endpoints` maps the names of endpoints to protocols; `links` are the names of those that are connections
-    to remote brokers. `worlds` maps each listener to its domain; None means that each has a domain of its
-    own.
+    `endpoints` maps the names of endpoints to protocols. `links` are the names of the endpoints that are
+    links. `worlds` maps each listener to its domain; None means that each listener has a domain of its own.
     """
     listeners = {name: name for name in endpoints if name not in links} if worlds is None else worlds
     compiled = compile_routes(mappings, endpoints, listeners)
@@ -89,11 +92,11 @@ def _finding(severity: Severity, code: str, route: Route, text: str) -> Finding:
 
 
 def _unnamed(routes: tuple[Route, ...], endpoints: Map[str, str], worlds: Map[str, str]) -> Iterator[Finding]:
-    """Find listeners at which no route starts, although their clients probably expect one.
+    """Yield a finding for each listener at which no route starts although its clients probably expect one.
 
-    Either no route ends in the listener's domain either, so that nothing crosses from it or to it. Or routes
-    start only at other listeners of its domain. For a listener that has the name of its protocol, the finding
-    is only a note: it may be the default one, which exists because nothing else was configured.
+    This is the case if no route starts or ends in the listener's domain, or if routes start only at other
+    listeners of this domain. The finding is only a note if the listener has the name of its protocol: it may
+    be a default listener, which the user has not configured.
     """
     sources = {route.source for route in routes}
     source_domains = {worlds[source] for source in sources if source in worlds}
@@ -112,7 +115,7 @@ def _unnamed(routes: tuple[Route, ...], endpoints: Map[str, str], worlds: Map[st
 
 
 def _alone(route: Route, links: Collection[str]) -> Iterator[Finding]:
-    """Find faults of one route, regardless of the others."""
+    """Yield findings about one route that do not depend on other routes."""
     yield from _weakened(route)
     yield from _unreachable(route, links)
     yield from _long_key(route)
@@ -129,7 +132,7 @@ def _alone(route: Route, links: Collection[str]) -> Iterator[Finding]:
 
 
 def _weakened(route: Route) -> Iterator[Finding]:
-    """Find options by which the target's delivery guarantee is weaker than the source's."""
+    """Yield a finding for each option of a route that makes the target's delivery guarantee weaker."""
     delivery, qos = route.rule.delivery, route.rule.to.qos
     for word, mode in (("qos1", delivery.qos1), ("qos2", delivery.qos2)):
         if mode == "transient":
@@ -147,7 +150,7 @@ def _weakened(route: Route) -> Iterator[Finding]:
 
 
 def _unreachable(route: Route, links: Collection[str]) -> Iterator[Finding]:
-    """Find a pattern or condition that no message can satisfy."""
+    """Yield a finding if no message can match the pattern or the condition of a route."""
     pattern = route.pattern
     reason = ""
     if route.condition is not None and route.condition.constant() is False:
@@ -171,7 +174,11 @@ def _unreachable(route: Route, links: Collection[str]) -> Iterator[Finding]:
 
 
 def _long_key(route: Route) -> Iterator[Finding]:
-    """Find a target name whose own text leaves little room, or that a long source name can make too long."""
+    """Yield a finding if the target's name can become too long.
+
+    The reason is a long text in the template, or a source name that may be longer than the target's protocol
+    permits.
+    """
     if not route.target.names:
         return
     source, target = route.pattern.dialect, route.target.dialect
@@ -186,7 +193,7 @@ def _long_key(route: Route) -> Iterator[Finding]:
 
 
 def _literal(route: Route) -> Iterator[Finding]:
-    """Find texts in the target's template that look like wildcards or placeholders, but are not."""
+    """Yield a finding for each text in the target's template that looks like a wildcard or placeholder."""
     word = route.target.dialect.name_word
     for level in route.target.name.levels:
         first = "".join(map(str, level)) if all(isinstance(piece, str) for piece in level) else ""
@@ -203,7 +210,7 @@ def _literal(route: Route) -> Iterator[Finding]:
 
 
 def _unidentified(route: Route) -> Iterator[Finding]:
-    """Note that a route with `deduplicate` delivers repeats of messages without a message id."""
+    """Yield a note that a route with `deduplicate` does not recognize repeats without a message id."""
     if route.rule.deduplicate is None:
         return
     where = route.pattern.dialect.message_id_field
@@ -215,7 +222,7 @@ def _unidentified(route: Route) -> Iterator[Finding]:
 
 
 def _lint_duplicates(earlier: Route, later: Route) -> Iterator[Finding]:
-    """Yield a warning if both routes deliver one message to the same address."""
+    """Yield a warning if both routes deliver the same message to the same address."""
     if (earlier.source, earlier.target_endpoint) != (later.source, later.target_endpoint):
         return
     meeting = witness(earlier.pattern, later.pattern)
@@ -236,21 +243,24 @@ def _lint_duplicates(earlier: Route, later: Route) -> Iterator[Finding]:
 
 
 def _shadows(wide: Route, narrow: Route) -> bool:
-    """Return True if `wide` delivers every message that `narrow` matches, and to the same address."""
+    """Return True if `wide` delivers every message that `narrow` matches, to the same address as `narrow`."""
     if wide.condition is not None or not covers(wide.pattern, narrow.pattern):
         return False
     return all(_same_target(wide, narrow, levels) for levels in _samples(narrow.pattern))
 
 
 def _exclusive(one: Route, other: Route) -> bool:
-    """Return True if both routes have conditions, and these differ: both may never be true together."""
+    """Return True if both routes have conditions that differ, so that perhaps no message satisfies both."""
     if one.condition is None or other.condition is None:
         return False
     return one.condition.text != other.condition.text
 
 
 def _same_target(one: Route, other: Route, levels: Levels) -> bool:
-    """Return True if both routes deliver a message with these levels to the same address."""
+    """Return True if both routes deliver a message to the same address.
+
+    The message is published to a name with these levels, which both routes match.
+    """
     try:
         address = example(one.pattern, levels)
     except NameRefused:
@@ -260,23 +270,26 @@ def _same_target(one: Route, other: Route, levels: Levels) -> bool:
 
 
 def _target(route: Route, address: Address) -> Address | None:
-    """Return the address to which `route` delivers messages of `address`, or None if there is none."""
+    """Return the address to which `route` delivers a message that is published to `address`.
+
+    Return None if the route does not match, or if the target address is refused.
+    """
     queue = route.pattern.queue or ""
     captures = route.pattern.match(address, queue)
     return None if captures is None else route.resolve_for(address, captures, queue, HOPS_MAX, NOBODY).target
 
 
 def example(pattern: Pattern, levels: Levels) -> Address:
-    """Build the address with these levels that `pattern` matches. Raises NameRefused.
+    """Build the address that has these levels and the pattern's scope. Raises NameRefused.
 
-    It is in the pattern's scope. If the pattern is a queue, the result is that queue's address.
+    If the pattern names a queue, return the address of this queue instead.
     """
     name = pattern.queue if pattern.queue is not None else pattern.dialect.separator.join(levels)
     return pattern.dialect.address(pattern.scope, name)
 
 
 def _shortest(pattern: Pattern) -> Levels:
-    """Return the levels of a short name that the pattern matches: at least one level."""
+    """Return the levels of a short name that the pattern matches. There is at least one level."""
     tokens = [token for token in pattern.tokens if token.kind is not TokenKind.REST]
     return tuple(token.text if token.kind is TokenKind.LITERAL else "x" for token in tokens) or ("x",)
 
@@ -284,7 +297,8 @@ def _shortest(pattern: Pattern) -> Levels:
 def _samples(pattern: Pattern) -> list[Levels]:
     """Return the levels of up to three names that the pattern matches.
 
-    A multi-level wildcard is replaced by no, one and two levels; each wildcard by texts of its own.
+    In these names, a multi-level wildcard stands for zero, one and two levels. Different wildcards get
+    different texts.
     """
     made: list[Levels] = []
     for rest in range(3):
@@ -305,7 +319,7 @@ def _samples(pattern: Pattern) -> list[Levels]:
 
 
 def _returned(routes: tuple[Route, ...], worlds: Map[str, str]) -> Iterator[Finding]:
-    """Find routes within one domain that deliver each message to the address that it came from."""
+    """Yield a finding for each route within one domain that delivers messages to their original address."""
     for route in routes:
         source = worlds.get(route.source)
         if source is None or worlds.get(route.target_endpoint) != source or route.pattern.queue is not None:
@@ -320,10 +334,10 @@ def _returned(routes: tuple[Route, ...], worlds: Map[str, str]) -> Iterator[Find
 
 
 def _circles(routes: tuple[Route, ...], links: Collection[str]) -> Iterator[Finding]:
-    """Find chains of routes through links that lead back to their start.
+    """Yield a finding for each chain of routes through links that leads back to its start.
 
-    Also find each route that brings from a link to a listener what another route has sent from that listener
-    to the link.
+    Also yield a finding for each route that returns messages from a link to a listener, if another route has
+    sent them from this listener to the link.
     """
     leads = {
         route: [other for other in routes if route.target_endpoint in links and _leads(route, other)]
@@ -350,9 +364,9 @@ def _circles(routes: tuple[Route, ...], links: Collection[str]) -> Iterator[Find
 
 
 def _shortest_circle(start: Route, leads: dict[Route, list[Route]]) -> list[Route]:
-    """Return the shortest chain of routes from `start` back to itself; empty if there is none.
+    """Return the shortest chain of routes from `start` back to `start`, or an empty list if there is none.
 
-    `leads` has, for each route, those that can match what it delivers.
+    `leads` maps each route to the routes that can match the messages that it delivers.
     """
     before: dict[Route, Route] = {}
     queue = deque([start])
@@ -371,7 +385,7 @@ def _shortest_circle(start: Route, leads: dict[Route, list[Route]]) -> list[Rout
 
 
 def _leads(route: Route, other: Route) -> bool:
-    """Return True if `other` can match a message that `route` delivered."""
+    """Return True if `other` can match a message that `route` has delivered."""
     if other.source != route.target_endpoint:
         return False
     made, pattern = _produced_pattern(route, other.pattern.scope), other.pattern
@@ -382,9 +396,9 @@ def _leads(route: Route, other: Route) -> bool:
 
 
 def _produced_pattern(route: Route, unknown: str) -> Pattern:
-    """Return a pattern of the addresses to which a route delivers.
+    """Return a pattern that matches all addresses to which a route delivers.
 
-    Its scope is `unknown` if the exchange depends on the message.
+    The scope of the pattern is `unknown` if the target's exchange depends on the message.
     """
     target, several = route.target, vocabulary(route.pattern).several
     scope = target.service
@@ -395,7 +409,10 @@ def _produced_pattern(route: Route, unknown: str) -> Pattern:
 
 
 def _level(level: list[str | Name], route: Route, several: frozenset[str]) -> list[PatternToken]:
-    """Return the tokens of a pattern that matches whatever one level of the target's template may become."""
+    """Return pattern tokens that match all values of one level of the target's template.
+
+    `several` are the names of variables that stand for several levels.
+    """
     if all(isinstance(piece, str) for piece in level):
         return [PatternToken(TokenKind.LITERAL, "".join(map(str, level)))]
     first = level[0]
@@ -414,10 +431,10 @@ def _level(level: list[str | Name], route: Route, several: frozenset[str]) -> li
 def undivided_routes(
     routes: Iterable[Route], divides: Callable[[str, str | None], bool], workers: int
 ) -> list[MappingError]:
-    """Return an error for each route that several worker processes would each apply to every message.
+    """Return an error for each route that every one of several workers would apply to the same messages.
 
-    `divides` takes an endpoint and a queue or None. It returns True if of several consumers there each
-    message goes to only one.
+    `divides` takes an endpoint and a queue or None. It returns True if each message goes to only one of
+    several consumers there.
     """
     return [
         MappingError(
@@ -435,9 +452,8 @@ def undivided_routes(
 def returning_routes(routes: Iterable[Route], links: Collection[str]) -> list[MappingError]:
     """Return an error for each route that does not work with several workers of the embedded broker.
 
-    The clients of each worker are a domain of their own. So a route must not end at a listener, where only
-    the clients of one worker would get its messages, and must not deduplicate, which needs the messages of
-    the other workers.
+    The clients of each worker are a domain of their own. A route to a listener would reach only the clients
+    of one worker. A route with `deduplicate` would have to know the messages of the other workers.
     """
     found: list[MappingError] = []
     for route in routes:
@@ -457,8 +473,9 @@ def unstorable_routes(
 ) -> list[MappingError]:
     """Return an error for each route with `settle: stored` that cannot have an outbox.
 
-    Its target is not a link, or `store` is False: there is no store. `shared` has the links whose outboxes
-    are on the cluster; a route to one of them must not have limits of its own.
+    An outbox is impossible if the target is not a link, or if there is no store (`store` is False). `shared`
+    are the links whose outboxes are on the cluster; a route to such a link must not set limits of its own
+    outbox.
     """
     found: list[MappingError] = []
     for route in routes:
@@ -483,7 +500,10 @@ def unstorable_routes(
 
 
 def unkeyed_routes(routes: Iterable[Route]) -> list[MappingError]:
-    """Return an error for each route with `private: hash`; call this if no key for hashes is configured."""
+    """Return an error for each route with `private: hash`.
+
+    Call this function only if the configuration has no key for hashes.
+    """
     return [
         MappingError(
             f"route {route.name!r}: private: hash needs journal.hash_key, which is not set",

@@ -21,9 +21,9 @@ VERSION_DIGITS: Final = 12  # hexadecimal digits of the text's SHA-256 digest
 
 
 class Mapping:
-    """A checked mapping file: its content as `document`, and the positions of its parts in the text.
+    """Validated mapping file: its content (`document`), and the positions of all parts in the text.
 
-    `version` is a short digest of the text, and changes with it.
+    `version` is a short digest of the text.
     """
 
     __slots__ = ("_source", "document", "file", "text", "version")
@@ -37,16 +37,17 @@ class Mapping:
         self._source = source
 
     def position(self, place: Place) -> Position:
-        """Return line and column (from 1) of `place`, the path of keys and indices to a part of the document.
+        """Return line and column, starting at 1, of the part of the document at `place`.
 
-        If the file does not contain it, return the position of the part around it.
+        `place` is a path of keys and indices. If the file does not contain this part, return the position of
+        the part that would contain it.
         """
         return self._source.position(place)
 
     def error(self, place: Place, reason: str, inner: tuple[int, int] | None = None) -> MappingError:
-        """Build the MappingError with `reason` and the position of `place`.
+        """Build a MappingError with the position of `place` and the text `reason`.
 
-        `inner` is a line and column within the text at `place`, from 1, or None.
+        `inner` is None, or a line and column, starting at 1, within the text at `place`.
         """
         text = f"{dotted(place)}: {reason}"
         at = None if inner is None else self._source.position_inside(place, *inner)
@@ -56,9 +57,10 @@ class Mapping:
 
 
 def load(paths: Iterable[str | Path]) -> list[Mapping]:
-    """Read mapping files. A path with wildcards stands for all files that match it, in order of name.
+    """Read mapping files.
 
-    Raises MappingError with file, line and reason.
+    A path with wildcards stands for all files that match it, sorted by name. Raises MappingError with file,
+    line and reason.
     """
     files: list[str] = []
     for path in map(str, paths):
@@ -74,9 +76,9 @@ def _read(file: str) -> Mapping:
 
 
 def parse(text: str, file: str = "<text>") -> Mapping:
-    """Check the text of a mapping file, and return it parsed.
+    """Parse and validate the text of a mapping file.
 
-    Raises MappingError for the first fault; its `others` are the further faults.
+    Raises a MappingError for the first fault; `others` of the error are the further faults.
     """
     return _checked(lambda: documents.parse(text, file))
 
@@ -96,9 +98,9 @@ def _checked(read: Callable[[], Document]) -> Mapping:
 
 
 def _all(error: ValidationError, source: Document) -> MappingError:
-    """Build one MappingError of all faults, sorted by position.
+    """Build a MappingError for all faults in a file, sorted by position.
 
-    The first fault is its reason, the rest are its `others`.
+    The error has the reason of the first fault; `others` of the error are the further faults.
     """
     found = {
         (source.position(one.place), _worded(one).text): one.place for one in complaints(error, MappingFile)
@@ -109,7 +111,7 @@ def _all(error: ValidationError, source: Document) -> MappingError:
 
 
 def _worded(complaint: Complaint) -> Complaint:
-    """Return the complaint with a readable reason if its reason is a regular expression."""
+    """Return a complaint about the key `window` with a readable reason; return others unchanged."""
     if complaint.place[-1:] == ("window",) and complaint.value is not None:
         return complaint._replace(reason="a number and s, m, h or d, as 10m")
     return complaint

@@ -17,7 +17,10 @@ from gateway.model.properties import Properties
 
 
 class IdentifyingRoute(AmendingRoute):
-    """Resolved route that gives each message that it delivers the next id of `ids`, unless it has one."""
+    """Resolved route that adds a message id to each delivered message that has none.
+
+    The iterator `ids` yields the message ids.
+    """
 
     __slots__ = ("_ids",)
 
@@ -26,5 +29,5 @@ class IdentifyingRoute(AmendingRoute):
         self._ids = ids
 
     def amended(self, stated: Properties) -> Properties:
-        """Return the properties with the next message id, or unchanged if they have one."""
+        """Return the properties with the next message id, or `stated` if they already have a message id."""
         return stated if stated.message_id else replace(stated, message_id=next(self._ids))

@@ -30,7 +30,7 @@ LevelTranslation = Callable[[str], str]
 
 
 def split_levels(text: str, separator: str) -> list[str]:
-    """Split a pattern or template at `separator`, except inside braces: `{a...}.b` has two levels."""
+    """Split a pattern or template at `separator`, but not inside braces: `{a...}.b` has two levels."""
     if not text:
         return []
     return re.split(re.escape(separator) + r"(?![^{}]*\})", text)
@@ -40,10 +40,10 @@ def split_levels(text: str, separator: str) -> list[str]:
 def translation(source: Dialect, target: Dialect, escape: Escape) -> LevelTranslation:
     """Return the function that translates one level of a name from `source` to `target`.
 
-    `escape` is the policy for characters that mean something in one of the two protocols. `keep` copies the
-    level; `swap` exchanges the two separators; `percent` percent-encodes such characters reversibly, as
-    described at the head of this file; `reject` refuses a level that `percent` would have to encode. The
-    function may raise NameRefused.
+    `escape` is the policy for characters that are special in one of the two protocols. `keep` copies the
+    level. `swap` exchanges the separators of the two protocols. `percent` percent-encodes special characters
+    reversibly, as the docstring of this module explains. `reject` refuses a level that `percent` would have
+    to encode. The function may raise NameRefused.
     """
     if escape == "keep":
         return _unchanged
@@ -59,9 +59,10 @@ def translation(source: Dialect, target: Dialect, escape: Escape) -> LevelTransl
 
 @cache
 def plain_translation(target: Dialect, escape: Escape) -> LevelTranslation:
-    """Return the function that writes a text, such as a client id or an exchange, as one level in `target`.
+    """Return the function that encodes a plain text, such as a client identifier, as one level in `target`.
 
-    The text is not a level of another protocol's name. The function may raise NameRefused.
+    In contrast to `translation`, the text is not a level of another protocol's name. The function may raise
+    NameRefused.
     """
     if escape in ("keep", "swap"):
         return _unchanged
@@ -75,10 +76,11 @@ def _unchanged(level: str) -> str:
 
 
 def _classes(source: Dialect, target: Dialect) -> tuple[set[str], set[str], set[str]]:
-    """Return three sets of characters by what the policy `percent` does with them.
+    """Return three sets of characters that the policy `percent` treats differently.
 
-    The first are percent-encoded once more, the second decoded once, and of the third the bare and the
-    encoded form are exchanged. All are empty if no name changes between the two protocols.
+    Characters of the first set are percent-encoded once more, those of the second set are decoded once. For
+    the third set, the bare and the encoded form are exchanged. All sets are empty if every name is the same
+    in both protocols.
     """
     forbidden_here, forbidden_there = set(source.forbidden), set(target.forbidden)
     swapped = (set(source.guarded) ^ set(target.guarded)) - forbidden_here - forbidden_there
@@ -86,7 +88,7 @@ def _classes(source: Dialect, target: Dialect) -> tuple[set[str], set[str], set[
 
 
 def _refusal(characters: str) -> LevelTranslation:
-    """Return a function that raises NameRefused for a level with one of `characters`."""
+    """Return a function that raises NameRefused if a level contains one of `characters`."""
 
     def refuse(level: str) -> str:
         for character in characters:
@@ -108,8 +110,9 @@ def _percent(forbidden: set[str], more: set[str], fewer: set[str], swapped: set[
 class Percent:
     """Translation of one level by the policy `percent`.
 
-    `search` matches each part of a level that changes. Characters in `more` are percent-encoded once more,
-    those in `fewer` decoded once; of any other that matches, the bare and the encoded form are exchanged.
+    `search` matches each part of a level that changes: a character, or its percent-encoded form. Characters
+    in `more` are percent-encoded once more, those in `fewer` are decoded once. For all other characters that
+    `search` matches, the bare and the encoded form are exchanged.
     """
 
     __slots__ = ("_fewer", "_more", "search")
@@ -120,11 +123,11 @@ class Percent:
         self._fewer = fewer
 
     def __call__(self, level: str) -> str:
-        """Return the translation of one level of a name."""
+        """Translate one level of a name."""
         return self.search.sub(self._rewrite, level)
 
     def _rewrite(self, found: re.Match[str]) -> str:
-        """Return the replacement of one match, which is a character or its code, nested or not."""
+        """Return the replacement for a match of `search`."""
         token = found[0]
         if len(token) == 1:
             return f"%{ord(token):02X}"
@@ -138,10 +141,10 @@ class Percent:
 
 
 def changes(translate: LevelTranslation) -> Callable[[str], object]:
-    """Return a function that tests if `translate` may change any level of a whole name.
+    """Return a function that tests if `translate` may change a level of a name.
 
-    Its result is truthy or falsy. It may be truthy for a name that does not change, but is never falsy for
-    one that does.
+    The function takes the whole name. It returns a false value only if no level changes; a true value means
+    that levels may change.
     """
     if translate is _unchanged:
         return _always_false

@@ -35,9 +35,10 @@ _CAPTURE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}")
 
 
 class TokenKind(Enum):
-    """Kind of a pattern's token: what it matches.
+    """Kind of a token in a pattern.
 
-    LITERAL: one level with its text. ONE: any single level. REST: any number of levels, none included.
+    LITERAL matches one level with the token's text. ONE matches any single level. REST matches any number of
+    levels, including none.
     """
 
     LITERAL = "literal"
@@ -46,9 +47,9 @@ class TokenKind(Enum):
 
 
 class PatternToken(NamedTuple):
-    """One token of a pattern.
+    """Token of a pattern.
 
-    `text` is the text of a literal, or the name of a capture; it is "" for a wildcard without a name.
+    `text` is the text of a literal or the name of a capture. It is "" for a wildcard without a name.
     """
 
     kind: TokenKind
@@ -59,7 +60,7 @@ Tokens = tuple[PatternToken, ...]
 
 
 def parse_tokens(dialect: Dialect, text: str) -> Tokens:
-    """Parse a topic filter, binding key or destination pattern. Return its tokens. Raises MappingError."""
+    """Parse a topic filter, binding key or destination pattern into tokens. Raises MappingError."""
     levels = split_levels(text, dialect.separator)
     if not levels and not dialect.words[dialect.pattern_word].empty:
         raise MappingError(f"a {dialect.pattern_word} has at least one character")
@@ -78,7 +79,7 @@ def parse_tokens(dialect: Dialect, text: str) -> Tokens:
 
 
 def _token(level: str, one: str) -> PatternToken:
-    """Parse one level of a pattern; `one` is the protocol's single-level wildcard. Raises MappingError."""
+    """Parse one level of a pattern. `one` is the protocol's single-level wildcard. Raises MappingError."""
     if level == one:
         return PatternToken(TokenKind.ONE, "")
     if level == "#":
@@ -94,11 +95,11 @@ def _token(level: str, one: str) -> PatternToken:
 
 
 class Pattern:
-    """Pattern of a route: the addresses of one protocol that it matches.
+    """Pattern of a route: matches addresses of one protocol.
 
-    `scope` is the exchange or the service. `queue`, if not None, is the name of a queue to consume from, and
-    the tokens then match any key. `first` is the text of the first level if that is a literal, otherwise
-    None: a comparison with it rules out most names.
+    `scope` is the exchange or the service. `queue` is the name of a queue to consume from, or None; with a
+    queue the tokens match any key. `first` is the text of the first level if that is a literal, otherwise
+    None; comparing it is a fast test that excludes most names.
     """
 
     __slots__ = ("dialect", "first", "names", "queue", "scope", "tokens")
@@ -114,18 +115,18 @@ class Pattern:
         )
 
     def accepts_source(self, address: Address, queue: str = "") -> bool:
-        """Return True if protocol and exchange, service or queue match; the name is not compared.
+        """Return True if protocol and exchange, service or queue match. The name is not compared.
 
-        `queue` as in `match`.
+        `queue` is as in `match`.
         """
         if self.queue is None and not queue:
             return address.scope == self.scope and address.protocol == self.dialect.name
         return not self._scope_differs(address, queue)
 
     def excludes_hidden(self, levels: Levels) -> bool:
-        """Return True if this is a hidden name (`$...`) and the pattern begins with a wildcard.
+        """Return True if the levels are a hidden name (`$...`) that this pattern does not match.
 
-        A leading wildcard does not match hidden names.
+        A pattern that begins with a wildcard does not match hidden names.
         """
         hidden = self.dialect.hidden
         if not hidden or not levels or not levels[0].startswith(hidden):
@@ -135,22 +136,22 @@ class Pattern:
     def match(self, address: Address, queue: str = "") -> Captures | None:
         """Match an address. Return the captured levels by name, or None if the address does not match.
 
-        `queue` is the queue that a link consumed the message from, if a route names that queue, otherwise "".
-        With a queue only patterns of that queue match: the message reaches routes with other patterns through
-        their own bindings.
+        `queue` is the queue from which a link consumed the message, if a route names this queue, otherwise
+        "". With a queue, only patterns that name this queue match; routes with other patterns receive the
+        message through bindings of their own.
         """
         if self._scope_differs(address, queue):
             return None
         return self.match_levels(self.dialect.levels(address.name))
 
     def match_levels(self, levels: Levels) -> Captures | None:
-        """Match the levels of a name. Return the captured levels by name, or None if it does not match."""
+        """Match the levels of a name. Return the captured levels, or None if the name does not match."""
         return None if self.excludes_hidden(levels) else self.capture(levels)
 
     def capture(self, levels: Levels) -> Captures | None:
-        """Match levels as `match_levels` does, but let a leading wildcard match hidden names (`$...`), too.
+        """Match levels like `match_levels`, but let a leading wildcard match hidden names (`$...`) too.
 
-        Meant for names that the gateway builds.
+        Use this method for names that the gateway has built.
         """
         spans = _place(self.tokens, levels)
         if spans is None:
@@ -162,7 +163,7 @@ class Pattern:
         }
 
     def mismatch(self, address: Address, queue: str = "") -> str:
-        """Return the reason, as text for users, why the address does not match; "" if it matches."""
+        """Return a text for users that states why the address does not match, or "" if it matches."""
         differs = self._scope_differs(address, queue)
         if differs:
             return differs
@@ -186,7 +187,10 @@ class Pattern:
         return f"the levels do not fit {self.show()!r}"
 
     def render(self, captures: Mapping[str, Levels]) -> Levels | None:
-        """Return the levels of the name with these captures, or None if a wildcard has no captured levels."""
+        """Return the levels of the name that has these captures. This is the inverse of `capture`.
+
+        Return None if there are no captured levels for a wildcard.
+        """
         levels: list[str] = []
         for token in self.tokens:
             if token.kind is TokenKind.LITERAL:
@@ -198,7 +202,7 @@ class Pattern:
         return tuple(levels)
 
     def show(self) -> str:
-        """Return the pattern with its protocol's own wildcards, for a subscription or binding."""
+        """Return the pattern with the wildcards of its protocol, for a subscription or binding."""
         words = {TokenKind.ONE: self.dialect.one, TokenKind.REST: "#"}
         texts = (
             token.text if token.kind is TokenKind.LITERAL else words[token.kind] for token in self.tokens
@@ -206,9 +210,10 @@ class Pattern:
         return self.dialect.separator.join(texts)
 
     def literal_prefix(self) -> str:
-        """Return the text with which every matching name begins, up to the separator before a wildcard.
+        """Return the text with which all matching names begin.
 
-        Without a wildcard, that is the whole name.
+        It ends with the separator before the first wildcard. If the pattern has no wildcard, it is the whole
+        name.
         """
         literal: list[str] = []
         for token in self.tokens:
@@ -218,7 +223,7 @@ class Pattern:
         return self.dialect.separator.join(literal)
 
     def leading_literals(self) -> list[tuple[int, str]]:
-        """Return the literals before the first multi-level wildcard, each as (level index, text)."""
+        """Return the literals before the first multi-level wildcard, as pairs of level index and text."""
         found: list[tuple[int, str]] = []
         for at, token in enumerate(self.tokens):
             if token.kind is TokenKind.REST:
@@ -228,7 +233,7 @@ class Pattern:
         return found
 
     def _scope_differs(self, address: Address, queue: str) -> str:
-        """Return the reason why protocol, exchange, service or queue do not match; "" if they match."""
+        """Return the reason why protocol, exchange, service or queue do not match, or "" if they match."""
         if address.protocol != self.dialect.name:
             return f"a {self.dialect.name} route, not {address.protocol}"
         if self.queue is None:
@@ -244,9 +249,9 @@ class Pattern:
 
 
 def _place(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None:
-    """Return for each token the range (start, end) of `levels` that it matches, or None if they differ.
+    """Return for each token the range (start, end) of the levels that it matches, or None without a match.
 
-    If there are several multi-level wildcards, the leftmost matches as many levels as possible.
+    If there are several multi-level wildcards, the leftmost one matches as many levels as possible.
     """
     rests = [at for at, token in enumerate(tokens) if token.kind is TokenKind.REST]
     if len(rests) > 1:
@@ -269,9 +274,10 @@ def _place(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None:
 
 
 def _place_rests(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None:
-    """Return what `_place` does, for several multi-level wildcards.
+    """Do what `_place` does, for tokens with several multi-level wildcards.
 
-    Compute from the end which remainders of tokens and levels match, then assign the levels from the start.
+    First compute, from the end, which remainders of tokens and levels match. Then assign the levels from the
+    start.
     """
     count = len(levels)
     fits = [bytearray(count + 1) for _ in range(len(tokens) + 1)]  # 1: from this token and level on all match
@@ -296,9 +302,9 @@ def _place_rests(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None
 
 
 def covers(wide: Pattern, narrow: Pattern) -> bool:
-    """Return True if `wide` is known to match every address that `narrow` matches.
+    """Return True if `wide` certainly matches every address that `narrow` matches.
 
-    The result may be False although it does.
+    The result may be False in some cases in which `wide` does match all of them.
     """
     if not _same_scope(wide, narrow) or _first_hidden(wide, narrow):
         return False
@@ -306,7 +312,7 @@ def covers(wide: Pattern, narrow: Pattern) -> bool:
 
 
 def _covers(wide: Tokens, narrow: Tokens) -> bool:
-    """Return True if the tokens `wide` are known to match every name that the tokens `narrow` match."""
+    """Return True if the tokens `wide` certainly match every name that the tokens `narrow` match."""
     for at, token in enumerate(wide):
         if token.kind is TokenKind.REST:
             return at == len(wide) - 1 or _covers_behind(wide[at:], narrow[at:])
@@ -318,7 +324,7 @@ def _covers(wide: Tokens, narrow: Tokens) -> bool:
 
 
 def _covers_behind(wide: Tokens, narrow: Tokens) -> bool:
-    """Return what `_covers` does, for tokens `wide` that begin with a multi-level wildcard.
+    """Do what `_covers` does, for tokens `wide` that begin with a multi-level wildcard.
 
     The tokens are compared from the end.
     """
@@ -365,7 +371,7 @@ def witness(one: Pattern, other: Pattern) -> Levels | None:
 def _literals_differ(one: Tokens, other: Tokens) -> bool:
     """Return True if literals at the same level differ before any multi-level wildcard.
 
-    Then no address matches both; this fast test precedes a search.
+    In this case no address matches both patterns. The test avoids a slower search.
     """
     for a, b in zip(one, other, strict=False):
         if a.kind is TokenKind.REST or b.kind is TokenKind.REST:
@@ -376,9 +382,9 @@ def _literals_differ(one: Tokens, other: Tokens) -> bool:
 
 
 class _LevelPath(NamedTuple):
-    """Linked list of the levels on a path through two patterns, the last one first.
+    """Linked list of the levels on a path through two patterns; the last level comes first.
 
-    `level` is None for a step in which a multi-level wildcard ends.
+    `level` is None for a step at which a multi-level wildcard ends.
     """
 
     level: str | None
@@ -386,10 +392,10 @@ class _LevelPath(NamedTuple):
 
 
 def _steps(one: Tokens, other: Tokens, place: tuple[int, int]) -> list[tuple[tuple[int, int], str | None]]:
-    """Return the places in two patterns that one step from `place` leads to, each with its level or None.
+    """Return the places that one step from `place` leads to, each with the level that the step matches.
 
-    A place is a pair of token indices. A step matches one level with both patterns, or ends a multi-level
-    wildcard of one of them (None).
+    A place is a pair of token indices, one in each pattern. A step either matches one level with both
+    patterns, or ends a multi-level wildcard of one pattern; the level is then None.
     """
     i, j = place
     a = one[i] if i < len(one) else None
@@ -411,7 +417,7 @@ def _steps(one: Tokens, other: Tokens, place: tuple[int, int]) -> list[tuple[tup
 
 
 def _common_text(a: PatternToken, b: PatternToken) -> str:
-    """Return a level that both tokens match: the text of the literal one, or "x"."""
+    """Return a level that both tokens match: the text of the literal token, or "x"."""
     literal = a if a.kind is TokenKind.LITERAL else b
     return literal.text if literal.kind is TokenKind.LITERAL else "x"
 
@@ -421,9 +427,9 @@ def _same_scope(one: Pattern, other: Pattern) -> bool:
 
 
 def _first_hidden(wild: Pattern, literal: Pattern) -> bool:
-    """Return True if `literal` begins with a hidden level (`$...`) and `wild` with a wildcard.
+    """Return True if `literal` begins with a hidden level (`$...`) and `wild` begins with a wildcard.
 
-    A leading wildcard does not match hidden names, so no name matches both.
+    No name then matches both patterns, because a leading wildcard does not match hidden names.
     """
     hidden = wild.dialect.hidden
     if not hidden or wild.tokens[0].kind is TokenKind.LITERAL:

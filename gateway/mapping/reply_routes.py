@@ -22,10 +22,11 @@ ANSWERS: Final = "+answers"  # no route of a mapping file has a name with a plus
 
 
 def answering(asking: Route) -> Route:
-    """Build the route of the replies to the requests that the route `asking` delivers.
+    """Build the route for the replies to requests that the route `asking` delivers.
 
-    It leads from the target endpoint of `asking` to its source, changes only the address, and clears the
-    retain flag. A reply that itself has a reply address gets a return address, too.
+    The new route leads from the target endpoint of `asking` to its source endpoint. It changes only the
+    address, and clears the retain flag. If a reply itself has a reply address, that is replaced by a return
+    address, too.
     """
     source, target = asking.target, asking.pattern
     pattern = Pattern(source.dialect, (), source.service)
@@ -49,17 +50,21 @@ def answering(asking: Route) -> Route:
 def answer_to(route: Route, requester: Address, hops_max: int, *, coded: bool) -> ResolvedRoute:
     """Return the resolved route for replies to `requester`, the reply address of a request.
 
-    `coded` is True if programs see the correlation of the request in base64, so that it has to be decoded.
+    `coded` is True if the replying program received the correlation of the request in base64; its replies are
+    then decoded.
     """
     plain = ShapedRoute(route, requester, hops_max, route.shape)
     return CodedAnswer(plain) if coded else plain
 
 
 class CodedAnswer(AmendingRoute):
-    """Resolved route of replies that also decodes the correlation, which programs see in base64."""
+    """Resolved route of replies that also decodes the correlation from base64.
+
+    Programs receive a correlation in base64 if it cannot be expressed as text in their protocol.
+    """
 
     __slots__ = ()
 
     def amended(self, stated: Properties) -> Properties:
-        """Return the properties with the correlation decoded from base64, if it is base64."""
+        """Return the properties with the correlation decoded, or unchanged if it is not base64."""
         return replace(stated, correlation=decode_correlation(stated.correlation))

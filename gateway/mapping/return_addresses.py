@@ -40,9 +40,9 @@ End = tuple[Dialect, str]
 
 
 class Return(NamedTuple):
-    """Requester of a reply: its endpoint, and its reply address as `text`.
+    """Program that has sent a request and waits for the reply: its endpoint and reply address (`text`).
 
-    `coded` is True if programs see the correlation of the request in base64.
+    `coded` is True if the replying program receives the correlation of the request in base64.
     """
 
     endpoint: str
@@ -53,8 +53,8 @@ class Return(NamedTuple):
 class ReturnAddresses:
     """Builder and parser of return addresses: names that lead replies back to a requester's protocol.
 
-    `key` is the secret of the digests in them: any program that has it can build them, too. `worlds` maps
-    each listener to its domain.
+    `key` is the secret for the digests in return addresses; whoever has it can build valid ones. `worlds`
+    maps each listener to its domain.
     """
 
     def __init__(self, key: bytes, worlds: Mapping[str, str]) -> None:
@@ -66,10 +66,10 @@ class ReturnAddresses:
     ) -> tuple[str, bytes | None]:
         """Return the reply address and the correlation that a request gets in the target's protocol.
 
-        `source` and `target` are pairs of dialect and endpoint; `text` and `correlation` are those of the
-        request in the source. Raises NameRefused if `text` is no Unicode text, if the return address would be
-        too long in the target, if `text` looks like a return address but this gateway did not build it, or if
-        the target's protocol has no return addresses.
+        `source` and `target` are pairs of dialect and endpoint. `text` is the request's reply address and
+        `correlation` its correlation, both as in the source. Raises NameRefused if `text` is not Unicode, if
+        the return address would be too long for the target, if `text` looks like a return address that this
+        gateway has not built, or if the target's protocol has no return addresses.
         """
         dialect, endpoint = target
         there = Return(source[1], text, False)
@@ -85,9 +85,9 @@ class ReturnAddresses:
         return self._name(dialect, there._replace(coded=coded)), correlation
 
     def read(self, rest: str) -> Return | None:
-        """Parse `rest`, a return address without its prefix.
+        """Parse a return address, of which `rest` is the part after the prefix.
 
-        Return its requester, or None if this gateway did not build the address.
+        Return the requester, or None if this gateway has not built the address.
         """
         code, flag, place = rest[:CODE_LENGTH], rest[CODE_LENGTH : CODE_LENGTH + 1], rest[CODE_LENGTH + 1 :]
         endpoint, colon, text = place.partition(":")
@@ -97,10 +97,7 @@ class ReturnAddresses:
         return found if compare_digest(code.encode(), self._code(found).encode()) else None
 
     def _name(self, dialect: Dialect, there: Return) -> str:
-        """Build the return address of the requester `there` in the protocol `dialect`.
-
-        Raises NameRefused.
-        """
+        """Build a return address in the protocol `dialect` for the requester `there`. Raises NameRefused."""
         if not dialect.return_prefix:
             raise NameRefused(f"{dialect.title} has no return addresses")
         if not is_unicode(there.text):
@@ -118,7 +115,7 @@ class ReturnAddresses:
         return name
 
     def _code(self, there: Return) -> str:
-        """Return the digest that authenticates the return address of the requester `there`."""
+        """Return the digest that authenticates a return address for the requester `there`."""
         tail = f"{BASE64 if there.coded else AS_IT_IS}{there.endpoint}\0{there.text}"
         data = tail.encode(errors="surrogatepass")
         return urlsafe_b64encode(blake2b(data, digest_size=DIGEST_BYTES, key=self._key).digest()).decode()
@@ -127,7 +124,7 @@ class ReturnAddresses:
 def decode_correlation(correlation: bytes | None) -> bytes | None:
     """Decode a correlation from base64.
 
-    Return it unchanged if it is not base64: some programs reply with a correlation of their own.
+    Return it unchanged if it is not base64, because some programs reply with a correlation of their own.
     """
     try:
         return None if correlation is None else b64decode(correlation, validate=True)

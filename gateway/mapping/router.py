@@ -35,17 +35,18 @@ Built = TypeVar("Built")
 
 
 class Located(Protocol):
-    """Function that calls `build` and adds a position in the mapping file to its MappingError."""
+    """Function that calls `build`, and adds a position in the mapping file to its MappingError."""
 
     def __call__(self, inner: tuple[str, ...], build: Callable[[], Built]) -> Built:
         """Return the result of `build`.
 
-        A MappingError that it raises is raised with the position of the key `inner`, a path within the rule.
+        If `build` raises a MappingError, raise it with the position of the key at the path `inner` in the
+        rule.
         """
 
 
 class Skipped(NamedTuple):
-    """An optional route that was omitted because `endpoint` is not configured, with its position."""
+    """Optional route that was omitted because `endpoint` is not configured, with its position."""
 
     route: str
     endpoint: str
@@ -63,12 +64,12 @@ class Compiled(NamedTuple):
 
 @dataclass(frozen=True)
 class Subscriptions:
-    """Subscriptions that a link needs for the routes that start at it, without redundant ones.
+    """Subscriptions that a link needs for the routes that start at it.
 
-    A subscription is redundant if another one covers it. `queues`: queues to consume from. `bindings`:
-    (scope, pattern) for all other routes, with the wildcards of the link's protocol. `prefixes`: the same
-    routes as (scope, text that each name begins with); a text that is empty or ends in the separator is a
-    prefix, any other a whole name.
+    A subscription is omitted if another one covers it. `queues` are the queues to consume from. `bindings`
+    are pairs (scope, pattern) for all other routes, with the wildcards of the link's protocol. `prefixes` are
+    pairs (scope, text) for the same routes: a text that is empty or ends in the separator is the beginning of
+    all names, any other text is a whole name.
     """
 
     queues: tuple[str, ...] = ()
@@ -80,9 +81,8 @@ class Subscriptions:
 class Targets:
     """Objects that must exist at an endpoint for the routes that end there, such as exchanges.
 
-    Names that depend on the message are not included. `scopes` are scopes that messages are published to by
-    name, such as exchanges; `queues` are queues that messages are published to by name; `names` are whole
-    addresses, (scope, name), in a protocol without queues.
+    Objects whose names depend on the message are omitted. `scopes` are scopes such as exchanges, `queues` are
+    queues to which routes publish directly. `names` are addresses (scope, name) in a protocol without queues.
     """
 
     scopes: tuple[str, ...] = ()
@@ -98,10 +98,7 @@ def _assume_receivers(route: Route) -> bool:
 
 
 class RouteIndex:
-    """Index of the routes from one endpoint by the first literal level of their patterns.
-
-    A lookup returns only the routes whose literal is at its place in the name, and those without literals.
-    """
+    """Index of the routes from one endpoint by the first literal level of their patterns."""
 
     __slots__ = ("_always", "_by_level", "_everywhere", "_places")
 
@@ -116,7 +113,11 @@ class RouteIndex:
         self._everywhere = [route for _, route in self._always]
 
     def candidates(self, levels: Levels) -> list[Route]:
-        """Return the routes that may match a name with these levels, in the order of the files."""
+        """Return the routes that may match a name with these levels, in the order of the mapping files.
+
+        These are the routes whose first literal equals the name's level at the same index, and all routes
+        without a literal before a multi-level wildcard.
+        """
         found = self._always
         for at in self._places:
             if at >= len(levels):
@@ -135,14 +136,15 @@ def _number(entry: tuple[int, Route]) -> int:
 
 
 class Router:
-    """The routes of all mapping files, for `endpoints` (name -> protocol).
+    """Routes of all mapping files, compiled for the configured endpoints.
 
-    `worlds` maps each listener among the endpoints to its domain, the namespace that its clients share with
-    those of other listeners. None means that all endpoints are listeners, each with its own domain. `ids`
-    yields the message ids for routes with `message_id: add`; None means consecutive numbers, for tests.
-    `return_key` is the secret that signs return addresses; None means that there are none, so that replies
-    need routes of their own. `reply_kept` is called with the route and a message whose reply address leads
-    nowhere and is left unchanged, once for all messages with the same properties.
+    `endpoints` maps names to protocols. `worlds` maps each listener to its domain: the namespace that its
+    clients share with those of other listeners. None means that all endpoints are listeners with domains of
+    their own. `ids` yields message ids for routes with `message_id: add`; None yields consecutive numbers,
+    for tests. `return_key` is the secret that signs return addresses; with None there are no return
+    addresses, so that replies need routes of their own. `reply_kept` is called if a message's reply address
+    leads nowhere and is left unchanged: with the route and the message, once for all messages with the same
+    properties.
 
     Raises MappingError for the first fault that the linter reports as an error.
     """
@@ -197,9 +199,9 @@ class Router:
     ) -> tuple[ResolvedRoute, ...]:
         """Return the resolved routes for messages from `endpoint` to `address`, in the order of the files.
 
-        `queue` is the queue that a link consumed them from, if a route names that queue, otherwise "".
-        `unheard` returns True for a compiled route that leads to no subscriber at present; it is resolved to
-        an UnheardRoute.
+        `queue` is the queue from which a link consumed the messages, if a route names this queue, otherwise
+        "". `unheard` takes a route, and returns True if it leads to no subscriber at present; if such a route
+        has a compiled form, it is resolved to an UnsubscribedRoute.
         """
         index = self._indexes.get(endpoint)
         if index is None:
@@ -227,7 +229,7 @@ class Router:
         return tuple(found)
 
     def _resolve(self, route: Route, address: Address, levels: Levels, queue: str) -> ResolvedRoute | None:
-        """Resolve a route that has no compiled form. Return None if it does not match."""
+        """Resolve a route that has no compiled form. Return None if the route does not match."""
         pattern = route.pattern
         if not pattern.accepts_source(address, queue):
             return None
@@ -236,23 +238,23 @@ class Router:
         return None if resolved is None else self._identified(resolved)
 
     def _identified(self, resolved: ResolvedRoute) -> ResolvedRoute:
-        """Return `resolved`, wrapped in an IdentifyingRoute if its route adds message ids."""
+        """Return `resolved`, wrapped in an IdentifyingRoute if the route adds message ids."""
         return IdentifyingRoute(resolved, self._ids) if resolved.route.rule.message_id == "add" else resolved
 
     def is_return(self, address: Address) -> bool:
         """Return True if `address` has the form of a return address.
 
-        No route other than that of the reply applies to such an address.
+        Only the route of the reply applies to such an address.
         """
         return self._returned(address) is not None
 
     def requester(self, address: Address) -> Return | None:
-        """Parse a return address. Return the requester, or None if this gateway did not build the address."""
+        """Parse a return address. Return the requester, or None if this gateway has not built the address."""
         rest = self._returned(address)
         return None if rest is None or self.returns is None else self.returns.read(rest)
 
     def _returned(self, address: Address) -> str | None:
-        """Return a return address without its prefix, or None if `address` does not have that form."""
+        """Return a return address without its prefix, or None if `address` does not have this form."""
         dialect = DIALECTS[address.protocol]
         if self.returns is None or not address.name.startswith(dialect.return_prefix):
             return None
@@ -266,7 +268,7 @@ class Router:
         return self._answering.get((self._worlds.get(endpoint, endpoint), requester))
 
     def subscriptions(self, endpoint: str) -> Subscriptions:
-        """Return the subscriptions that the link `endpoint` needs."""
+        """Return the subscriptions that the link `endpoint` needs for its routes."""
         sources = _widest([route.pattern for route in self._by_source.get(endpoint, ())])
         bound = [one for one in sources if one.queue is None]
         return Subscriptions(
@@ -276,7 +278,7 @@ class Router:
         )
 
     def targets(self, endpoint: str) -> Targets:
-        """Return the objects that have to exist at `endpoint` for the routes that end there."""
+        """Return the objects that must exist at `endpoint` for the routes that end there."""
         ends = [route.target for route in self.routes if route.target_endpoint == endpoint]
         literal = [one for one in ends if one.scope is None and not one.name.names]
         return Targets(
@@ -292,23 +294,23 @@ class Router:
         )
 
     def reverses(self, origin: str, target: str) -> Sequence[Route]:
-        """Return the routes back from `target` to `origin` that translate reply addresses by inversion.
+        """Return the routes from `target` back to `origin` whose inverse translates reply addresses.
 
-        The reply address of a request that a route brings from `origin` to `target` becomes the one from
-        which a route back would lead to the original.
+        If a request crosses from `origin` to `target`, its reply address is replaced by an address at
+        `target` from which one of these routes leads to the original reply address.
         """
         return self._reversible.get(self._ends(target, origin), ())
 
     def _ends(self, source: str, target: str) -> tuple[str, str]:
-        """Return the domains of two endpoints; an endpoint without a domain is replaced by its name."""
+        """Return the domains of two endpoints. If an endpoint has no domain, its name stands for it."""
         return self._worlds.get(source, source), self._worlds.get(target, target)
 
 
 def _widest(patterns: list[Pattern]) -> list[Pattern]:
-    """Return the patterns that no other pattern covers; of equal ones only the first.
+    """Return the patterns that no other pattern covers; of equal patterns only the first.
 
-    Patterns are compared only with those that may cover them: the leading literals of a pattern that covers
-    another one are also in that other one, at the same levels.
+    Each pattern is compared only with patterns that may cover it. If one pattern covers another, its leading
+    literals are also in the other pattern, at the same levels.
     """
     widest: dict[Pattern, None] = {}
     by_first: dict[tuple[object, ...], dict[Pattern, None]] = {}  # by the first literal, or by None
@@ -340,11 +342,11 @@ def _unique(items: Iterable[Built]) -> tuple[Built, ...]:
 def compile_routes(
     mappings: Iterable[Mapping], endpoints: Map[str, str], worlds: Map[str, str] | None = None
 ) -> Compiled:
-    """Compile every rule of the mapping files, for `endpoints` (name -> protocol).
+    """Compile all rules of the mapping files for `endpoints`, which maps names to protocols.
 
-    A rule that cannot be compiled becomes an error in the result, the others become routes. A rule for all
-    listeners of a protocol becomes a route for each of them. `worlds` maps each listener to its domain; None
-    means that all endpoints are listeners, each with its own domain.
+    A rule that cannot be compiled becomes an error in the result. A rule for all listeners of a protocol
+    becomes one route for each listener. `worlds` maps each listener to its domain; None means that all
+    endpoints are listeners with domains of their own.
     """
     routes: list[Route] = []
     problems: list[MappingError] = []
@@ -379,10 +381,10 @@ def _are_listeners(rule: RouteRule, worlds: Map[str, str] | None) -> bool:
 
 
 def _singles(rule: RouteRule, endpoints: Map[str, str], worlds: Map[str, str] | None) -> Iterator[RouteRule]:
-    """Split a rule into one for each pair of a source and a target endpoint.
+    """Yield a rule for each pair of a source and a target endpoint of `rule`.
 
-    A rule for all listeners of a protocol has several of them. Of several target listeners in one domain,
-    only the first is used. The first pair keeps the rule's name, and most configurations have no other pair.
+    Only rules for all listeners of a protocol have several pairs. If several target listeners belong to one
+    domain, only the first is used. The rule of the first pair has the original name.
     """
     domains = worlds or {}
     targets: dict[str, str] = {}  # by domain
@@ -408,9 +410,9 @@ def _singles(rule: RouteRule, endpoints: Map[str, str], worlds: Map[str, str] | 
 
 
 def _listeners(words: Words, endpoints: Map[str, str], worlds: Map[str, str] | None) -> list[str]:
-    """Return the names of the endpoints that `words` states: one, or all listeners of a protocol.
+    """Return the endpoints that `words` stands for: one endpoint, or all listeners of a protocol.
 
-    Return the name of the protocol if it has no listeners.
+    If the protocol has no listeners, return the name of the protocol.
     """
     if words.group is None:
         return [words.name]
@@ -419,7 +421,7 @@ def _listeners(words: Words, endpoints: Map[str, str], worlds: Map[str, str] | N
 
 
 def _compile(mapping: Mapping, rule: RouteRule, place: Place, endpoints: Map[str, str]) -> Route:
-    """Compile one rule to a route. Raises MappingError with its position in the file."""
+    """Compile one rule to a route. Raises MappingError with the position of the fault in the file."""
 
     def located(inner: tuple[str, ...], build: Callable[[], Built]) -> Built:
         try:
@@ -453,14 +455,17 @@ def _header(value: HeaderValue, words: Vocabulary) -> Text | Value:
 
 
 def _name_word(words: Words) -> str:
-    """Return the key of the address that has the line to which an error about the name refers."""
+    """Return the key of the address to whose line an error about the name refers."""
     address_words, dialect = words.given_words(), words.dialect
     order = (dialect.queue_word, dialect.pattern_word, dialect.name_word, dialect.scope_word)
     return next(word for word in order if word in address_words and word is not None)
 
 
 def _check_words(words: Words, endpoints: Map[str, str]) -> None:
-    """Raise MappingError if the endpoint is unknown, or its protocol lacks these keys of an address."""
+    """Check that the endpoint is known, and that its protocol has these keys of an address.
+
+    Raises MappingError.
+    """
     protocol = endpoints.get(words.name)
     if protocol is None:
         near = get_close_matches(words.name, sorted(endpoints), 1)
@@ -487,9 +492,10 @@ def _pattern(source: From) -> Pattern:
 
 
 def _target(dialect: Dialect, stated: Map[str, str], words: Vocabulary, located: Located) -> Target:
-    """Compile the templates of a target address, which are `stated` by the keys of a mapping file.
+    """Compile the templates of a target address.
 
-    The scope is a template, too, unless the protocol has a fixed set of scopes. Raises MappingError.
+    `stated` has the templates by the keys of the mapping file. The scope is a template, too, unless the
+    protocol has a fixed set of scopes. Raises MappingError.
     """
     word = dialect.name_word
     if dialect.queue_word is not None and dialect.queue_word in stated:
@@ -505,9 +511,10 @@ def _target(dialect: Dialect, stated: Map[str, str], words: Vocabulary, located:
 
 
 def _check_literals(target: Target) -> None:
-    """Raise MappingError if no message could have the target, whatever its placeholders stand for.
+    """Check that the target's address is valid for at least some values of its placeholders.
 
-    Its own text is too long, or the protocol refuses it.
+    Raises MappingError if the text outside of placeholders is too long, or if the protocol refuses the
+    address.
     """
     byte_count = target.name.literal_bytes()
     if target.names:

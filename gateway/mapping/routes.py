@@ -39,11 +39,11 @@ ReplyKept = Callable[["Route", Message], None]
 
 
 def ignore_reply_address(route: Route, message: Message) -> None:
-    """Ignore that a reply address was left unchanged: the default of `tell_kept`."""
+    """Do nothing. This is the default of `tell_kept`, which is called for unchanged reply addresses."""
 
 
 class Target:
-    """Target of a route: the templates of the address to which it delivers."""
+    """Target of a route: templates of the address to which it delivers."""
 
     __slots__ = ("dialect", "name", "scope", "service")
 
@@ -57,15 +57,15 @@ class Target:
 
     @property
     def names(self) -> frozenset[str]:
-        """Variables to which the templates refer, such as captures of the route's pattern."""
+        """Names of the variables to which the templates refer, such as captures of the route's pattern."""
         return self.name.names | (self.scope.names if self.scope else frozenset())
 
 
 class CompiledRoute(NamedTuple):
-    """Compiled form of a simple route.
+    """Compiled form of a route whose target depends only on the levels of the source's name.
 
-    `makes` is a function from the source's name to the target's, `scope` the target's constant scope, `extra`
-    the constant headers.
+    `makes` takes the source's name and its levels, and returns the target's name. `scope` is the constant
+    scope of the target, `extra` are the constant headers.
     """
 
     makes: Makes
@@ -74,10 +74,10 @@ class CompiledRoute(NamedTuple):
 
 
 class Examined:
-    """Losses of the last message that a route examined: names of properties that the target cannot express.
+    """Cache for the last message of a route: properties of the message that the target cannot express.
 
-    They depend only on properties, hops and retain flag, so of consecutive messages that share these only the
-    first is examined.
+    The result (`losses`) depends only on properties, hops and retain flag. If consecutive messages share
+    these, only the first message is examined.
     """
 
     __slots__ = ("hops", "losses", "property_set", "retain")
@@ -90,13 +90,14 @@ class Examined:
 
 
 class Route:
-    """One compiled route, with its counters.
+    """Compiled route with its counters.
 
-    After `join`, only the counters, `kept_because` and `examined` change. `matched`: messages that crossed
-    here; `failed`: messages refused here or by the target; `unparsable`: `when` needed JSON and the body was
-    not JSON; `undecided`: `when` had no value; `reply_kept`: property sets whose reply address could not be
-    translated; `duplicates`: repeats that were not passed on; `lost`: properties that the target's protocol
-    cannot express, by name. The code that delivers updates the other counters.
+    After `join`, only the counters, `kept_because` and `examined` change. `matched` counts messages that the
+    route delivered, `failed` messages that the route or its target refused, `unparsable` messages whose body
+    is not JSON although `when` needs it, `undecided` messages for which `when` has no value, `duplicates`
+    repeats that were not delivered. `reply_kept` counts property sets whose reply address could not be
+    translated. `lost` counts properties, by name, that the target's protocol cannot express. Other counters
+    are updated by the code that delivers messages.
     """
 
     __slots__ = (
@@ -199,7 +200,8 @@ class Route:
     def _shortened(self) -> CompiledRoute | None:
         """Return the compiled form of the route.
 
-        Return None if the target depends on more than the levels of the source's name.
+        Return None if target or headers depend on more than the levels of the source's name, or if there is a
+        condition.
         """
         scope = self.target.scope
         constant = not any(isinstance(value, Text) for _, value in self.headers)
@@ -212,7 +214,10 @@ class Route:
         return CompiledRoute(makes_name, scope.render(no_levels) if scope else self.target.service, extra)
 
     def address(self, texts: dict[str, str], levels: Captures) -> Address:
-        """Build the target's address from the result of `texts_of` and `_levels`. Raises NameRefused."""
+        """Build the target's address.
+
+        `texts` is a result of `texts_of`, `levels` a result of `_levels`. Raises NameRefused.
+        """
 
         def value(name: str) -> Levels:
             found = levels.get(name)
@@ -223,10 +228,10 @@ class Route:
         return target.dialect.address(scope, target.name.render(value))
 
     def _levels(self, texts: dict[str, str], captures: Captures) -> Captures:
-        """Return the values of template names that stand for levels, each as a tuple of levels.
+        """Return the values of the variables in templates that stand for levels, each as a tuple of levels.
 
-        These are the captures, and the keys in `level_words` of the dialect. `texts` is the result of
-        `texts_of`. A name with an empty text has no levels.
+        These variables are the captures, and the keys in `level_words` of the dialect. `texts` is a result of
+        `texts_of`. An empty text has no levels.
         """
         dialect = self.pattern.dialect
         separator = dialect.separator
@@ -236,7 +241,10 @@ class Route:
         return levels
 
     def texts_of(self, address: Address, captures: Captures, queue: str, sender: Sender) -> dict[str, str]:
-        """Return the variables that templates and `when` may use, with their texts in the source's form."""
+        """Return the values, by name, of all variables to which templates and `when` may refer.
+
+        The values are texts in the notation of the source's protocol.
+        """
         dialect = self.pattern.dialect
         separator = dialect.separator
         texts = {name: separator.join(levels) for name, levels in captures.items()}
@@ -251,8 +259,8 @@ class Route:
     ) -> ResolvedRoute | None:
         """Resolve the route for messages to `address`.
 
-        `captures` are the captured levels by name, `queue` the queue that the messages were consumed from or
-        "". Return None if `when` depends only on the address, and is false for it.
+        `captures` are the captured levels by name. `queue` is the queue from which the messages were
+        consumed, or "". Return None if `when` depends only on the address and is false for it.
         """
         if self.short is not None:
             return self.resolve_levels(self.pattern.dialect.levels(address.name), address.name, hops_max)
@@ -272,9 +280,9 @@ class Route:
         return inner if condition is None else ConditionalRoute(inner, condition, fixed)
 
     def resolve_levels(self, levels: Levels, name: str, hops_max: int) -> ResolvedRoute:
-        """Resolve the route for messages to a name that its pattern matches.
+        """Resolve a route that has a compiled form (`short`) for messages to a name that its pattern matches.
 
-        Only for a route with a compiled form (`short` is not None). `levels` are the levels of `name`.
+        `levels` are the levels of `name`.
         """
         short = self.short
         assert short is not None
@@ -285,7 +293,7 @@ class Route:
         return self._to(target, hops_max, short.extra)
 
     def _to(self, target: Address, hops_max: int, extra: Extra) -> ResolvedRoute:
-        """Return the resolved route to the address `target`, which sets the headers `extra`."""
+        """Return the resolved route to the address `target`, with the additional headers `extra`."""
         if not (extra or self.translates_replies) and self.guarantee is None and self.retain is None:
             return PlainRoute(self, target, hops_max)
         return ShapedRoute(
@@ -295,7 +303,7 @@ class Route:
     def resolve_for(
         self, address: Address, captures: Captures, queue: str, hops_max: int, sender: Sender
     ) -> ResolvedRoute:
-        """Resolve the route for messages to `address` from `sender`, without regard to `when`.
+        """Resolve the route for messages from `sender` to `address`, without evaluating `when`.
 
         The sender matters only if templates refer to the client or user.
         """
@@ -313,11 +321,11 @@ class Route:
     def join(
         self, tell_kept: ReplyKept, returns: ReturnAddresses | None, reverses: tuple[Route, ...] = ()
     ) -> None:
-        """Connect the route with the others in force, for the translation of reply addresses.
+        """Set the routes and functions that the route needs to translate reply addresses.
 
-        `reverses` are the routes that lead back; `returns`, if not None, builds return addresses instead.
-        `tell_kept` is called when a reply address is left unchanged, with the first message of each property
-        set.
+        `returns` builds return addresses. If it is None, reply addresses are translated by inverting one of
+        `reverses`, the routes that lead back. `tell_kept` is called if a reply address is left unchanged,
+        with the first message of each property set.
         """
         self.tell_kept = tell_kept
         self.returns = returns
@@ -326,16 +334,16 @@ class Route:
 
     @property
     def translates_replies(self) -> bool:
-        """True if a reply address may change on the way to the target."""
+        """True if the reply address of a message may be changed."""
         return self.returns is not None or bool(self._reverses)
 
     @property
     def reversible(self) -> bool:
         """True if reply addresses can be translated by inverting this route.
 
-        A reply address must be able to name both ends of the route. In a protocol with queues it names a
-        queue, so that the route must not use another exchange than the default one. A template that refers to
-        the client or user cannot be inverted.
+        This is the case if a reply address can express both ends of the route. In a protocol with queues, a
+        reply address names a queue, so that the route must use the default exchange there. Templates that
+        refer to the client or user cannot be inverted.
         """
         into_default = self.target.scope is None or not self.target.scope.text
         from_default = self.pattern.dialect.queue_word is None or not self.pattern.scope
@@ -345,7 +353,7 @@ class Route:
         """Return the name in the source from which this route leads to the name `text` in the target.
 
         Return None if there is no such name, or if it is not unique because of a wildcard without a name.
-        Only for a `reversible` route.
+        Call this only for a `reversible` route.
         """
         source, target = self.pattern, self.target
         backward = target.name.pattern(target.dialect, target.service, vocabulary(source).several)
@@ -360,7 +368,7 @@ class Route:
             return None
 
     def _confirmed(self, captures: Captures, text: str) -> str | None:
-        """Return the source name with these captures, or None if the route does not lead from it to `text`.
+        """Return the source name with these captures, if the route leads from this name to `text`, else None.
 
         Raises NameRefused.
         """
@@ -384,10 +392,10 @@ class Route:
         return name if there.name == text else None
 
     def derive(self, properties: PropertySet, key: str, extra: Extra) -> PropertySet:
-        """Return `properties` with the headers `extra` and with the reply address translated.
+        """Return `properties` with the additional headers `extra`, and with the reply address translated.
 
-        Return `properties` itself if nothing changes. The result is cached in the `forms` of `properties`
-        under `key`. Raises RemoteProtocolError if the sender's bytes are malformed.
+        Return `properties` itself if nothing changes. The result is cached in `properties.forms` under `key`.
+        Raises RemoteProtocolError if the sender's bytes are malformed.
         """
         meaning = properties.properties
         made = meaning
@@ -407,7 +415,7 @@ class Route:
     def losses(self, message: Message, count: int = 1) -> tuple[str, ...]:
         """Return the names of the properties of `message` that the target's protocol cannot express.
 
-        Count them for `count` messages that crossed with the same properties.
+        Also count them in `lost`, for `count` messages with the same properties.
         """
         last = self.examined
         if (
@@ -424,7 +432,7 @@ class Route:
     def _with_reply(self, properties: Properties, text: str) -> Properties:
         """Return `properties` with the reply address `text` translated for the target.
 
-        If no route leads back to it, it is left unchanged, which counts in `reply_kept`.
+        If no route leads back to this address, increment `reply_kept` and return `properties` unchanged.
         """
         if self.returns is None:
             for reverse in self._reverses:
@@ -444,10 +452,10 @@ class Route:
 
 
 def guarantee_of(rule: RouteRule) -> Guarantee | None:
-    """Return the guarantee (assurance, durable) that messages get in the target.
+    """Return the delivery guarantees, pairs (assurance, durable), that a rule gives to messages.
 
-    The result has an entry for each guarantee in the source, at the index `assurance * 2 + durable`. Return
-    None if the rule changes none.
+    The result has one pair for each guarantee of the source, at the index `assurance * 2 + durable`. Return
+    None if the rule changes no guarantee.
     """
     delivery, qos = rule.delivery, rule.to.qos
     modes = (delivery.qos0, delivery.qos1, delivery.qos2)
@@ -464,10 +472,11 @@ def guarantee_of(rule: RouteRule) -> Guarantee | None:
 
 
 class ResolvedRoute:
-    """Route resolved for one address: it processes the messages published to that address.
+    """Route resolved for one address: processes each message that is published to this address.
 
-    `target` is None if the address is refused, or depends on the sender. A message without a reply address
-    that has crossed fewer than `bare_hops_max` routes is certain to cross (0: call `will_cross` to find out).
+    `target` is None if the target address is invalid, or depends on the sender. A message without a reply
+    address that has crossed fewer than `bare_hops_max` routes is certain to cross; with 0, call `will_cross`
+    to find out.
     """
 
     __slots__ = ("bare_hops_max", "route", "target")
@@ -481,20 +490,21 @@ class ResolvedRoute:
 
     @property
     def bare_plain(self) -> bool:
-        """True if the route only changes the address of a message that has no reply address."""
+        """True if the route changes only the address of a message that has no reply address."""
         return self.plain
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """Return the message for the target, None if `when` is false, or an Outcome if it is refused.
+        """Return the message for the target, or None if `when` is false, or an Outcome if it is refused.
 
         Never raises.
         """
         raise NotImplementedError
 
     def will_cross(self, message: Message) -> bool:
-        """Return True if `cross` would certainly return a message, for callers that do not need that message.
+        """Return True if `cross` would certainly return a message. Changes no counter.
 
-        Return False if only `cross` can find out. Changes no counter.
+        Return False if only `cross` can find out. This method is for callers that do not need the message
+        itself.
         """
         return False
 
@@ -511,11 +521,11 @@ class PlainRoute(ResolvedRoute):
         self._hops_max = hops_max
 
     def will_cross(self, message: Message) -> bool:
-        """Return True if the message has crossed fewer than `hops_max` routes; nothing else prevents it."""
+        """Return True if the message has crossed fewer than `hops_max` routes; nothing else is checked."""
         return message.hops < self._hops_max
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """Return the message with the target address, or HOPS_EXCEEDED after too many routes."""
+        """Return the message with the target's address, or HOPS_EXCEEDED after too many routes."""
         route = self.route
         if message.hops >= self._hops_max:
             route.failed += 1
@@ -525,9 +535,9 @@ class PlainRoute(ResolvedRoute):
 
 
 class RouteChanges:
-    """Changes, other than of the address, that are the same for many addresses of a route.
+    """Changes that a route makes to messages, apart from the address; many addresses can share them.
 
-    They are headers (`extra`), the reply address, guarantee and retain flag.
+    They are headers (`extra`), the reply address, the delivery guarantee and the retain flag.
     """
 
     __slots__ = ("derives", "extra", "key", "only_replies")
@@ -540,11 +550,11 @@ class RouteChanges:
 
 
 class ShapedRoute(ResolvedRoute):
-    """Resolved route that changes the address, and also applies the changes `shape`.
+    """Resolved route that changes the address, and also makes the changes `shape`.
 
-    The changed property set is cached in the `forms` of the original one. Its key consists of the route's
-    name and the values of the headers. The route is stored with it, so that a route of the same name in a new
-    mapping does not use it.
+    The changed property set is cached in `forms` of the original property set. The cache key consists of the
+    route's name and the values of the headers. The route is stored with the entry, so that a route of the
+    same name in a new mapping does not use the entry.
     """
 
     __slots__ = ("_address", "_hops_max", "_shape")
@@ -557,13 +567,13 @@ class ShapedRoute(ResolvedRoute):
 
     @property
     def bare_plain(self) -> bool:
-        """True if the changes affect nothing but reply addresses."""
+        """True if the changes concern only reply addresses."""
         return self._shape.only_replies
 
     def will_cross(self, message: Message) -> bool:
-        """Return True if the message has few enough hops, and its new properties are known or unchanged.
+        """Return True if the message has few enough hops, and its new properties are cached or unchanged.
 
-        Only too many hops and malformed properties prevent a message from crossing.
+        Otherwise `cross` has to find out, because malformed properties prevent a message from crossing.
         """
         if message.hops >= self._hops_max:
             return False
@@ -574,9 +584,9 @@ class ShapedRoute(ResolvedRoute):
         return form is not None and form[0] is self.route
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """Return the message with the target address and the changes, or an Outcome if it is refused.
+        """Return the message with the target's address and all changes, or an Outcome if it is refused.
 
-        It is refused if it has crossed too many routes, or if its properties are malformed.
+        A message is refused if it has crossed too many routes, or if its properties are malformed.
         """
         route = self.route
         hops = message.hops
@@ -617,9 +627,9 @@ class ShapedRoute(ResolvedRoute):
 
 
 class AmendingRoute(ResolvedRoute):
-    """Resolved route that passes what the route `inner` returns through `amended`.
+    """Resolved route that changes the properties of each message that the route `inner` returns.
 
-    A subclass changes the properties of each message there.
+    A subclass implements the change in `amended`.
     """
 
     __slots__ = ("_inner",)
@@ -629,11 +639,11 @@ class AmendingRoute(ResolvedRoute):
         self._inner = inner
 
     def amended(self, stated: Properties) -> Properties:
-        """Return the properties that the message gets: `stated` itself if nothing changes."""
+        """Return the changed properties of a message, or `stated` itself if nothing changes."""
         raise NotImplementedError
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """Return the message of the inner route with changed properties, or why it does not cross."""
+        """Return the message of the inner route with changed properties, or None or an Outcome."""
         crossed = self._inner.cross(message)
         if type(crossed) is not Message:
             return crossed
@@ -651,7 +661,7 @@ class AmendingRoute(ResolvedRoute):
 
 
 class UnsubscribedRoute(ResolvedRoute):
-    """Resolved route that has no subscriber at any target address, so that it builds no message."""
+    """Resolved route whose target addresses have no subscriber, so that no messages are built."""
 
     __slots__ = ()
 
@@ -659,16 +669,16 @@ class UnsubscribedRoute(ResolvedRoute):
         super().__init__(route, None, HOPS_ANY)
 
     def will_cross(self, message: Message) -> bool:
-        """Return True: without a subscriber the result makes no difference."""
+        """Return True, because the result makes no difference without a subscriber."""
         return True
 
     def cross(self, message: Message) -> None:
-        """Count the message as matched and return None: no subscriber would receive it."""
+        """Count the message as matched, and return None because no subscriber would receive it."""
         self.route.matched += 1
 
 
 class RefusedRoute(ResolvedRoute):
-    """Resolved route whose target address is invalid: it refuses every message."""
+    """Resolved route whose target address is invalid, so that every message is refused."""
 
     __slots__ = ("outcome",)
 
@@ -677,13 +687,13 @@ class RefusedRoute(ResolvedRoute):
         self.outcome = outcome
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """Count the message as failed and return the outcome that refuses it."""
+        """Count the message as failed, and return the outcome with the reason of the refusal."""
         self.route.failed += 1
         return self.outcome
 
 
 class ConditionalRoute(ResolvedRoute):
-    """Resolved route that passes on only the messages that satisfy `when`."""
+    """Resolved route that delivers only messages for which `when` is true."""
 
     __slots__ = ("_condition", "_fixed", "inner")
 
@@ -694,14 +704,14 @@ class ConditionalRoute(ResolvedRoute):
         self._fixed = fixed
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """Return what the inner route returns if `when` is true for the message, otherwise None."""
+        """Return the result of the inner route if `when` is true for the message, otherwise None."""
         if self._condition.holds(message, self._fixed, self.route):
             return self.inner.cross(message)
         return None
 
 
 class SenderRoute(ResolvedRoute):
-    """Resolved route whose templates refer to the client or user: it has one route for each sender."""
+    """Resolved route whose templates refer to the client or user: it has an inner route for each sender."""
 
     __slots__ = ("_address", "_cache", "_captures", "_hops_max", "_queue")
 
@@ -714,7 +724,10 @@ class SenderRoute(ResolvedRoute):
         self._cache: dict[tuple[str, str], ResolvedRoute] = {}
 
     def for_sender(self, sender: Sender) -> ResolvedRoute:
-        """Return the resolved route for messages of this sender. Up to SENDERS_MAX of them are cached."""
+        """Return the resolved route for messages of this sender.
+
+        Results are cached for up to SENDERS_MAX senders.
+        """
         key = (sender.client, sender.user)
         found = self._cache.get(key)
         if found is None:
@@ -725,5 +738,5 @@ class SenderRoute(ResolvedRoute):
         return found
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """Return what the resolved route for the message's sender returns."""
+        """Return the result of the resolved route for the message's sender."""
         return self.for_sender(message.sender).cross(message)

@@ -27,28 +27,31 @@ QUEUES = tuple(one.queue_word for one in DIALECTS.values() if one.queue_word)
 
 
 class Strict(BaseModel):
-    """Base of the models: types are not converted, unknown keys are refused, objects cannot be changed."""
+    """Base class of the models. Types are not converted, unknown keys are refused, objects are immutable."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
 
 class ListenerGroup(Strict):
-    """All listeners of a protocol."""
+    """All listeners of one protocol, as the source or target of a route."""
 
     protocol: str = Field(description="Protocol of the listeners.", examples=list(DIALECTS))
 
 
 class Addressed(Strict):
-    """Model with the keys of an address; a subclass has those of every protocol as fields."""
+    """Model that includes the keys of an address.
+
+    Subclasses have the keys of all protocols as fields.
+    """
 
     def given_words(self) -> dict[str, str]:
-        """Return the keys of an address that the author wrote, such as `topic`, with their values."""
+        """Return the keys of the address that the file contains, such as `topic`, with their values."""
         fields = vars(self)  # `getattr` of a word that this model lacks would raise and suppress an error
         return {word: text for word in DIALECT_OF_WORD if (text := fields.get(word)) is not None}
 
 
 class Words(Addressed):
-    """Endpoint, and an address there by the keys that its protocol has in mapping files, such as `topic`."""
+    """Endpoint and address; the keys of the address are those of the endpoint's protocol, such as `topic`."""
 
     endpoint: str | ListenerGroup = Field(
         description="Name of a listener or link, or all listeners of a protocol."
@@ -56,23 +59,23 @@ class Words(Addressed):
 
     @property
     def group(self) -> str | None:
-        """Protocol whose listeners are the endpoint, or None if `endpoint` is the name of one endpoint."""
+        """Protocol whose listeners `endpoint` stands for, or None if `endpoint` names one endpoint."""
         return self.endpoint.protocol if isinstance(self.endpoint, ListenerGroup) else None
 
     @property
     def name(self) -> str:
-        """Name of the endpoint; the name of the protocol if the endpoint is a group of listeners."""
+        """Name of the endpoint, or name of the protocol if `endpoint` stands for all its listeners."""
         return self.endpoint.protocol if isinstance(self.endpoint, ListenerGroup) else self.endpoint
 
     @property
     def dialect(self) -> Dialect:
-        """Dialect of the protocol to which the keys of the address belong."""
+        """Description of the protocol to which the keys of the address belong."""
         fields = vars(self)
         return next(one for word, one in DIALECT_OF_WORD.items() if fields.get(word) is not None)
 
     @model_validator(mode="after")
     def _one_protocol(self) -> Self:
-        """Check that the keys form an address of one protocol."""
+        """Check that all keys of the address belong to one protocol. Raises ValueError."""
         address_words = self.given_words()
         if not address_words:
             words = (one.scope_word if one.queue_word else one.name_word for one in DIALECTS.values())
@@ -118,9 +121,10 @@ def join_alternatives(words: Iterable[str]) -> str:
 
 
 def _fields(meaning: Callable[[Word], str | None]) -> dict[str, Any]:
-    """Build model fields for the keys that the protocols use in addresses.
+    """Build model fields for the keys that all protocols use in addresses.
 
-    `meaning` returns the description of a key in the model, or None if the model does not have the key.
+    `meaning` takes a key, and returns its description in the model, or None if the model does not have this
+    key.
     """
     found: dict[str, Any] = {}
     for name, word in ((name, word) for one in DIALECTS.values() for name, word in one.words.items()):
@@ -187,7 +191,7 @@ class OutboxRule(Strict):
 
 
 class Deduplicate(Strict):
-    """Rule by which a route recognizes repeats of an accepted message."""
+    """Options by which a route recognizes repeats of a message that it has delivered."""
 
     by: Literal["message_id"] = Field("message_id", description="Property by which repeats are recognized.")
     window: Annotated[str, StringConstraints(pattern=WINDOW)] = Field(
@@ -211,13 +215,13 @@ PRIVATE_PROPERTIES = ("app_id", "correlation", "message_id", "reply_to", "type",
 
 
 class Truncate(Strict):
-    """Rule for a private value: keep the beginning of a text, and drop a value of any other type."""
+    """Rule for a private value: preserve only the beginning of a text, and remove any other value."""
 
     truncate: Annotated[int, Field(ge=1)] = Field(description="Number of characters that are kept.")
 
 
 class RouteRule(Strict):
-    """One rule: from an endpoint's pattern to an endpoint's address template."""
+    """Rule of a mapping file: an address pattern at the source and an address template at the target."""
 
     name: RouteName = Field(
         description="Name, unique over all files, also in metrics: letters, digits and `_ . -`."
@@ -321,7 +325,7 @@ class RouteRule(Strict):
 
 
 class PublishedMessage(Named):
-    """The message that a test publishes."""
+    """Message that a test publishes."""
 
     endpoint: str
     body: str = ""
@@ -338,7 +342,7 @@ class PublishedMessage(Named):
 
 
 class Expected(Named):
-    """Message that a test expects. Only the fields and headers that are given are compared."""
+    """Message that a test expects. Only the keys and headers that are given are compared."""
 
     endpoint: str
     body: str | None = None
@@ -352,7 +356,7 @@ class Expected(Named):
 
 
 class Case(Strict):
-    """A test: what is published, what must arrive in the order of the routes, and why the rest is refused."""
+    """Test: a message to publish, the messages that must arrive in the order of the routes, and refusals."""
 
     name: str
     publish: PublishedMessage
@@ -361,7 +365,7 @@ class Case(Strict):
 
 
 class MappingFile(Strict):
-    """A whole mapping file."""
+    """Whole content of a mapping file."""
 
     version: Literal[1] = Field(description="Version of the format.")
     routes: list[RouteRule] = Field(
@@ -371,6 +375,6 @@ class MappingFile(Strict):
 
 
 def json_schema() -> dict[str, Any]:
-    """Build the JSON Schema (2020-12) of a mapping file, for editors."""
+    """Return the JSON Schema (2020-12) of a mapping file, for editors."""
     schema = MappingFile.model_json_schema(by_alias=True)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

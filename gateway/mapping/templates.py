@@ -23,15 +23,15 @@ _PIECE: Final = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}|[{}
 
 
 class Name(NamedTuple):
-    """Placeholder in a template, with the name of the variable that replaces it."""
+    """Placeholder in a template. `name` is the variable that replaces it."""
 
     name: str
 
 
 class Vocabulary(NamedTuple):
-    """Variables that the templates of a route may refer to.
+    """Variables to which the templates of a route may refer.
 
-    `names` has all of them, `several` those that stand for several levels.
+    `names` are all variables, `several` those that stand for several levels.
     """
 
     several: frozenset[str]
@@ -39,9 +39,9 @@ class Vocabulary(NamedTuple):
 
 
 def vocabulary(pattern: Pattern) -> Vocabulary:
-    """Return the variables that templates of a route from `pattern` may refer to.
+    """Return the variables to which the templates of a route from `pattern` may refer.
 
-    They are its captures, the keys of its address (such as `topic`), `client_id`, `user` and `endpoint`.
+    These are its captures, the keys of its address (such as `topic`), `client_id`, `user` and `endpoint`.
     """
     rest = {token.text for token in pattern.tokens if token.kind is TokenKind.REST and token.text}
     dialect = pattern.dialect
@@ -54,7 +54,7 @@ def vocabulary(pattern: Pattern) -> Vocabulary:
 def unknown_name(name: str, known_names: Iterable[str]) -> str:
     """Return an error text about the unknown variable `name`.
 
-    It suggests a similar known name, or else lists all known names.
+    The text suggests a similar name out of `known_names`, or lists all of them.
     """
     options = sorted(known_names)
     near = get_close_matches(name, options, 1)
@@ -64,7 +64,7 @@ def unknown_name(name: str, known_names: Iterable[str]) -> str:
 
 
 def _pieces(text: str, words: Vocabulary) -> list[str | Name]:
-    """Split a template into its texts and placeholders. Raises MappingError for an unknown placeholder."""
+    """Split a template into texts and placeholders. Raises MappingError for an unknown placeholder."""
     found: list[str | Name] = []
     for piece in _PIECE.finditer(text):
         if piece[1]:
@@ -83,8 +83,8 @@ def _pieces(text: str, words: Vocabulary) -> list[str | Name]:
 class Template:
     """Template of a name in the target's protocol, with placeholders.
 
-    `levels` holds the pieces of each level; `names` the variables to which it refers. Raises MappingError for
-    a variable that the route does not have, or that stands in a place where it is not allowed.
+    `levels` has the pieces of each level, `names` the variables to which the template refers. Raises
+    MappingError for a variable that the route does not have, or that is not permitted at its position.
     """
 
     __slots__ = ("levels", "names", "per_message", "separator", "text")
@@ -115,9 +115,9 @@ class Template:
         self.per_message = not self.names.isdisjoint(WORDS_OF_SENDER)
 
     def render(self, values: Values) -> str:
-        """Return the name with each placeholder replaced by its value.
+        """Return the name, with each placeholder replaced by its value.
 
-        `values` is a function from the name of a variable to its levels, encoded for the target's protocol.
+        `values` takes the name of a variable, and returns its levels, encoded for the target's protocol.
         """
         levels: list[str] = []
         for level in self.levels:
@@ -129,15 +129,15 @@ class Template:
         return self.separator.join(levels)
 
     def literal_bytes(self) -> int:
-        """Return the size in bytes of the template's own text, without placeholders and separators."""
+        """Return the size in bytes of the template's text outside of placeholders, without separators."""
         texts = (piece for level in self.levels for piece in level if isinstance(piece, str))
         return sum(len(text.encode()) for text in texts)
 
     def pattern(self, dialect: Dialect, scope: str, several: frozenset[str]) -> Pattern | None:
-        """Return the pattern that captures the variables of this template from a name that it has built.
+        """Return a pattern that captures the variables of this template from a name that it has built.
 
-        Return None if a level holds more than one piece. A variable that is used twice becomes two captures
-        (`name` and `name '`); `agree` checks that they are equal.
+        Return None if a level consists of several pieces. A variable that occurs twice becomes two captures
+        (`name` and `name '`); the function `agree` checks that they are equal.
         """
         tokens: list[PatternToken] = []
         used: set[str] = set()
@@ -162,9 +162,9 @@ def _unused_name(name: str, used: set[str]) -> str:
 
 
 def agree(captures: Captures) -> Captures | None:
-    """Join the captures of variables that a template uses repeatedly.
+    """Merge the captures of each variable that a template uses several times.
 
-    Return None if the captures of one variable differ.
+    Return None if the captures of a variable differ.
     """
     joined: Captures = {}
     for key, levels in captures.items():
@@ -174,14 +174,14 @@ def agree(captures: Captures) -> Captures | None:
 
 
 def no_levels(name: str) -> Levels:
-    """Raise AssertionError: the `values` for a template that has no placeholders."""
+    """Raise AssertionError. Pass this function to `Template.render` for a template without placeholders."""
     raise AssertionError(name)
 
 
 class Text:
     """Template of a header's value.
 
-    Values are not encoded, and several levels are joined by the separator of the source's protocol.
+    Values of variables are not encoded. Several levels are joined by the separator of the source's protocol.
     """
 
     __slots__ = ("_pieces", "names", "per_message")
@@ -194,13 +194,13 @@ class Text:
     def render(self, value: Callable[[str], str]) -> str:
         """Return the text with each placeholder replaced.
 
-        `value` is a function from the name of a variable to its text as in the source's protocol.
+        `value` takes the name of a variable, and returns its text in the notation of the source's protocol.
         """
         return "".join(value(piece.name) if isinstance(piece, Name) else piece for piece in self._pieces)
 
 
 def typed_value(value: str | int | float | bool) -> Value:
-    """Convert a header value from YAML to a `Value`. Raises MappingError if an integer exceeds 64 bits."""
+    """Convert a header value from YAML to a `Value`. Raises MappingError for an integer beyond 64 bits."""
     if isinstance(value, bool):
         return Value(ValueType.BOOL, value)
     if isinstance(value, int):
