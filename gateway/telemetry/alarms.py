@@ -27,8 +27,9 @@ PAGE: Final = "docs/guides/runbook.md"
 class Alarm(NamedTuple):
     """Problem of the gateway that exists now.
 
-    `name` is that of the alert and of the runbook's section, `of` the object that it concerns ("" is the
-    whole gateway), `text` the description, `act` the advice. `since` is in wall-clock seconds.
+    `name` is the name of the alert rule and of the section in the runbook. `of` is the object with the
+    problem, "" for the whole gateway. `text` describes the problem, `act` what to do. `since` is the time
+    when the problem was detected, in wall-clock seconds.
     """
 
     name: str
@@ -39,12 +40,12 @@ class Alarm(NamedTuple):
 
     @property
     def page(self) -> str:
-        """Link to the section of the runbook about this alarm."""
+        """URL of the runbook's section about this alarm."""
         return f"{PAGE}#{self.name.lower()}"
 
 
 class Alarms:
-    """Detector and list of the present alarms of a gateway."""
+    """Present alarms of a gateway, which are derived from its metrics."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -57,7 +58,7 @@ class Alarms:
             await trio.sleep(TICK_SECS)
 
     def tick(self, utc: float) -> None:
-        """Compute the alarms from the metrics. `utc` is the time in wall-clock seconds."""
+        """Compute the present alarms from the metrics. `utc` is the present time in wall-clock seconds."""
         previous = self._alarms
         self._alarms = {}
         for name, of, text in self._conditions(utc):
@@ -70,9 +71,9 @@ class Alarms:
         return sorted(self._alarms.values(), key=lambda one: (one.since, one.name, one.of))
 
     def _conditions(self, utc: float) -> Iterator[tuple[str, str, str]]:
-        """Yield name, object and description of each alarm whose condition holds now.
+        """Yield name, object and description of each problem that exists now.
 
-        `utc` is the time in wall-clock seconds.
+        `utc` is the present time in wall-clock seconds.
         """
         yield from self._of_links()
         yield from self._of_work()
@@ -88,7 +89,7 @@ class Alarms:
                 yield "GatewayCertificateExpires", key, text
 
     def _of_links(self) -> Iterator[tuple[str, str, str]]:
-        """Yield the alarms about links."""
+        """Yield name, object and description of each problem with a link."""
         paused = set(self._metrics.sources.paused_links())
         for name, stats in self._metrics.links.items():
             if not stats.up and stats.leads is not False and name not in paused:
@@ -105,7 +106,10 @@ class Alarms:
             yield "GatewayPaused", f"link {name}", "paused by an operator"
 
     def _of_work(self) -> Iterator[tuple[str, str, str]]:
-        """Yield the alarms about messages that wait or were not delivered, and about blocked publishers."""
+        """Yield problems with waiting or undelivered messages, and with blocked publishers.
+
+        Each is a tuple of name, object and description.
+        """
         sources, gauges = self._metrics.sources, self._metrics.sources.gauges
         for route, count in sources.paused_routes().items():
             yield "GatewayPaused", f"route {route}", f"paused by an operator; messages held: {count}"
@@ -125,7 +129,10 @@ class Alarms:
             yield "GatewayStateDown", "", "the database of shared state is unreachable"
 
     def _of_disks(self) -> Iterator[tuple[str, str, str]]:
-        """Yield the alarms about the store, the journal and free disk space."""
+        """Yield problems with the store, the journal and free disk space.
+
+        Each is a tuple of name, object and description.
+        """
         disks = self._metrics.disks()
         if "store" in disks and not disks["store"]["healthy"]:
             yield "GatewayStoreUnhealthy", "", "the store is not writable; durable messages are refused"

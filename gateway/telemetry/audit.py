@@ -45,7 +45,7 @@ log = structlog.get_logger()
 
 
 class AuditEvent(NamedTuple):
-    """Kind of event in the audit log: its meaning, and the names of the facts that it may have."""
+    """Kind of event in the audit log: its meaning, and the names of the facts that it may contain."""
 
     meaning: str
     facts: tuple[str, ...]
@@ -81,9 +81,9 @@ KNOWN: Final = {name: frozenset(event.facts) for name, event in EVENTS.items()}
 
 
 class Trail:
-    """Audit log of this process: counts events, and writes them up to a limit per second.
+    """Audit log of this process: counts all events, and writes them up to a limit per second.
 
-    `write` is called with the name of an event and its facts.
+    `write` is called with the name and the facts of each event to write.
     """
 
     def __init__(
@@ -98,9 +98,10 @@ class Trail:
     ) -> None:
         """Set the limits of the audit log.
 
-        `per_second_max` is the limit of lines of one kind per second; 0 is no limit. `user_share` is the
-        fraction of these lines, and of the bytes of `file`, that one user may have while `several` returns
-        True, which means that there are several users. `clock` returns seconds.
+        `per_second_max` is the maximum number of lines of one kind per second; 0 means no limit. `user_share`
+        is the fraction of these lines, and of the bytes of `file`, that one user may have. It applies only
+        while `several` returns True, which means that there are several users. `clock` returns monotonic
+        seconds.
         """
         self.counts: dict[str, int] = dict.fromkeys(EVENTS, 0)
         self.dropped: dict[str, int] = dict.fromkeys(EVENTS, 0)
@@ -118,7 +119,7 @@ class Trail:
         """Write an event, or only count it if a limit is reached.
 
         Raises ValueError for an event that is not in `EVENTS`, and for a fact that `EVENTS` does not list for
-        it.
+        the event.
         """
         fields = KNOWN.get(event)
         if fields is None or not facts.keys() <= fields:
@@ -145,15 +146,15 @@ class Trail:
         self._write(event, {name: sanitized(fact) for name, fact in facts.items()})
 
     def _lines_max(self, holder: str) -> int:
-        """Return how many lines of one kind per second a user or address may have."""
+        """Return how many lines of one kind per second one user or address may have."""
         if self._file is not None and self._file.share_of(holder) >= self._user_share:
             return 1
         return max(int(self._per_second_max * self._user_share), 1)
 
     def write_omitted(self) -> None:
-        """Write how many lines of each kind were omitted and not reported yet.
+        """Write how many lines of each kind have been omitted since the last report.
 
-        It is called periodically, and at the end of the process.
+        Call this method periodically, and at the end of the process.
         """
         for event in list(self._untold):
             self._write_omitted_event(event)
@@ -164,9 +165,9 @@ class Trail:
 
 
 def _holder(event: str, facts: dict[str, Fact]) -> str:
-    """Return the user or address in whose share of the audit log a line is counted.
+    """Return the user or address to whose share of the audit log a line counts.
 
-    The address stands for a client without a verified user. Return "" if the facts name neither.
+    The address is used if the client has no verified user. Return "" if the facts contain neither.
     """
     user, remote = facts.get("user"), facts.get("remote")
     if user and event != "refused":
@@ -175,9 +176,10 @@ def _holder(event: str, facts: dict[str, Fact]) -> str:
 
 
 def sanitized(value: Fact) -> Fact:
-    """Return a fact in the form in which it may be written to the audit log.
+    """Return a fact in a form that is safe for the audit log.
 
-    Text is cut to FACT_MAX characters (a list to 32 items) and made printable, and tokens in it are masked.
+    Text is cut to FACT_MAX characters, and a list to 32 items. Characters that are not printable are escaped,
+    and tokens are masked.
     """
     if isinstance(value, list):
         return [str(sanitized(one)) for one in value[:32]]
@@ -194,7 +196,7 @@ def sanitized(value: Fact) -> Fact:
 def _to_log(event: str, facts: dict[str, Any]) -> None:
     """Write an audit event to the log.
 
-    JSON is written directly, which is faster, because each client causes two lines.
+    JSON lines are written directly, because this is faster and each client causes two lines.
     """
     line = {"audit": event, **facts, "event": "audit", "level": "info", "logger": LOGGER, "timestamp": _now()}
     if not write_json(line):
@@ -210,13 +212,13 @@ def _now() -> str:
 
 
 def _discard(event: str, facts: dict[str, Any]) -> None:
-    """Discard an event: the audit log is disabled, and events are only counted."""
+    """Do nothing. This function replaces the writer while the audit log is disabled."""
 
 
 class _OwnFile(RotatingFileHandler):
-    """Rotated log file that is created so that only its owner may read it.
+    """Rotated log file that only its owner may read.
 
-    If the operator gives the file other permissions, the files after it get these, too.
+    If the operator changes the permissions of the file, later files get the same permissions.
     """
 
     mode_bits = 0o600
@@ -232,9 +234,10 @@ class _OwnFile(RotatingFileHandler):
 
 
 class AuditFile:
-    """File of the audit log: lines of JSON, rotated at `bytes_max` bytes.
+    """File of the audit log, with one JSON object in each line.
 
-    The last `files` earlier ones remain as `path.1` and so on.
+    The file is rotated before it exceeds `bytes_max` bytes. The last `files` earlier files are preserved as
+    `path.1` and so on.
     """
 
     def __init__(self, path: Path, bytes_max: int, files: int) -> None:
@@ -247,7 +250,7 @@ class AuditFile:
         self._of_holders: dict[str, int] = {}  # bytes of the current file, by holder
 
     def share_of(self, holder: str) -> float:
-        """Return the fraction of `bytes_max` that a user or address has written to the current file."""
+        """Return which fraction of `bytes_max` a user or address has written to the current file."""
         return self._of_holders.get(holder, 0) / self._bytes_max
 
     def _count(self, byte_count: int) -> None:
@@ -261,7 +264,7 @@ class AuditFile:
     def write(self, event: str, facts: dict[str, Any]) -> None:
         """Write an event as a line.
 
-        If the disk does not accept it, log an error, but not again before a line has been accepted.
+        If this fails, log an error, unless an error was logged already since the last line that was written.
         """
         line = orjson.dumps({"timestamp": _now(), "audit": event, **facts}, default=str).decode() + "\n"
         try:
@@ -282,27 +285,27 @@ class AuditFile:
             self._failure_logged = False
 
     def close(self) -> None:
-        """Close the file; nothing may be written afterwards."""
+        """Close the file. `write` must not be called afterwards."""
         self._file.close()
 
 
 class _Current:
-    """Audit log of this process, and its file."""
+    """Audit log of this process and its file, which `configure_audit` replaces."""
 
     trail: Trail = Trail(_to_log)
     file: AuditFile | None = None
 
 
 def audit(event: str, **facts: Fact) -> None:
-    """Write an event of `EVENTS` with its facts to the audit log of this process.
+    """Write an event with its facts to the audit log of this process.
 
-    Raises ValueError as `Trail.add` does.
+    Raises ValueError if `EVENTS` does not list the event or one of the facts.
     """
     _Current.trail.add(event, facts)
 
 
 def trail() -> Trail:
-    """Return the audit log of this process, which has the counts of events."""
+    """Return the audit log of this process, for example to read the counts of events."""
     return _Current.trail
 
 
@@ -318,8 +321,9 @@ def configure_audit(
 ) -> None:
     """Replace the audit log of this process.
 
-    Events go to the log, or to the file `path` if it is given. With `enabled` False they are only counted.
-    Raises OSError if the file cannot be opened.
+    Events are written to the file `path`, or to the general log if `path` is None. If `enabled` is False,
+    events are only counted. The other parameters are those of `AuditFile` and `Trail`. Raises OSError if the
+    file cannot be opened.
     """
     file = AuditFile(path, bytes_max, files) if enabled and path is not None else None
     if _Current.file is not None:

@@ -30,10 +30,10 @@ COUNT_MAX: Final = (1 << 32) - 1  # largest count of one step
 
 
 class CounterKey(NamedTuple):
-    """Identifier of a counter in the history.
+    """Key of a counter in the history.
 
-    `kind` is process, protocol, listener, link or route, and `name` its name. `what` is the counted quantity,
-    such as `in` or `settled`.
+    `kind` is process, protocol, listener, link or route; `name` is the name of this object. `what` is the
+    counted quantity, such as `in` or `settled`.
     """
 
     kind: str
@@ -42,9 +42,9 @@ class CounterKey(NamedTuple):
 
 
 class Series(NamedTuple):
-    """Rates of one counter, per second.
+    """Rates of one counter, in events per second.
 
-    `now` is the rate over the last RECENT_SECS seconds, `values` are those over each whole step of the last
+    `now` is the rate during the last RECENT_SECS seconds. `values` are the rates during each step of the last
     hour, the oldest first.
     """
 
@@ -56,8 +56,8 @@ class Series(NamedTuple):
 class History:
     """Recorder of the gateway's counters during the last hour.
 
-    `end` is the wall-clock time in seconds at which the last whole step ended. `left_out` is the number of
-    counters without a history, because there are more than SERIES_MAX.
+    `end` is the time at which the last complete step ended, in wall-clock seconds. `left_out` is the number
+    of counters that are not recorded, because at most SERIES_MAX counters are.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -76,7 +76,7 @@ class History:
             await trio.sleep(TICK_SECS)
 
     def tick(self, now: Monotonic, utc: float) -> None:
-        """Read the counters, and add their increase to the present step.
+        """Read the counters, and add their increases to the present step.
 
         `now` is in loop-clock seconds, `utc` in wall-clock seconds.
         """
@@ -102,10 +102,10 @@ class History:
         self._recent.append((now, counts))
 
     def _advance(self, step: int, began: float, counts: dict[CounterKey, int]) -> None:
-        """Begin the step with number `step`, and clear the ring buffers for it and for skipped steps.
+        """Begin the step with number `step`, and set the values of this step and of skipped steps to 0.
 
-        Do nothing if that step has begun already. `began` is the wall-clock time in seconds at which it
-        began. `counts` has the counters that exist; others that have not increased for an hour are removed.
+        Do nothing if the step has already begun. `began` is the time when the step began, in wall-clock
+        seconds. Counters that are not in `counts` and have not increased for an hour are removed.
         """
         if not self._recent:
             self._step = step
@@ -126,16 +126,16 @@ class History:
         return sorted(self._rings)
 
     def series(self, key: CounterKey) -> Series:
-        """Return the rates of one counter; without values if it is not recorded."""
+        """Return the rates of one counter. The result has no values if the counter is not recorded."""
         ring = self._rings.get(key)
         steps = range(self._step - self._whole, self._step)
         values = [] if ring is None else [ring[step % STEPS] / STEP_SECS for step in steps]
         return Series(key, self.current_rate(key), values)
 
     def current_rate(self, key: CounterKey) -> float:
-        """Return the rate of a counter per second over the last RECENT_SECS seconds.
+        """Return the rate of a counter per second, during the last RECENT_SECS seconds.
 
-        Return 0 if the counter has not been recorded for so long.
+        Return 0 if the counter was not recorded during all of this time.
         """
         if len(self._recent) < 2:
             return 0.0
@@ -145,7 +145,7 @@ class History:
         return _increase(before[key], after[key]) / (ended - began)
 
     def _current_counts(self) -> Iterator[tuple[CounterKey, int]]:
-        """Yield key and present value of every counter that is recorded."""
+        """Yield key and present value of each counter to record."""
         metrics = self._metrics
         letters: dict[str, int] = {}
         for (route, _), count in metrics.sources.dead_lettered().items():
@@ -180,8 +180,8 @@ class History:
 
 
 def _increase(before: int, after: int) -> int:
-    """Return the increase of a counter between two values.
+    """Return the increase of a counter from `before` to `after`.
 
-    If the second is lower, the counter has restarted from zero, and its increase is the second value.
+    If `after` is lower, the counter has restarted from zero: return `after`.
     """
     return after - before if after >= before else after

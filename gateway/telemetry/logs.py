@@ -31,9 +31,9 @@ FACT_MAX: Final = 200  # maximum characters of a fact in a limited event
 class Limiter:
     """Structlog processor that limits how many events of each kind are logged in a minute.
 
-    The first WHOLE_MAX events of a kind pass, and the others are counted. A kind is the text of an event; for
-    events with the name of a route, which only the configuration can choose, it is the text with route and
-    reason. Only events with `limited` true are affected.
+    The first WHOLE_MAX events of a kind pass; further events are only counted. The kind is the text of an
+    event. If the event has a route, the kind is the text with the names of route and reason, which only the
+    configuration can choose. Only events with `limited=True` are limited.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -41,7 +41,7 @@ class Limiter:
         self._kinds: dict[str, _Kind] = {}
 
     def __call__(self, _: WrappedLogger, method: str, event: EventDict) -> EventDict:
-        """Return the event if it is to be written. Raises DropEvent if it is only counted."""
+        """Return the event if it may be written. Raises DropEvent if it is only counted."""
         if not event.pop("limited", False):
             return event
         text = str(event.get("event"))
@@ -59,9 +59,9 @@ class Limiter:
         raise structlog.DropEvent
 
     def take_due(self, *, everything: bool = False) -> list[tuple[str, str, int]]:
-        """Return log method, text and number of the dropped events of each kind whose minute is over.
+        """Return and reset the counts of dropped events for each kind whose minute is over.
 
-        With `everything`, return those of all kinds. The counts returned are reset.
+        Each element has log method, text and count. With `everything`, return the counts of all kinds.
         """
         now = self._clock()
         over = {
@@ -75,9 +75,9 @@ class Limiter:
 
 
 def _legible(value: Any) -> Any:
-    """Return a value that a peer may have chosen in the form in which it may be logged.
+    """Return a value, which a peer may have chosen, in a form that is safe for the log.
 
-    Text is cut to FACT_MAX characters and has no control characters.
+    Text is cut to FACT_MAX characters, and characters that are not printable are escaped.
     """
     if not isinstance(value, str):
         return value
@@ -88,14 +88,14 @@ def _legible(value: Any) -> Any:
 
 
 def _explained(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Replace the key `why` of an event if it is empty, because the peer or a library gave no reason."""
+    """Replace the value of `why` in an event if it is empty, because a peer or library gave no reason."""
     if event.get("why") == "":
         event["why"] = NO_REASON
     return event
 
 
 class _Kind:
-    """Numbers of written and dropped events of one kind in one minute."""
+    """Numbers of passed and dropped events of one kind in one minute."""
 
     __slots__ = ("method", "more", "passed", "started_at")
 
@@ -110,9 +110,10 @@ limiter: Final = Limiter()
 
 
 def tell_what_was_limited(*, now: bool = False) -> None:
-    """Log how many events of each kind were dropped in the minutes that are over.
+    """Log how many events of each kind were dropped in minutes that are over.
 
-    It is called periodically, and at the end of the process with `now`, which includes the present minute.
+    Call this function periodically, and at the end of the process with `now`, which includes the present
+    minute.
     """
     log = structlog.get_logger()
     for method, text, more in limiter.take_due(everything=now):
@@ -131,9 +132,9 @@ set_error_logger(_tell_contained)
 def configure_logs(
     level: str, form: LogFormat, stream: TextIO | None = None, *, worker: int | None = None
 ) -> None:
-    """Send all logs, also those of libraries, to `stream` (by default standard error).
+    """Send all logs, including those of libraries, to `stream`; None is standard error.
 
-    `level` is the lowest level that is written, such as `info`. With `worker`, every line has the number of
+    `level` is the lowest level that is written, such as `info`. With `worker`, each line has the number of
     this worker process.
     """
     facts: dict[str, Any] = {} if worker is None else {"worker": worker}
@@ -171,9 +172,9 @@ def configure_logs(
 
 
 class _Direct:
-    """Stream to which `write_json` writes, and facts that it adds to each line.
+    """Stream to which `write_json` writes, and facts that are added to each line.
 
-    `stream` is None if the log is not JSON or does not include the level `info`.
+    `stream` is None if the log is not JSON, or does not include the level `info`.
     """
 
     stream: TextIO | None = None
@@ -181,9 +182,9 @@ class _Direct:
 
 
 def write_json(line: dict[str, Any]) -> bool:
-    """Write a complete line of level `info` to the log, without structlog's processors.
+    """Write a complete line of level `info` to a JSON log, bypassing structlog's processors.
 
-    That takes 10 % of the time that the processors take. Return False without writing if the log is not JSON,
+    This takes 10 % of the time that the processors need. Return False without writing if the log is not JSON,
     or if its processors have been replaced.
     """
     out = _Direct.stream

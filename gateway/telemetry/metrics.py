@@ -289,14 +289,15 @@ ROUTE_OUTCOMES: Final = ("matched", "delivered", "failed", "retried", "dropped",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Functions and objects from which the metrics are read at every scrape.
+    """Functions and objects from which the metrics are read at each scrape.
 
-    `gauges` are by their names in BROKER_GAUGES. `dropped` is by reason, `dead_lettered` by route and reason,
-    `share_refused` and `share_evicted` by kind. `forwarded` (copies of dead letters), `traces` and `spans`
-    are by outcome; `forgotten_ids` is by route, `authentications` by back end and outcome. `paused_routes`
-    has the number of messages that each holds. `certificates` are times of expiry by key, `disk_space` has
-    free and all bytes, `limit_ratios` is the used fraction of each limit. `store`, `journal` and `redaction`
-    have the attributes that their tables name. `turns` are durations of the event loop's steps.
+    `gauges` are by name, as in BROKER_GAUGES. `dropped` is by reason, `dead_lettered` by route and reason,
+    `share_refused` and `share_evicted` are by kind of resource. `forwarded` (copies of dead letters),
+    `traces` and `spans` are by outcome. `forgotten_ids` is by route, `authentications` by back end and
+    outcome. `paused_routes` has the number of messages that each paused route holds. `certificates` has
+    expiry times by configuration key, `disk_space` the free and the total bytes, `limit_ratios` the used
+    fraction of each limit. `store`, `journal` and `redaction` have the attributes that their tables of
+    metrics name. `turns` is the histogram of the durations of the event loop's steps.
     """
 
     routes: Callable[[], Iterable[RouteCounts]] = tuple
@@ -333,7 +334,7 @@ class Sources:
 
 
 class HttpCounts(Protocol):
-    """HTTP server whose open connections the metrics count."""
+    """HTTP server, with what the metrics read of it."""
 
     @property
     def connections(self) -> Sized:
@@ -341,12 +342,12 @@ class HttpCounts(Protocol):
 
 
 class Metrics(Collector):
-    """All metrics of a process, which Prometheus collects."""
+    """All metrics of a process, as a collector for Prometheus' library."""
 
     def __init__(self, version: str, sources: Sources | None = None) -> None:
         """Set the sources of the metrics.
 
-        Raises KeyError for a gauge that is not in BROKER_GAUGES.
+        Raises KeyError for a gauge whose name is not in BROKER_GAUGES.
         """
         self.version = version
         self.sources = Sources() if sources is None else sources
@@ -365,25 +366,25 @@ class Metrics(Collector):
         GCCollector(registry=self._registry)
 
     def http_connections(self) -> int:
-        """Return the number of open connections of all HTTP servers."""
+        """Return the total number of open connections to all HTTP servers."""
         return sum(len(server.connections) for server in self.http_servers)
 
     def listener(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> ListenerStats:
-        """Create and return the counters of a new listener."""
+        """Create the counters of a new listener, and return them."""
         stats = self.listeners[name] = ListenerStats(name, protocol, frame_names)
         return stats
 
     def link(
         self, name: str, protocol: str, frame_names: Sequence[str] = (), addresses: tuple[str, ...] = ()
     ) -> LinkStats:
-        """Create and return the counters of a new link to these addresses (`host:port`)."""
+        """Create the counters of a new link, and return them. `addresses` are host:port."""
         stats = self.links[name] = LinkStats(name, protocol, frame_names, addresses)
         return stats
 
     def broker(self) -> dict[str, float]:
-        """Return the current values of the broker's gauges by name.
+        """Return the present values of the broker's gauges by name.
 
-        Booleans become 0 or 1, because the console shows every gauge as a number.
+        Booleans are converted to 0 or 1, because the console shows each gauge as a number.
         """
         return {name: +read() for name, read in sorted(self.sources.gauges.items())}
 
@@ -393,9 +394,9 @@ class Metrics(Collector):
         yield from self.links.values()
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Return the metrics in the format of Prometheus or OpenMetrics, and the content type.
+        """Return the metrics in the format of Prometheus or OpenMetrics, and their content type.
 
-        `accept` is the header `Accept` of the request, which selects the format. Only OpenMetrics has
+        `accept` is the request header `Accept`, which selects the format. Only OpenMetrics includes
         exemplars.
         """
         encode, content_type = choose_encoder(accept)
@@ -472,7 +473,7 @@ class Metrics(Collector):
             yield "gateway_internal_errors", (where,), counted[where]
 
     def _by_one_label(self) -> Iterator[tuple[str, Sequence[str], float]]:
-        """Yield the metrics that have one label, whose values are the keys of a table."""
+        """Yield the metrics with a single label, whose label values are the keys of a dictionary."""
         sources = self.sources
         counts: tuple[tuple[str, Mapping[str, int]], ...] = (
             ("gateway_dropped", sources.dropped()),
@@ -499,7 +500,7 @@ class Metrics(Collector):
             yield "gateway_link_paused", (name,), 1
 
     def _shortages(self) -> Iterator[tuple[str, Sequence[str], float]]:
-        """Yield the metrics of resources that run out: certificates, disk space and limits."""
+        """Yield the metrics about resources that can run out: certificates, disk space and limits."""
         for key, end in self.sources.certificates().items():
             yield "gateway_certificate_expiry_timestamp_seconds", (key,), end
         for of, (free, total) in self.sources.disk_space().items():
@@ -509,7 +510,7 @@ class Metrics(Collector):
             yield "gateway_limit_used_ratio", (limit,), ratio
 
     def _authentication_rows(self) -> Iterator[tuple[str, Sequence[str], float]]:
-        """Yield the metrics of authentication and of the audit log."""
+        """Yield the metrics about authentication and about the audit log."""
         for (backend, outcome), count in self.sources.authentications().items():
             yield "gateway_authentications", (backend, outcome), count
         for backend, count in self.sources.authentication_failures().items():
@@ -532,9 +533,10 @@ class Metrics(Collector):
                 yield "gateway_duplicates", labels, route.duplicates
 
     def disks(self) -> dict[str, dict[str, float]]:
-        """Return the counters and gauges of the parts `store` and `journal`, by part and short name.
+        """Return the counters and gauges of the store and the journal.
 
-        A part that is disabled is left out.
+        The keys are `store` and `journal`, and then the names of the metrics without prefix. A disabled part
+        is omitted.
         """
         found: dict[str, dict[str, float]] = {}
         for part, source, names in (
@@ -549,9 +551,9 @@ class Metrics(Collector):
         return found
 
     def latency_of(self, endpoint: str) -> Latency | None:
-        """Return the histogram of the times from reading a message at an endpoint to its acknowledgement.
+        """Return the latency histogram of an endpoint, or None if the endpoint does not exist.
 
-        Return None if the endpoint does not exist.
+        Latency is the time from reading a message to the response to its source.
         """
         found = self._endpoint(endpoint)
         return None if found is None else found.latency
@@ -578,7 +580,7 @@ class Metrics(Collector):
 
 
 class CollectedFamilies(Collector):
-    """Collector for Prometheus' library that returns metric families which were read before."""
+    """Collector for Prometheus' library that returns metric families that have been read already."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
@@ -591,10 +593,10 @@ class CollectedFamilies(Collector):
 def detailed(
     rows: Iterable[tuple[str, Sequence[str], float]], left_out: Mapping[str, int], accept: str
 ) -> tuple[bytes, str]:
-    """Return the metrics of single queues and sessions, and the content type.
+    """Return the metrics of single queues and sessions, and their content type.
 
-    `rows` are name, label values and value of metrics in QUEUE_SERIES and SESSION_SERIES. `left_out` has the
-    number of objects without metrics by kind. `accept` is the header `Accept` of the request.
+    `rows` are tuples of name, label values and value, for metrics in QUEUE_SERIES and SESSION_SERIES.
+    `left_out` has the number of objects without metrics, by kind. `accept` is the request header `Accept`.
     """
     families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
     for table, labels in ((QUEUE_SERIES, QUEUE_LABELS), (SESSION_SERIES, SESSION_LABELS)):
@@ -616,9 +618,9 @@ def detailed(
 def _attributes(
     counted: object | None, counters: Mapping[str, tuple[str, str]], gauges: Mapping[str, tuple[str, str]]
 ) -> Iterator[Metric]:
-    """Yield the metrics whose values are attributes of `counted`; none if `counted` is None.
+    """Yield the metrics whose values are attributes of `counted`; yield nothing if `counted` is None.
 
-    `counters` and `gauges` have help text and name of the attribute by the name of the metric.
+    `counters` and `gauges` map the name of a metric to its help text and the name of the attribute.
     """
     if counted is None:
         return
@@ -629,9 +631,9 @@ def _attributes(
 
 
 def _cumulative(latency: Latency) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
-    """Return the buckets of a histogram for Prometheus.
+    """Return the buckets of a histogram in the form that Prometheus' library expects.
 
-    Each has its upper bound, the number of values up to it, and the exemplar if there is one.
+    Each bucket has its upper bound, the number of values up to this bound, and its exemplar if there is one.
     """
     total = 0
     buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []

@@ -25,17 +25,17 @@ UNKNOWN_VERSION: Final = "unknown"
 
 
 class FrameCounts(Protocol):
-    """Protocol machine that counts received and sent frames by kind, in `list[int]` or `dict[str, int]`."""
+    """Protocol machine that counts the frames that it has received and sent, by kind of frame.
+
+    The counts are a list (indexed by number) or a dict (by name).
+    """
 
     received: Any
     sent: Any
 
 
 class RouteCounts(Protocol):
-    """Counters of a route of the mapping.
-
-    `source` and `target_endpoint` are names of endpoints.
-    """
+    """Counters of a route, with the names of the endpoints at both ends."""
 
     @property
     def name(self) -> str:
@@ -43,15 +43,15 @@ class RouteCounts(Protocol):
 
     @property
     def source(self) -> str:
-        """Name of the endpoint whose messages the route accepts."""
+        """Name of the endpoint whose messages the route delivers."""
 
     @property
     def target_endpoint(self) -> str:
-        """Name of the endpoint that the route sends messages to."""
+        """Name of the endpoint to which the route delivers messages."""
 
     @property
     def matched(self) -> int:
-        """Number of messages that crossed the route."""
+        """Number of messages that crossed the route: it matched them and did not refuse them."""
 
     @property
     def delivered(self) -> int:
@@ -63,25 +63,25 @@ class RouteCounts(Protocol):
 
     @property
     def retried(self) -> int:
-        """Number of repeated attempts to deliver a message to the target."""
+        """Number of repeated attempts to deliver messages to the target."""
 
     @property
     def dropped(self) -> int:
-        """Number of messages that an outbox of the route dropped."""
+        """Number of messages that the route's outbox dropped."""
 
     @property
     def unparsable(self) -> int:
-        """Number of messages whose body was no JSON although the route's condition `when` needs it."""
+        """Number of messages whose body is not JSON although the route's condition `when` needs JSON."""
 
     @property
     def undecided(self) -> int:
-        """Number of messages for which the route's condition `when` had no value."""
+        """Number of messages for which `when` has no value, for example because a field is missing."""
 
     @property
     def reply_kept(self) -> int:
-        """Number of property sets whose reply address could not be translated.
+        """Number of property sets whose reply address was left unchanged because it could not be translated.
 
-        A property set is the properties that several messages may share.
+        Several messages may share one property set.
         """
 
     @property
@@ -90,22 +90,22 @@ class RouteCounts(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Number of messages of the route that the target has not settled yet."""
+        """Number of messages that the route has passed on and the target has not settled yet."""
 
     @property
     def duplicates(self) -> int:
-        """Number of repetitions of earlier messages that the route did not pass on."""
+        """Number of messages that the route did not deliver because they repeat earlier ones."""
 
 
 class OutboxCounts(Protocol):
-    """Counters of an outbox, the durable queue of a route before a link.
+    """Counters of an outbox: the durable queue in which messages of a route wait for a link.
 
-    A value is None while it is unknown.
+    A counter is None while it is not known.
     """
 
     @property
     def link(self) -> str:
-        """Name of the link over which the outbox's messages are sent."""
+        """Name of the link that sends the outbox's messages."""
 
     @property
     def route(self) -> str:
@@ -113,15 +113,18 @@ class OutboxCounts(Protocol):
 
     @property
     def messages(self) -> int | None:
-        """Number of messages in the outbox; of an outbox that replicas share, those on the cluster."""
+        """Number of messages in the outbox.
+
+        If replicas share the outbox, these are the messages in its queue on the RabbitMQ cluster.
+        """
 
     @property
     def messages_bytes(self) -> int | None:
-        """Size of the outbox's messages in bytes."""
+        """Total size of the messages in the outbox, in bytes."""
 
     @property
     def oldest_secs(self) -> float | None:
-        """Approximate age of the oldest message in seconds."""
+        """Approximate age of the oldest message in the outbox, in seconds."""
 
 
 class LastError(NamedTuple):
@@ -132,9 +135,9 @@ class LastError(NamedTuple):
 
 
 class Reasons:
-    """Counts by reason, and the latest reason with its time.
+    """Counts of events by reason, and the latest reason with its time.
 
-    Beyond REASONS_MAX reasons, further ones are counted as `other`.
+    At most REASONS_MAX reasons are distinguished; others are counted as `other`.
     """
 
     __slots__ = ("counts", "last")
@@ -144,7 +147,7 @@ class Reasons:
         self.last: LastError | None = None
 
     def add(self, reason: str, count: int = 1) -> None:
-        """Add `count` to the count of a reason, which is a short constant word."""
+        """Add `count` to the count of `reason`, which is a constant word."""
         counts = self.counts
         if reason not in counts and len(counts) >= REASONS_MAX:
             reason = "other"
@@ -158,9 +161,9 @@ class Reasons:
 
 
 class Exemplar(NamedTuple):
-    """Example of a measured message in a histogram, with the identifiers of its trace and span.
+    """Measured message that serves as an example in a histogram, with the identifiers of its trace and span.
 
-    `seconds` is the measured duration, `utc` the time in seconds.
+    `seconds` is the measured duration, `utc` the time of the measurement in wall-clock seconds.
     """
 
     trace_id: str
@@ -170,10 +173,10 @@ class Exemplar(NamedTuple):
 
 
 class Latency:
-    """Histogram of durations in seconds, with the buckets LATENCY_BUCKETS_SECS.
+    """Histogram of durations in seconds, with the upper bounds LATENCY_BUCKETS_SECS.
 
-    `counts` has one more bucket for larger values. `exemplars` has the latest traced message of each bucket,
-    by bucket number.
+    `counts` has one additional bucket for larger values. `exemplars` has the latest traced message in each
+    bucket, by the index of the bucket.
     """
 
     __slots__ = ("counts", "exemplars", "sum_secs")
@@ -184,18 +187,19 @@ class Latency:
         self.exemplars: dict[int, Exemplar] = {}
 
     def observe(self, seconds: float, count: int = 1) -> None:
-        """Count `count` messages that took `seconds` each."""
+        """Add `count` messages that took `seconds` seconds each."""
         self.counts[bisect_left(LATENCY_BUCKETS_SECS, seconds)] += count
         self.sum_secs += seconds * count
 
     def exemplify(self, exemplar: Exemplar) -> None:
-        """Make a traced message the exemplar of the bucket to which its duration belongs."""
+        """Make a traced message the exemplar of the bucket for its duration."""
         self.exemplars[bisect_left(LATENCY_BUCKETS_SECS, exemplar.seconds)] = exemplar
 
     def quantile(self, share: float) -> float | None:
-        """Return the upper bound, in seconds, of the bucket that holds the quantile `share` (0 to 1).
+        """Return the upper bound, in seconds, of the bucket that contains the quantile `share` (0 to 1).
 
-        Return None if nothing has been observed, and the largest bound for values beyond it.
+        Return None if the histogram is empty. Return the largest bound if the quantile is in the additional
+        bucket.
         """
         target = share * sum(self.counts)
         if not target:
@@ -209,17 +213,17 @@ class Latency:
 
 
 class _FrameCounts:
-    """Frame counts that all connections of one protocol version share."""
+    """Frame counts of all connections that use one protocol version."""
 
     __slots__ = ("received", "sent")
 
     def __init__(self, frames: FrameCounts) -> None:
-        """Share the lists or dictionaries in which the first connection counts."""
+        """Use the lists or dicts in which the first connection counts as the common counts."""
         self.received = frames.received
         self.sent = frames.sent
 
     def join(self, frames: FrameCounts) -> None:
-        """Add the counts of another connection, and have it count in the shared ones from now on."""
+        """Add the counts of another connection, and make it count in the common counts from now on."""
         _add(self.received, frames.received)
         _add(self.sent, frames.sent)
         frames.received, frames.sent = self.received, self.sent
@@ -243,10 +247,10 @@ FrameKey = tuple[str, str, str]
 class EndpointStats:
     """Counters that listeners and links have in common.
 
-    `frame_names` has the names of frames by index for machines that count in lists; an index without a name
-    is skipped. `add_connection`, `set_version` and `remove_connection` report the states of a connection,
-    which is identified by its protocol machine. The streams of all connections add to `bytes_in` and
-    `bytes_out`.
+    If protocol machines count frames in lists, `frame_names` has the names of the frames by index; an index
+    without a name is skipped. A connection is identified by its protocol machine in calls of
+    `add_connection`, `set_version` and `remove_connection`. The streams of all connections increment
+    `bytes_in` and `bytes_out`.
     """
 
     def __init__(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> None:
@@ -267,26 +271,26 @@ class EndpointStats:
 
     @property
     def last_error(self) -> LastError | None:
-        """Latest error, even if it has been resolved since. None if there was none."""
+        """Latest error, which may have been resolved since, or None if there was none."""
         return max(filter(None, self._last_errors()), key=lambda one: one.utc, default=None)
 
     def _last_errors(self) -> Iterable[LastError | None]:
         return (self.protocol_errors.last,)
 
     def add_connection(self, frames: FrameCounts) -> None:
-        """Add an open connection, whose protocol version is not known yet, by its protocol machine."""
+        """Add a new connection. Its protocol version is not known yet."""
         self._open[id(frames)] = frames
 
     def set_version(self, frames: FrameCounts, version: str) -> None:
         """Set the protocol version of a connection after its handshake.
 
-        `version` is a word out of a limited set.
+        `version` is one of a limited set of words, because it becomes a label.
         """
         self._open[id(frames)] = None
         self._join(frames, version)
 
     def remove_connection(self, frames: FrameCounts) -> None:
-        """Remove a connection that has closed. Repeated calls are ignored."""
+        """Remove a closed connection. Further calls for this connection have no effect."""
         silent = self._open.pop(id(frames), None) is not None
         if silent and (frames.received or frames.sent):
             self._join(frames, UNKNOWN_VERSION)
@@ -299,28 +303,28 @@ class EndpointStats:
             existing.join(frames)
 
     def refuse(self, outcome: Outcome, count: int = 1) -> None:
-        """Count `count` messages from this endpoint that were settled with an outcome other than ACCEPTED."""
+        """Count `count` messages from this endpoint whose outcome is not ACCEPTED."""
         key = (outcome.verdict.name.lower(), outcome.reason.value)
         self._refused_messages[key] = self._refused_messages.get(key, 0) + count
 
     def drop(self, outcome: Outcome, count: int) -> None:
-        """Count `count` messages that this endpoint received and that were refused before publishing."""
+        """Count `count` messages that this endpoint received and refused before they were published."""
         self.messages_in += count
         self.refuse(outcome, count)
 
     def count_unreceived(self, seconds: float) -> None:
-        """Count a message from this endpoint that was accepted, although it had no recipient.
+        """Count a message from this endpoint that was accepted although it had no recipient.
 
-        `seconds` is the time since the message was read.
+        `seconds` is the time from reading the message to its settlement.
         """
         self.unwanted_messages += 1
         self.latency.observe(seconds, 1)
 
     def count_settled(self, count: int, refused: Mapping[int, Outcome] | None, seconds: float) -> None:
-        """Count the outcomes of a settled batch of `count` messages from this endpoint.
+        """Count a settled batch of `count` messages from this endpoint.
 
-        `refused` has the outcomes of those that were not accepted. `seconds` is the time since the first
-        message was read.
+        `refused` has the outcomes of the messages that were not accepted. `seconds` is the time since the
+        first message was read.
         """
         self.latency.observe(seconds, count)
         if refused:
@@ -335,7 +339,7 @@ class EndpointStats:
         return len(self._open)
 
     def settled_counts(self) -> Iterator[tuple[str, str, int]]:
-        """Yield outcome, reason and number of the messages from this endpoint that were settled."""
+        """Yield outcome, reason and count of the settled messages from this endpoint."""
         yield "accepted", "none", self.accepted_messages
         if self.unwanted_messages:
             yield "accepted", Reason.NO_TAKER.value, self.unwanted_messages
@@ -343,7 +347,7 @@ class EndpointStats:
             yield verdict, reason, count
 
     def frames(self) -> dict[FrameKey, int]:
-        """Return the number of frames of all connections so far, by version, direction and kind."""
+        """Return the frame counts of all open and closed connections, by version, direction and frame."""
         sums: dict[FrameKey, int] = {}
         for version, known in self._frames.items():
             self._add_frames(sums, version, known)
@@ -353,7 +357,10 @@ class EndpointStats:
         return sums
 
     def frame_totals(self) -> tuple[int, int]:
-        """Return the numbers of frames received and sent by all connections whose version is known."""
+        """Return the numbers of received and of sent frames.
+
+        Frames of an open connection count only once its protocol version is known.
+        """
         received = sent = 0
         for frames in self._frames.values():
             received += self._sum(frames.received)
@@ -381,9 +388,9 @@ class EndpointStats:
 class ListenerStats(EndpointStats):
     """Counters of one listener.
 
-    `refused` counts refused connections by reason, `logins` logins by outcome, and `denied` forbidden
-    requests of clients by action. `answers_lost` counts messages to return addresses that could not be
-    delivered, by reason.
+    `refused` counts refused connections by reason, `logins` counts logins by outcome, and `denied` counts
+    forbidden requests of clients by action. `answers_lost` counts undeliverable messages to return addresses,
+    by reason.
     """
 
     def __init__(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> None:
@@ -403,10 +410,10 @@ class ListenerStats(EndpointStats):
 class LinkStats(EndpointStats):
     """Counters and state of one link.
 
-    `in_flight` counts messages published and not yet confirmed, `failures` connections by the reason why they
-    ended. `addresses` are `host:port` of all its URLs, `address` the one that is tried or in use. `blocked`
-    is True while the broker accepts no publishes. `leads` is True if this replica was elected to consume over
-    the link; None means that there are no elections.
+    `in_flight` is the number of messages that are published but not confirmed. `failures` counts ended
+    connections by reason. `addresses` are the addresses in all its URLs (host:port), `address` is the one in
+    use or being tried. `blocked` is True while the broker accepts no publishes. `leads` is True if this
+    replica is elected to consume over the link, and None if there is no election.
     """
 
     def __init__(

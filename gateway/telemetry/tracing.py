@@ -57,10 +57,10 @@ LatencyOf = Callable[[str], Latency | None]
 
 
 class Tracing:
-    """Selection of the messages to trace, and the export of their spans; one per process.
+    """Selection of the messages to trace, and export of their spans. There is one object per process.
 
     `counts` counts messages by the result of the selection. `countdown` is the number of messages without a
-    trace context until the next one is traced; the caller of `begin` counts it down.
+    trace context until the next one is traced; the caller of `begin` decrements it.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class Tracing:
     ) -> None:
         """Start the exporter of spans.
 
-        It is `exporter`, or by default OTLP over HTTP to `url`, or if `url` is None, to the destination in
-        the SDK's environment variables. `share` (0 to 1) is the fraction of messages without a trace context
-        to trace. All spans carry the names `service`, `version` and `replica`. The two last functions return
-        the histograms of a route and of an endpoint, to which exemplars are added.
+        Spans are sent by `exporter`, or by OTLP over HTTP to `url`. If both are None, the SDK's environment
+        variables name the destination. `share` (0 to 1) is the fraction of messages without a trace context
+        that are traced. All spans carry `service`, `version` and `replica`. `latency_of_route` and
+        `latency_of_endpoint` return the histogram, by name, to which exemplars are added.
         """
         self.counts: Counter[str] = Counter(sampled=0, limited=0, unsettled=0)
         self.latency_of_route = latency_of_route
@@ -114,7 +114,7 @@ class Tracing:
         self.countdown = self._draw_interval()
 
     def _draw_interval(self) -> int:
-        """Return after how many messages without a trace context the next one is traced, drawn at random."""
+        """Draw at random after how many messages without a trace context the next one is traced."""
         if self._share <= 0:
             return NEVER_DUE
         if self._share >= 1:
@@ -123,7 +123,7 @@ class Tracing:
 
     @staticmethod
     def may_carry_context(found: PropertySet) -> bool:
-        """Return True if these properties of a message may contain a trace context."""
+        """Return True if a message with these properties may have a trace context."""
         if found.raw:
             return b"traceparent" in found.raw
         try:
@@ -134,8 +134,9 @@ class Tracing:
     def begin(self, message: Message, received: Monotonic) -> MessageTrace | None:
         """Start the trace of a message, or return None if the message is not traced.
 
-        A message is not traced if it has no trace context and is not selected, if its context is not sampled,
-        or if too many messages are traced. `received` is the time at which it was read.
+        A message is traced if its trace context is sampled, or if it has no trace context and is selected at
+        random. It is not traced at the limit of messages per second. `received` is the loop-clock time at
+        which the message was read.
         """
         parent: Context | None = None
         if self.may_carry_context(message.property_set):
@@ -164,29 +165,26 @@ class Tracing:
         return trace
 
     def remove(self, trace: MessageTrace) -> None:
-        """Forget a trace whose spans have ended."""
+        """Remove a trace whose spans have ended."""
         self._open.pop(trace, None)
 
     def spans(self) -> dict[str, int]:
-        """Return the numbers of spans that the collector has accepted and that were lost.
-
-        They are called `exported` and `failed`.
-        """
+        """Return the numbers of spans that were exported (`exported`) and lost (`failed`)."""
         return {"exported": self._exporter.exported, "failed": self._exporter.failed}
 
     def flush(self) -> None:
-        """Export the spans that have ended, and wait until that is done."""
+        """Export the spans that have ended. Returns when they are exported."""
         self._provider.force_flush()
 
     def close(self) -> None:
-        """End all traces and export the remaining spans. This blocks until it is done."""
+        """End all traces and export the remaining spans. Blocks until they are exported."""
         for trace in list(self._open):
             trace.abandon()
         self._provider.shutdown()
 
 
 class MessageTrace:
-    """Spans of one traced message."""
+    """Trace of one message: its spans, from reading the message to the response to its source."""
 
     def __init__(
         self, tracing: Tracing, message: Message, received: Monotonic, parent: Context | None
@@ -216,17 +214,17 @@ class MessageTrace:
         return round(at * 1e9) + self._ahead
 
     def now_ns(self) -> int:
-        """Return the present time in nanoseconds since 1970, which is the unit of spans."""
+        """Return the present time in nanoseconds since 1970, as spans need it."""
         return self._ns(clock.now())
 
     def record_crossing(
         self, route: str, target_endpoint: str, begun_ns: int, crossed: Message | Outcome
     ) -> Message | Outcome:
-        """Record that the message has passed a route, and return `crossed` unchanged.
+        """Record the result of a route for the message, and return this result (`crossed`).
 
-        `crossed` is the message for the route's target, or the outcome if the route refused it. A message for
-        the target gets the trace context of its `deliver` span. `begun_ns` is the time at which the route
-        began.
+        `crossed` is the message for the route's target, which gets the trace context of its `deliver` span,
+        or the outcome if the route refused the message. `begun_ns` is the time at which the route was
+        applied, in nanoseconds since 1970.
         """
         now = self.now_ns()
         attributes = {"gateway.route": route}
@@ -255,7 +253,7 @@ class MessageTrace:
         return crossed
 
     def delivered(self, message: Message, outcome: Outcome) -> None:
-        """Record the outcome with which one of the recipients of a route has settled `message`."""
+        """Record the outcome with which one recipient of a route has settled `message`."""
         deliver = self._delivers[id(message)]
         now = clock.now()
         deliver.outcome = outcome if deliver.at is None else worse_outcome(deliver.outcome, outcome)
@@ -264,19 +262,19 @@ class MessageTrace:
             self._exemplify(self._tracing.latency_of_route(deliver.route), deliver.span, now)
 
     def record_outcome(self, outcome: Outcome) -> None:
-        """Complete the trace, because the message's source has received `outcome`. Never raises."""
+        """Complete the trace when the source of the message has received `outcome`. Never raises."""
         try:
             self._record_outcome(outcome)
         except Exception as error:  # the message itself is not affected
             contained("message", error, endpoint=self._endpoint)
 
     def record_unreceived(self) -> None:
-        """Complete the trace of a message that has no recipient."""
+        """Complete the trace of a message that has no recipients."""
         self._receive.set_attribute("gateway.unwanted", True)
         self._end(ACCEPTED, self.now_ns())
 
     def _record_outcome(self, outcome: Outcome) -> None:
-        """Record the span `settle` and complete the trace."""
+        """Record the span `settle`, and complete the trace."""
         now = clock.now()
         at = self._ns(now)
         settle = self._tracing.tracer.start_span(
@@ -291,7 +289,7 @@ class MessageTrace:
         self._end(outcome, at)
 
     def abandon(self) -> None:
-        """Complete the trace of a message that has not been settled when the trace has to end."""
+        """Complete the trace although the message has not been settled."""
         self._end(None, self.now_ns())
 
     def _end(self, outcome: Outcome | None, at: int) -> None:
@@ -315,7 +313,7 @@ class MessageTrace:
 class _Deliver:
     """Span `deliver` of a message that has crossed a route.
 
-    `at` is the time of its settlement in nanoseconds since 1970, None before.
+    `at` is the time at which the message was settled, in nanoseconds since 1970, or None before.
     """
 
     def __init__(self, message: Message, route: str, span: Span) -> None:
@@ -327,9 +325,9 @@ class _Deliver:
 
 
 def _context_of(found: PropertySet) -> Context | None:
-    """Return the trace context in the properties of a message.
+    """Return the trace context (W3C Trace Context) in the properties of a message.
 
-    Return None if there is none, or none that is valid by the specification (W3C Trace Context).
+    Return None if there is no trace context, or an invalid one.
     """
     try:
         headers = found.properties.headers
@@ -346,7 +344,7 @@ def _context_of(found: PropertySet) -> Context | None:
 
 
 def _inject_context(message: Message, span: Span) -> None:
-    """Write the trace context of a span into a message that no recipient has yet."""
+    """Write the trace context of a span into a message that has not been passed to any recipient yet."""
     carrier: dict[str, str] = {}
     PROPAGATOR.inject(carrier, set_span_in_context(span))
     if not carrier:  # the SDK is disabled: the received context remains
@@ -368,7 +366,10 @@ def _message_attributes(message: Message) -> dict[str, str | int]:
 
 
 def _end(span: Span, outcome: Outcome | None, at: int) -> None:
-    """End a span with an outcome at the time `at`; None means that the message was not settled."""
+    """End a span with an outcome at the time `at`, in nanoseconds since 1970.
+
+    The outcome None means that the message was not settled.
+    """
     if outcome is None:
         span.set_attribute("gateway.outcome", "unsettled")
         span.set_status(Status(StatusCode.ERROR, "nobody has settled the message"))
@@ -381,7 +382,7 @@ def _end(span: Span, outcome: Outcome | None, at: int) -> None:
 
 
 class _Counted(SpanExporter):
-    """Exporter that passes spans to another exporter, and counts those that were sent and lost."""
+    """Exporter that passes spans to the exporter `inner`, and counts exported and failed spans."""
 
     def __init__(self, inner: SpanExporter) -> None:
         self._inner = inner
@@ -389,7 +390,7 @@ class _Counted(SpanExporter):
         self.failed = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export and count the spans. The SDK calls this in its own thread."""
+        """Export the spans by `inner`, and count them. The SDK calls this in a thread of its own."""
         result = SpanExportResult.FAILURE
         try:
             result = self._inner.export(spans)
@@ -401,12 +402,9 @@ class _Counted(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Shut down the other exporter. The SDK calls this last."""
+        """Shut down `inner`. The SDK calls this last."""
         self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Have the other exporter send its waiting spans within `timeout_millis` milliseconds.
-
-        Return True if it has sent them.
-        """
+        """Make `inner` send its waiting spans within `timeout_millis` milliseconds. Return True if it did."""
         return self._inner.force_flush(timeout_millis)

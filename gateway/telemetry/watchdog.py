@@ -24,13 +24,13 @@ TOLD: Final = "event loop blocked"
 
 
 class Cause(Protocol):
-    """Connection to which a long step of the event loop is attributed in the log."""
+    """Connection that may have caused a long step of the event loop, for the log."""
 
     remote: str
 
     @property
     def endpoint(self) -> str:
-        """Name of the connection's listener or link, or "" before that is known."""
+        """Name of the connection's listener or link, or "" if it is not known yet."""
 
     @property
     def client(self) -> str:
@@ -38,15 +38,15 @@ class Cause(Protocol):
 
 
 class Watchdog:
-    """Trio instrument that measures the steps of all tasks, and the steps of the poller of sockets.
+    """Trio instrument that measures the duration of each step of a task, and of the socket poller.
 
-    `turns` is the histogram of their durations.
+    `turns` is the histogram of these durations.
     """
 
     def __init__(self, slow_turn_secs: float, stopwatch: Callable[[], float] | None = None) -> None:
-        """Set the duration in seconds beyond which a step is logged once `attach` was called; 0: never.
+        """Set the duration in seconds from which a step is logged; 0 logs none.
 
-        `stopwatch` returns seconds.
+        Steps are logged only after `attach` is called. `stopwatch` returns seconds.
         """
         self.turns = Latency()
         self._slow_turn_secs = slow_turn_secs or float("inf")
@@ -57,7 +57,7 @@ class Watchdog:
         self._suspect: tuple[str, str, str] | None = None
 
     def attach(self) -> None:
-        """Measure the steps of the running Trio event loop from the next one on, and log long ones."""
+        """Measure all steps of the running event loop from the next one on, and log long ones."""
         self._limit = self._slow_turn_secs
         self._began = 0.0
         trio.lowlevel.add_instrument(cast(trio.abc.Instrument, self))  # which need not be a subclass
@@ -68,22 +68,22 @@ class Watchdog:
             trio.lowlevel.remove_instrument(cast(trio.abc.Instrument, self))
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Start measuring a step of a task. Trio calls this before the step."""
+        """Start to measure a step of a task. Trio calls this before the step."""
         self.begin()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Record the duration of a step. Trio calls this when the task waits or has ended."""
+        """Record the duration of a step of a task. Trio calls this after the step."""
         if self._began:  # not the step in which this was added to the loop
             self.end(task.name)
 
     def begin(self) -> None:
-        """Start measuring a step of the event loop, which `end` ends."""
+        """Start to measure a step of the event loop. Call `end` after the step."""
         self._began = self._stopwatch()
 
     def end(self, name: str) -> None:
-        """Record the duration of the step that `begin` started.
+        """Record the duration of the step that started with `begin`, and log the step if it is long.
 
-        `name` is its name in the log if it is long.
+        `name` is the name of the step in the log.
         """
         took = self._stopwatch() - self._began
         self.turns.observe(took)
@@ -94,7 +94,10 @@ class Watchdog:
             self._suspect = None
 
     def suspect(self, cause: Cause, seconds: float) -> None:
-        """Report that a connection took `seconds` of the current step, and may be the cause of its length."""
+        """Report that a connection took `seconds` of the present step.
+
+        The log names the connection if the step is long and this took more than half of it.
+        """
         if seconds > self._suspected_secs:
             self._suspected_secs = seconds
             self._suspect = (cause.endpoint, cause.remote, cause.client)
@@ -108,7 +111,7 @@ class Watchdog:
 
 
 async def watch_wall_clock(sleep_secs: float = 1.0) -> None:
-    """Log each jump of the wall clock until cancelled; check every `sleep_secs` seconds."""
+    """Log each jump of the wall clock, until cancelled. Check every `sleep_secs` seconds."""
     logged = 0.0
     while True:
         await trio.sleep(sleep_secs)
