@@ -1,7 +1,7 @@
 """Authorization of clients: the configured roles, the users that have them, and the rules now in force.
 
-Rules may change while clients are connected: `use` replaces the roles and increments `generation`. Whoever
-has stored the results of checks then has to repeat the checks.
+Rules may change while clients are connected: `use` replaces the roles and increments `generation`. Callers
+that have stored results of checks must then repeat the checks.
 """
 
 from __future__ import annotations

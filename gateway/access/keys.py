@@ -1,8 +1,8 @@
 """Keys that verify the signatures of JSON Web Tokens, from a file or from a URL.
 
-Keys of a URL are fetched regularly, because their owner changes them. If the server does not respond for a
-while, the last keys stay valid for `kept_secs`. A token that names an unknown key has the keys fetched at
-once, but not more often than every `AGAIN_SECS`, because unauthenticated clients can invent key names.
+Keys of a URL are fetched regularly, because their owner changes them. If the server does not respond, the
+last keys stay valid for `kept_secs`. If a token names an unknown key, the keys are fetched immediately, but
+at most every `AGAIN_SECS`, because unauthenticated clients can invent names of keys.
 """
 
 from __future__ import annotations

@@ -127,9 +127,9 @@ class Admission:
         return serve_or_refuse
 
     async def is_still_admitted(self, request: Request) -> bool:
-        """Return True if the caller of an admitted request still has rights in all virtual hosts.
+        """Check again that the caller of an admitted request has rights in all virtual hosts.
 
-        Then also store the caller with its present rights in `request.state.caller`.
+        Return True if it has, and store the caller with its present rights in `request.state.caller`.
         """
         caller = await self.caller(request, quiet=True)
         if isinstance(caller, Response) or caller.rights.hosts(reading=request.method in READING) is not None:

@@ -260,7 +260,7 @@ async def measure_rates(streams: Sequence[Stream | None]) -> list[tuple[float, f
 
 
 def chooser(choice: Mapping[str, str]) -> Callable[[Connected], bool]:
-    """Return a predicate of connections: True if all fields named in `choice` have the values given there."""
+    """Return a predicate that selects connections whose fields have the values in `choice`."""
     return lambda one: all(getattr(one, word) == value for word, value in choice.items())
 
 

@@ -55,8 +55,9 @@ class LettersApi:
     ) -> None:
         """Build the operations.
 
-        `redrive_secs` and `read_secs` are the longest times that a request waits for redriven messages to
-        settle, and for the store. `hide` removes private fields from messages that are shown.
+        `redrive_secs` is the longest time that a request waits for redriven messages to settle, `read_secs`
+        the longest time that it waits for the store. `hide` removes private fields from messages before they
+        are shown.
         """
         self._letters = letters
         self._redriving = redriving

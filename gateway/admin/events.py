@@ -149,9 +149,9 @@ class EventsApi:
         return Events(self, request, next_chunk, begins, over)
 
     async def may(self, request: Request) -> bool:
-        """Return True if the caller of the stream's request still has rights in all virtual hosts.
+        """Check again that the caller of the stream's request has rights in all virtual hosts.
 
-        Then also store the caller with its present rights in `request.state.caller`.
+        Return True if it has, and store the caller with its present rights in `request.state.caller`.
         """
         return await self._admission.is_still_admitted(request)
 

@@ -115,9 +115,9 @@ def _faults(error: ConfigurationError) -> list[dict[str, Any]]:
 
 
 def _file(name: str) -> dict[str, Any]:
-    """Return the name and text of a mapping file, or the reason why it cannot be shown.
+    """Return the name and text of a mapping file, or the reason why the file cannot be shown.
 
-    It reads the disk, so call it in a thread.
+    The function reads the disk, so call it in a thread.
     """
     try:
         with Path(name).open("rb") as file:

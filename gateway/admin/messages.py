@@ -147,9 +147,9 @@ def properties_shown(message: Message) -> dict[str, Any]:
 
 
 def text_of(body: bytes, *, cut: bool = False) -> tuple[str, str]:
-    """Return a body as text, and its encoding: `utf-8`, or `base64` if it is not UTF-8.
+    """Return a body as text, and the encoding of this text: `utf-8`, or `base64` if the body is not UTF-8.
 
-    With `cut` an incomplete character at the end of the body is left out.
+    With `cut`, an incomplete character at the end of the body is omitted.
     """
     for end in range(len(body), max(len(body) - (4 if cut else 1), -1), -1):
         try:

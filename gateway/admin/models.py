@@ -162,7 +162,7 @@ class QueueRow(Model):
 
 
 class ConsumerRow(Model):
-    """Consumer of a queue or durable subscription, with its client."""
+    """Consumer of a queue or durable subscription, with the client to which it belongs."""
 
     protocol: str
     virtual_host: str
@@ -325,7 +325,7 @@ class NamedObject(Model):
 
 
 class Paused(Model):
-    """Route or link, and whether it is paused now."""
+    """Name of a route or link, and True if it is paused now."""
 
     name: str
     paused: bool
@@ -373,7 +373,7 @@ class RoleRow(Model):
 
 
 class LimitRow(Model):
-    """Limit, and how much of it is used."""
+    """Limit of the gateway: its value, and how much of it is used."""
 
     name: str
     of: str
@@ -557,9 +557,10 @@ class RefusedLetter(Model):
 class Redriven(Model):
     """Result of redriving dead letters.
 
-    `redriven` counts those that the target accepted, which are deleted. `left` has those that were refused
-    again, `waiting` the ids of those that have not been settled in time, `unknown` the ids that do not exist.
-    `untried` counts those that were not redriven, because others wait.
+    `redriven` is the number of dead letters that the target accepted, which are deleted. `left` lists those
+    that were refused again. `waiting` has the ids of those that were not settled in time, `unknown` the ids
+    that do not exist. `untried` is the number of those that were not redriven, because earlier ones still
+    wait.
     """
 
     redriven: int
@@ -572,8 +573,8 @@ class Redriven(Model):
 class LettersPurged(Model):
     """Result of deleting dead letters.
 
-    `purged` counts the deleted ones. `waiting` has the ids of those that are being redriven, which were not
-    deleted, `unknown` the ids that do not exist.
+    `purged` is the number of deleted ones. `waiting` has the ids of dead letters that were not deleted
+    because they are being redriven. `unknown` has the ids that do not exist.
     """
 
     purged: int

@@ -155,11 +155,12 @@ class QueuesApi:
         hide: Hide = hide_nothing,
         consuming: Callable[[Consumer], Consuming | None] = lambda _: None,
     ) -> None:
-        """Build the operations on the queues of the virtual hosts `hosts` and `fast_hosts` (AMQP/Fast).
+        """Build the operations on queues.
 
-        `store` has their messages; None means that nothing is stored. `flush` passes changes to the store and
-        writes to sockets. `hide` removes private fields from messages that are shown. `consuming` returns
-        tag, prefetch and client of a consumer, or None if it is a route and not a client.
+        The queues are those of the virtual hosts `hosts` (AMQP 0-9-1) and `fast_hosts` (AMQP/Fast). `store`
+        has their messages; None means that nothing is stored. `flush` passes changes to the store and writes
+        to sockets. `hide` removes private fields from messages before they are shown. `consuming` returns
+        tag, prefetch and client of a consumer, or None if the consumer is a route.
         """
         self._hosts = hosts
         self._fast_hosts = fast_hosts
@@ -325,9 +326,9 @@ def _key(one: ListedQueue) -> str:
 
 
 def _numbers(one: ListedQueue) -> tuple[int, int, int, int]:
-    """Return the numbers of a queue that its history records.
+    """Return the values of a queue that the history records.
 
-    These are ready, unacknowledged, received and removed messages.
+    They are ready messages, unacknowledged messages, received messages and removed messages.
     """
     queue = one.queue
     return len(queue), queue.unacknowledged, queue.next, count_removed(queue)

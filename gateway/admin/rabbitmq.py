@@ -244,7 +244,7 @@ class RabbitApi:
         return found
 
     async def whoami(self, request: Request) -> Fields:
-        """Return the caller's user name and RabbitMQ tags."""
+        """Return the caller's user name and the RabbitMQ tags that correspond to its rights."""
         caller: Caller = request.state.caller
         return {"name": caller.principal.name, "tags": _tags_of(caller.rights)}
 
@@ -621,10 +621,10 @@ class RabbitApi:
         return _only(await self.policies(request, of), name)
 
     async def definitions(self, request: Request, *of: str) -> Fields:
-        """Return the durable objects and the policies in the form in which RabbitMQ exports definitions.
+        """Return the durable objects and the policies in the form of RabbitMQ's definitions file.
 
-        Return those of the virtual host `of`, or of all virtual hosts; only in the latter case with users and
-        permissions.
+        With a virtual host `of`, return only its objects and policies. Without it, return those of all
+        virtual hosts, and also users and permissions.
         """
         hosts = list(self._hosts_of(of))
         names = {host.name for host in hosts}
@@ -698,9 +698,9 @@ class RabbitApi:
         return {"status": "ok"}
 
     async def checked(self, _: Request) -> Fields:
-        """Return status `ok` if the gateway is ready, for the paths below `health/checks`.
+        """Return status `ok` if the gateway is ready; this serves all paths below `health/checks`.
 
-        Raises UnavailableError if it is not ready.
+        Raises UnavailableError if the gateway is not ready.
         """
         if reasons := self._why_not():
             raise UnavailableError("; ".join(reasons))
@@ -848,7 +848,7 @@ class RabbitApi:
     async def _unbind(
         self, request: Request, of: str, kind: str, source: str, name: str, key: str
     ) -> Response:
-        """Remove a binding of the queue or exchange `name`, whichever `kind` says, to the exchange `source`.
+        """Remove a binding of a queue or exchange (`kind`) called `name` to the exchange `source`.
 
         `key` is the binding's properties key, percent-encoded or not. Raises NotThereError if there is no
         such binding.

@@ -496,9 +496,9 @@ async def body_of(request: Request) -> Mapping[str, Any]:
 
 
 def flag(body: Mapping[str, Any], word: str) -> bool:
-    """Return the field `word` of a body as a Boolean; it may be the string `true` or `false`.
+    """Return the field `word` of a body as a Boolean, or False if the field is missing.
 
-    Return False if it is missing. Raises ValueError for another value.
+    The strings `true` and `false` are accepted, too. Raises ValueError for any other value.
     """
     value = body.get(word, False)
     if isinstance(value, str) and value in ("true", "false"):
@@ -509,10 +509,10 @@ def flag(body: Mapping[str, Any], word: str) -> bool:
 
 
 def number(body: Mapping[str, Any], word: str, default: int | None) -> int:
-    """Return the field `word` of a body as a number that is not negative; it may be a string of digits.
+    """Return the field `word` of a body as a non-negative number, or `default` if the field is missing.
 
-    Return `default` if it is missing. Raises ValueError for another value, and if it is missing without a
-    default.
+    A string of digits is accepted, too. Raises ValueError for any other value, and if the field is missing
+    and `default` is None.
     """
     value = body.get(word, default)
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:

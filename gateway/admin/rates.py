@@ -22,10 +22,11 @@ SHOWN_MAX: Final = 200  # Series per page, of 360 numbers each.
 
 
 class Meter:
-    """Rates of counters that are read only when somebody requests the rate.
+    """Rates of counters that are calculated only on request.
 
-    A rate is the average since the previous request for this counter. Within METERED_SECS_MIN seconds the
-    previous rate is returned again. At METERED_MAX counters, the one requested longest ago is forgotten.
+    A rate is the average since the previous request for the same counter; within METERED_SECS_MIN seconds,
+    the previous rate is returned again. At most METERED_MAX counters are remembered; beyond this number, the
+    counter that was requested longest ago is forgotten.
     """
 
     def __init__(self, clock: Callable[[], float] = clock.now) -> None:

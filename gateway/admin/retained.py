@@ -1,7 +1,7 @@
 """Operations on retained MQTT messages: listing and clearing them.
 
-They are selected by `topic`, an MQTT topic filter or with `exact` a topic, and by `client` and `user` of the
-publisher.
+Messages are selected by `topic`, which is an MQTT topic filter or with `exact` a topic, and by `client` and
+`user` of the publisher.
 """
 
 from __future__ import annotations

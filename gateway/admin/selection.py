@@ -1,9 +1,10 @@
 """Selection among very many objects, and paging through them without delaying other clients.
 
-A request selects objects by parameters (`client`, `idle_longer_than`, ...) in its query or in a JSON object:
-its choice. A `*` in a text stands for any characters, unless `exact` is given, because clients choose names
-that may contain `*`. Lists are paged and sorted by a key: `next` of one page is `after` of the following one.
-Every loop over all objects is divided into slices, between which the event loop runs other tasks.
+A request selects objects by filters (`client`, `idle_longer_than`, ...), in its query or in a JSON object;
+the code calls these filters `choice`. A `*` in a text stands for any characters, unless `exact` is given,
+because clients choose names that may contain `*`. Lists are paged and sorted by a key: `next` of one page is
+`after` of the following page. Every loop over all objects is divided into slices, between which the event
+loop runs other tasks.
 """
 
 from __future__ import annotations

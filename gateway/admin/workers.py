@@ -1,7 +1,7 @@
 """HTTP server of the supervisor: `/livez`, `/readyz` and `/metrics` for all workers.
 
-A console shows one process, so each worker has its own, on the port that is higher by its number. The
-response to every other path names these ports.
+A console shows one process. Each worker therefore has a console of its own, at the supervisor's port plus the
+worker's number. The response to every other path names these ports.
 """
 
 from __future__ import annotations

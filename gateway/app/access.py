@@ -179,7 +179,7 @@ class Identities:
         return [file for file in files if file is not None]
 
     def reload_keys(self) -> None:
-        """Start to read the files with the keys of JSON Web Tokens again."""
+        """Read the files with the keys of JSON Web Tokens again, even if they have not changed."""
         for keys in self._key_files:
             keys.reload()
 

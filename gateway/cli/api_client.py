@@ -133,10 +133,11 @@ def _tls(context: Context) -> list[BaseHandler]:
 
 
 def _credentials(url: str, token_file: Path | None, context: Context) -> Iterator[str]:
-    """Yield the values of the header Authorization that are tried in turn; "" stands for no header.
+    """Yield values of the header Authorization, which are tried in turn; "" stands for no header.
 
-    If `token_file` is given, there is only the token in it; else, if the context has credentials, only these.
-    Otherwise they are the tokens that a gateway on this machine has stored for this user, then "".
+    If `token_file` is given, yield only the token in it. Otherwise, if the context has credentials, yield
+    only these. Otherwise yield the tokens that a gateway on this machine has stored for this user, and then
+    "".
     """
     if token_file is not None or context.token or context.token_file:
         token = context.token if token_file is None else ""
@@ -168,10 +169,10 @@ def _left_tokens(url: str) -> Iterator[str]:
 
 
 def _administrators(port: int) -> list[Path]:
-    """Return the path of the administrator's token, which the gateway's first start has written.
+    """Return the path of the administrator's token file, which the gateway's first start has written.
 
-    The folder is that of the configuration in the environment. Return an empty list if the file does not
-    exist or the configuration has another HTTP port than `port`.
+    The folder is taken from the configuration in the environment. Return an empty list if the file does not
+    exist, or if the configuration has another HTTP port than `port`.
     """
     try:
         settings = load_settings(None, os.environ)

@@ -79,8 +79,8 @@ def print_fate(settings: Settings, message_id: str, *, as_json: bool) -> None:
 def finding_of(shard: str, item: Gap | Hole, *, torn: bool) -> dict[str, Any]:
     """Return a gap or hole in a shard as a JSON object with the keys shard, what, damage and text.
 
-    `torn` is True for a hole that an interrupted write has left at the end, which is no damage. A gap is
-    damage if its rows were written, but are unreadable or deleted.
+    A gap is damage if its rows were written, but cannot be read or were deleted. `torn` is True for a hole
+    that an interrupted write has left at the end of the shard, which is no damage.
     """
     if isinstance(item, Gap):
         text = f"rows {item.first} to {item.first + item.rows - 1}: {item.text or item.reason} {item.where}"

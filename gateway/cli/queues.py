@@ -1,6 +1,6 @@
 """`gateway queues list | delete | purge`: the queues of a running gateway's embedded broker.
 
-They are the queues of AMQP 0-9-1 and AMQP/Fast, and durable subscriptions of AMQP/Fast. The commands use the
+These are the queues of AMQP 0-9-1 and AMQP/Fast, and durable subscriptions of AMQP/Fast. The commands use the
 gateway's HTTP interface, as `gateway deadletters` does.
 """
 

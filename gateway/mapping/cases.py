@@ -1,7 +1,7 @@
-"""Tests of a mapping file: each publishes one message and compares what crosses with what the file expects.
+"""Tests of a mapping file: each publishes one message, and compares the delivered messages with `expect`.
 
-Nothing but the routes is involved: no connection, no clock. In `publish` and `expect` the guarantee is given
-by the protocol's own key: MQTT's `qos`; AMQP's `delivery_mode` 1 or 2; AMQP/Fast's `persistent`.
+A test needs only the routes: no connection and no clock. In `publish` and `expect`, the delivery guarantee is
+given by the protocol's own key: MQTT's `qos`; AMQP's `delivery_mode` 1 or 2; AMQP/Fast's `persistent`.
 """
 
 from __future__ import annotations

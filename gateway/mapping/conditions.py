@@ -109,9 +109,9 @@ class Condition:
         self._words = tuple(self.names & PER_MESSAGE - {"body", "headers"})
 
     def type_error(self) -> str:
-        """Return the reason why a comparison in the expression can never be true, or "" if there is none.
+        """Return a text about the first comparison in the expression that compares different types, or "".
 
-        The reason is that the comparison has operands of different types.
+        Such a comparison can never be true.
         """
         for name, kind, literal in self._cost.compared:
             own = _KINDS.get(name, "text")

@@ -1,10 +1,11 @@
 """Message ids for messages that have none, on routes with `message_id: add`.
 
 A publisher that does not know if a message arrived sends it again; a receiver distinguishes such a repeat
-from another message by its id. The id is added where a route creates the target's message. From there on
-that message is one object, or one row of an outbox, however often it is sent, so the id stays with it: over
-reconnections, and with `settle: stored` over restarts. The id makes the properties of each message different,
-so that they are encoded for each message separately; routes without `message_id: add` pay nothing.
+from another message by its id. The id is added where a route creates the target's message. This message is
+then one object, or one row of an outbox, however often it is sent. It thus has the same id after
+reconnections, and with `settle: stored` also after restarts. Because of the id, the properties of each
+message are different, and are encoded for each message separately; this costs nothing on routes without
+`message_id: add`.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ class FastPermissions(Section):
 
 
 class Role(Section):
-    """Set of permissions that users can be given. A role permits only what its rules list."""
+    """Named set of rules that users can be given. A client may do only what the rules of its roles permit."""
 
     mqtt: MqttRules = MqttRules()
     amqp091: dict[str, AmqpPermissions] = Field({})

@@ -11,8 +11,8 @@ from gateway.settings.limits import Section
 class Audit(Section):
     """Audit log of clients and operators.
 
-    It has one line for each client that connects, is refused or disconnects, for each denied request, and for
-    each operation of an operator.
+    The log has one line for each client that connects, is refused or disconnects, for each denied request,
+    and for each operation of an operator.
     """
 
     enabled: bool = True

@@ -1,7 +1,7 @@
 """Union types of listeners and links: each protocol has a class with its own options.
 
-The name of the protocol, or the scheme of a URL, selects the class. So options of other protocols are unknown
-keys, and the error message names the protocol that they belong to.
+The name of the protocol, or the scheme of a URL, selects the class. An option of another protocol is
+therefore an unknown key, and the error message names the protocol that the option belongs to.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Audit log: which clients connected, were refused or disconnected, and which user did what.
 
-Every event is one line. Every event is in `EVENTS` with the facts that it may have; another event or fact is
-a programming error and raises. No fact is a password, a token or a body. Text that a peer chose is cut, made
-printable, and masked where it looks like a token, because people enter tokens as user names.
+Each event is one line. `EVENTS` lists all events with the facts that they may have; another event or fact is
+a programming error and raises ValueError. No fact is a password, a token or a body. Text that a peer chose is
+cut, made printable, and masked where it looks like a token, because people enter tokens as user names.
 
 Peers can cause events at will, so at most `per_second_max` lines of one kind are written per second. Further
-ones are counted, and one line of that kind reports their number: in the next second that has such an event,
-or when `Trail.tell` is called.
+events are counted, and one line of that kind reports their number: in the next second that has such an event,
+or when `Trail.write_omitted` is called.
 
-Where there are several users, each has a share of these lines, and of the bytes of a file. A user whose share
-of the current file is full gets one line of each kind per second until the next file. So no user suppresses
-the lines of others, or pushes them out of the last file. A refused client is counted by its address, because
-the user name that it gave is not verified.
+If there are several users, each has a share of these lines, and of the bytes of a file. A user whose share of
+the current file is full gets one line of each kind per second until the next file. No user can thus suppress
+the lines of others, or push them out of the last file. A refused client is counted by its address, because
+the user name that it sent is not verified.
 """
 
 from __future__ import annotations

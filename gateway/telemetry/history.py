@@ -1,10 +1,10 @@
 """Rates of counters during the last hour, in steps of ten seconds, stored in ring buffers.
 
-So a chart has data as soon as it is opened. Once a second the existing counters are read; nothing else is
-counted for this. A series is one counter: of the process, of a protocol, of a listener or link, or of a
-route. Each series takes the same memory with or without traffic, and their number is limited. A counter that
-restarts, as those of routes do when the mapping changes, continues from zero; a counter that has not existed
-for an hour is removed.
+The recording lets a chart show data as soon as it is opened. Once a second the existing counters are read;
+nothing else is counted for this purpose. A series is one counter: of the process, of a protocol, of a
+listener or link, or of a route. Each series takes the same memory with or without traffic, and the number of
+series is limited. A counter that restarts, such as those of routes when the mapping changes, continues from
+zero; a counter that has not existed for an hour is removed.
 """
 
 from __future__ import annotations

@@ -334,7 +334,7 @@ class Sources:
 
 
 class HttpCounts(Protocol):
-    """HTTP server, with what the metrics read of it."""
+    """Interface of an HTTP server, with what the metrics read of it."""
 
     @property
     def connections(self) -> Sized:

@@ -146,11 +146,11 @@ class FastCommands:
     ) -> bool:
         """Pass messages to `show` until it returns False, `seconds` are over, or the user interrupts.
 
-        Each message is acknowledged after `show` has returned. With `transaction`, each transaction has that
-        number of messages; the last one may have fewer. With `browse`, waiting messages are shown without
-        being consumed. `save` is a folder in which the bodies are saved. With a peer service, copy bytes
-        instead, from standard input to the service and from the service to standard output, until the service
-        closes. Return True if the user interrupted. Raises LinkError.
+        Each message is acknowledged after `show` has returned. `transaction` is the number of messages in
+        each transaction; the last transaction may have fewer. With `browse`, waiting messages are shown
+        without being consumed. `save` is a folder in which bodies are saved. If the destination is a peer
+        service, copy bytes instead, from standard input to the service and from the service to standard
+        output, until the service closes. Return True if the user interrupted. Raises LinkError.
         """
         return trio.run(self._subscribe, address, show, seconds, browse, transaction, save, selection)
 

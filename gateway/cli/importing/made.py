@@ -20,7 +20,7 @@ NAME_MAX: Final = 64  # characters of a route's name
 
 
 class _Plain(yaml.SafeDumper):
-    """YAML dumper that writes a value again where it is repeated, instead of an anchor and an alias."""
+    """YAML dumper that writes repeated values in full, without anchors and aliases."""
 
     def ignore_aliases(self, _: Any) -> bool:
         return True
@@ -78,7 +78,7 @@ class ImportResult:
     def texts(self) -> tuple[str, str]:
         """Return the YAML texts of the configuration and of the mapping.
 
-        The latter is "" if there are no routes.
+        The text of the mapping is "" if there are no routes.
         """
         if self.routes:
             self.configuration.setdefault("mappings", []).append(str(self.folder / "mapping.yaml"))

@@ -70,7 +70,7 @@ class ConfigurationLine(NamedTuple):
 class Stanza:
     """Section of mosquitto.conf about one listener or bridge.
 
-    It has its first line, its keys with their values, and its `topic` lines.
+    `line` is its first line. `options` has its keys and their values, `topics` its `topic` lines.
     """
 
     def __init__(self, line: ConfigurationLine) -> None:

@@ -187,10 +187,10 @@ def _shovel(made: ImportResult, name: str, value: dict[str, Any]) -> None:
 def _upstream(
     made: ImportResult, parameter: dict[str, Any], value: dict[str, Any], document: dict[str, Any]
 ) -> None:
-    """Add a link to a federation upstream, and a route for each exchange that a policy federates from it.
+    """Add a link to a federation upstream, and a route for each exchange that is federated from it.
 
-    `parameter` is the upstream's entry, and `value` its own parameters. Only policies and exchanges of its
-    virtual host are considered.
+    `parameter` is the upstream's entry in the definitions, and `value` the parameters in it. Only policies
+    and exchanges of the upstream's virtual host are considered.
     """
     upstream, host = str(parameter.get("name")), parameter.get("vhost", "/")
     uris = value.get("uri", [])

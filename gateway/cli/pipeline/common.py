@@ -118,7 +118,8 @@ def _pair(text: str) -> tuple[str, str]:
 def journal_of(folder: str | None, config: Path | None) -> str:
     """Return the URL or absolute path of the journal.
 
-    It is `folder`, or the journal of the configuration if `folder` is None. Raises ConfigurationError.
+    The journal is `folder`, or the journal of the configuration if `folder` is None. Raises
+    ConfigurationError.
     """
     if folder is not None and re.match("[A-Za-z][A-Za-z0-9+.-]+:/", folder):
         return folder
