@@ -36,11 +36,10 @@ log = structlog.get_logger()
 
 
 class Details(NamedTuple):
-    """Details of a client's connection.
+    """Details of a client's connection, for the rows of the API and for RabbitMQ's API.
 
-    Lists of the API do not show them; RabbitMQ's API and the API's view of one connection do. `host` and
-    `port` are the address of the listener. `client_properties`, `frame_max` and `channel_max` are those of
-    AMQP 0-9-1. `timeout` is the heartbeat interval in seconds.
+    `host` and `port` are the address of the listener. `client_properties`, `frame_max` and `channel_max` are
+    those of AMQP 0-9-1. `timeout` is the heartbeat interval in seconds.
     """
 
     host: str = ""

@@ -92,12 +92,12 @@ class Examined:
 class Route:
     """Compiled route with its counters.
 
-    After `join`, only the counters, `kept_because` and `examined` change. `matched` counts messages that the
-    route delivered, `failed` messages that the route or its target refused, `unparsable` messages whose body
-    is not JSON although `when` needs it, `undecided` messages for which `when` has no value, `duplicates`
-    repeats that were not delivered. `reply_kept` counts property sets whose reply address could not be
-    translated. `lost` counts properties, by name, that the target's protocol cannot express. Other counters
-    are updated by the code that delivers messages.
+    After `join`, only the counters, `kept_because` and `examined` change. `matched` counts messages that
+    crossed the route: it matched them and did not refuse them. `failed` counts messages that the route or its
+    target refused, `unparsable` messages whose body is not JSON although `when` needs it, `undecided`
+    messages for which `when` has no value, `duplicates` repeats that were not passed on. `reply_kept` counts
+    property sets whose reply address could not be translated. `lost` counts properties, by name, that the
+    target's protocol cannot express. Other counters are updated by the code that delivers messages.
     """
 
     __slots__ = (

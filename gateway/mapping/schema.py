@@ -191,7 +191,7 @@ class OutboxRule(Strict):
 
 
 class Deduplicate(Strict):
-    """Options by which a route recognizes repeats of a message that it has delivered."""
+    """Options by which a route recognizes repeats of a message that was accepted before."""
 
     by: Literal["message_id"] = Field("message_id", description="Property by which repeats are recognized.")
     window: Annotated[str, StringConstraints(pattern=WINDOW)] = Field(

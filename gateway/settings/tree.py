@@ -81,10 +81,7 @@ class HttpTls(Section):
 
 
 class HealthSettings(Section):
-    """Separate port for health probes and metrics.
-
-    With this port, everything at the console's port needs a login.
-    """
+    """Separate port for health probes and metrics, which the console's port then does not serve."""
 
     host: Host = "0.0.0.0"
     """Address to bind."""
