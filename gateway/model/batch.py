@@ -88,15 +88,18 @@ class Recipient:
 
     @property
     def stored_first(self) -> bool:
-        """True if a message that must survive a crash is delivered only once it is on disk.
+        """True if a message that must survive a crash is delivered only after it was written to disk.
 
-        If False, it may be delivered while it is still being written. If the process dies before that is
-        done, the message's publisher, which has no acknowledgement, publishes it again.
+        If False, the message may be delivered while it is still being written. If the process dies before the
+        write is complete, the publisher has no acknowledgement and publishes the message again.
         """
         return False
 
     def count_sent(self, count: int) -> None:
-        """Handle that `count` messages have been passed to the sink; a subclass may count them."""
+        """Record that `count` messages were passed to the sink.
+
+        This class records nothing; a subclass may count the messages.
+        """
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """Record the outcome of `messages`, which the sink has settled, and settle them in the batch.
@@ -111,7 +114,7 @@ class Recipient:
 
 
 class Batch:
-    """Messages of one wake-up, whose outcomes are combined over all their recipients.
+    """Messages that arrived in one wake-up of the event loop, with the outcomes from all their recipients.
 
     The slot of a message is its position in the batch.
     """
@@ -155,9 +158,9 @@ class Batch:
         return len(self.receipts)
 
     def open(self, receipt: Receipt, recipients: int) -> int:
-        """Register a message that `recipients` recipients must settle. Return its slot, an index.
+        """Register a message that `recipients` recipients must settle, and return its slot.
 
-        The source gets `receipt` back with the message's outcome.
+        Once they have settled the message, the source gets `receipt` together with the outcome.
         """
         slot = len(self.receipts)
         self.receipts.append(receipt)
@@ -165,10 +168,10 @@ class Batch:
         return slot
 
     def add(self, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]], refused: int = 0) -> int:
-        """Add a message for its recipients. Return its slot.
+        """Add a message for its recipients, and return its slot.
 
-        `placed` has the recipients, each with the copy of the message that is meant for it. `refused` is the
-        number of further recipients that did not accept the message: the caller settles it for them.
+        `placed` has each recipient with the copy of the message for that recipient. `refused` is the number
+        of further recipients that did not accept the message; the caller settles the message in their place.
         """
         rows = list(placed)
         slot = self.open(receipt, len(rows) + refused)
@@ -200,9 +203,9 @@ class Batch:
         return batch
 
     def add_from(self, origin: int, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]]) -> int:
-        """Add a message to a batch that `onward` derived from another one. Return its slot in this batch.
+        """Add a message to a batch that `onward` derived from another batch, and return its slot here.
 
-        `origin` is the message's slot in that other batch.
+        `origin` is the slot of the message in the other batch; this class does not use it.
         """
         return self.add(receipt, placed)
 
@@ -254,19 +257,20 @@ class Batch:
 
     @property
     def doubted(self) -> list[int]:
-        """Slots of messages beside which nothing may be written that says that they were accepted.
+        """Return the slots of messages that nobody may record as accepted, although they are not settled yet.
 
-        A recipient has refused them, although others have not settled them yet, or a restart ends them.
+        These are the messages that a recipient or a target behind it has refused, and those whose remaining
+        copies a restart would delete.
         """
         transient = [slot for slot, count in self._transient.items() if self._open[slot] <= count]
         return [*self._worst, *self._doubted, *transient]
 
     def mark_refused(self, slots: Iterable[int]) -> None:
-        """Note messages that a target behind a recipient has refused, or that no crash will leave."""
+        """Add messages to the result of `doubted`, because a target behind a recipient refused them."""
         self._doubted.extend(slots)
 
     def store_until_restart(self, slots: Iterable[int]) -> None:
-        """Note that a recipient stores its copies of these messages, and that a restart deletes them."""
+        """Record that one recipient stores its copies of these messages only until the next restart."""
         for slot in slots:
             self._transient[slot] = self._transient.get(slot, 0) + 1
 
@@ -282,17 +286,18 @@ class Batch:
                 self._released_by[slot] = self._released_by.get(slot, frozenset()) | {route}
 
     def rejected_by(self, slots: list[int], route: str) -> None:
-        """Note that `route` has rejected the messages in `slots`, and their source is to report it.
+        """Record that `route` has rejected the messages in `slots`.
 
-        Before the source gets the outcome, `rejected` is called with the receipt and the names of all such
-        routes.
+        Before the source gets the outcome of such a message, the callback `rejected` is called with its
+        receipt and the names of all routes that rejected it. Does nothing if the source has not set
+        `rejected`.
         """
         if self.rejected is not None:
             for slot in slots:
                 self._rejected_by[slot] = self._rejected_by.get(slot, frozenset()) | {route}
 
     def _report_settled(self, done: list[int]) -> None:
-        """Notify the source, and then the watchers, of the outcomes of the messages in the slots `done`.
+        """Report the outcomes of the messages in the slots `done` to the source, and then to their watchers.
 
         All recipients of these messages have settled them.
         """

@@ -21,9 +21,9 @@ KEPT_OF: Final = 8
 
 
 def make_room(cache: dict[K, V], most: int) -> None:
-    """Evict the oldest entries of a full cache, so that it has at most `most` entries after the next one.
+    """Evict the oldest entries of a full cache, so that one more entry does not exceed the limit `most`.
 
-    A cache with fewer than `most` entries is left unchanged.
+    At least `most` // PART entries are evicted. A cache with fewer than `most` entries is not changed.
     """
     if len(cache) >= most:
         for key in list(islice(cache, max(len(cache) - most + 1, most // PART))):
@@ -31,11 +31,11 @@ def make_room(cache: dict[K, V], most: int) -> None:
 
 
 class Recurring(Generic[V]):
-    """Cache of results computed from bytes, for keys of which only some recur.
+    """Cache of results that are computed from bytes, for keys of which only some occur more than once.
 
-    Of the new results, every KEPT_OF-th enters `cached`, which holds at most `most` entries and evicts the
-    oldest. The others are dropped once at most 2 * NEW_MAX newer ones have been added. So a key that recurs
-    is soon in `cached`, a dictionary that callers on the message path read directly.
+    `cached` is a dictionary of at most `most` results, which callers on the message path read directly. Every
+    KEPT_OF-th new result is stored there, so that a frequent key is soon included; the oldest result is
+    evicted. Other new results are dropped once at most 2 * NEW_MAX newer ones have been added.
     """
 
     __slots__ = ("_before", "_count", "_most", "_new", "cached")

@@ -51,10 +51,10 @@ class Scheme(NamedTuple):
 
 
 class FrameCount(NamedTuple):
-    """Minimum numbers of frames, packets or commands that carry one message.
+    """Minimum numbers of frames, packets or commands with which a protocol carries one message.
 
-    `heads` come first, then one for each piece of the body (at least `pieces_min`; None means that the body
-    is in the heads). `answers` are the numbers of acknowledgements at assurance 0, 1 and 2.
+    `heads` is the number before the body. `pieces_min` is the minimum number of body frames; None means that
+    the body is part of the head. `answers` has the numbers of acknowledgements at assurance (QoS) 0, 1 and 2.
     """
 
     heads: int
@@ -65,7 +65,8 @@ class FrameCount(NamedTuple):
 class Dialect:
     """Description of one protocol for the rest of the gateway.
 
-    A feature that a subclass does not define does not exist in its protocol.
+    A subclass defines the features that its protocol has. Defaults of this class mean that the protocol does
+    not have the feature.
     """
 
     name: ClassVar[str]
@@ -180,9 +181,10 @@ class Dialect:
         """Return the property set for `data`, properties as the protocol encodes them; decoded on demand."""
 
     def unread_set(self, data: bytes) -> PropertySet:
-        """Return the property set for stored `data`, properties as the protocol encodes them, unparsed.
+        """Return the property set for properties that were read from disk, parsed on demand.
 
-        Meant for readers of stored records, which decode each set once, so that it is not cached.
+        `data` are the properties as the protocol encodes them. Readers of stored records decode each set only
+        once, so a protocol that caches its sets overrides this method to bypass the cache.
         """
         return self.property_set(data)
 
@@ -202,9 +204,9 @@ class Dialect:
         return b""
 
     def losses(self, message: Message) -> tuple[str, ...]:
-        """Return the names of what is lost when a message of another protocol is translated to this one.
+        """Return the names of the losses when a message of another protocol is translated to this protocol.
 
-        The names are those of `Loss` objects.
+        A name is that of a `Loss`, a part of the message that this protocol cannot express.
         """
         return ()
 
@@ -214,7 +216,7 @@ class Dialect:
         return address.name[len(prefix) :] if prefix and address.name.startswith(prefix) else None
 
     def fault_of(self, address_words: Mapping[str, str]) -> str:
-        """Return why the keys and values of a mapping file do not form an address, or "" if they do.
+        """Return why `address_words` from a mapping file is not a valid address, or "" if it is valid.
 
         `address_words` has the values by key, such as `exchange` and `routing_key`.
         """
@@ -254,22 +256,19 @@ class Dialect:
         return f"{address.scope.replace('%', '%25').replace(':', '%3A')}:{address.name}"
 
     def levels(self, name: str) -> Levels:
-        """Return the levels of a name, which its separators divide; "" has none."""
+        """Return the levels of `name`, split at the protocol's separator; () for an empty name."""
         return tuple(name.split(self.separator)) if name else ()
 
     def words_of(self, address: Address) -> dict[str, str]:
-        """Return an address as a dictionary with the keys of a mapping file.
-
-        Such keys are `exchange` and `routing_key`.
-        """
+        """Return an address as values by key, such as `exchange` and `routing_key`, for a mapping file."""
         words = {} if self.scope_word is None else {self.scope_word: address.scope}
         return words | {self.name_word: address.name}
 
     def published(self, stated: Mapping[str, str | None]) -> tuple[Address, str]:
-        """Return the address that a user states by the keys of a mapping file, and a queue.
+        """Return the address and the queue that `stated` describes with the keys of a mapping file.
 
-        The queue is the one that the message was consumed from, "" if none is stated. A queue that is stated
-        alone is itself the address, and "" is returned for it. Raises NameRefused.
+        The queue is where the message was consumed, or "" if `stated` names no queue. If `stated` has only a
+        queue, the address of that queue is returned with "". Raises NameRefused for an invalid address.
         """
         scope = stated.get(self.scope_word) if self.scope_word else None
         name = stated.get(self.name_word)

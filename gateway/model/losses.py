@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 class Loss(NamedTuple):
     """Part of a message that a protocol cannot express: `subject` under `condition`.
 
-    `policy` is the replacement: the part is written elsewhere (encode), with less meaning (downgrade), or
-    omitted (drop).
+    `policy` is what the translation does instead: `encode` writes the part in another field, `downgrade`
+    writes it with less meaning, `drop` omits it.
     """
 
     name: str
@@ -20,5 +20,5 @@ class Loss(NamedTuple):
 
 
 def reported_losses(losses: Iterable[Loss]) -> frozenset[str]:
-    """Return the names of those `losses` of which something is really lost: whose policy is not `encode`."""
+    """Return the names of the `losses` whose policy is not `encode`, because only those lose information."""
     return frozenset(loss.name for loss in losses if loss.policy != "encode")

@@ -52,11 +52,11 @@ NOBODY = Sender("")
 
 
 class Message:
-    """Application content with its properties. Never changed once created.
+    """Application message: address, body and properties. A message is never changed once created.
 
-    `assurance` is 0, 1 or 2: at most once, at least once, exactly once (the QoS of MQTT). `durable` means
-    that it must survive a restart. `expires` is UTC in seconds, or NEVER. `hops` counts the routes that it
-    has crossed. `byte_count` is its weight in bytes.
+    `assurance` is the QoS of MQTT: 0 at most once, 1 at least once, 2 exactly once. `durable` means that the
+    message must survive a restart. `expires` is in UTC seconds, or NEVER. `hops` is the number of routes that
+    the message has crossed. `byte_count` is its weight for limits in bytes.
     """
 
     __slots__ = (
@@ -101,7 +101,7 @@ class Message:
         return self.property_set.properties
 
     def with_crossing(self, address: Address) -> Message:
-        """Return a copy for another address, with the hop count increased by one."""
+        """Return a copy with another address and a hop count that is one higher: it has crossed a route."""
         return Message(
             address,
             self.body,
@@ -129,9 +129,10 @@ class Message:
         )
 
     def crossed_with(self, others: list[Message], address: Address) -> list[Message]:
-        """Return copies of `others` for another address, with hop counts increased by one.
+        """Return a copy of each of `others` with another address and a hop count that is one higher.
 
-        `others` differ from this message only in their bodies, so that all but these is taken from it.
+        The messages in `others` may differ from this message in their bodies only: everything else is copied
+        from this message.
         """
         found, sender = self.property_set, self.sender
         assurance, durable, retain = self.assurance, self.durable, self.retain
@@ -154,7 +155,7 @@ def weight_of(messages: Iterable[Message]) -> int:
 
 
 def bodies_of(messages: Iterable[Message]) -> int:
-    """Return the total size of the bodies alone in bytes, for limits that do not count weights."""
+    """Return the total size of the message bodies in bytes, without properties."""
     byte_count = 0
     for message in messages:
         byte_count += len(message.body)

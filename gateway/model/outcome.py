@@ -10,7 +10,11 @@ from typing import Final, NamedTuple
 
 
 class Verdict(IntEnum):
-    """Result of a message. ACCEPTED: the target has it. RELEASED: not now, try again. REJECTED: never."""
+    """Result of a message for one target.
+
+    ACCEPTED: the target has the message. RELEASED: the target did not accept it now, and a retry may succeed.
+    REJECTED: the target will never accept it.
+    """
 
     ACCEPTED = 0
     RELEASED = 1
@@ -62,5 +66,8 @@ INTERNAL: Final = Outcome(Verdict.REJECTED, Reason.INTERNAL, "internal error")
 
 
 def worse_outcome(one: Outcome, other: Outcome) -> Outcome:
-    """Return the more severe outcome, `one` if both are equal: the source gets it when two targets differ."""
+    """Return the outcome with the more severe verdict, or `one` if the verdicts are equal.
+
+    The source of a message gets this outcome when two targets report different ones.
+    """
     return one if one.verdict >= other.verdict else other

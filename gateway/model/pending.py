@@ -23,11 +23,14 @@ class Awaited(Protocol):
 
 
 class Superseded(Exception):
-    """Signal that a command must not run: another replica has the client's session, and runs it."""
+    """Signal that a command must not run here, because another replica now has the client's session."""
 
 
 class Pending(Exception):
-    """Signal that a command needs a pending result: wait for `awaited`, then run the command again."""
+    """Signal that a command needs a result that is not available yet.
+
+    The caller waits for `awaited` and then runs the command again.
+    """
 
     def __init__(self, awaited: Awaited) -> None:
         super().__init__(awaited)
@@ -35,9 +38,9 @@ class Pending(Exception):
 
 
 async def completed(command: Callable[[], None]) -> bool:
-    """Run a command, and again after each result that it has to wait for.
+    """Run `command` until it does not raise Pending, and wait for the pending result before each retry.
 
-    Return False if it has not run to its end after RESULTS_MAX results.
+    Return False if RESULTS_MAX runs have all raised Pending.
     """
     for _ in range(RESULTS_MAX):
         try:

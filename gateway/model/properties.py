@@ -118,9 +118,9 @@ def is_unicode(text: Any) -> bool:
 
 
 def fits(value: Value, depth: int = 0) -> bool:
-    """Return True if the content of a value has its type.
+    """Return True if the content of `value` is valid for its type.
 
-    Return False also if it is nested deeper than NESTING_MAX.
+    Return False also if values are nested deeper than NESTING_MAX. `depth` is the nesting depth of `value`.
     """
     kind, content = value
     limits = RANGES.get(kind)
@@ -182,14 +182,13 @@ joining. The list is empty if there are no headers or a length does not fit.
 
 
 class PropertySet:
-    """Properties as `protocol` encoded them (`raw`), decoded once, on demand.
+    """Properties of a message as `protocol` encoded them in `raw`, decoded once, on demand.
 
-    `forms` caches what translators derived from this set, by a key of the translator. `form` is a pair of the
-    key and result derived last, because most sets that occur once are translated in one way only. `parsed` is
-    for the protocol that encoded the set: what it found in the bytes on arrival, or None. `asks` is False if
-    the set is known to have no reply address; True means that it has to be decoded to find out. `read_texts`
-    is a function that returns all headers of `raw` if it consists only of headers with ASCII texts as values,
-    see ReadTexts; None means that it may have other content.
+    Translators cache what they derive from this set: several results by key in `forms`, the last pair of key
+    and result in `form`, because most sets are translated in one way only. `parsed` is what the encoding
+    protocol found in the bytes on arrival, or None. `asks` is False if the set certainly has no reply
+    address. `read_texts` is a function that returns all headers if `raw` has nothing but headers with ASCII
+    texts (see ReadTexts); None means that `raw` may have other content.
     """
 
     __slots__ = (
@@ -224,13 +223,13 @@ class PropertySet:
         self._properties = properties
 
     def stored_form(self, key: object) -> Any:
-        """Return the form of this set that a translator has stored in `forms` under `key`, or None."""
+        """Return the result that a translator has cached under `key`, or None."""
         found = self._forms
         return None if found is None else found.get(key)
 
     @property
     def forms(self) -> dict[object, Any]:
-        """Results that translators derived from this set, cached here under keys of the translators."""
+        """Results that translators derived from this set and cached, by their keys."""
         found = self._forms
         if found is None:
             found = self._forms = {}
@@ -253,7 +252,7 @@ class PropertySet:
 
 
 def property_set(properties: Properties) -> PropertySet:
-    """Return these properties as a set without an encoded form of a protocol."""
+    """Return a set with these properties, which no protocol has encoded yet."""
     made = PropertySet("model", b"", properties=properties)
     made.byte_count = _weight(properties)
     return made

@@ -20,16 +20,16 @@ K = TypeVar("K")
 
 
 def always() -> bool:
-    """Return True, as the default of `applies`: the limit of one user's share always applies."""
+    """Return True; the default for `applies`, where the limit of one user's share is always in force."""
     return True
 
 
 class UserShares:
-    """Number and bytes of the items of one resource, such as retained messages, in total and by user.
+    """Usage of one resource, such as retained messages: number and bytes of the items, in total and by user.
 
-    `refused` counts the items that did not fit, `pushed_out` the entries that were removed to make room for
-    others. For the log, `last_user` and `last_limit` hold the user of the latest such item and the option
-    that forbade it.
+    `refused` counts the items that did not fit, `pushed_out` the items that were evicted for others.
+    `last_user` and `last_limit` are the user and the exceeded option of the latest of these items, for the
+    log.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class UserShares:
     ) -> None:
         """Set the limits in number and bytes, and the names of the options that set them.
 
-        `user_share` is the fraction of both limits that one user may have while `applies` returns True.
-        `refusals` counts what is refused here and elsewhere.
+        One user may occupy at most the fraction `user_share` of both limits while `applies` returns True.
+        `refusals`, if given, also counts the items that are refused here.
         """
         self._refusals = refusals
         self.resource = resource
@@ -122,9 +122,10 @@ class UserShares:
         return dict(self._byte_count)
 
     def room_of(self, user: str) -> tuple[int, int, int, int]:
-        """Return the remaining capacity: items and bytes of all users, then items and bytes of `user`.
+        """Return the remaining capacity: items and bytes for all users, then items and bytes for `user`.
 
-        A capacity is negative where there are too many items.
+        A capacity is negative if there are too many items, and NO_LIMIT for the user while the share does not
+        apply.
         """
         count, byte_count = self.count_max - self.count, self.bytes_max - self.total
         if not self._applies():
@@ -133,7 +134,7 @@ class UserShares:
         return count, byte_count, *own
 
     def set_limits(self, count_max: int, bytes_max: int) -> None:
-        """Replace the limits of all items, and with them those of one user, which are a fraction of them."""
+        """Replace the limits for all users, and accordingly those for one user, which are a fraction."""
         self.count_max, self.bytes_max = count_max, bytes_max
         self.user_count_max = count_max if count_max == NO_LIMIT else _part(count_max, self._user_share)
         self.user_bytes_max = bytes_max if bytes_max == NO_LIMIT else int(bytes_max * self._user_share)
@@ -147,10 +148,11 @@ class UserShares:
             self._refusals.refuse(user, limit, count)
 
     def beyond(self, messages: Sequence[Message], *, spares_lone: bool = False) -> list[int]:
-        """Return the positions of messages that do not fit into the shares of their senders' users.
+        """Return the positions of messages that exceed the share of the users who sent them.
 
-        These are counted as refused. After one message of a user all others of the user are beyond. With
-        `spares_lone` a user who has everything that is here has no share.
+        These messages are counted as refused. After the first message of a user that does not fit, all later
+        messages of that user are refused, too. If `spares_lone` is True, a user who owns all present items is
+        not limited.
         """
         if self._user_share >= 1.0 or not self._applies():
             return []
@@ -225,14 +227,14 @@ class UserShares:
 
     @property
     def is_exceeded(self) -> bool:
-        """True if the total number or bytes exceed the limits."""
+        """True if the number or the bytes of all items exceed the limits."""
         return self.count > self.count_max or self.total > self.bytes_max
 
     def user_to_evict(self, user: str) -> str:
-        """Return the user whose oldest entry has to be removed when there are too many entries.
+        """Return the user whose oldest item has to be removed, because the limits are exceeded.
 
-        That is `user`, who has just added one, if that user has more than an equal part, otherwise the user
-        who has the most.
+        That is `user`, who has just added an item, if this user has several items and more than an equal part
+        of the limit; otherwise the user with the highest usage.
         """
         by_bytes = self.total > self.bytes_max
         usage = self._byte_count if by_bytes else self._counts
@@ -274,7 +276,10 @@ class Holding:
 
 
 class UserEntries(Generic[K]):
-    """Identifiers of entries that belong to users, the oldest first; `shares` counts them and their bytes."""
+    """Identifiers of entries, such as retained topics, with their users, oldest first.
+
+    `shares` counts the entries and their bytes by user.
+    """
 
     def __init__(self, shares: UserShares) -> None:
         self.shares = shares
@@ -320,7 +325,7 @@ class UserEntries(Generic[K]):
     def entry_to_evict(self, user: str) -> K | None:
         """Return the entry to remove because `user` has added one, or None if all entries fit.
 
-        The entry is counted in `shares.pushed_out`, but only the caller removes it.
+        The entry is counted in `shares.pushed_out`. The caller removes it with `discard`.
         """
         shares = self.shares
         if not self._entries or not shares.is_exceeded:
@@ -342,9 +347,9 @@ def weights_by_user(messages: Iterable[Message]) -> dict[str, tuple[int, int]]:
 
 
 def _part(total: int, share: float) -> int:
-    """Return the fraction `share` of `total` as an integer.
+    """Return the fraction `share` of the limit `total`, rounded down.
 
-    It is at least 1, but less than `total` if `share` is below 1 and `total` above 1. It is 0 for a total of
-    0.
+    The result is at least 1 (or 0 if `total` is 0), and less than `total` if `share` is below 1 and `total`
+    above 1.
     """
     return max(min(int(total * share), total - (share < 1.0)), min(total, 1))

@@ -15,7 +15,7 @@ LOST: Final = (None, ENOENT)  # error numbers of reading a body that is too shor
 
 
 class OpenBody(Protocol):
-    """Body that is open for reading as long as this object exists."""
+    """Body on disk whose file stays open as long as this object exists."""
 
     def send(self, descriptor: int, at: int, count: int) -> int:
         """Send `count` bytes from offset `at` to the socket `descriptor`. Raises OSError.
@@ -25,7 +25,7 @@ class OpenBody(Protocol):
 
 
 class BodyFile(Protocol):
-    """Stored bytes of a body, which exist as long as this object does."""
+    """Body in a store on disk, which deletes its bytes when this object is destroyed."""
 
     @property
     def name(self) -> str:
@@ -38,11 +38,11 @@ class BodyFile(Protocol):
         """Open the body for sending to a socket. Raises OSError."""
 
     def preserve(self) -> None:
-        """Have the stored bytes outlive this object, which would otherwise delete them at its own end."""
+        """Make the stored bytes outlive this object, which otherwise deletes them when it is destroyed."""
 
     @property
     def checked(self) -> bytes:
-        """SHA-1 of the bytes, if the sender stated one and it matched; otherwise b""."""
+        """SHA-1 digest of the bytes if the sender stated a digest and it matched; otherwise b""."""
 
 
 class BodySink(Protocol):
@@ -100,7 +100,10 @@ class Spooled(bytes):
             raise OSError(f"{self.file.name} is shorter than it was")
 
     def piece(self, at: int, count: int) -> SpooledPiece:
-        """Return `count` bytes from offset `at`, still on disk. Raises OSError."""
+        """Return `count` bytes from offset `at` as a piece that is read from disk when sent.
+
+        Raises OSError.
+        """
         return SpooledPiece(self.file, at, count)
 
 
@@ -120,7 +123,7 @@ class DiscardedBody(bytes):
 
 
 class WithheldBody(Spooled):
-    """Placeholder for a message body of which only the size is disclosed."""
+    """Placeholder for a message body whose size is shown to a reader who may not see its content."""
 
     def __new__(cls, size: int) -> WithheldBody:
         """Create the placeholder of a body of `size` bytes; it has no file."""
@@ -198,30 +201,33 @@ Piece = bytes | memoryview | SpooledPiece
 
 
 def is_large(body: Body) -> bool:
-    """Return True if the body is too large to be copied into its frame, or is on disk.
+    """Return True if a body is on disk, or too large to be copied into its frame.
 
-    The socket then gets it as a separate piece.
+    Such a body is written to the socket as a separate piece.
     """
     return len(body) >= APART_BYTES_MIN or isinstance(body, Spooled)
 
 
 def is_lost(error: OSError) -> bool:
-    """Return True if reading a body failed because it is missing or too short.
+    """Return True if `error` means that a stored body is missing or too short, so that no retry can succeed.
 
-    Other errors may pass: of a disk, or a shortage of file descriptors or memory.
+    Other errors, of the disk or for lack of file descriptors or memory, may be temporary.
     """
     return error.errno in LOST
 
 
 class ReadFault(NamedTuple):
-    """Why a body cannot be read, and True if it is lost. An exception would hold the body, by its frames."""
+    """Reason why a body cannot be read (`why`), and `is_lost`: True if no retry can succeed.
+
+    Used instead of an exception, whose stack frames would keep the body in memory.
+    """
 
     why: str
     is_lost: bool
 
 
 def fault_in(error: OSError) -> ReadFault:
-    """Return why reading a body failed with `error`."""
+    """Return the ReadFault for an `error` that was raised while a body was read."""
     return ReadFault(str(error), is_lost(error))
 
 
@@ -238,7 +244,7 @@ def fault_of(body: Body) -> ReadFault | None:
 def part_of(body: Body, at: int, count: int) -> Piece:
     """Return `count` bytes of a body from offset `at`, fewer at the end. Raises OSError.
 
-    The piece is still on disk if the body is.
+    The piece of a body on disk is read when it is sent, not now.
     """
     if isinstance(body, Spooled):
         return body.piece(at, min(count, body.size - at))

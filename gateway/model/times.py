@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         def __ge__(self, other: Monotonic) -> bool: ...  # type: ignore[override]
 
     class LeaseTime(float):
-        """Time of a clock that also advances while the machine sleeps, in seconds."""
+        """Time in seconds of a clock that also advances while the machine sleeps, for leases."""
 
         def __add__(self, seconds: float) -> LeaseTime: ...
         def __sub__(self, start: LeaseTime) -> float: ...  # type: ignore[override]
