@@ -69,9 +69,9 @@ class Backlog:
         return before - self.byte_count
 
     def _write_memory(self, sock: socket.socket) -> tuple[int, int]:
-        """Write the pieces in memory at the head of the queue with one call.
+        """Write the pieces at the head of the queue that are in memory, with one system call.
 
-        Return how many bytes were offered to the socket and how many it accepted.
+        Return the number of bytes passed to the socket, and the number that it accepted.
         """
         gathered: list[bytes | bytearray | memoryview] = []
         flags = 0
@@ -90,7 +90,7 @@ class Backlog:
         return byte_count, sock.sendmsg(gathered, (), flags)
 
     def _step(self, count: int) -> None:
-        """Remove `count` written bytes from the head of the queue."""
+        """Remove `count` bytes from the head of the queue, because the socket has accepted them."""
         self.byte_count -= count
         pieces, skip = self._pieces, self._skip
         while pieces:
@@ -109,7 +109,7 @@ class Backlog:
     def take(self, byte_count: int) -> list[Piece]:
         """Remove and return pieces of about `byte_count` bytes in total, at least one piece.
 
-        No piece may be partly written.
+        The caller must have written no part of the first piece.
         """
         pieces: list[Piece] = []
         while self._pieces and byte_count > 0:

@@ -18,9 +18,10 @@ SWITCH_SECS: Final = 0.000_2
 
 
 class _Interval:
-    """Context manager that shortens the interpreter's switch interval to SWITCH_SECS.
+    """Context manager that shortens the interpreter's thread switch interval to SWITCH_SECS.
 
-    All threads share that interval. It is short while any use of this context manager is active.
+    The interval applies to all threads of the process. It is restored when the last block ends that uses this
+    context manager.
     """
 
     def __init__(self) -> None:

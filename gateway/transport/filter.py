@@ -24,12 +24,12 @@ class Filter(Protocol):
     def ended(self) -> Ending | None:
         """Reason why the layer will return no more received bytes, or None while it is open.
 
-        The output that `send` still returns after the end must be written.
+        After the end, the owner still writes what `send` returns, such as an alert.
         """
 
     @property
     def unread(self) -> bool:
-        """True if the layer holds received data for the owner: call `receive` with b"" to get it."""
+        """True if the layer has decoded data that it has not returned yet; `receive(b"")` returns it."""
 
     @property
     def certificate(self) -> bytes:

@@ -19,7 +19,7 @@ class Stacked:
 
     @property
     def unread(self) -> bool:
-        """True if either layer has received data that it has not returned yet."""
+        """True if a layer has decoded data that it has not returned yet; `receive(b"")` returns it."""
         return self._outer.unread or self.inner.unread
 
     @property
@@ -30,7 +30,7 @@ class Stacked:
     def receive(self, data: bytes) -> bytes:
         """Pass bytes from the socket through both layers, and return the bytes for the owner.
 
-        With b"" as `data`, data that the inner layer has not returned yet comes first.
+        If `data` is b"", return the data that the inner layer still has before anything else.
         """
         if not data and self.inner.unread:
             return self.inner.receive(b"")

@@ -21,8 +21,9 @@ TLS_HANDSHAKE: Final = b"\x16"
 class FirstBytesRefusal(NamedTuple):
     """Refusal of a client whose first bytes do not fit its port.
 
-    `reason` is a label for counters, `answer` what the client is sent in plain: the refusal in its own
-    protocol if that has one before TLS, or a line of text, which a TLS client reports as "not TLS".
+    `reason` is a label for counters, `text` explains the refusal for the log. `answer` has the unencrypted
+    bytes for the client: the refusal in its own protocol if the protocol has one before TLS, otherwise a line
+    of text, which a TLS client reports as "not TLS".
     """
 
     reason: str
@@ -82,7 +83,7 @@ class FirstBytesFilter:
 
     @property
     def unread(self) -> bool:
-        """True if the inner layer has received data that it has not returned yet."""
+        """True if the inner layer has decoded data that it has not returned yet."""
         return self._inner is not None and self._inner.unread
 
     @property
@@ -91,10 +92,10 @@ class FirstBytesFilter:
         return b"" if self._inner is None else self._inner.certificate
 
     def receive(self, data: bytes) -> bytes:
-        """Check the first bytes of the client.
+        """Check the client's first bytes, and return the data for the owner.
 
-        If they fit the port, replace this layer of the stream by the inner one, and return what that makes of
-        them. Otherwise set `ended` and return b"".
+        If the bytes fit the port, the inner layer replaces this layer of the stream and decodes them.
+        Otherwise `ended` is set and b"" is returned.
         """
         if not data or self._refused is not None:
             return b""

@@ -51,7 +51,7 @@ LEAVE_SWEEPS: Final = 16  # sweeps for a peer that does not read: it occupies a 
 
 
 class OtherReadiness:
-    """Object with the interface of `select.epoll`, for systems that have only kqueue or the like."""
+    """Replacement for `select.epoll`, with the same interface, on systems without epoll."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -64,7 +64,7 @@ class OtherReadiness:
         self._selector.register(descriptor, _of_selectors(events))
 
     def modify(self, descriptor: int, events: int) -> None:
-        """Watch `descriptor`, which is registered, for `events` instead."""
+        """Replace the events for which a registered `descriptor` is watched by `events`."""
         self._selector.modify(descriptor, _of_selectors(events))
 
     def poll(self, timeout: float) -> list[tuple[int, int]]:
@@ -76,7 +76,7 @@ class OtherReadiness:
 
 
 def _of_selectors(events: int) -> int:
-    """Return the flags READ and WRITE as those of the `selectors` module."""
+    """Convert the flags READ and WRITE to those of the `selectors` module."""
     return (events & READ and selectors.EVENT_READ) | (events & WRITE and selectors.EVENT_WRITE)
 
 
@@ -116,9 +116,10 @@ class Poller:
         self._closed = False
 
     def watch(self, stream: Stream) -> None:
-        """Register the socket of `stream`, or follow a change of its `reading`, `writing` or `unread`.
+        """Register the socket of `stream` for the events that it needs now, or update its registration.
 
-        Abort the stream if this poller is closed.
+        The events follow from `reading`, `writing` and `unread` of the stream; without events the
+        registration ends. If this poller is closed, abort the stream.
         """
         if self._closed:  # its last output was held back for a write to disk until the gateway stopped
             stream.abort(STOPPED)
@@ -144,7 +145,7 @@ class Poller:
         self._watched[stream] = events
 
     def forget(self, stream: Stream) -> None:
-        """Stop watching `stream`; its socket is still open."""
+        """Stop watching `stream`, before its socket is closed."""
         if self._watched.pop(stream, 0):
             descriptor = stream.sock.fileno()
             self._ready.unregister(descriptor)
@@ -153,28 +154,31 @@ class Poller:
         self._slow.pop(stream, None)
 
     def abort_unread(self, stream: Stream) -> None:
-        """Abort `stream`, which has ended, if its peer does not read the remaining output.
+        """Abort the ended stream `stream` unless its peer reads the remaining output in time.
 
-        The peer has LEAVE_SWEEPS * SWEEP_SECS seconds for that.
+        The peer has LEAVE_SWEEPS * SWEEP_SECS seconds.
         """
         self._ended[stream] = LEAVE_SWEEPS
 
     def abort_unclosed(self, stream: Stream) -> None:
-        """Abort `stream`, which has written all its output, if its peer does not close.
+        """Abort `stream`, which has written all its output, unless its peer closes in time.
 
-        The peer has LINGER_SWEEPS * SWEEP_SECS seconds for that.
+        The peer has LINGER_SWEEPS * SWEEP_SECS seconds.
         """
         self._ended[stream] = LINGER_SWEEPS
         self.watch(stream)
 
     def pause(self, stream: Stream, seconds: float) -> None:
-        """Read nothing from `stream` for `seconds`, limited to the range from PACE_SECS to PAUSE_SECS_MAX."""
+        """Stop reading from `stream` for `seconds`, at least PACE_SECS and at most PAUSE_SECS_MAX."""
         stream.hold()
         self._push(stream, clock.now(), seconds)
         self._pausing.set()
 
     def _push(self, stream: Stream, now: float, seconds: float) -> None:
-        """Schedule the end of a pause of `seconds`, which is limited to PACE_SECS to PAUSE_SECS_MAX."""
+        """Add a paused stream to the heap `_paused`; its pause ends `seconds` after `now`.
+
+        `seconds` is limited to the range from PACE_SECS to PAUSE_SECS_MAX.
+        """
         seconds = min(max(seconds, PACE_SECS), PAUSE_SECS_MAX)
         heapq.heappush(self._paused, (now + seconds, next(self._numbers), stream))
 
@@ -187,7 +191,7 @@ class Poller:
     def has_work(self) -> bool:
         """True if streams have to be served even if no socket becomes ready.
 
-        These are slow streams, and those that the last turn left because it took too long.
+        These are slow streams, and streams that the last turn did not serve because its time was used up.
         """
         return bool(self._slow or self._unserved)
 
@@ -218,7 +222,7 @@ class Poller:
             self.close()
 
     def _move(self, sockets: PollerSockets) -> None:
-        """Have the socket loop watch the sockets of this poller from now on."""
+        """Register all watched sockets in the socket loop, and close this poller's own epoll object."""
         for stream, events in self._watched.items():
             sockets.register(stream.sock.fileno(), events)
         self._ready.close()
@@ -232,9 +236,10 @@ class Poller:
         self._ready.close()
 
     async def _sweep(self) -> None:
-        """Abort streams that have ended, but whose peers neither read nor close in time.
+        """Abort ended streams whose peers neither read nor close in time.
 
-        Every SWEEP_SECS the number of sweeps left to each stream is reduced by one.
+        Every SWEEP_SECS the remaining number of sweeps of each ended stream decreases by one; at 0 it is
+        aborted.
         """
         while True:
             await trio.sleep(SWEEP_SECS)
@@ -244,10 +249,7 @@ class Poller:
                     stream.abort("its peer neither reads nor closes")
 
     async def _pace(self) -> None:
-        """Resume each paused stream when its pause is over.
-
-        If the stream is still above its rate limit then, its pause is extended.
-        """
+        """Resume each paused stream when its pause ends; extend the pause if its rate is still too high."""
         paused = self._paused
         while True:
             await self._pausing.wait()
@@ -264,15 +266,15 @@ class Poller:
                         stream.release()
 
     def poll(self, now: float) -> None:
-        """Serve the streams that are ready; `now` is in loop-clock seconds."""
+        """Poll the sockets without waiting, and serve the ready streams; `now` is in loop-clock seconds."""
         self.turn(now, self._unserved or self._ready.poll(0))
 
     def turn(self, now: float, ready: Ready) -> None:
-        """Read from each stream of the `ready` descriptors once, for about TURN_SECS.
+        """Read once from each stream of the `ready` descriptors, for about TURN_SECS.
 
-        Slow streams come last, and maybe only some of them. Descriptors that are not served in time are left
-        for the next turn, which serves only these: `ready` descriptors that it ignores will be reported
-        again. `now` is in loop-clock seconds.
+        Slow streams are served last, and only some of them if time is short. Descriptors that are not served
+        in time are stored, and the next turn serves only those; it ignores its own `ready`, which epoll will
+        report again. `now` is in loop-clock seconds.
         """
         byte_count = served = 0
         last: Stream | None = None
@@ -322,7 +324,7 @@ class Poller:
             self._end_turn(began, last if served == 1 else None)
 
     def _serve_slow(self, now: float, began: float, deadline: float) -> None:
-        """Serve the slow streams that have waited longest, until the time `deadline`, but at least one.
+        """Serve the slow streams that have waited longest until `deadline`, but at least one stream.
 
         `began` and `deadline` are times of `stopwatch`; `now` is in loop-clock seconds.
         """
@@ -358,12 +360,12 @@ class Poller:
         self._end_turn(began, last if served == 1 else None)
 
     def _took_long(self, stream: Stream, began: float, ended: float) -> None:
-        """Add strikes to `stream` and report it, if this thread was running during its long turn.
+        """Add strikes to `stream` and report it, if its turn took more than LONG_SECS of CPU time.
 
         A stream with STRIKES_SLOW strikes or more is served after the others. `began` and `ended` are times
-        of `stopwatch`. CPU time is counted from its last reading, which may precede this turn; the turns in
-        between count as pure CPU time. To read it before each turn would cost too much. Time in which this
-        thread did not run does not count against the stream.
+        of `stopwatch`. The CPU time is that of this thread. It is read only here and at the beginning of a
+        wake-up, because each reading is expensive; the time between the last reading and this turn counts as
+        CPU time.
         """
         worked = self._worked()
         seconds = min(ended - began, worked - self._work_began - (began - self._work_at))
@@ -377,8 +379,8 @@ class Poller:
     def _end_turn(self, began: float, only: Stream | None) -> None:
         """Route the messages collected from the streams, and write the output of all streams.
 
-        `began` is the time of `stopwatch` at which this starts. `only` is the stream that was read if it was
-        just one: a long turn counts against it.
+        `began` is the present time of `stopwatch`. `only` is the stream that was read, if it was the only
+        one: then it gets strikes if this takes long.
         """
         try:
             self._turn_done()

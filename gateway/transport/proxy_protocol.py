@@ -36,9 +36,10 @@ SHOWN: Final = 0x02 | 0x04  # client presented a certificate, now or earlier in 
 
 
 class Secured(NamedTuple):
-    """Client certificate that a load balancer reports as presented by the client, and verified.
+    """Client certificate that a load balancer has verified, as its PROXY header reports it.
 
-    `data` is the certificate itself (DER), which few balancers send; "" and b"" mean that there is none.
+    `data` is the certificate (DER), which few balancers send. An empty `common_name` or `data` was not
+    reported.
     """
 
     common_name: str = ""
@@ -105,10 +106,9 @@ def _secured(tail: bytes) -> Secured | None:
 
 
 def _values(tail: bytes) -> dict[int, bytes]:
-    """Return the values of TLVs by type, up to the first incomplete one: padding may follow.
+    """Return the values of TLVs by type, up to the first incomplete TLV, which may be padding.
 
-    Raises RemoteProtocolError if a TLV that the gateway relies on occurs twice, because it would be
-    ambiguous.
+    Raises RemoteProtocolError if a TLV that the gateway evaluates occurs twice.
     """
     found: dict[int, bytes] = {}
     at = 0

@@ -38,14 +38,14 @@ class SocketPoller(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """True if `turn` has something to do even if no socket is ready."""
+        """True if `turn` must be called even if no socket is ready."""
 
     def turn(self, now: float, ready: Ready) -> None:
         """Serve the streams of the `ready` descriptors; `now` is in loop-clock seconds."""
 
 
 class Steps(Protocol):
-    """Recorder of the durations of steps of the event loop."""
+    """Recorder for the duration of the event loop's steps, such as one turn of a poller."""
 
     def begin(self) -> None:
         """Start measuring a step."""
@@ -55,9 +55,9 @@ class Steps(Protocol):
 
 
 class PollerSockets:
-    """Sockets of one poller, registered in the socket loop's epoll object.
+    """Sockets of one poller in the socket loop's epoll object.
 
-    It has the interface of an epoll object, and replaces the poller's own.
+    The object has the interface of `select.epoll`, and a poller uses it instead of its own epoll object.
     """
 
     def __init__(self, loop: SocketLoop, poller: SocketPoller) -> None:
@@ -73,7 +73,7 @@ class PollerSockets:
         self._loop.owners[descriptor] = self._poller
 
     def poll(self, timeout: float) -> Ready:
-        """Return an empty list: the socket loop itself polls, and passes ready descriptors to `turn`."""
+        """Return an empty list, because the socket loop polls and passes ready descriptors to `turn`."""
         return []
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class PollerSockets:
 
 
 class SocketLoop:
-    """Loop that waits for I/O in place of Trio, and serves pollers and calls from other threads meanwhile.
+    """Replacement for Trio's wait for I/O, which also serves pollers and runs calls from threads.
 
     `epoll` watches the sockets of all pollers; `owners` has the poller of each descriptor.
     """
@@ -118,9 +118,9 @@ class SocketLoop:
         self.owners = {descriptor: owner for descriptor, owner in self.owners.items() if owner is not poller}
 
     def call_soon(self, function: Callable[[], None]) -> None:
-        """Have the loop call `function` in the thread of the event loop.
+        """Make the event loop's thread call `function` soon; any thread may call this method.
 
-        Any thread may call this. A closed loop ignores it.
+        The call is ignored if the loop is closed.
         """
         self._calls.append(function)
         if not self._signalled:
@@ -130,7 +130,7 @@ class SocketLoop:
                     os.eventfd_write(self._wake_up, 1)
 
     def close(self) -> None:
-        """Call the functions that threads have passed to `call_soon`, and close the epoll object."""
+        """Run the calls that threads have passed to `call_soon`, and close the epoll object."""
         self.run_calls()
         with self._lock:  # a thread may be about to write
             self._closed = True
@@ -186,7 +186,7 @@ class SocketLoop:
                 return
 
     def _run_turn(self, poller: SocketPoller, ready: Ready) -> None:
-        """Have `poller` serve its `ready` descriptors, and note if it has more work."""
+        """Serve the `ready` descriptors of `poller`, and schedule another turn if it has more work."""
         self._steps.begin()
         try:
             poller.turn(clock.now(), ready)
@@ -197,7 +197,7 @@ class SocketLoop:
             self._working[poller] = []
 
     def run_calls(self) -> None:
-        """Call the functions that other threads have passed to `call_soon` until now."""
+        """Run the calls that other threads have passed to `call_soon` so far."""
         with suppress(BlockingIOError):  # a thread has yet to write it
             os.eventfd_read(self._wake_up)
         self._signalled = False  # after reading: what a thread writes before would be read, and never seen
@@ -210,16 +210,18 @@ class SocketLoop:
         self._steps.end("calls of threads")
 
     def _return_at_once(self) -> None:
-        """Make Trio's own wait return at once: its time-out was computed before this loop waited."""
+        """Make Trio's own wait for I/O return at once, because its timeout is outdated.
+
+        Trio computed the timeout before this loop waited.
+        """
         self._token.run_sync_soon(_do_nothing, idempotent=True)
 
 
 def _do_nothing() -> None:
-    """Do nothing."""
+    """Do nothing; Trio is woken up by the scheduled call itself."""
 
 
 def _raise(error: BaseException) -> None:
-    """Raise `error`."""
     raise error
 
 
@@ -228,10 +230,10 @@ LOOP: Final[trio.lowlevel.RunVar[SocketLoop | None]] = trio.lowlevel.RunVar("soc
 
 
 def attach_socket_loop(steps: Steps) -> SocketLoop | None:
-    """Attach a socket loop to the running Trio loop, for pollers that start from now on, and return it.
+    """Attach a socket loop to the running Trio loop, and return it.
 
-    If one is attached already, it is shared. Return None on systems or versions of Trio where it cannot work.
-    Call `detach_socket_loop` at the end.
+    Pollers that start later use it. If a socket loop is attached already, return that one. Return None if the
+    system or the version of Trio does not allow it. The caller must call `detach_socket_loop` at the end.
     """
     attached = LOOP.get()
     if attached is not None:

@@ -39,20 +39,23 @@ BACKLOG_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class StreamOwner(Protocol):
-    """Protocol connection that processes what a stream reads, and provides what it writes."""
+    """Protocol connection that receives the bytes read by a stream, and provides the bytes to write."""
 
     def receive(self, data: bytes, now: float) -> None:
-        """Process the bytes `data`, or, if it is b"", those left from the last call.
+        """Process the bytes `data`.
 
-        `data` is b"" after a call of `Stream.request_turn`. An exception ends only this connection. `now` is
-        in loop-clock seconds.
+        `data` is b"" after a call of `Stream.request_turn`: then continue with bytes left from the last call.
+        An exception ends only this connection. `now` is in loop-clock seconds.
         """
 
     def data_to_send(self) -> bytes | list[Piece]:
-        """Return everything to be written now, as pieces if it is large. Called when a wake-up ends."""
+        """Return everything to be written now, as a list of pieces if it is large.
+
+        The stream calls this method when a wake-up of the event loop ends.
+        """
 
     def resume_writing(self) -> None:
-        """Resume deliveries: the stream, which was congested, has written its backlog."""
+        """Resume deliveries, because the stream is no longer congested."""
 
     def connection_lost(self, reason: str) -> None:
         """Clean up after the connection has ended for `reason`, a text. Called once."""
@@ -62,26 +65,25 @@ class StreamPoller(Protocol):
     """Interface of the poller that a stream uses."""
 
     def watch(self, stream: Stream) -> None:
-        """Follow a change of `stream.reading`, `stream.writing` or `stream.unread`."""
+        """Update the socket's registration after a change of `stream.reading`, `writing` or `unread`."""
 
     def forget(self, stream: Stream) -> None:
         """Stop watching the stream, which is about to close its socket."""
 
     def abort_unread(self, stream: Stream) -> None:
-        """Abort the stream, which has ended, if its peer does not read the remaining output in time."""
+        """Abort the ended stream unless its peer reads the remaining output in time."""
 
     def abort_unclosed(self, stream: Stream) -> None:
-        """Abort the stream, which has written all its output, if its peer does not close in time."""
+        """Abort the stream, which has written all its output, unless its peer closes in time."""
 
     def pause(self, stream: Stream, seconds: float) -> None:
-        """Read nothing from the stream for `seconds`."""
+        """Stop reading from the stream for `seconds`."""
 
 
 class ByteCounts(Protocol):
-    """Counters of the bytes read and written by all streams of one endpoint (listener or link).
+    """Counters for the bytes read and written by all streams of one endpoint (listener or link).
 
-    Counters for each stream would be slower: reads and writes of many connections would touch memory that is
-    no longer in the processor's cache.
+    Counters for each stream would be slower, because those of many connections do not fit the CPU cache.
     """
 
     bytes_in: int
@@ -89,7 +91,7 @@ class ByteCounts(Protocol):
 
 
 class Bytes:
-    """Counters of the bytes read and written by one stream whose endpoint is not known yet."""
+    """Counters for one stream's bytes as long as its endpoint is not known."""
 
     __slots__ = ("bytes_in", "bytes_out")
 
@@ -99,9 +101,10 @@ class Bytes:
 
 
 class StreamCounters:
-    """Byte counters of one stream while it is watched; they also add to the endpoint's `counts`.
+    """Counters for one stream's bytes while an operator watches it; they also add to `counts`.
 
-    A stream that is not watched counts in the endpoint's counters directly, at no extra cost.
+    `counts` are the counters of the endpoint. A stream that is not watched uses these directly, at no extra
+    cost.
     """
 
     __slots__ = ("counts", "read", "watchers", "written")
@@ -139,7 +142,10 @@ class StreamCounters:
 
 
 class WriteSet:
-    """Set of the streams that have output to write when this wake-up ends; one for the whole process."""
+    """Set of the streams whose output is written at the end of the present wake-up of the event loop.
+
+    The process has one such set.
+    """
 
     __slots__ = ("_marked", "_wake_up_ends", "took_long")
 
@@ -148,7 +154,7 @@ class WriteSet:
         wake_up_ends: Sequence[Callable[[], None]] = (),
         took_long: Callable[[Stream, float], None] | None = None,
     ) -> None:
-        """Create an empty set with its hooks.
+        """Create an empty set.
 
         The functions `wake_up_ends` are called at the beginning of each flush. `took_long` is called with
         each stream whose turn was long, and with the duration of the turn in seconds.
@@ -158,15 +164,15 @@ class WriteSet:
         self.took_long = took_long
 
     def mark(self, stream: Stream) -> None:
-        """Add `stream` to the streams that the next flush writes."""
+        """Add `stream` to the streams whose output the next flush writes."""
         if not stream.marked:
             stream.marked = True
             self._marked.append(stream)
 
     def flush(self) -> None:
-        """Write the output of all marked streams, and remove the marks.
+        """Write the output of all streams in the set, and empty the set.
 
-        Streams that are marked while this runs, such as one that closes, are included.
+        Streams that are added during the call are also written.
         """
         for function in self._wake_up_ends:
             try:
@@ -187,7 +193,7 @@ LayerEnded = Callable[["Stream", Ending], None]
 
 
 class Stream:
-    """Non-blocking socket with its unwritten output, its layer (TLS, WebSocket) and its owner."""
+    """Non-blocking socket with its backlog of output, its layer (TLS, WebSocket) and its owner."""
 
     __slots__ = (
         "_backlog",
@@ -241,10 +247,10 @@ class Stream:
         """Create a stream that is not polled yet: call `begin`, or the `watch` of its poller.
 
         `watcher` is the poller. `layer_ended` is called when a layer ends the stream. `rate` limits reading;
-        None means no limit. A peer that leaves more than `backlog_max` bytes of output unread, counted in
-        memory, is disconnected; beyond half of that, nothing is read from it. If `stalls` is True, data that
-        has been read waits unprocessed while the socket does not accept the output so far. Where a link joins
-        two gateways, one of the two must continue regardless.
+        None means no limit. If the peer leaves more than `backlog_max` bytes of output (in memory) unread, it
+        is disconnected; above half of that, the stream stops reading. If `stalls` is True, received data is
+        not processed while the socket does not accept the present output. Where a link connects two gateways,
+        `stalls` must be False on one side: otherwise both could wait for each other.
         """
         self.sock = sock
         self.layer = layer
@@ -282,9 +288,10 @@ class Stream:
 
     @property
     def congested(self) -> bool:
-        """True if too much output waits to be written, so that nothing more may be delivered to the peer.
+        """True if so much output is waiting that nothing more may be delivered to the peer.
 
-        Reading True calls `starve`: the owner's `resume_writing` will be called when deliveries may resume.
+        To read the value True also calls `starve`, so that the owner's `resume_writing` is called when
+        deliveries may resume.
         """
         if self.queued < BACKLOG_BYTES_HIGH:
             return False
@@ -292,9 +299,9 @@ class Stream:
         return True
 
     def starve(self) -> None:
-        """Note that deliveries are withheld.
+        """Record that deliveries are withheld, so that the owner's `resume_writing` is called later.
 
-        Call the owner's `resume_writing` once the socket accepts bytes.
+        The call is made once the socket accepts bytes.
         """
         if not self.starved:
             self.starved = True
@@ -302,34 +309,35 @@ class Stream:
 
     @property
     def backlogged(self) -> bool:
-        """True if the socket has not accepted all the output so far."""
+        """True if output is waiting because the socket has not accepted it."""
         return self._backlog is not None or self._before_layer is not None
 
     @property
     def listening(self) -> bool:
-        """True if everything that the peer sends is read and processed promptly.
+        """True if all bytes of the peer are read and processed promptly.
 
-        If False, bytes of the peer may wait unread, so that its silence does not mean that it is gone.
+        If False, bytes of the peer may be unread, so that a missing heartbeat does not prove that the peer is
+        dead.
         """
         return self.reading and not self.unread
 
     @property
     def endpoint(self) -> str:
-        """Name of the listener or link to which this stream belongs; "" before that is known."""
+        """Name of the listener or link of this stream; "" until it is known."""
         return getattr(self._counts, "name", "")
 
     @property
     def client(self) -> str:
-        """Identifier of the client that its protocol states; "" if there is none."""
+        """Client identifier from the protocol; "" if there is none."""
         return getattr(getattr(self.owner, "sender", None), "client", "")
 
     @property
     def is_clogged(self) -> bool:
-        """True if so much output waits for the socket that received data is not processed further either."""
+        """True if so much output is waiting that received data is not processed either."""
         return self.stalls and self._backlog is not None and self._backlog.byte_count >= BACKLOG_BYTES_HIGH
 
     def count_with(self, counts: ByteCounts) -> None:
-        """Count this stream's bytes, including those so far, in `counts`."""
+        """Count this stream's bytes in `counts` from now on, and add the bytes counted so far."""
         before, self._counts = self._counts, counts
         counts.bytes_in += before.bytes_in
         counts.bytes_out += before.bytes_out
@@ -349,37 +357,38 @@ class Stream:
             self._counts = watched.counts
 
     def mark(self) -> None:
-        """Have the owner's output collected and written when this wake-up ends."""
+        """Make the next flush of the write set collect and write the owner's output."""
         if not self.marked:
             self._writes.mark(self)
 
     def request_turn(self) -> None:
-        """Call the owner's `receive` again, with b"", before anything more is read.
+        """Make the stream call the owner's `receive` with b"" before it reads again.
 
-        The owner (or the layer) calls this if it has not processed all that was read.
+        The owner or the layer calls this method if it has not processed all received data.
         """
         if not self.unread and not self.closed and not self.ending:
             self.unread = True
             self._watcher.watch(self)
 
     def postpone(self, events: list[Any]) -> None:
-        """Store decoded `events`, which the owner processes in another turn: `postponed` returns them."""
+        """Store decoded `events` for another turn, in which the owner gets them from `postponed`."""
         self._postponed = events
         self.request_turn()
 
     def postponed(self) -> list[Any] | None:
-        """Remove and return the events that `postpone` stored, or None if there are none.
+        """Remove and return the events that `postpone` has stored, or None if there are none.
 
-        If there are some, `receive` has been called with b"": nothing is read before they are processed.
+        The owner calls this method in `receive`. If there are events, `receive` was called with b"", because
+        nothing is read before they are processed.
         """
         events, self._postponed = self._postponed, None
         return events
 
     def is_turn_spent(self) -> bool:
-        """Return True if this turn has used its time for slow work (DEAR_SECS).
+        """Return True if slow work has used DEAR_SECS of this turn, so that the rest must be postponed.
 
-        The rest of that work must then be postponed. Call it before each piece of uncommon, slow work, such
-        as the first use of an address. The first call of a turn returns False and starts the time.
+        The owner calls this method before each piece of slow work, such as the first use of an address. The
+        first call of a turn returns False and starts the time.
         """
         now = clock.perf_counter()
         if not self.dear_until:
@@ -388,14 +397,11 @@ class Stream:
         return now >= self.dear_until
 
     def expect(self, byte_count: int) -> None:
-        """Set the read size: larger while a message of `byte_count` bytes is arriving, if that is large.
-
-        0 means that the size of the next message is not known.
-        """
+        """Adjust the read size to the size in bytes of the message that is arriving; 0 if unknown."""
         self.read_bytes = LARGE_READ_BYTES if byte_count >= LARGE_BYTES_MIN else READ_BYTES
 
     def hold(self) -> None:
-        """Stop reading until `release` has been called as often as `hold`: TCP then slows the peer down."""
+        """Stop reading until `release` has been called as often as `hold`; TCP then slows the peer down."""
         self._holds += 1
         if self._holds == 1 and not self.closed:
             self.reading = False
@@ -411,14 +417,14 @@ class Stream:
     def suspend(self) -> None:
         """Stop reading until `resume` has been called as often as `suspend`.
 
-        Meanwhile the owner postpones the events that it has decoded: a command of the peer is pending, and
-        later ones must be run after it.
+        Meanwhile the owner postpones the events that it has decoded, because a command of the peer is pending
+        and later commands must follow it.
         """
         self._suspensions += 1
         self.hold()
 
     def resume(self) -> None:
-        """Undo one `suspend`. Then the owner processes the postponed events."""
+        """Undo one `suspend`; after the last one, the owner processes the postponed events."""
         self._suspensions -= 1
         self.release()
 
@@ -430,7 +436,7 @@ class Stream:
     def hold_output(self) -> None:
         """Write nothing until `release_output` has been called as often as `hold_output`.
 
-        The owner's next output depends on a pending result.
+        Used while the owner's next output depends on a pending result.
         """
         self._output_holds += 1
 
@@ -441,9 +447,10 @@ class Stream:
             self.mark()
 
     def read(self, now: float) -> int:
-        """Process the data left from the last read or, if there is none, read once and feed the owner.
+        """Process the data left from the last read or, if there is none, read once from the socket.
 
-        Return the number of bytes read from the socket. `now` is in loop-clock seconds.
+        Received bytes are passed to the owner. Return the number of bytes read from the socket. `now` is in
+        loop-clock seconds.
         """
         self.dear_until = 0.0
         if self.unread:
@@ -472,11 +479,11 @@ class Stream:
         return size
 
     def read_remaining(self, now: float) -> None:
-        """Process what the peer has already sent, before another part of the gateway ends this stream.
+        """Read and process what the peer has already sent, such as a DISCONNECT, before the stream is ended.
 
-        The peer may have sent a DISCONNECT. If it sends that in small packets, all but the first wait at the
-        peer (Nagle's algorithm) until the first is acknowledged, which the kernel delays by some 40 ms. So
-        this reads, forces the acknowledgement and reads once more.
+        If the peer sends small packets, all but the first wait at the peer (Nagle's algorithm) until the
+        first is acknowledged, which the kernel delays by some 40 ms. This method therefore reads, forces the
+        acknowledgement and reads once more. `now` is in loop-clock seconds.
         """
         self._read_once(now)
         if QUICK_ACK and not self.closed:
@@ -489,7 +496,7 @@ class Stream:
             self.read(now)
 
     def _process_unread(self, now: float) -> None:
-        """Process data left from the last read: the owner's first, because the layer's came later."""
+        """Process the data left from the last read: first the owner's, then the layer's, which is later."""
         self.unread = False
         if self.owner is not None:
             self.owner.receive(b"", now)
@@ -501,7 +508,10 @@ class Stream:
             self._watcher.watch(self)
 
     def feed(self, data: bytes, now: float, layer: Filter | None) -> None:
-        """Pass bytes that have been read to the owner, through `layer` unless that is None."""
+        """Pass received bytes to the owner, after `layer` (None: no layer) has decoded them.
+
+        If the layer has ended, end the stream.
+        """
         if layer is not None:
             data = layer.receive(data)
             self.mark()  # the layer may have to respond
@@ -517,15 +527,18 @@ class Stream:
     def beside(
         self, sock: socket.socket, remote: str, layer: Filter | None, *, layer_ended: LayerEnded
     ) -> Stream:
-        """Return a new stream for `sock`, which is read by the same poller as this stream.
+        """Return a new stream for `sock` that uses the same poller as this stream.
 
-        Data that arrives on one of the two can thus be written to the other in the same wake-up. Call the new
-        stream's `begin` once it has its owner.
+        Data that arrives on one of the two streams can be written to the other in the same wake-up of the
+        poller. Call `begin` of the new stream once it has its owner.
         """
         return Stream(sock, remote, self._watcher, self._writes, layer, layer_ended=layer_ended)
 
     def begin(self) -> None:
-        """Start reading, and write the owner's output. Called once the stream has its owner."""
+        """Register the socket with the poller, and write the owner's first output.
+
+        The owner must have been set.
+        """
         self._watcher.watch(self)
         self.mark()
 
@@ -572,18 +585,18 @@ class Stream:
             self._watcher.watch(self)
 
     def _unwritten(self) -> int:
-        """Return the number of unwritten bytes, in memory or on disk."""
+        """Return the number of bytes of output, in memory or on disk, that are not written yet."""
         return sum(one.byte_count for one in (self._backlog, self._before_layer) if one is not None)
 
     def _unwritten_bytes(self) -> int:
-        """Return the number of unwritten bytes that are in memory."""
+        """Return the number of bytes of output in memory that are not written yet."""
         return sum(one.memory_bytes for one in (self._backlog, self._before_layer) if one is not None)
 
     def _filter_output(self, layer: Filter, data: bytes | list[Piece]) -> bytes:
-        """Pass `data` through the layer and return the bytes for the socket.
+        """Pass `data` through the layer, and return the bytes for the socket.
 
-        Large output is stored first, and passes the layer only as the socket accepts what precedes it: to
-        read and encrypt all of it at once would take long, and much memory.
+        Large output is stored instead. It passes the layer in parts, as the socket accepts the parts before,
+        because reading and encrypting all of it at once would take much time and memory.
         """
         if self._before_layer is None and not isinstance(data, bytes):
             self._before_layer = Backlog()
@@ -598,8 +611,8 @@ class Stream:
     def _write_layered(self) -> bool:
         """Pass stored large output through the layer and write it, as far as the socket accepts it.
 
-        At most LAYERED_MAX steps of LAYERED_BYTES bytes are done in one turn. Return False if the stream has
-        been aborted.
+        One turn does at most LAYERED_MAX steps of LAYERED_BYTES bytes. Return False if the stream was
+        aborted.
         """
         waiting, layer = self._before_layer, self.layer
         assert waiting is not None
@@ -621,7 +634,7 @@ class Stream:
     def writable(self) -> None:
         """Write waiting output, because the poller reports that the socket accepts bytes again.
 
-        Once all is written, finish a stream that is ending, or call the owner's `resume_writing` if
+        If everything is written, finish a stream that is ending, or else call the owner's `resume_writing` if
         deliveries are withheld.
         """
         if self.backlogged:
@@ -647,7 +660,7 @@ class Stream:
     def end(self, reason: str, *, peer_closes: bool = False) -> None:
         """Stop reading, write the remaining output, then close the socket.
 
-        `peer_closes` True leaves it to the peer to close first, for some seconds: a client that reads the end
+        If `peer_closes` is True, wait some seconds for the peer to close first: a client that reads the end
         of the stream together with the last packet may treat the connection as lost.
         """
         if self.ending or self.closed:
@@ -672,10 +685,10 @@ class Stream:
         self.abort("internal error")
 
     def fail_later(self, error: Exception) -> None:
-        """Have `fail` called with `error` when this wake-up ends.
+        """Schedule a call of `fail` with `error` for the end of this wake-up of the event loop.
 
-        Meant for a caller that meets the error while it serves other connections. Until then the stream
-        counts as congested, so that nothing more is delivered to it.
+        For a caller that finds the error while it serves other connections. Until then the stream counts as
+        congested, so that nothing more is delivered to it.
         """
         if self.doomed is None:
             self.doomed = error
@@ -683,9 +696,9 @@ class Stream:
         self.mark()
 
     def _detach_owner(self, reason: str, *, keep: bool) -> None:
-        """Report the end of the connection to the owner, and detach it.
+        """Report the end of the connection to the owner, and detach the owner from the stream.
 
-        With `keep`, the owner's remaining output is still written.
+        If `keep` is True, the owner's remaining output is still written.
         """
         owner = self.owner
         if owner is None:
@@ -730,10 +743,10 @@ class Stream:
         return True
 
     def _shut(self) -> None:
-        """Shut down the sending side, then read and discard until the peer closes.
+        """Shut down the sending side, then read and discard bytes until the peer closes.
 
-        To close while bytes of the peer are unread would reset the connection, and the peer could lose the
-        last output.
+        To close the socket while bytes of the peer are unread would reset the connection, and the peer could
+        lose the last output.
         """
         if not self._peer_closes:
             if self.layer is not None and not self._write(self.layer.finish()):
@@ -757,7 +770,7 @@ class Stream:
 
 
 class FinalOwner:
-    """Owner of a stream whose connection has ended, until the last output of that connection is written."""
+    """Stand-in for the owner of an ended connection, until the connection's last output is written."""
 
     __slots__ = ("_data",)
 
@@ -776,4 +789,4 @@ class FinalOwner:
         """Do nothing: no deliveries are waiting."""
 
     def connection_lost(self, reason: str) -> None:
-        """Do nothing: the real owner has been notified."""
+        """Do nothing: the original owner has already been notified."""

@@ -18,7 +18,7 @@ AGAIN_SECS: Final = 1.0  # so that a task that fails at once does not keep the l
 
 
 class Tasks:
-    """Starter of background tasks in a nursery, which their exceptions cannot cancel."""
+    """Starter of background tasks in a nursery; an exception of one task does not cancel the nursery."""
 
     __slots__ = ("_nursery",)
 
@@ -26,7 +26,7 @@ class Tasks:
         self._nursery = nursery
 
     def start_soon(self, task: Callable[..., Awaitable[object]], *args: Any) -> None:
-        """Start `task(*args)` in the background and contain its exceptions."""
+        """Start `task(*args)` in the background; its exceptions are logged and not raised."""
         self._nursery.start_soon(self._run, task, args)
 
     @staticmethod
@@ -38,9 +38,9 @@ class Tasks:
 
 
 async def run_forever(where: Where, task: Callable[[], Awaitable[object]]) -> None:
-    """Run `task` until it returns, and restart it after each error.
+    """Run `task` until it returns without an error.
 
-    An error is reported under `where`; the restart follows AGAIN_SECS later.
+    After an error, the error is reported under `where`, and `task` is restarted after AGAIN_SECS.
     """
     while True:
         try:

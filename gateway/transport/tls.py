@@ -14,7 +14,8 @@ RECORDS_MAX: Final = 512  # TLS records per turn: each may hold as little as one
 class TlsFilter:
     """TLS layer of one connection.
 
-    The handshake runs as bytes pass; data sent earlier is buffered until it ends.
+    The handshake takes place while bytes pass through the layer. Data that the owner sends before the end of
+    the handshake is buffered.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class TlsFilter:
         return self._tls.getpeercert(binary_form=True) or b""
 
     def finish(self) -> bytes:
-        """Return the close-notify alert, and whatever else is left to send."""
+        """Return the close-notify alert, after other bytes that are still to be sent."""
         if self.established and self.ended is None:
             with contextlib.suppress(ssl.SSLError):  # the peer's own close-notify is not awaited
                 self._tls.unwrap()

@@ -39,10 +39,10 @@ UPGRADE: Final = {"Upgrade": "websocket", "Sec-WebSocket-Version": VERSION}
 
 
 class _Frames:
-    """Base of both sides of a WebSocket connection: frames after the HTTP upgrade.
+    """Base of both sides of a WebSocket connection: the frames after the HTTP upgrade.
 
-    A violation of the rules ends the connection with the matching close code. A message of more than
-    `message_bytes_max` bytes is refused (1009); None means no limit.
+    A peer that violates the protocol gets a close frame with the matching code, and the connection ends. A
+    message of more than `message_bytes_max` bytes is refused with code 1009; None means no limit.
     """
 
     def __init__(self, message_bytes_max: int | None) -> None:
@@ -69,7 +69,7 @@ class _Frames:
     def finish(self) -> bytes:
         """Return the close frame, or b"" if the connection has ended already.
 
-        The peer's close frame is not awaited.
+        The gateway does not wait for the peer's close frame.
         """
         if self._frames is None or self.ended is not None:
             return b""
@@ -117,11 +117,11 @@ class _Frames:
 
 
 class WebSocketFilter(_Frames):
-    """Server side of one WebSocket.
+    """Server side of one WebSocket connection.
 
-    `path` is its only path (404 elsewhere). `subprotocols` are supported, the preferred one first. Only
-    `origins` may connect, None means any; a request without an Origin header does not come from a browser and
-    is accepted.
+    Requests for another path than `path` get 404. `subprotocols` are the supported ones, the preferred first.
+    `origins` are the web pages that may connect; None permits all. A request without an Origin header does
+    not come from a browser and is accepted.
     """
 
     def __init__(
@@ -201,15 +201,15 @@ class WebSocketFilter(_Frames):
 def opened_by_foreign_page(layer: object) -> bool:
     """Return True if a web page that is neither configured nor local opened this connection.
 
-    `layer` is the outermost layer of the connection's stream; unless it is a WebSocket, the result is False.
-    A page is configured if the listener's `origins` name it, and local if it comes from this machine.
+    `layer` is the outermost layer of the connection's stream; without a WebSocket the result is False. A page
+    is configured if the listener's `origins` contain it, and local if it was loaded from this machine.
     """
     inner = layer.inner if isinstance(layer, Stacked) else layer
     return isinstance(inner, WebSocketFilter) and inner.from_foreign_page
 
 
 def _is_here(origin: str) -> bool:
-    """Return True if an origin (`http://localhost:3000`) is on this machine."""
+    """Return True if the host of an Origin header (such as `http://localhost:3000`) is this machine."""
     try:
         host = urlsplit(origin).hostname or ""
         return host == "localhost" or ip_address(host).is_loopback
@@ -267,7 +267,7 @@ class WebSocketClient(_Frames):
             self._refused(f"the server's answer is no upgrade: {error}")
 
     def _refused(self, text: str) -> None:
-        """Set `ended`, unless it is set already: the server refused the upgrade."""
+        """Set `ended` because the server refused the upgrade, unless `ended` is set already."""
         self.ended = self.ended or Ending(f"WebSocket: {text}", refused="websocket_upgrade")
 
 
