@@ -65,8 +65,8 @@ Sent = tuple[bytes, bytes, bytes]
 class AmqpClient:
     """AMQP 0-9-1 connection with one open channel.
 
-    `shortened` counts published messages whose expiry was more than ten years away and was reduced to ten
-    years.
+    `shortened` is the number of published messages that expire in more than ten years; they were sent with an
+    expiration of ten years.
     """
 
     def __init__(self, access: ConnectionOptions) -> None:
@@ -125,9 +125,9 @@ class AmqpClient:
     def _send(
         self, publisher: Publisher, messages: Sequence[Message], positions: range, confirming: Confirming
     ) -> None:
-        """Send the messages at these positions, and record them in `confirming`.
+        """Send the messages at `positions`, and record them in `confirming` as sent or refused.
 
-        Messages that cannot be encoded or are too large are recorded as refused.
+        Messages that cannot be encoded or are too large are refused.
         """
         utc = time.time()
         rows: list[Sent] = []
@@ -154,15 +154,18 @@ class AmqpClient:
     # Consuming.
 
     def declare(self, queue: str, exchange: str, binding_keys: Sequence[str]) -> None:
-        """Declare a durable queue and bind it to an exchange with these keys. Raises LinkError."""
+        """Declare a durable queue and bind it to an exchange with each of the binding keys.
+
+        Raises LinkError.
+        """
         self._call(m.QueueDeclare(queue, durable=True), m.QueueDeclareOk)
         for key in binding_keys:
             self._call(m.QueueBind(queue, exchange, key), m.QueueBindOk)
 
     def look_for(self, *, queue: str = "", exchange: str = "") -> None:
-        """Check that the queue exists, or the exchange if `queue` is empty.
+        """Check with a passive declare that the queue exists, or the exchange if `queue` is empty.
 
-        Raises LinkError if it does not exist; the channel is then closed.
+        Raises LinkError if it does not exist; then the channel is closed.
         """
         if queue:
             self._call(m.QueueDeclare(queue, passive=True), m.QueueDeclareOk)
@@ -172,8 +175,8 @@ class AmqpClient:
     def try_publishing(self, exchange: str) -> None:
         """Check that this user may publish to an exchange.
 
-        An empty message is published in a transaction, which is rolled back, so no queue receives it. Raises
-        LinkError if the server denies it; the channel is then closed.
+        Publishes an empty message in a transaction and rolls it back, so that no queue receives the message.
+        Raises LinkError if the server denies it; then the channel is closed.
         """
         self._call(m.TxSelect(), m.TxSelectOk)
         Publisher(self._machine, self._channel).publish_many(
@@ -251,7 +254,10 @@ class AmqpClient:
 
 
 class Confirming:
-    """Published messages that await a confirm, by delivery tag, and the refused ones, by position."""
+    """Published messages of one connection: by delivery tag while a confirm is due, and the refused ones.
+
+    The refused messages are stored by position.
+    """
 
     def __init__(self) -> None:
         self.refused: dict[int, BrokerRefusal] = {}
@@ -262,9 +268,9 @@ class Confirming:
         return len(self._open)
 
     def record_sent(self, first: int, rows: Sequence[tuple[int, Sent]]) -> None:
-        """Record published messages, with their positions, as unconfirmed.
+        """Record published messages as unconfirmed.
 
-        Their delivery tags are consecutive and begin with `first`.
+        `rows` has their positions. Their delivery tags are consecutive, and the first one is `first`.
         """
         self._open.update(enumerate(rows, first))
 
@@ -285,9 +291,9 @@ class Confirming:
                     return
 
     def confirmed(self, tag: int, *, multiple: bool, accepted: bool) -> None:
-        """Process a confirm of the server: an ack if `accepted` is True, a nack otherwise.
+        """Process a confirm of the server: basic.ack if `accepted` is True, otherwise basic.nack.
 
-        It applies to the message with this delivery tag and, with `multiple`, to all before it.
+        The confirm is for the message with delivery tag `tag` and, if `multiple`, for all earlier messages.
         """
         tags = [one for one in self._open if one <= tag] if multiple else [tag]
         for one in tags:

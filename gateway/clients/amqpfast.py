@@ -103,9 +103,10 @@ class FastClient:
         refused: dict[int, BrokerRefusal],
     ) -> None:
         # Consecutive messages for one destination are sent together.
-        """Send the messages at these positions, in runs for the same destination.
+        """Send the messages at `positions`, and add them to `unanswered` by (handle, tag).
 
-        Add them to `unanswered`, by handle and tag, or to `refused` if they cannot be encoded.
+        Consecutive messages for the same destination are sent together. Messages that cannot be encoded are
+        added to `refused` instead.
         """
         run: list[tuple[int, tuple[bytes, bytes, bytes]]] = []
         before: tuple[Producer, bytes, int] | None = None
@@ -142,7 +143,10 @@ class FastClient:
         unanswered: dict[tuple[int, int], int],
         refused: dict[int, BrokerRefusal],
     ) -> None:
-        """Process the server's close of a handle: its unanswered messages count as refused."""
+        """Process HANDLE CLOSE from the server: move the handle's unanswered messages to `refused`.
+
+        If several messages are affected and the destination is not the reason, each may be retried.
+        """
         why = _refusal(event.reply_code, event.text)
         keys = [key for key in unanswered if key[0] == event.handle]
         if len(keys) > 1 and event.reply_code not in OF_DESTINATIONS:
@@ -170,11 +174,11 @@ class FastClient:
         selector_type: str = "",
         unreliable: bool = False,
     ) -> None:
-        """Consume a destination, or all whose names begin with `name` if it is empty or ends in a dot.
+        """Consume the destination `name`, or all destinations that begin with it.
 
-        `identifier` makes the subscription to a topic durable. With `unreliable` the server regards a message
-        as acknowledged when it is sent. Raises LocalProtocolError if the command with its selector exceeds
-        the server's frame-max.
+        All are meant if `name` is empty or ends in a dot. `identifier` makes the subscription of a topic
+        durable. With `unreliable`, the server regards a message as acknowledged when it is sent. Raises
+        LocalProtocolError if the command with its selector exceeds the server's frame-max.
         """
         begin, end = (name, "") if is_prefix(name) else split_name(service, name)
         opening = m.HandleOpen(self._channel, service_type=SERVICES[service], consumer=True, dest_name=begin)

@@ -41,9 +41,9 @@ TOO_LARGE: Final = BrokerRefusal("it is larger than the server takes", final=Tru
 class MqttClient:
     """MQTT connection whose CONNECT the server has accepted.
 
-    An empty `client_id` is replaced by a random one. `session_secs` is the session expiry in seconds after
-    the connection has ended; with 0 the session begins and ends with the connection. `receive_max` is the
-    maximum number of received messages without acknowledgement.
+    An empty `client_id` is replaced by a random one. `session_secs` is the session expiry interval in
+    seconds; with 0 the session begins and ends with the connection. `receive_max` is the maximum number of
+    unacknowledged messages from the server.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class MqttClient:
     def publish_many(
         self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT
     ) -> dict[int, BrokerRefusal]:
-        """Publish messages and wait for their acknowledgements. Return the refusals by position.
+        """Publish messages and wait for their acknowledgements, as Client.publish_many defines.
 
-        The details are those of Client.publish_many. A message with QoS 0 is complete when it is written.
+        Return the refusals by position. A message with QoS 0 counts as accepted when it is written.
         """
         refused: dict[int, BrokerRefusal] = {}
         unanswered: dict[int, int] = {}  # position by packet id
@@ -114,9 +114,10 @@ class MqttClient:
         unanswered: dict[int, int],
         refused: dict[int, BrokerRefusal],
     ) -> int:
-        """Send the messages at the positions from `at` to before `end`. Return the next position to send.
+        """Send the messages from position `at` to before `end`, and return the next position to send.
 
-        `unanswered` maps the packet ids in use to positions; `refused` gets the refusals.
+        `unanswered` maps the packet ids in use to positions. Messages that cannot be sent are added to
+        `refused`.
         """
         utc = time.time()
         described = self._machine.version is Version.V5
@@ -174,10 +175,9 @@ class MqttClient:
         self._check(filters, self._next_event(Suback).reasons)
 
     def _next_event(self, event_type: type[Event]) -> Event:
-        """Return the next event of type `event_type`. Raises LinkError if it does not arrive in time.
+        """Return the next event of type `event_type`. Raises LinkError if none arrives in time.
 
-        Other events that arrive before or with it, such as messages of the session, are stored for
-        `arrivals`.
+        Other events that arrive meanwhile, such as messages of the session, are stored for `arrivals`.
         """
         for events in self._wire.read_events():
             for at, event in enumerate(events):

@@ -29,11 +29,11 @@ Event = TypeVar("Event")
 
 
 class ConnectionOptions(NamedTuple):
-    """Address of a broker and the options of a connection to it.
+    """Address of a broker, and the options for a connection to it.
 
-    The files are in PEM format: `ca_file` has the certificate authorities to trust, `cert_file` and
-    `key_file` have the client's own certificate and key. `version` and `byte_order` mean the same as the
-    options of a link to an MQTT broker.
+    The files are in PEM format: `ca_file` has the trusted certificate authorities, `cert_file` and `key_file`
+    the client's own certificate and key. `version` and `byte_order` have the meaning that they have in the
+    configuration of an MQTT link.
     """
 
     target: LinkUrl
@@ -62,7 +62,10 @@ class BrokerRefusal(NamedTuple):
 
 
 class ReceivedMessage(NamedTuple):
-    """Received message; acknowledging its `token` acknowledges it and all messages before it."""
+    """Message received from a broker, with the `token` to acknowledge it and the redelivered flag.
+
+    Acknowledging a token also acknowledges all messages received before.
+    """
 
     message: Message
     token: int
@@ -83,9 +86,10 @@ class Client(Protocol):
         """
 
     def listen(self, address_options: Mapping[str, str], qos: int) -> None:
-        """Consume from an address, with this QoS if the protocol has one. Raises LinkError.
+        """Consume from the address in `address_options`. Raises LinkError.
 
-        `address_options` has the parts of the address, as options that the protocol defines.
+        `address_options` has the parts of the address, with the option names of the protocol. `qos` is used
+        if the protocol has a QoS.
         """
 
     def arrivals(self, seconds: float) -> list[ReceivedMessage]:
@@ -98,23 +102,23 @@ class Client(Protocol):
         """Stay connected for `seconds` seconds without reading messages. Raises LinkError."""
 
     def acknowledge(self, arrivals: Sequence[ReceivedMessage]) -> None:
-        """Acknowledge these messages, which must be the oldest unacknowledged ones, in their order."""
+        """Acknowledge these messages, which must be the oldest unacknowledged ones, in order of arrival."""
 
     def close(self) -> None:
         """Disconnect properly, with the protocol's own message."""
 
     def close_abruptly(self) -> None:
-        """Close the socket without a DISCONNECT or its equivalent, because the connection is broken."""
+        """Close the socket without a DISCONNECT or its equivalent, for a connection that has failed."""
 
 
 class Silence(LinkError):
-    """Error for a server that has accepted the connection and does not respond."""
+    """Error for a server that has accepted the TCP connection but sends no response."""
 
 
 def messages(client: Client, seconds: float | None) -> Iterator[Message]:
-    """Yield the messages that `client` consumes, for `seconds` seconds (None: forever).
+    """Yield the messages that `client` consumes, for `seconds` seconds; None means without end.
 
-    Each message is acknowledged when the next one is requested. Raises LinkError.
+    Each message is acknowledged when the caller requests the next one. Raises LinkError.
     """
     end = None if seconds is None else time.monotonic() + seconds
     while end is None or time.monotonic() < end:
@@ -134,15 +138,18 @@ class ClientMachine(Protocol):
 
 
 class Wire:
-    """Connected socket with the protocol machine that uses it.
+    """Socket connected to a broker, with the protocol state machine for it.
 
-    `tick` is called once a second.
+    `tick` is called once a second with the time in seconds.
     """
 
     def __init__(
         self, access: ConnectionOptions, machine: ClientMachine, tick: Callable[[float], None]
     ) -> None:
-        """Connect to the broker, with TLS if the target has it. Raises LinkError if it is unreachable."""
+        """Connect to the broker, with TLS if the options require it.
+
+        Raises LinkError if the broker is unreachable.
+        """
         self.machine = machine
         self.timeout_secs = access.timeout_secs
         self._tick = tick
@@ -175,9 +182,9 @@ class Wire:
         self._open = True
 
     def failure(self, why: str, kind: type[LinkError] = LinkError) -> LinkError:
-        """Return the error for a connection that has ended for the reason `why`.
+        """Return an error of class `kind` for a connection that has ended for the reason `why`.
 
-        Until the connection is open, the text names the protocol that the server seems to use instead.
+        Before `mark_open` was called, the text also states which protocol the server seems to use instead.
         """
         return kind(f"{self._place}: {why if self._open else explained(self._protocol, self._first, why)}")
 
@@ -194,7 +201,7 @@ class Wire:
                 raise self.failure(reason(error)) from error
 
     def pause_reading(self, seconds: float) -> None:
-        """Write pending bytes, then read nothing for `seconds`: the broker has to wait."""
+        """Write pending bytes, then stay connected without reading for `seconds` seconds."""
         now = time.monotonic()
         if now - self._ticked >= TICK_SECS:
             self._ticked = now
@@ -260,10 +267,10 @@ class Wire:
             yield events
 
     def wait(self, event_type: type[Event], *ends: type[Any]) -> Event:
-        """Return the next event of type `event_type`; other events are dropped.
+        """Return the next event of type `event_type`, and drop other events.
 
-        Raises LinkError if an event of one of the types `ends`, by which AMQP closes a channel or connection,
-        arrives first, or if no such event arrives within `timeout_secs` seconds.
+        `ends` are the types of events by which AMQP closes a channel or connection. Raises LinkError if an
+        event of such a type arrives first, or if `timeout_secs` seconds pass.
         """
         for event in self.events(self.timeout_secs):
             if isinstance(event, event_type):
