@@ -40,9 +40,10 @@ NOBODY: Final = ""
 
 
 class ReplicaRow(NamedTuple):
-    """Row of `replica`: one incarnation. `seen` is when its last heartbeat arrived, in UTC seconds.
+    """Row of table `replica`: one incarnation (one run) of a replica.
 
-    `name` is the configured name. `dead` is 1 once the incarnation has ended or was declared dead.
+    `seen` is the time of its last heartbeat in UTC seconds. `name` is the configured name. `dead` is 1 once
+    the incarnation has ended or was declared dead.
     """
 
     replica: str
@@ -58,7 +59,7 @@ ReplicaOperation = JoinReplica | Heartbeat | QuitReplica
 
 
 class Replicas:
-    """Rows of `replica` that the operations of a group read and change."""
+    """Rows of table `replica` that the operations of one transaction read and change."""
 
     def __init__(self) -> None:
         self._table = Table("replica", ReplicaRow, REPLICA, 1)
@@ -82,12 +83,15 @@ class Replicas:
         return DONE if isinstance(operation, QuitReplica) else Reply(OperationOutcome.DONE, now)
 
     def writes(self) -> list[OperationStatement]:
-        """Return the SQL statements that write what the operations of a transaction have changed."""
+        """Return the SQL statements that write the changed rows to the database."""
         return self._table.writes()
 
 
 class LeaseRow(NamedTuple):
-    """Row of `lease`. `until` is when the lease ends, in UTC seconds; `holder` is "" without a holder."""
+    """Row of table `lease`: `until` is the end of the lease in UTC seconds, `holder` the replica that has it.
+
+    `holder` is "" if no replica has the lease.
+    """
 
     name: str
     holder: str
@@ -100,13 +104,13 @@ LeaseOperation = AcquireLease | ReleaseLease
 
 
 class Leases:
-    """Rows of `lease` that the operations of a group read and change."""
+    """Rows of table `lease` that the operations of one transaction read and change."""
 
     def __init__(self) -> None:
         self._table = Table("lease", LeaseRow, LEASE, 1, (NOBODY, 0, 0.0))
 
     def load(self, database: Database, operations: Sequence[LeaseOperation]) -> None:
-        """Lock and read the rows of the leases that `operations` name; missing rows are created."""
+        """Lock and read the rows of the leases that `operations` name, and create missing rows."""
         names = [(one.name,) for one in operations]
         self._table.take(database.run(self._table.lock(names, names))[-1])
 
@@ -129,15 +133,15 @@ class Leases:
         return Reply(OperationOutcome.DONE, Lease(operation.replica, epoch))
 
     def writes(self) -> list[OperationStatement]:
-        """Return the SQL statements that write what the operations of a transaction have changed."""
+        """Return the SQL statements that write the changed rows to the database."""
         return self._table.writes()
 
 
 class SeenRow(NamedTuple):
-    """Row of `seen`: an identifier of a deduplicating route that a replica has claimed, or that is accepted.
+    """Row of table `seen`: a message identifier of a deduplicating route, which is claimed or accepted.
 
-    `replica` is the one that has claimed the identifier. If it is empty the target of the route has accepted
-    a message with the identifier, which is then stored until `until` (UTC seconds).
+    `replica` is the replica that has claimed the identifier. If `replica` is empty, the target of the route
+    has accepted a message with the identifier, and the row is valid until `until` (UTC seconds).
     """
 
     route: str
@@ -152,14 +156,14 @@ ALIVE: Final = "SELECT replica FROM replica WHERE dead = 0"
 
 
 class Identifiers:
-    """Rows of `seen` that the operations of a group on deduplicating routes read and change."""
+    """Rows of table `seen` that the operations of one transaction on deduplicating routes use."""
 
     def __init__(self) -> None:
         self._table = Table("seen", SeenRow, SEEN, 2, (NOBODY, 0.0))
         self._alive: set[str] = set()
 
     def load(self, database: Database, operations: Sequence[IdsOperation]) -> None:
-        """Lock and read the identifiers of `operations`, and read which replicas are not dead."""
+        """Lock and read the rows of the identifiers in `operations`, and read which replicas are alive."""
         keys = [(one.route, id) for one in operations for id in one.ids]
         claimed = [(one.route, id) for one in operations if isinstance(one, ClaimIds) for id in one.ids]
         if keys:
@@ -182,9 +186,10 @@ class Identifiers:
         return DONE
 
     def _claim(self, operation: ClaimIds, id: bytes, now: float) -> Claim:
-        """Claim an identifier for the replica of `operation`.
+        """Claim the identifier `id` for the replica of `operation`, and return the result.
 
-        The claim fails if the identifier is accepted or another live replica has claimed it.
+        The claim fails if a message with the identifier was accepted, or if another live replica has claimed
+        it.
         """
         row = self._table.rows.get((operation.route, id))
         if row is not None:
@@ -196,14 +201,14 @@ class Identifiers:
         return Claim.OURS
 
     def writes(self) -> list[OperationStatement]:
-        """Return the SQL statements that write what the operations of a transaction have changed."""
+        """Return the SQL statements that write the changed rows to the database."""
         return self._table.writes()
 
 
 class ClaimedLetterRow(NamedTuple):
-    """Row of `dead_letter` without the dead letter itself: its id, and the replica that has claimed it.
+    """Row of table `dead_letter` without the dead letter's content: its id, and the replica that claimed it.
 
-    `claimed_by` is "" if no replica has. `claimed_until` is the end of the claim in UTC seconds.
+    `claimed_by` is "" if no replica has claimed it. `claimed_until` is the end of the claim in UTC seconds.
     """
 
     id: str
@@ -230,7 +235,7 @@ LetterOperation = AddLetter | ClaimLetters | FreeLetters | DeleteLetters | Purge
 
 
 class GroupLetters:
-    """Rows of `dead_letter` that the operations of a group read and change."""
+    """Rows of table `dead_letter` that the operations of one transaction read and change."""
 
     def __init__(self) -> None:
         self._table = Table("dead_letter", ClaimedLetterRow, LETTER, 1)
@@ -240,10 +245,10 @@ class GroupLetters:
         self._deleted: set[str] = set()
 
     def load(self, database: Database, operations: Sequence[LetterOperation]) -> None:
-        """Lock and read the dead letters of `operations`, except those that are added for the first time.
+        """Lock and read the rows of the dead letters that `operations` name.
 
-        For repeated AddLetter operations also read whether the dead letter was deleted after the first
-        attempt.
+        A dead letter that is added for the first time has no row yet. For a repeated AddLetter, also read
+        whether the dead letter was deleted after the first attempt.
         """
         claims = [one for one in operations if not isinstance(one, AddLetter)]
         again = [one.letter.id for one in operations if isinstance(one, AddLetter) and one.is_repeated]
@@ -288,7 +293,11 @@ class GroupLetters:
         return DONE if isinstance(operation, FreeLetters) else Reply(OperationOutcome.DONE, found)
 
     def _delete(self, id: str, now: float, *, is_remembered: bool = True) -> None:
-        """Delete a dead letter; if `is_remembered`, a repeated AddLetter does not store it again."""
+        """Delete the dead letter `id`.
+
+        If `is_remembered` is True, its id is recorded for DELETED_SECS, so that a repeated AddLetter does not
+        store the dead letter again.
+        """
         del self._table.rows[id,]
         if is_remembered:
             self._seen.put(SeenRow(LETTERS, id.encode(), NOBODY, now + DELETED_SECS))
@@ -297,7 +306,7 @@ class GroupLetters:
         self._deleted.add(id)
 
     def writes(self) -> list[OperationStatement]:
-        """Return the SQL statements that write what the operations of a transaction have changed."""
+        """Return the SQL statements that write the changed rows to the database."""
         calls = []
         if self._deleted:
             calls.append(OperationStatement(DELETE, "id text", [(id,) for id in sorted(self._deleted)]))

@@ -21,9 +21,9 @@ Rows = list[tuple[Any, ...]]
 
 
 class OperationStatement(NamedTuple):
-    """SQL statement of a group, with the rows of its relation `op`.
+    """SQL statement with the rows of values that it is run for; the statement calls these rows `op`.
 
-    `columns` has the names and SQL types of the rows' values, such as `client text, epoch bigint`.
+    `columns` has the names and SQL types of the values in a row, such as `client text, epoch bigint`.
     """
 
     sql: str
@@ -32,7 +32,11 @@ class OperationStatement(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """Notice to be sent to a replica: its incarnation, an event, and the session (None for no single one)."""
+    """Notice to be sent to one replica.
+
+    `replica` is its incarnation, `event` the change, and `key` the session that has changed; None if the
+    notice concerns no single session.
+    """
 
     replica: str
     event: NoticeSubject
@@ -40,40 +44,45 @@ class Noted(NamedTuple):
 
 
 class LostError(StoreError):
-    """Error while the database cannot be used. The group may be tried again over another connection."""
+    """Error while the database cannot be used; the transaction may be retried over a new connection."""
 
 
 class AbortedError(LostError):
-    """Error of a transaction that the database has aborted because of another one, such as a deadlock.
+    """Error of a transaction that the database has aborted in favour of another one, as in a deadlock.
 
-    The connection can still be used, and the group may be tried again over it.
+    The connection can still be used. The transaction may be retried over it.
     """
 
 
 class RefusedError(StoreError):
-    """Error of a group whose values the database rejects. It would reject them again."""
+    """Error of a transaction with a value that the database rejects; a retry would fail again."""
 
 
 class Database(ABC):
-    """Connection to a database for one thread. Other threads may call `interrupt` only.
+    """Connection to a database, used by one thread.
 
-    All methods except `interrupt` and `close` may raise LostError; `run` may also raise RefusedError.
+    Only `interrupt` may be called by other threads. All methods except `interrupt` and `close` may raise
+    LostError; `run` may also raise RefusedError.
     """
 
     @abstractmethod
     def connect(self) -> int:
-        """Connect or reconnect, and end transactions that an earlier connection has left running.
+        """Connect or reconnect to the database, and return the number of the last committed group.
 
-        Return the number of the last group that was committed.
+        A group is the operations of one transaction. Transactions that an earlier connection has left open
+        are ended.
         """
 
     @abstractmethod
     def begin(self, number: int) -> None:
-        """Begin the transaction of a group. `number` is that of the last committed group plus one."""
+        """Begin a transaction for the next group of operations.
+
+        `number` is the number of the group: that of the last committed group plus one.
+        """
 
     @abstractmethod
     def run(self, calls: Sequence[OperationStatement]) -> list[Rows]:
-        """Run statements in order. Return the result rows of each."""
+        """Run SQL statements in order, and return the list of result rows for each statement."""
 
     @abstractmethod
     def commit(self) -> None:
@@ -85,18 +94,18 @@ class Database(ABC):
 
     @abstractmethod
     def rollback(self) -> None:
-        """Roll the transaction of the group back."""
+        """Roll back the open transaction."""
 
     @abstractmethod
     def match(self, query: MatchRetained) -> Rows:
-        """Return rows of the page of retained messages that `query` asks for.
+        """Return the page of retained messages that `query` describes, as rows.
 
         A row has topic, message, expiry (in seconds from now) and user.
         """
 
     @abstractmethod
     def notify(self, notices: Sequence[Noted]) -> None:
-        """Send notices to those of their replicas that listen for notices."""
+        """Send each notice to its replica, if the replica listens for notices."""
 
     @abstractmethod
     def interrupt(self) -> None:
@@ -117,12 +126,12 @@ SIZED: Final = (
 
 
 class Demand(NamedTuple):
-    """Conditions that a topic must meet to match an MQTT filter.
+    """Conditions, derived from an MQTT topic filter, that a matching topic must meet.
 
-    `levels` must be a subset of `levels_of` the topic: the literal levels of the filter with their positions
-    and, unless the filter ends in `#`, the number of levels. `least` is the minimum number of levels.
-    `prefix` has the levels before the first wildcard. `not_system` is True if the topic must not begin with
-    `$`.
+    The result of `levels_of` for the topic must include `levels`: the literal levels of the filter with their
+    positions and, unless the filter ends in `#`, the number of levels. `least` is the minimum number of
+    levels. `prefix` has the levels before the first wildcard. If `not_system` is True, the topic must not
+    begin with `$`.
     """
 
     levels: list[str]
@@ -132,7 +141,7 @@ class Demand(NamedTuple):
 
 
 def demand_of(topic_filter: str) -> Demand:
-    """Return the conditions that a topic must meet to match an MQTT filter."""
+    """Return the conditions that a topic must meet to match `topic_filter`."""
     levels = topic_filter.split("/")
     not_system = levels[0] in ("+", "#")
     is_open = levels[-1] == "#"

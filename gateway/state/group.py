@@ -58,19 +58,22 @@ TIDY: Final = (
 
 
 class LockedRows(Protocol):
-    """Rows that one kind of operations of a group locks and changes."""
+    """Rows of one or more tables that the operations of one transaction lock and change.
+
+    A class handles the operations of one kind, such as those on sessions.
+    """
 
     def load(self, database: Database, operations: Sequence[Any]) -> None:
-        """Lock and read the rows that these operations of one group need."""
+        """Lock and read the rows that these operations of one transaction need."""
 
     def apply(self, operation: Any, now: float) -> Reply[object]:
-        """Change the rows in memory as an operation demands. Return its reply.
+        """Change the rows in memory as `operation` requires, and return its reply.
 
         `now` is the database's time in UTC seconds.
         """
 
     def writes(self) -> list[OperationStatement]:
-        """Return the statements that write the changed rows to the database."""
+        """Return the SQL statements that write the changed rows to the database."""
 
 
 KINDS: Final[tuple[tuple[type[LockedRows], tuple[type, ...]], ...]] = (
@@ -100,10 +103,10 @@ KIND_OF: Final = {operation: kind for kind, operations in KINDS for operation in
 def run_group(
     database: Database, operations: Sequence[object], number: int
 ) -> tuple[list[Reply[object]], list[Noted]]:
-    """Run the operations of a group in a new transaction that has this number, without committing it.
+    """Run a group of operations in one new transaction, without committing it.
 
-    Return a reply for each operation, and the notices that must be sent after the commit. Raises LostError
-    and RefusedError.
+    `number` is the number of the group, which is stored in the transaction. Return a reply for each
+    operation, and the notices that must be sent after the commit. Raises LostError and RefusedError.
     """
     database.begin(number)
     kinds: dict[type[LockedRows], LockedRows] = {}

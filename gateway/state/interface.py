@@ -37,37 +37,41 @@ Number = tuple[bytes, int]
 
 
 class SessionKey(NamedTuple):
-    """Identity of a session: a client identifier and the namespace `domain` that it belongs to."""
+    """Identity of an MQTT session: a client identifier within the namespace `domain`."""
 
     domain: str
     client: str
 
 
 class Owner(NamedTuple):
-    """Incarnation of a replica that owns a session, and the epoch in which it opened the session."""
+    """Incarnation (run) of a replica that owns a session, and the epoch in which it opened the session."""
 
     replica: str
     epoch: int
 
 
 class WillRecord(NamedTuple):
-    """Encoded will, which is published when the client has been lost for `delay_secs`."""
+    """Encoded will message, to be published `delay_secs` seconds after the client has been lost."""
 
     message: bytes
     delay_secs: float
 
 
 class Weight(NamedTuple):
-    """Size of a session: number of its subscriptions, and bytes of these and of the client identifier."""
+    """Size of a session for limits: the number of its subscriptions, and a number of bytes.
+
+    The bytes are those of the subscriptions and of the client identifier.
+    """
 
     subscriptions: int = 0
     byte_count: int = 0
 
 
 class Packet(NamedTuple):
-    """QoS 2 state of one packet identifier, with the number of its message (None if it has none).
+    """Stored state of one packet identifier of a QoS 2 exchange.
 
-    `released` is True once PUBREC was received: PUBREL must be sent next.
+    `number` is the number of its message, or None if the message has none. `released` is True once PUBREC was
+    received: PUBREL must be sent next.
     """
 
     number: Number | None
@@ -78,9 +82,9 @@ class Packet(NamedTuple):
 class Contents:
     """Subscriptions and QoS 2 state of a session.
 
-    `subscriptions` has their encoded options by filter. `packets` are by direction and packet identifier.
-    `received` has, by replica process and chunk of 64 message numbers, a bit for each number that the client
-    has received.
+    `subscriptions` maps filters to encoded options. `packets` is by direction and packet identifier.
+    `received` records the messages that the client has received: by replica process and chunk of 64 message
+    numbers, with a bit for each number.
     """
 
     subscriptions: dict[str, bytes] = field(default_factory=dict)
@@ -109,7 +113,7 @@ class OperationOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reply(Generic[T_co]):
-    """Reply to an operation or query; `value` is None unless `verdict` is DONE."""
+    """Reply to an operation or query; `value` is its result, and None unless `verdict` is DONE."""
 
     verdict: OperationOutcome
     value: T_co | None = None
@@ -122,7 +126,7 @@ DONE: Final[Reply[None]] = Reply(OperationOutcome.DONE)
 
 
 class Operation(Generic[T]):
-    """Change of the shared state. The value of its reply has the type T."""
+    """Change of the state that replicas share; the `value` of its reply has the type T."""
 
     __slots__ = ()
 
@@ -133,7 +137,7 @@ class Operation(Generic[T]):
 
 
 class Query(Generic[T]):
-    """Read access to the shared state. The value of its reply has the type T.
+    """Read access to the state that replicas share; the `value` of its reply has the type T.
 
     A query with a subject sees the earlier operations on that subject. `is_report` is True if the query may
     read a whole table: then it runs apart from the queries that clients wait for.
@@ -144,9 +148,9 @@ class Query(Generic[T]):
 
     @property
     def subject(self) -> object:
-        """Subject of the operations after which the query must run, or None.
+        """Subject whose earlier operations the query must see, or None.
 
-        A query with a subject is fast, because it uses an index. One without a subject follows no
+        A query with a subject is fast, because it uses an index. A query without one may run before any
         operation, and may take long.
         """
         return None
@@ -156,10 +160,9 @@ class Query(Generic[T]):
 
 
 class EarlierSession(NamedTuple):
-    """Session that a client had when it was opened again: its user, and its size.
+    """Session that a client already had when it connected: its user and its size.
 
-    The session may have been resumed or replaced. `is_here` is True if its client was connected to the
-    replica that has opened it now.
+    `is_here` is True if the client was connected to the replica that now opens the session.
     """
 
     user: str
@@ -168,14 +171,16 @@ class EarlierSession(NamedTuple):
 
 
 class OpenedSession(NamedTuple):
-    """Reply to OpenSession: the session as its new owner finds it in the database.
+    """Value of the reply to OpenSession: the session as its new owner finds it in the database.
 
-    `present`: an earlier session is resumed, with `contents`. `before`: the owner that may still consume the
-    queue, or None. `ended_queue`: the queue of an earlier session that has ended; the caller deletes it, then
-    submits ForgetQueue. `given_back`: the fingerprints that an earlier owner stored with ReleaseSession.
-    `refused`: the session belongs to another user (`user`); then nothing was changed. `wills`: epochs and
-    messages of earlier connections' wills that the caller has claimed: it publishes them and submits
-    SettleWill. `earlier`: the session that the client had, if any.
+    `epoch` is the epoch of this opening. `present` is True if an earlier session is resumed, with `contents`.
+    `before` is an earlier owner that may still consume the queue, or None. `ended_queue` is the queue of an
+    earlier session that has ended: the caller deletes it and submits ForgetQueue. `given_back` has the
+    fingerprints that an earlier owner stored with ReleaseSession.
+
+    If `refused` is True, the session belongs to another user (`user`), and nothing was changed. `wills` has
+    the epoch and message of each will of an earlier connection that the caller must publish and then settle
+    with SettleWill. `earlier` is the session that the client already had, or None.
     """
 
     epoch: int
@@ -192,10 +197,10 @@ class OpenedSession(NamedTuple):
 
 
 class LeftSession(NamedTuple):
-    """Reply to LeaveSession: the state of a session after its client has disconnected.
+    """Value of the reply to LeaveSession: the state of a session after its client has disconnected.
 
-    `ended`: the session was deleted; the caller deletes its queue, then submits ForgetQueue. `publish_will`:
-    the caller has claimed the will; it publishes the will and submits SettleWill.
+    If `ended` is True, the session was deleted: the caller deletes its queue and submits ForgetQueue. If
+    `publish_will` is True, the caller publishes the will and submits SettleWill.
     """
 
     ended: bool
@@ -216,12 +221,12 @@ class OfSession:
 
 @dataclass(frozen=True, slots=True)
 class OpenSession(OfSession, Operation[OpenedSession]):
-    """Make `replica` the owner of a session, with a new epoch, because the client has connected there.
+    """Make `replica` the owner of a session, in a new epoch, because the client has connected there.
 
-    An earlier session is resumed unless `clean` is True or it has expired. `queue` is for a new one.
-    `expiry_secs` (0: the session ends with the connection) and `will` replace those of the earlier session.
-    `only_own`: refuse a session of another `user`. `byte_count`: size of the client identifier, as
-    weights count it. `opening`: name of this operation, which no other one has, for CancelOpening.
+    An earlier session is resumed unless `clean` is True or the session has expired. `queue` is the queue for
+    a new session. `expiry_secs` (0: the session ends with the connection) and `will` replace those of the
+    earlier session. If `only_own` is True, a session of another `user` is refused. `byte_count` is the size
+    of the client identifier in bytes. `opening` is a unique name of this operation, for CancelOpening.
     """
 
     replica: str
@@ -238,10 +243,10 @@ class OpenSession(OfSession, Operation[OpenedSession]):
 
 @dataclass(frozen=True, slots=True)
 class CancelOpening(OfSession, Operation[LeftSession]):
-    """Leave the session that an OpenSession has opened, because its client was not accepted.
+    """Undo an OpenSession whose client was not accepted.
 
-    A session that it has created ends; an earlier one continues. Nothing is changed if the session was opened
-    again, or if the OpenSession was not committed. Its will is void in either case.
+    A session that it has created ends; an earlier session continues. Nothing is changed if the session was
+    opened again since, or if the OpenSession was not committed. The client's will is deleted in any case.
     """
 
     opened: OpenSession
@@ -249,11 +254,11 @@ class CancelOpening(OfSession, Operation[LeftSession]):
 
 @dataclass(frozen=True, slots=True)
 class ChangeSession(OfSession, Operation[None]):
-    """Store the changes of a session since its last ChangeSession; None as a value removes an entry.
+    """Store the changes of a session since its last ChangeSession.
 
-    `served`: the client is about to be accepted. Until that is stored its will is void: the client gets no
-    CONNACK if another replica opens the session first. `weight`: that of the session after the change, if it
-    has changed.
+    A value of None removes the entry. `served` is True just before the client is accepted: until that is
+    stored the client's will is void, and the client gets no CONNACK if another replica opens the session
+    first. `weight` is the size of the session after the change, or None if it has not changed.
     """
 
     epoch: int
@@ -266,10 +271,11 @@ class ChangeSession(OfSession, Operation[None]):
 
 @dataclass(frozen=True, slots=True)
 class LeaveSession(OfSession, Operation[LeftSession]):
-    """Record that the client has disconnected.
+    """Record that the client of a session has disconnected.
 
-    The session ends after `expiry_secs`; its will is discarded, or due if its client was accepted. If the
-    database has recorded that already nothing is changed, and another replica publishes the will.
+    The session ends after `expiry_secs` seconds. The will is deleted if `discard_will` is True or the client
+    was never accepted; otherwise it becomes due. If the database has already recorded the disconnection,
+    nothing is changed, and the caller does not publish the will.
     """
 
     epoch: int
@@ -279,10 +285,10 @@ class LeaveSession(OfSession, Operation[LeftSession]):
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSession(OfSession, Operation[None]):
-    """Record that the owner of `epoch`, current or not, does not consume the session's queue any more.
+    """Record that an owner no longer consumes the session's queue.
 
-    `given_back` has the fingerprints of the messages that it has requeued, for the next owner. The operation
-    is never fenced.
+    `epoch` is that of the owner, which may be an earlier one. `given_back` has the fingerprints of the
+    messages that it has requeued, for the next owner. The reply is never FENCED.
     """
 
     epoch: int
@@ -291,24 +297,27 @@ class ReleaseSession(OfSession, Operation[None]):
 
 @dataclass(frozen=True, slots=True)
 class SettleWill(OfSession, Operation[None]):
-    """Delete the will of `epoch`, because it was published or is void."""
+    """Delete the will of `epoch`, because it was published or must not be published."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class EndSession(OfSession, Operation[None]):
-    """Delete an expired session whose queue was deleted. Fenced if the session was opened again."""
+    """Delete an expired session whose queue has been deleted.
+
+    The reply is FENCED if the session was opened again.
+    """
 
     epoch: int
 
 
 class ClaimedWork(NamedTuple):
-    """Due will, expired session or left-over queue that the reaper has claimed for CLAIM_SECS.
+    """Work that the operation Reap has claimed for its caller, for CLAIM_SECS seconds.
 
-    With `will`: the caller publishes it, then submits SettleWill. Without: it deletes `queue`, then submits
-    EndSession. Without `key`, too, the session is deleted already: the caller deletes `queue`, then submits
-    ForgetQueue.
+    With a `will`, the caller publishes it and submits SettleWill. Without a will, the session `key` has
+    expired: the caller deletes `queue` and submits EndSession. Without `key` as well, the session is already
+    deleted: the caller deletes `queue` and submits ForgetQueue.
     """
 
     key: SessionKey | None
@@ -319,7 +328,10 @@ class ClaimedWork(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ForgetQueue(Operation[None]):
-    """Record that the queue of an ended session was deleted. Until then Reap returns it repeatedly."""
+    """Record that the queue of an ended session was deleted.
+
+    Until this is recorded, each Reap may return the queue again.
+    """
 
     queue: str
 
@@ -333,11 +345,11 @@ class ForgetQueue(Operation[None]):
 class Reap(Operation[list[ClaimedWork]]):
     """Claim due wills, expired sessions and queues of ended sessions, at most `limit` of each.
 
-    First, replicas that have sent no heartbeat for `silent_secs` (None: no replica) are declared dead, but
-    never the calling `replica`; their sessions lose their owners. No replica is declared dead if the
-    database's time differs by more than half of `silent_secs` from `heard_at`, the database's time at the
-    caller's last heartbeat (None: not compared). Several replicas share the work. The operation also deletes
-    expired identifiers and retained messages and, after a day, dead replicas and unused lanes.
+    First, other replicas that have sent no heartbeat for `silent_secs` seconds are declared dead, and their
+    sessions lose their owners; None declares no replica dead. No replica is declared dead if the database's
+    time differs by more than half of `silent_secs` from `heard_at`, the database's time at the caller's last
+    heartbeat (None: not compared). Several replicas may run this operation and share the work. It also
+    deletes expired identifiers and retained messages and, after a day, dead replicas and unused lanes.
     """
 
     silent_secs: float | None
@@ -347,15 +359,15 @@ class Reap(Operation[list[ClaimedWork]]):
 
     @property
     def subject(self) -> object:
-        """Subject of all Reap operations: a replica runs one at a time."""
+        """Subject of all Reap operations, so that a replica runs one at a time."""
         return "reaper"
 
 
 class SessionView(NamedTuple):
-    """Stored session without its contents. `expires_in` (seconds) is None while its client is connected.
+    """Stored session without its contents.
 
-    `holder` is the owner that may still consume the queue, or None. `given_back` has the fingerprints of
-    ReleaseSession.
+    `expires_in` is in seconds, and None while the client is connected. `holder` is the owner that may still
+    consume the queue, or None. `given_back` has the fingerprints that the last ReleaseSession stored.
     """
 
     owner: Owner
@@ -370,7 +382,7 @@ class SessionView(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FindSession(Query[SessionView | None]):
-    """Query of one session; its reply has None if the session does not exist."""
+    """Query of one session; the value of its reply is None if the session does not exist."""
 
     key: SessionKey
 
@@ -382,10 +394,10 @@ class FindSession(Query[SessionView | None]):
 
 @dataclass(frozen=True, slots=True)
 class FindSuperseded(Query[list[tuple[SessionKey, int]]]):
-    """Query of the sessions whose queues `replica` may still consume although their epochs have changed.
+    """Query of the sessions that another replica has opened while `replica` may still consume their queues.
 
-    The reply has keys and the epochs in which `replica` has opened them. The query is repeated because the
-    notices that report the same may be lost.
+    The reply has their keys, and the epochs in which `replica` opened them. The query is repeated
+    periodically, because the notices that report such sessions may be lost.
     """
 
     replica: str
@@ -398,7 +410,7 @@ class FindSuperseded(Query[list[tuple[SessionKey, int]]]):
 
 
 class Owned(NamedTuple):
-    """Session whose client is connected, by the database, to the replica that queries it."""
+    """Session whose client is, according to the database, connected to the replica that runs the query."""
 
     key: SessionKey
     epoch: int
@@ -408,9 +420,9 @@ class Owned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FindOwned(Query[list[Owned]]):
-    """Query of the sessions whose clients are connected to `replica`, in the order of their keys.
+    """Query of a page of the sessions whose clients are connected to `replica`, sorted by key.
 
-    The result has at most `limit` sessions, and begins after the key `after`.
+    The page has at most `limit` sessions, and begins after the key `after`.
     """
 
     replica: str
@@ -424,7 +436,10 @@ class FindOwned(Query[list[Owned]]):
 
 
 class AbsentSession(NamedTuple):
-    """Session whose client is not connected. `subscriptions` has the encoded options by filter."""
+    """Session whose client is not connected to any replica.
+
+    `subscriptions` maps filters to encoded options.
+    """
 
     key: SessionKey
     epoch: int
@@ -435,9 +450,9 @@ class AbsentSession(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FindAbsent(Query[list[AbsentSession]]):
-    """Query of the sessions whose clients are connected to no replica, in the order of their keys.
+    """Query of a page of the sessions whose clients are connected to no replica, sorted by key.
 
-    The result has at most `limit` sessions, and begins after the key `after`.
+    The page has at most `limit` sessions, and begins after the key `after`.
     """
 
     after: SessionKey
@@ -445,7 +460,7 @@ class FindAbsent(Query[list[AbsentSession]]):
 
 
 class UserSessions(NamedTuple):
-    """Sum over sessions of one user: number of sessions, number of their subscriptions, and bytes."""
+    """Totals over sessions of one user: sessions, subscriptions, and bytes."""
 
     sessions: int = 0
     subscriptions: int = 0
@@ -453,7 +468,10 @@ class UserSessions(NamedTuple):
 
 
 class SessionCounts(NamedTuple):
-    """Number of all sessions, and sums by user of those that are not connected to the querying replica."""
+    """Value of the reply to WeighSessions: the number of all sessions, and totals by user.
+
+    The totals cover only sessions that are not connected to the replica of the query.
+    """
 
     total: int
     elsewhere: dict[str, UserSessions]
@@ -461,9 +479,9 @@ class SessionCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WeighSessions(Query[SessionCounts]):
-    """Query of the number of all sessions, and of each user's sessions whose clients are elsewhere.
+    """Query of the number of all sessions, and of totals by user.
 
-    Elsewhere means: not connected to `replica`.
+    The totals cover the sessions whose clients are not connected to `replica`.
     """
 
     replica: str
@@ -471,7 +489,7 @@ class WeighSessions(Query[SessionCounts]):
 
 @dataclass(frozen=True, slots=True)
 class SharedFilters(Query[list[str]]):
-    """Query of a page of the filters of shared subscriptions in all sessions, sorted, each once.
+    """Query of a page of the shared-subscription filters in all sessions, sorted and without duplicates.
 
     The page begins after the filter `after`.
     """
@@ -485,7 +503,7 @@ class SharedFilters(Query[list[str]]):
 
 @dataclass(frozen=True, slots=True)
 class OfReplica:
-    """Base of the operations on one incarnation of a replica."""
+    """Base of the operations on one incarnation (run) of a replica."""
 
     replica: str
 
@@ -497,10 +515,10 @@ class OfReplica:
 
 @dataclass(frozen=True, slots=True)
 class JoinReplica(OfReplica, Operation[float]):
-    """Add an incarnation of a replica.
+    """Add an incarnation of a replica to the table of replicas.
 
-    `name` is the configured name, `address` the one to which clients are referred. The reply has the time of
-    the database (UTC seconds).
+    `name` is the configured name, `address` the address to which clients are referred. The value of the reply
+    is the database's time in UTC seconds.
     """
 
     name: str
@@ -510,15 +528,16 @@ class JoinReplica(OfReplica, Operation[float]):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat(OfReplica, Operation[float]):
-    """Record that the incarnation is alive. Fenced if it was declared dead: then a new one must join.
+    """Record that the incarnation is alive.
 
-    The reply has the time of the database (UTC seconds).
+    The reply is FENCED if the incarnation was declared dead; then a new incarnation must join. Otherwise its
+    value is the database's time in UTC seconds.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class QuitReplica(OfReplica, Operation[None]):
-    """End the incarnation because its process stops. Its sessions lose their owner."""
+    """Mark the incarnation as ended, because its process stops; its sessions then lose their owner."""
 
 
 class ReplicaView(NamedTuple):
@@ -537,14 +556,18 @@ class ListReplicas(Query[list[ReplicaView]]):
 
     @property
     def subject(self) -> object:
-        """Subject of all such queries. The list is short, so the query needs no reader of its own."""
+        """Subject of all ListReplicas queries.
+
+        With a subject, the query does not run in a reader; the list is short, so it does not delay
+        operations.
+        """
         return "replicas"
 
 
 class Lease(NamedTuple):
-    """Reply to AcquireLease: the present holder of the lease.
+    """Value of the reply to AcquireLease: the present holder of the lease.
 
-    `epoch` grows with each change of `holder`, and when a lease is acquired again after its end.
+    `epoch` increases with each change of `holder`, and when a lease is acquired again after it has expired.
     """
 
     holder: str
@@ -567,7 +590,7 @@ class AcquireLease(Operation[Lease]):
 
 @dataclass(frozen=True, slots=True)
 class ReleaseLease(Operation[None]):
-    """Release a lease. Fenced if this replica does not hold it."""
+    """Release a lease. The reply is FENCED if this replica does not hold the lease."""
 
     name: str
     replica: str
@@ -582,7 +605,7 @@ class ReleaseLease(Operation[None]):
 
 
 class RetainedCapacity(NamedTuple):
-    """Remaining capacity for retained messages, in number and bytes: of all users, and of one user."""
+    """Remaining capacity for retained messages: number and bytes for all users, and for one user."""
 
     messages: int
     byte_count: int
@@ -591,10 +614,11 @@ class RetainedCapacity(NamedTuple):
 
 
 class Retention(NamedTuple):
-    """Reply to Retain.
+    """Value of the reply to Retain.
 
-    If `stored` is False the topic is unchanged, because there was no capacity, or it did not have the
-    expected message. `before` has user and weight of the message that the topic had, None if it had none.
+    If `stored` is False, the topic is unchanged, because there was no capacity or the topic did not retain
+    the expected message. `before` has user and weight of the message that the topic retained before, or is
+    None.
     """
 
     stored: bool
@@ -603,14 +627,15 @@ class Retention(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Retain(Operation[Retention]):
-    """Retain a message for a topic; a `message` of None or b"" removes the retained one.
+    """Retain a message for a topic; a `message` of None or b"" removes the retained message.
 
-    The message expires after `lifetime_secs`, or never if that is None. `user` sent the message, `weight` is
-    its size in bytes as limits count it. The message is stored if the growth fits into `room`, or in any case
-    if `room` is None. It came in the session of `client` of `domain` with this epoch (0: in no session): the
-    operation is fenced if the same client has set or cleared the topic in a later session. A topic that was
-    cleared is remembered for CLEARED_SECS for that, whether it had a message or not, unless `remembered` is
-    False. With `expected` nothing changes unless the topic retains this message.
+    The message expires after `lifetime_secs` seconds; None means never. `user` sent it, and `weight` is its
+    size in bytes for limits. It is stored if the growth fits into `room`; None means that there is no limit.
+    `client`, `domain` and `epoch` identify the session in which it was published (epoch 0: none). The reply
+    is FENCED if the same client has set or cleared the topic in a later session.
+
+    To detect that, a cleared topic is remembered for CLEARED_SECS, unless `remembered` is False. If
+    `expected` is given, nothing changes unless the topic retains exactly that message.
     """
 
     topic: str
@@ -642,10 +667,10 @@ class Retained(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MatchRetained(Query[list[Retained]]):
-    """Query of a page of the retained messages that match an MQTT filter, sorted by topic.
+    """Query of a page of the retained messages that match an MQTT topic filter, sorted by topic.
 
-    The page begins after the topic `after`. It ends with the message number `limit`, or with the one that
-    reaches `byte_count` bytes in total; a page that reaches neither is the last one.
+    The page begins after the topic `after`. It ends when it has `limit` messages or at least `byte_count`
+    bytes; a page that reaches neither is the last one.
     """
 
     is_report: ClassVar[bool] = False  # a client waits for it
@@ -655,7 +680,7 @@ class MatchRetained(Query[list[Retained]]):
     byte_count: int = 1_048_576
 
     def is_last(self, found: Sequence[Retained]) -> bool:
-        """Return True if no messages follow the page `found`."""
+        """Return True if the page `found`, the result of this query, is the last one."""
         return len(found) < self.limit and sum(len(one.message) for one in found) < self.byte_count
 
 
@@ -668,7 +693,10 @@ class WeighRetained(Query[dict[str, tuple[int, int]]]):
 
 
 class Claim(Enum):
-    """Result of ClaimIds for one identifier: claimed by the caller or another replica, or accepted."""
+    """Result of ClaimIds for one identifier: claimed by the caller or another replica, or accepted.
+
+    A message with an accepted identifier has already passed the route.
+    """
 
     OURS = "ours"
     OPEN = "open"  # another replica has claimed it
@@ -691,33 +719,36 @@ class OfRoute:
 
 @dataclass(frozen=True, slots=True)
 class ClaimIds(OfRoute, Operation[list[Claim]]):
-    """Claim identifiers for `replica` before their messages are sent through the route.
+    """Claim message identifiers for `replica` before their messages are sent through the route.
 
     The reply has a Claim for each identifier, in order. A claim ends when the identifier is accepted or
-    freed, or when its replica is dead. Fenced if `replica` is dead.
+    freed, or when the replica is dead. The reply is FENCED if `replica` is dead.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptIds(OfRoute, Operation[None]):
-    """Record for `window_secs` that the target of the route has accepted messages with these identifiers."""
+    """Record that the target of the route has accepted messages with these identifiers.
+
+    The record is valid for `window_secs` seconds.
+    """
 
     window_secs: float
 
 
 @dataclass(frozen=True, slots=True)
 class FreeIds(OfRoute, Operation[None]):
-    """Release claims of identifiers whose messages were not accepted, so that they can be sent again."""
+    """Release claimed identifiers whose messages were not accepted, so that they can be sent again."""
 
 
 # Dead letters.
 
 
 class DeadLetter(NamedTuple):
-    """Dead letter as it is stored.
+    """Stored dead letter.
 
-    `reason` and `message` are encoded. `user` sent the message, and `weight` is its size in bytes as limits
-    count it. `at` is when the dead letter was added, in UTC seconds of the database.
+    `reason` and `message` are encoded. `user` sent the message, and `weight` is its size in bytes for limits.
+    `at` is the time at which the dead letter was added, in UTC seconds of the database's clock.
     """
 
     id: str
@@ -733,8 +764,8 @@ class DeadLetter(NamedTuple):
 class AddLetter(Operation[None]):
     """Store a dead letter.
 
-    `is_repeated` is True if an earlier attempt may have been committed. Then a dead letter that was deleted
-    within the last DELETED_SECS is not stored again.
+    `is_repeated` is True if an earlier attempt may have been committed. Then the dead letter is not stored
+    again if it was deleted within the last DELETED_SECS seconds.
     """
 
     letter: DeadLetter
@@ -748,7 +779,7 @@ class AddLetter(Operation[None]):
 
 @dataclass(frozen=True, slots=True)
 class OfLetters:
-    """Base of the operations on dead letters that are named by their ids."""
+    """Base of the operations on the dead letters with given ids."""
 
     ids: tuple[str, ...]
     replica: str
@@ -761,9 +792,10 @@ class OfLetters:
 
 @dataclass(frozen=True, slots=True)
 class ClaimLetters(OfLetters, Operation[list[str]]):
-    """Claim dead letters for redriving by `replica`, or renew its claims, for CLAIM_SECS.
+    """Claim dead letters for redriving by `replica`, or renew its claims, for CLAIM_SECS seconds.
 
-    The reply has the ids that it has claimed; another replica has the others, or they do not exist.
+    The reply has the ids that `replica` has claimed now. The other dead letters do not exist, or another
+    replica has claimed them.
     """
 
 
@@ -774,10 +806,10 @@ class FreeLetters(OfLetters, Operation[None]):
 
 @dataclass(frozen=True, slots=True)
 class DeleteLetters(OfLetters, Operation[list[str]]):
-    """Delete dead letters, even if another replica has claimed them. The reply has the ids that existed.
+    """Delete dead letters, even if another replica has claimed them.
 
-    The ids are recorded, so that a repeated AddLetter does not store them again, unless the dead letters are
-    deleted only to `make_room` for others.
+    The reply has the ids that existed. Unless `make_room` is True, the ids are recorded, so that a repeated
+    AddLetter does not store the dead letters again.
     """
 
     make_room: bool = False
@@ -785,14 +817,18 @@ class DeleteLetters(OfLetters, Operation[list[str]]):
 
 @dataclass(frozen=True, slots=True)
 class PurgeLetters(OfLetters, Operation[list[str]]):
-    """Delete dead letters, except those that another replica has claimed. The reply has the ids of these."""
+    """Delete dead letters, except those that another replica has claimed.
+
+    The reply has the ids that were not deleted, because another replica has claimed them.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ListLetters(Query[list[DeadLetter]]):
-    """Query of a page of dead letters, sorted by time, of one route and one user (None: of all).
+    """Query of a page of dead letters, sorted by time.
 
-    The page begins after the dead letter whose time and id are `after`; None for the first page.
+    `route` and `user` restrict the list; None means all. `after` has time and id of the dead letter after
+    which the page begins; None requests the first page.
     """
 
     route: str | None = None
@@ -826,10 +862,10 @@ class NoticeSubject(Enum):
 
 
 class Notice(NamedTuple):
-    """Hint of the database that a replica should query something. Notices may be lost.
+    """Hint from the database that a replica should run a query, because something has changed.
 
-    `key` is the session that has changed, None for no single one. Correctness never depends on notices,
-    because the same changes are queried periodically.
+    Notices may be lost, and correctness never depends on them: the same queries run periodically. `key` is
+    the session that has changed, or None if the notice concerns no single session.
     """
 
     event: NoticeSubject
@@ -839,8 +875,8 @@ class Notice(NamedTuple):
 class Health(NamedTuple):
     """Condition of the store.
 
-    `failure` is the reason why the database cannot be used, or "". `pending` is the number of waiting
-    operations and queries.
+    `failure` is why the database cannot be used, or "". `pending` is the number of operations and queries
+    without a reply.
     """
 
     failure: str
@@ -848,9 +884,9 @@ class Health(NamedTuple):
 
 
 class StateStore(ABC):
-    """Store of the shared state, with the same interface for both databases.
+    """Store for the state that replicas share, with the same interface for both databases.
 
-    All methods except `stop` are called by the event loop.
+    The event loop calls all methods except `stop`.
     """
 
     pending_max: ClassVar[int] = 100_000  # operations that may wait for the database
@@ -859,13 +895,16 @@ class StateStore(ABC):
     def start(
         self, call_soon: Callable[[Callable[[], None]], None], on_notice: Callable[[Notice], None]
     ) -> None:
-        """Start the threads. `call_soon` has the event loop call a function; `on_notice` gets each notice."""
+        """Start the store's threads.
+
+        `call_soon` makes the event loop call a function; `on_notice` is called with each notice.
+        """
 
     @abstractmethod
     def stop(self) -> None:
-        """Commit the submitted operations, as far as possible within some seconds, and end the threads.
+        """Commit the submitted operations as far as possible within some seconds, and end the threads.
 
-        The method blocks, so it is called in a thread other than that of the event loop.
+        The method blocks, so it must be called in another thread than the event loop's.
         """
 
     @abstractmethod
@@ -878,14 +917,14 @@ class StateStore(ABC):
 
     @abstractmethod
     def tick(self) -> None:
-        """Run the timer: reply UNAVAILABLE to operations that have waited too long.
+        """Reply UNAVAILABLE to operations that have waited too long.
 
-        Called several times per second.
+        The event loop calls this method several times per second.
         """
 
     @abstractmethod
     def listen(self, replica: str) -> None:
-        """Deliver the notices for this incarnation from now on."""
+        """Start to deliver the notices for the incarnation `replica`."""
 
     @property
     @abstractmethod

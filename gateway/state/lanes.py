@@ -66,19 +66,19 @@ class NoticeReceiver(Protocol):
         """
 
     def listen(self, replica: str) -> None:
-        """Receive the notices for this incarnation of a replica, too."""
+        """Also receive the notices for the incarnation `replica` from now on."""
 
     def interrupt(self) -> None:
-        """End the present connection; `run` reconnects."""
+        """End the present connection, so that `run` reconnects."""
 
     def stop(self) -> None:
-        """Have `run` return soon."""
+        """Make `run` return soon."""
 
 
 class Item:
-    """Operation or query that waits in a lane, with the callback for its reply.
+    """Operation or query that waits for its reply, with the callback `done` for the reply.
 
-    `submitted_at` is in monotonic seconds. `is_given_up` is True once UNAVAILABLE was replied.
+    `submitted_at` is in monotonic seconds. `is_given_up` is True once the reply UNAVAILABLE was given.
     """
 
     __slots__ = ("done", "is_given_up", "submitted_at", "work")
@@ -91,7 +91,7 @@ class Item:
 
 
 class UncertainCommit(NamedTuple):
-    """Group whose commit is not confirmed, with its number, replies and notices."""
+    """Group of operations whose commit is not confirmed: its number, operations, replies and notices."""
 
     number: int
     items: list[Item]
@@ -100,10 +100,11 @@ class UncertainCommit(NamedTuple):
 
 
 class Committer:
-    """Lane: its database connection, and `run`, the function of its thread.
+    """Lane: a thread that commits operations and runs queries, with its database connection.
 
-    `items` is the queue to the thread. `waiting` has the items without a reply; only the event loop uses it,
-    so that each item gets one reply. `failure` is why the database cannot be used, or "".
+    `run` is the function of the thread, and `items` the queue to it. `waiting` has the items without a reply;
+    only the event loop uses it, so that each item gets one reply. `failure` is why the database cannot be
+    used, or "".
     """
 
     def __init__(
@@ -127,16 +128,16 @@ class Committer:
         self._is_ending = False
 
     def busy_secs(self) -> float:
-        """Return for how many seconds the thread has waited for the database; 0.0 if it does not wait."""
+        """Return how many seconds the thread has waited for the database; 0.0 if it is not waiting."""
         busy_at = self.busy_since
         return 0.0 if busy_at is None else clock.monotonic() - busy_at
 
     def interrupt(self) -> None:
-        """End the connection; the thread then reconnects. Called by other threads."""
+        """End the database connection, so that the thread reconnects; called by other threads."""
         self._database.interrupt()
 
     def run(self) -> None:
-        """Commit operations and run queries as they arrive, until None arrives and everything has a reply."""
+        """Commit operations and run queries until the queue delivers None and every item has a reply."""
         try:
             while not self._is_ending or self._pending or self._doubt is not None:
                 self._gather()
@@ -145,10 +146,10 @@ class Committer:
             self._database.close()
 
     def _gather(self) -> None:
-        """Move items from the queue to the pending ones.
+        """Move all items from the queue to the list of pending items.
 
-        If none is pending, wait for one. After an error, wait at most until the next attempt to connect is
-        due, which is made with or without pending items.
+        If no item is pending, wait for one. After an error, wait at most until the next attempt to connect is
+        due.
         """
         patience: float | None = None
         if self._pending or self._doubt is not None or self._noted or self._is_ending or self._number is None:
@@ -163,7 +164,10 @@ class Committer:
             return
 
     def _commit_group(self) -> None:
-        """Connect if needed, and commit one group with its queries. An error closes the connection."""
+        """Connect if necessary, commit one group of operations, and run its queries.
+
+        An error closes the connection.
+        """
         self._pending = [item for item in self._pending if not item.is_given_up]
         self.busy_since = clock.monotonic()
         try:
@@ -181,7 +185,10 @@ class Committer:
             self.busy_since = None
 
     def _work(self) -> None:
-        """Commit pending operations as one group, then run pending queries; at most GROUP_MAX items."""
+        """Send old notices, commit pending operations as one group, then run pending queries.
+
+        At most GROUP_MAX pending items are processed.
+        """
         self._notify()
         some, rest = self._pending[:GROUP_MAX], self._pending[GROUP_MAX:]
         operations = [item for item in some if isinstance(item.work, Operation)]
@@ -195,9 +202,9 @@ class Committer:
             self._pending = queries[at + 1 :] + rest
 
     def _connect(self) -> None:
-        """Connect if there is no connection, and find out if a group without a confirmation was committed.
+        """Connect if there is no connection, and determine whether an unconfirmed group was committed.
 
-        A group that was not committed becomes pending again.
+        The operations of a group that was not committed become pending again.
         """
         if self._number is None:
             self._number = self._database.connect()
@@ -210,10 +217,10 @@ class Committer:
             self.failure, self._retry_secs = "", RETRY_SECS
 
     def _commit(self, items: list[Item], rest: list[Item]) -> None:
-        """Commit the items of a group. The items of `rest` stay pending.
+        """Commit the operations in `items` as one group; the items in `rest` stay pending.
 
-        If the database rejects a value of the group, its operations are committed one by one, and the one
-        with that value gets REFUSED.
+        If the database rejects the group, its operations are committed one by one, and the rejected ones get
+        the reply REFUSED.
         """
         assert self._number is not None
         number = self._number + 1
@@ -241,16 +248,16 @@ class Committer:
         self._committed(UncertainCommit(number, items, replies, noted))
 
     def _committed(self, group: UncertainCommit) -> None:
-        """Post the replies of a committed group, and send its notices."""
+        """Deliver the replies of a committed group, and send its notices."""
         self._answer(group.items, group.replies)
         self._noted += group.noted
         self._notify()
 
     def _notify(self) -> None:
-        """Send the notices of committed groups that have not been sent.
+        """Send the notices of committed groups that were not sent yet.
 
-        If the database cannot be used, they are sent after the next connection. If the database rejects them
-        they are dropped, because they would stop the lane: periodic queries find the same changes.
+        If the database cannot be used, they are sent after the next connect. If the database rejects them,
+        they are dropped, because they would block the lane; periodic queries find the same changes.
         """
         if not self._noted:
             return
@@ -264,7 +271,7 @@ class Committer:
         self._noted = []
 
     def _read(self, item: Item) -> None:
-        """Run a query and post its reply; REFUSED if the database rejects its values."""
+        """Run the query of `item` and deliver its reply: REFUSED if the database rejects its values."""
         try:
             reply: Reply[Any] = Reply(OperationOutcome.DONE, run_query(self._database, item.work))
         except LostError:
@@ -275,9 +282,10 @@ class Committer:
         self._answer([item], [reply])
 
     def _handle_loss(self, error: LostError) -> None:
-        """Close the connection because the database cannot be used. The time until the next attempt doubles.
+        """Close the connection, because the database cannot be used.
 
-        When stopping, reply UNAVAILABLE to everything pending instead of trying again.
+        The delay before the next attempt doubles. If the lane is stopping, all pending items get the reply
+        UNAVAILABLE, and there is no further attempt.
         """
         if self.failure:
             self._retry_secs = min(2 * self._retry_secs, RETRY_SECS_MAX)
@@ -295,11 +303,11 @@ class Committer:
 
 
 class LanedStore(StateStore):
-    """Store of the shared state with several lanes.
+    """Store for the shared state with several lanes: threads that commit operations and run queries.
 
-    There is a lane for each of `databases`, and a reader for each of `readers`: they run queries without a
-    subject, the last one those that are reports. `listener` runs in another thread, if notices arrive over a
-    connection.
+    There is one lane for each of `databases`, and one reader for each of `readers`. Readers run the queries
+    without a subject; the last reader runs those that are reports. `listener`, if given, receives notices in
+    a further thread.
     """
 
     def __init__(
@@ -321,7 +329,7 @@ class LanedStore(StateStore):
         self._on_notice: Callable[[Notice], None]
 
     def start(self, call_soon: CallSoon, on_notice: Callable[[Notice], None]) -> None:
-        """Start a thread for each lane and reader, and one for the listener if there is one."""
+        """Start a thread for each lane and reader, and for the notice receiver if there is one."""
         self._call_soon, self._on_notice = call_soon, on_notice
         runs: list[tuple[str, Callable[[], None]]] = [
             (f"state-{number}", lane.run) for number, lane in enumerate(self._all)
@@ -335,8 +343,8 @@ class LanedStore(StateStore):
     def stop(self) -> None:
         """Commit the submitted operations and end the threads.
 
-        After STOP_TIMES * `patience_secs` the connections are ended. Operations without a reply then get
-        UNAVAILABLE.
+        After STOP_TIMES * `patience_secs` seconds the connections are ended, and operations without a reply
+        get UNAVAILABLE.
         """
         for lane in self._all:
             lane.items.put(None)
@@ -349,7 +357,7 @@ class LanedStore(StateStore):
         self._is_stopped = True
 
     def _join(self, secs: float) -> bool:
-        """Wait for the end of the threads. Return False if some still run after `secs` seconds."""
+        """Wait at most `secs` seconds for the threads to end. Return False if some still run."""
         deadline = clock.monotonic() + secs
         for thread in self._threads:
             thread.join(max(deadline - clock.monotonic(), 0.0))
@@ -377,9 +385,9 @@ class LanedStore(StateStore):
         self._submit(lane, query, done)
 
     def _submit(self, lane: Committer, work: object, done: Callable[[Reply[Any]], None]) -> None:
-        """Queue an operation or query for the worker `lane`.
+        """Queue `work`, an operation or query, for the thread of `lane`.
 
-        The reply is UNAVAILABLE at once if `pending_max` items wait already.
+        If `pending_max` items are waiting already, the reply UNAVAILABLE is given at once.
         """
         if self._pending >= self.pending_max:
             self._call_soon(partial(done, UNAVAILABLE))
@@ -390,15 +398,12 @@ class LanedStore(StateStore):
         lane.items.put(item)
 
     def listen(self, replica: str) -> None:
-        """Receive the notices for this replica, if notices arrive over a connection."""
+        """Receive the notices for `replica` from now on, if there is a notice receiver."""
         if self._listener is not None:
             self._listener.listen(replica)
 
     def tick(self) -> None:
-        """Reply UNAVAILABLE to items that have waited too long.
-
-        Interrupt connections to the database that have not replied for too long.
-        """
+        """Reply UNAVAILABLE to items that have waited too long, and end connections that do not respond."""
         self._expire_items(lambda lane: clock.monotonic() - lane.patience_secs)
         if any(one.busy_secs() >= STUCK_TIMES * one.patience_secs for one in self._all):
             self._interrupt([one for one in self._all if one.busy_secs() >= one.patience_secs])
@@ -406,8 +411,8 @@ class LanedStore(StateStore):
     def _expire_items(self, oldest: Callable[[Committer], float]) -> None:
         """Reply UNAVAILABLE to items that have waited too long.
 
-        `oldest` returns, for a lane, the monotonic time until which its items must have been submitted for
-        that.
+        `oldest` returns a monotonic time for a lane: items of the lane that were submitted earlier have
+        expired.
         """
         for lane in self._all:
             cutoff = oldest(lane)
@@ -428,7 +433,7 @@ class LanedStore(StateStore):
 
     @property
     def health(self) -> Health:
-        """Error of the first lane that fails or waits too long, and the number of pending items."""
+        """Return the first error of a lane that fails or waits too long, and the number of waiting items."""
         failure = next((lane.failure for lane in self._all if lane.failure), "")
         if not failure and (slow := [one for one in self._all if one.busy_secs() >= one.patience_secs]):
             failure = f"the database has not answered for {slow[0].busy_secs():.0f} s"
@@ -437,7 +442,7 @@ class LanedStore(StateStore):
     # Called by the threads.
 
     def notice(self, notice: Notice) -> None:
-        """Pass a notice to the event loop. Called by other threads."""
+        """Pass a notice to the event loop; called by other threads."""
         if not self._is_stopped:
             self._call_soon(partial(self._on_notice, notice))
 
@@ -449,7 +454,10 @@ class LanedStore(StateStore):
             self._call_soon(partial(self._call_done, lane, answers))
 
     def _call_done(self, lane: Committer, answers: list[Answer]) -> None:
-        """Call the callbacks of items with their replies, except for items that have had a reply."""
+        """Call the callbacks of items with their replies.
+
+        Items that already had a reply (UNAVAILABLE) are skipped.
+        """
         for item, reply in answers:
             if lane.waiting.pop(item, item) is item:
                 continue

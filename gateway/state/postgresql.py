@@ -116,9 +116,9 @@ LEAST: Final = " AND cardinality(string_to_array(topic, '/')) >= {}"
 
 
 class DatabaseSocket:
-    """Socket of a thread's database connection, by which another thread can end the connection.
+    """Socket of a thread's database connection, through which another thread can end the connection.
 
-    The thread that waits for the database then gets the error of a lost connection.
+    The thread that waits for the database then gets a connection error.
     """
 
     def __init__(self) -> None:
@@ -137,13 +137,13 @@ class DatabaseSocket:
             before.close()
 
     def end(self) -> None:
-        """End the connection that uses the socket, if there is one. Called by other threads."""
+        """End the present connection, if there is one; called by other threads."""
         with self._lock, suppress(OSError):  # it has ended by itself
             if self._socket is not None:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the duplicated descriptor, because the connection was closed."""
+        """Close the duplicated descriptor, after the connection was closed."""
         with self._lock:
             before, self._socket = self._socket, None
         if before is not None:
@@ -151,7 +151,7 @@ class DatabaseSocket:
 
 
 class PostgreSQLDatabase(Database):
-    """Connection to PostgreSQL for the thread of one lane. `lane` is its name in the database."""
+    """Connection to PostgreSQL for the thread of one lane, whose name in the database is `lane`."""
 
     def __init__(self, server: Server, lane: str) -> None:
         self._server = server
@@ -169,9 +169,9 @@ class PostgreSQLDatabase(Database):
         return self._connection
 
     def connect(self) -> int:
-        """Connect or reconnect. Return the number of the last group that this lane has committed.
+        """Connect or reconnect, and return the number of the last group that this lane has committed.
 
-        Transactions that an earlier connection of the lane has left running are ended.
+        Transactions that an earlier connection of the lane has left open are ended.
         """
         self.close()
         self._server.prepare(self._wire)
@@ -186,7 +186,7 @@ class PostgreSQLDatabase(Database):
         return int(row[0])
 
     def begin(self, number: int) -> None:
-        """Set the number of the next group; its transaction begins with its first statements."""
+        """Record the number of the next group; `run` begins the transaction."""
         self._number = number
         self._is_begun = False
 
@@ -205,9 +205,9 @@ class PostgreSQLDatabase(Database):
             return [[] if cursor.description is None else cursor.fetchall() for cursor in cursors]
 
     def _begin(self, connection: Connection) -> Cursor | None:
-        """Pipeline the begin of the group's transaction if it has not begun.
+        """Queue the begin of the transaction and the statement that stores the group's number.
 
-        Return the cursor of the statement that stores the group's number, or None if nothing was sent.
+        Return the cursor of that statement, or None if the transaction has already begun.
         """
         if self._is_begun:
             return None
@@ -221,16 +221,16 @@ class PostgreSQLDatabase(Database):
             self._open.execute("COMMIT")
 
     def rollback(self) -> None:
-        """Roll the transaction of the group back."""
+        """Roll back the open transaction."""
         with _translated(None):
             self._open.execute("ROLLBACK")
 
     def match(self, query: MatchRetained) -> Rows:
-        """Return rows of the page of retained messages that `query` asks for.
+        """Return the page of retained messages that `query` describes, as rows.
 
-        A row has topic, message, expiry (in seconds from now) and user. A filter without `+` is a range of
-        topics in the index. For others the index on levels is fast if few topics match. If many match, the
-        range of topics below the filter's first levels is read in order until the page is full.
+        A row has topic, message, expiry (in seconds from now) and user. For a filter without `+`, the topics
+        are a range of the index. For other filters the index on levels is fast if few topics match. If many
+        match, the topics that begin with the filter's first levels are read in order until the page is full.
         """
         topic_filter, after = query.topic_filter, query.after
         demand = demand_of(topic_filter)
@@ -264,9 +264,9 @@ class PostgreSQLDatabase(Database):
             return connection.execute(query, parameters, prepare=True).fetchall()
 
     def notify(self, notices: Sequence[Noted]) -> None:
-        """Send notices in a separate transaction.
+        """Send notices in a transaction of their own.
 
-        Within the group's transaction they would hold a lock of the whole server during the write to disk.
+        Within the transaction of the group they would hold a server-wide lock during the write to disk.
         """
         rows = [(channel_of(self._server.schema, one.replica), _payload(one)) for one in notices]
         call = OperationStatement(
@@ -291,11 +291,11 @@ Cursor = psycopg.Cursor[tuple[Any, ...]]
 
 
 class Server:
-    """Database server and schema: parameters of connections, and migration of the schema.
+    """Database server and schema: opens connections and migrates the schema.
 
-    `url` is a URL of libpq. `password` is called for each connection; if it is None, the password is that of
-    the URL, of libpq's password file or of libpq's environment variables. The first lane that connects
-    migrates the schema.
+    `url` is a libpq URL. `password` is called for each connection; if it is None, libpq takes the password
+    from the URL, its password file or its environment variables. The first lane that connects migrates the
+    schema.
     """
 
     def __init__(
@@ -313,10 +313,10 @@ class Server:
         self._is_migrated = False
 
     def connect(self, name: str, wire: DatabaseSocket) -> Connection:
-        """Open a connection that the server knows as `name`, with the schema as its search path.
+        """Open a connection named `name`, with the schema as its search path.
 
         Parameters in statements are written `$1`. Each statement is a transaction unless one was begun.
-        `wire` is attached to the connection. Raises psycopg.Error, and LostError when the password cannot be
+        `wire` is attached to the connection. Raises psycopg.Error, and LostError if the password cannot be
         read.
         """
         own: dict[str, Any] = {
@@ -356,8 +356,7 @@ class Server:
     def migrate(self, wire: DatabaseSocket | None = None) -> None:
         """Create the schema or migrate it to the latest version.
 
-        Raises StoreError if that is impossible, or if the schema is of a newer program that this one does not
-        work with.
+        Raises StoreError if that is impossible, or if a newer, incompatible program has migrated the schema.
         """
         wire = wire or DatabaseSocket()
         try:
@@ -370,7 +369,7 @@ class Server:
             wire.close()
 
     def _migrate(self, connection: Connection) -> None:
-        """Create the schema if it is missing, and apply the missing migrations, in the open transaction."""
+        """Create the schema if it is missing, and run the missing migrations, in the open transaction."""
         if connection.info.server_version < VERSION_MIN:
             raise StoreError("PostgreSQL 15 or later is needed")
         connection.execute("SELECT pg_advisory_xact_lock($1)", (MIGRATE_LOCK,))
@@ -388,7 +387,7 @@ class Server:
 
 
 def _execute(connection: Connection, call: OperationStatement) -> Cursor:
-    """Execute a statement, with the rows of `op` as one array for each column."""
+    """Execute a statement; the columns of its rows are passed as arrays."""
     if not call.columns:
         return connection.execute(_statement(call.sql, ""), prepare=True)
     types = [part.partition(" ")[2] for part in call.columns.split(", ")]
@@ -399,7 +398,7 @@ def _execute(connection: Connection, call: OperationStatement) -> Cursor:
 
 @cache
 def _statement(sql: str, columns: str) -> str:
-    """Return the SQL text for PostgreSQL: `{op}`, `{lock}` and `{skip}` are replaced."""
+    """Return the SQL text for PostgreSQL, in which `{op}`, `{lock}` and `{skip}` are replaced."""
     parts = [part.partition(" ") for part in columns.split(", ")]
     arrays = ", ".join(f"${number}::{kind}[]" for number, (_, _, kind) in enumerate(parts, start=1))
     names = ", ".join(name for name, _, _ in parts)
@@ -424,9 +423,10 @@ def literal(values: Sequence[Any], kind: str) -> str:
 
 @contextmanager
 def _translated(connection: Connection | None) -> Iterator[None]:
-    """Context manager that raises errors of psycopg as LostError, AbortedError or RefusedError.
+    """Convert errors of psycopg in the block to LostError, AbortedError or RefusedError.
 
-    `connection` is the one that runs statements of a group. If it is None every error is LostError.
+    `connection` is the connection that runs a group's statements. If it is None, every error becomes
+    LostError.
     """
     try:
         yield
@@ -453,7 +453,7 @@ def channel_of(schema: str, replica: str) -> str:
 
 
 def _payload(noted: Noted) -> str:
-    """Return the text of a notice; MISSED in its place if it would be too long for PostgreSQL."""
+    """Return the text of a notice; if it is too long for PostgreSQL, the text of a MISSED notice."""
     if noted.key is None:
         return json.dumps([noted.event.value])
     payload = json.dumps([noted.event.value, *noted.key])
@@ -461,7 +461,7 @@ def _payload(noted: Noted) -> str:
 
 
 def _notice(payload: str) -> Notice | None:
-    """Parse the text of a notice. Return None if it is of a kind that this version does not know."""
+    """Parse the text of a notice. Return None if this version does not know its kind."""
     try:
         event, *key = json.loads(payload)
         return Notice(NoticeSubject(event), SessionKey(*key) if key else None)
@@ -470,10 +470,10 @@ def _notice(payload: str) -> Notice | None:
 
 
 class NoticeListener:
-    """Receiver of PostgreSQL's notices, over a connection of its own.
+    """Receiver of PostgreSQL notices, over a connection of its own.
 
-    It also ends transactions of other processes that block lanes of this one, whose names begin with
-    `process`.
+    It also ends transactions of other processes that block lanes of this process. `process` is the prefix of
+    the names of these lanes.
     """
 
     def __init__(self, server: Server, process: str) -> None:
@@ -484,22 +484,22 @@ class NoticeListener:
         self._wire = DatabaseSocket()
 
     def listen(self, replica: str) -> None:
-        """Receive the notices for this incarnation of a replica, too."""
+        """Also receive the notices for the incarnation `replica` from now on."""
         self._replicas.append(replica)
 
     def interrupt(self) -> None:
-        """End the present connection; `run` reconnects."""
+        """End the present connection, so that `run` reconnects."""
         self._wire.end()
 
     def stop(self) -> None:
-        """Have `run` return soon."""
+        """Make `run` return soon."""
         self._ended.set()
 
     def run(self, on_notice: Callable[[Notice], None], is_slow: Callable[[], bool]) -> None:
         """Receive notices until `stop` is called, and pass them to `on_notice`.
 
-        A notice MISSED is added whenever some may have been lost. While `is_slow` returns True, transactions
-        that block this process are ended.
+        Whenever notices may have been lost, a notice MISSED is passed. While `is_slow` returns True,
+        transactions that block this process are ended.
         """
         while not self._ended.is_set():
             try:
@@ -530,9 +530,9 @@ class NoticeListener:
 
 
 class PostgreSQLState(LanedStore):
-    """Shared state in a schema of a PostgreSQL database, which is created if it is missing.
+    """Store for the shared state in a schema of a PostgreSQL database, which is created if missing.
 
-    While the database cannot be used `health` has the reason.
+    While the database cannot be used, `health` returns the reason.
     """
 
     def __init__(self, server: Server, *, lanes: int = LANES, patience_secs: float = 5.0) -> None:

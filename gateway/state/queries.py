@@ -121,7 +121,7 @@ def run_query(database: Database, query: object) -> Any:
 
 
 def _weights(database: Database, query: WeighLetters | WeighRetained | WeighSessions) -> Any:
-    """Return the sums by user that one of the three queries asks for, as the value of its reply."""
+    """Return the totals by user that one of these three queries requests, as the value of its reply."""
     if isinstance(query, WeighSessions):
         rows = database.run([OperationStatement(SESSION_WEIGHTS, "replica text", [(query.replica,)])])[0]
         elsewhere = {user: UserSessions(*sums) for user, is_here, *sums in rows if not is_here}

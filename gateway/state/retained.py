@@ -25,9 +25,10 @@ EPOCHS: Final = OF_OP.format(names="t.domain, t.client, t.epoch", table="session
 
 
 class StoredRetainedRow(NamedTuple):
-    """Row of `retained`. `expires_at` is in UTC seconds. `message` is empty if the topic was cleared.
+    """Row of table `retained`: the retained message of a topic.
 
-    `login` is the user. `client` sent the message, in its session of `epoch`.
+    `expires_at` is in UTC seconds, or None. `message` is empty if the topic was cleared. `login` is the user.
+    `client` sent the message in its session of epoch `epoch`.
     """
 
     topic: str
@@ -40,16 +41,17 @@ class StoredRetainedRow(NamedTuple):
 
 
 class RetainedMessages:
-    """Rows of `retained` that the operations of a group read and change."""
+    """Rows of table `retained` that the operations of one transaction read and change."""
 
     def __init__(self) -> None:
         self._table = Table("retained", StoredRetainedRow, RETAINED, 1, BLANK)
         self._epochs: dict[tuple[str, str], int] = {}  # of sessions with operations that may be late
 
     def load(self, database: Database, operations: Sequence[Retain]) -> None:
-        """Lock and read the topics of `operations`, in the same order for all groups.
+        """Lock and read the rows of the topics in `operations`.
 
-        Also read the present epochs of clients whose operations may be late.
+        All transactions lock topics in the same order. Also read the present session epochs of clients whose
+        operations may be late.
         """
         topics = [(one.topic,) for one in operations]
         self._table.take(database.run(self._table.lock(topics, topics))[-1])
@@ -91,10 +93,10 @@ class RetainedMessages:
         return Reply(OperationOutcome.DONE, Retention(True, before))
 
     def _is_late(self, operation: Retain, row: StoredRetainedRow, now: float) -> bool:
-        """Return True if the same client has set or cleared the topic in a later session.
+        """Return True if the same client has already set or cleared the topic in a later session.
 
-        If the client has no session any more, and the epoch of the topic is in the future, the clock was set
-        back: then the operation is from a session after that and not late.
+        If the client has no session and the topic's epoch is in the future, the database's clock was set
+        back: then the operation is not late.
         """
         if row.client != operation.client or not row.epoch > operation.epoch > 0:
             return False
@@ -109,9 +111,9 @@ class RetainedMessages:
 
 
 def _has_capacity(operation: Retain, before: tuple[str, int] | None) -> bool:
-    """Return True if the growth by the new message fits into `room` of the operation.
+    """Return True if the growth through the new message fits into `operation.room`.
 
-    `before` has user and weight of the message that it replaces, or is None.
+    `before` has user and weight of the retained message that it replaces, or is None.
     """
     room = operation.room
     if room is None:

@@ -33,7 +33,7 @@ Applied = Sequence[tuple[int, int | None]]
 
 
 def load_migrations() -> Migrations:
-    """Return the SQL texts of all migrations, in the order of their versions."""
+    """Return the SQL texts of all migrations, sorted by version."""
     found = sorted(
         (one for one in files("gateway.state").joinpath("migrations").iterdir() if one.name.endswith(".sql")),
         key=lambda one: one.name,

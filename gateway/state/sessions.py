@@ -46,10 +46,10 @@ NOBODY: Final = ""
 
 
 class StoredSessionRow(NamedTuple):
-    """Row of `session`.
+    """Row of table `session`.
 
-    `login` is the user, `place` the network address, `weight` the size in bytes. `expiry` is in seconds,
-    `expires_at` and `reap_at` (when Reap claims the session) are in UTC seconds; both are None while the
+    `login` is the user, `place` the client's network address, `weight` the size in bytes. `expiry` is in
+    seconds. `expires_at` and `reap_at` (when Reap claims the session) are in UTC seconds, and None while the
     client is connected.
     """
 
@@ -78,10 +78,10 @@ class StoredSessionRow(NamedTuple):
 
 
 class WillRow(NamedTuple):
-    """Row of `will`.
+    """Row of table `will`.
 
-    `delay` is in seconds, `due_at` in UTC seconds or None while the client is connected. `claimed` is 1 once
-    a replica has claimed it, `served` is 1 if its client was accepted.
+    `delay` is in seconds. `due_at` is in UTC seconds, and None while the client is connected. `claimed` is 1
+    once a replica has claimed the will; `served` is 1 if its client was accepted.
     """
 
     domain: str
@@ -95,7 +95,7 @@ class WillRow(NamedTuple):
 
 
 class StoredSubscriptionRow(NamedTuple):
-    """Row of `subscription`: a filter of a session, with its encoded options."""
+    """Row of table `subscription`: a topic filter of a session, with its encoded options."""
 
     domain: str
     client: str
@@ -104,9 +104,9 @@ class StoredSubscriptionRow(NamedTuple):
 
 
 class PacketRow(NamedTuple):
-    """Row of `packet`: QoS 2 state of one packet identifier in one direction.
+    """Row of table `packet`: QoS 2 state of one packet identifier in one direction.
 
-    `incarnation` and `count` are the number of the message, None if it has none.
+    `incarnation` and `count` are the number of the message; both are None if the message has no number.
     """
 
     domain: str
@@ -119,14 +119,17 @@ class PacketRow(NamedTuple):
 
 
 class EndedQueueRow(NamedTuple):
-    """Row of `ended_queue`: a queue that must be deleted, by Reap from `reap_at` (UTC seconds) on."""
+    """Row of table `ended_queue`: a queue that must be deleted.
+
+    Reap returns the queue from `reap_at` (UTC seconds) on.
+    """
 
     queue: str
     reap_at: float
 
 
 class ReceivedRow(NamedTuple):
-    """Row of `received`: a chunk of message numbers, with a bit for each that the client has received."""
+    """Row of table `received`: a chunk of 64 message numbers, with a bit for each received one."""
 
     domain: str
     client: str
@@ -180,7 +183,7 @@ SessionOperation = OfSession | ForgetQueue | Reap
 
 
 class Sessions:
-    """Rows of sessions, their contents and their wills that the operations of a group read and change."""
+    """Rows of sessions, with their contents and wills, that the operations of one transaction change."""
 
     def __init__(self) -> None:
         self.notices: list[Noted] = []
@@ -198,9 +201,9 @@ class Sessions:
         self._left_queues: list[EndedQueueRow] = []
 
     def load(self, database: Database, operations: Sequence[SessionOperation]) -> None:
-        """Lock and read the sessions of `operations`, and read the contents of those that are opened.
+        """Lock and read the sessions in `operations`, and the contents of the sessions that are opened.
 
-        For Reap, also declare silent replicas dead, and lock what is due.
+        For Reap, also declare silent replicas dead, and lock the rows that are due.
         """
         reaps = [one for one in operations if isinstance(one, Reap)]
         keys = {one.key for one in operations if isinstance(one, OfSession)}
@@ -219,7 +222,7 @@ class Sessions:
             self._load_due(database, reap)
 
     def _take_wills(self, database: Database, keys: Iterable[SessionKey]) -> None:
-        """Lock and read the wills of sessions that are locked already."""
+        """Lock and read the wills of the sessions `keys`, which are already locked."""
         if rows := sorted(keys):
             self._wills.take(database.run([self._wills.select(rows, locking=True)])[0])
 
@@ -236,9 +239,10 @@ class Sessions:
             self._contents[SessionKey(domain, client)].received[bytes(incarnation), chunk] = bits % BITS
 
     def _load_due(self, database: Database, reap: Reap) -> None:
-        """Declare silent replicas dead. Lock orphaned and expired sessions, due wills and left-over queues.
+        """Declare silent replicas dead, and lock and read the rows that `reap` may claim.
 
-        Rows that another transaction has locked are left out.
+        These are the sessions of dead replicas, expired sessions, due wills, and queues of ended sessions.
+        Rows that another transaction has locked are skipped.
         """
         names, limit = self._sessions.names, reap.limit
         if reap.silent_secs is not None:
@@ -290,7 +294,11 @@ class Sessions:
         return DONE
 
     def _open(self, operation: OpenSession, row: StoredSessionRow | None, now: float) -> OpenedSession:
-        """Open a session for a new owner: resume the stored session, or replace it by an empty one."""
+        """Open a session for a new owner: resume the stored session, or replace it by an empty one.
+
+        `row` is the stored session, or None. If it belongs to another user and `only_own` is set, refuse and
+        change nothing.
+        """
         key = operation.key
         if row is not None and operation.only_own and row.login != operation.user:
             return OpenedSession(row.epoch, Contents(), refused=True, user=row.login)
@@ -347,11 +355,11 @@ class Sessions:
     def _inherit_wills(
         self, row: StoredSessionRow, present: bool, now: float
     ) -> tuple[tuple[int, bytes], ...]:
-        """Process the wills of a session that is opened again. Return epoch and message of the claimed ones.
+        """Process the wills of a session that is opened again.
 
-        The result has the epoch and the message of each. A delayed will that is not due is void if the
-        session is resumed, and so is that of a client that was never accepted; any other one is claimed by
-        the replica that opens the session (MQTT 5: 3.1.3.2.2).
+        A will is deleted if its client was never accepted, or if it is not yet due and the session is resumed
+        (`present`). All others are claimed for the replica that opens the session (MQTT 5: 3.1.3.2.2). Return
+        (epoch, message) of each claimed will.
         """
         claimed = []
         for will in self._unclaimed_wills(row.key):
@@ -367,10 +375,9 @@ class Sessions:
         return [one for one in self._wills.rows.values() if one[:2] == key and not one.claimed]
 
     def _cancel(self, operation: CancelOpening, row: StoredSessionRow | None, now: float) -> LeftSession:
-        """Leave the session, if it is the one that the operation names; remove the operation's will.
+        """Undo the opening that `operation` names: delete its will, and leave the session.
 
-        Another replica may have opened the session meanwhile. One of an earlier version has then left the
-        will to this replica for a while.
+        Nothing else is changed if another replica has opened the session meanwhile.
         """
         opened, epoch = operation.opened, None if row is None else row.epoch
         for will in self._unclaimed_wills(operation.key):
@@ -382,7 +389,7 @@ class Sessions:
         return self._leave_session(row, LeaveSession(row.key, row.epoch, expiry_secs, discard_will=True), now)
 
     def _change(self, operation: ChangeSession, row: StoredSessionRow) -> None:
-        """Store the changes of a session in its rows."""
+        """Apply the changes in `operation` to the rows of a session and of its contents."""
         key = operation.key
         if operation.weight is not None:
             subscriptions, weight = operation.weight
@@ -415,7 +422,11 @@ class Sessions:
                 self._received.put(ReceivedRow(*key, *chunk, bits - BITS if bits >= SIGN else bits))
 
     def _leave_session(self, row: StoredSessionRow, operation: LeaveSession, now: float) -> LeftSession:
-        """Record that the client of a session has disconnected, and discard, claim or delay its will."""
+        """Record that the client of a session has disconnected.
+
+        The will is deleted, claimed for the caller, or scheduled after its delay. Does nothing if the client
+        was already recorded as disconnected.
+        """
         if not row.connected:  # Repeated: others may have claimed its will, or delete its queue.
             return LeftSession(False, False)
         expiry = operation.expiry_secs
@@ -437,7 +448,7 @@ class Sessions:
         return LeftSession(False, publish)
 
     def _release(self, operation: ReleaseSession, row: StoredSessionRow | None) -> None:
-        """Record that a holder has released the queue, and notify the owner that waits for it."""
+        """Record that a replica no longer consumes the session's queue, and notify the next owner."""
         if row is None or not row.holder or row.holder_epoch > operation.epoch:
             return
         holder = Owner(NOBODY, 0)
@@ -456,7 +467,7 @@ class Sessions:
         return DONE
 
     def _reap(self, now: float) -> list[ClaimedWork]:
-        """End the sessions of dead owners, and claim what is due until `now` + CLAIM_SECS."""
+        """End the sessions of dead replicas, and claim due work until `now` + CLAIM_SECS."""
         for key in self._orphans:
             row = self._sessions.rows.get(key)
             if row is not None and row.connected:
@@ -476,15 +487,18 @@ class Sessions:
         return found
 
     def _end_queue(self, queue: str, now: float) -> None:
-        """Record that the queue of an ended session must be deleted; Reap returns it after CLAIM_SECS."""
+        """Record that the queue of an ended session must be deleted.
+
+        Reap returns the queue after CLAIM_SECS. Does nothing if `queue` is "".
+        """
         if queue:
             self._queues.put(EndedQueueRow(queue, now + CLAIM_SECS))
 
     def _end_orphaned(self, row: StoredSessionRow, now: float) -> None:
-        """Disconnect a session whose owner is dead, or delete it if it ends with its connection.
+        """Mark the session of a dead replica as disconnected, or delete it if it ends with its connection.
 
-        Its will and its expiry count from `now`. The epoch is increased, so operations of the dead owner are
-        fenced.
+        Its will and its expiry count from `now`. The epoch is increased, so that operations of the dead
+        replica are fenced.
         """
         will = self._wills.rows.get((*row.key, row.epoch))
         if will is not None and will.served:
@@ -512,7 +526,7 @@ class Sessions:
         self._wipe(row.key)
 
     def _wipe(self, key: SessionKey) -> None:
-        """Delete the contents of a session, and drop this group's earlier changes of them."""
+        """Delete the contents of a session, and drop earlier changes of them in this transaction."""
         self._wiped.add(key)
         contents = self._contents.get(key)
         if contents is not None:
@@ -523,7 +537,7 @@ class Sessions:
     # Writing.
 
     def writes(self) -> list[OperationStatement]:
-        """Return the statements that write the group's changes to the tables."""
+        """Return the SQL statements that write the changed rows to the database."""
         calls = []
         if wiped := sorted(self._wiped):
             calls = [table.delete(wiped) for table in (self._subscriptions, self._packets, self._received)]

@@ -40,7 +40,7 @@ NEXT_GROUP: Final = "UPDATE lane SET number = ?, seen = state_now() WHERE id = ?
 
 
 class SQLiteDatabase(Database):
-    """Connection to a SQLite file for the thread of its only lane."""
+    """Connection to a SQLite file for the thread of the only lane."""
 
     def __init__(self, path: Path, clock: Callable[[], float], on_notice: Callable[[Notice], None]) -> None:
         self._path = path
@@ -49,7 +49,7 @@ class SQLiteDatabase(Database):
         self._connection: sqlite3.Connection | None = None
 
     def connect(self) -> int:
-        """Open the file again. Return the number of the last group that was committed."""
+        """Close and reopen the file, and return the number of the last group that was committed."""
         self.close()
         try:
             self._connection = connection = _open(self._path, self._clock)
@@ -67,7 +67,10 @@ class SQLiteDatabase(Database):
         return self._connection
 
     def begin(self, number: int) -> None:
-        """Begin the transaction of a group. Raises LostError also if another process has changed the file."""
+        """Begin the transaction of the group with this number.
+
+        Raises LostError also if another process has changed the file.
+        """
         try:
             self._open.execute("BEGIN IMMEDIATE")
             if not self._open.execute(NEXT_GROUP, (number, LANE, number)).rowcount:
@@ -87,7 +90,10 @@ class SQLiteDatabase(Database):
             raise RefusedError(str(error)) from error
 
     def _call(self, call: OperationStatement) -> Rows:
-        """Run a statement for each of its rows. Return the result rows of all."""
+        """Run a statement once for each of its rows, and return the result rows.
+
+        A statement that writes with rows returns no result rows.
+        """
         names = [part.partition(" ")[0] for part in call.columns.split(", ")]
         marks = ", ".join("?" * len(names))
         relation = f"WITH op ({', '.join(names)}) AS (VALUES ({marks}))"
@@ -107,14 +113,14 @@ class SQLiteDatabase(Database):
             raise LostError(str(error)) from error
 
     def rollback(self) -> None:
-        """Roll the transaction of the group back."""
+        """Roll back the open transaction."""
         try:
             self._open.rollback()
         except sqlite3.Error as error:
             raise LostError(str(error)) from error
 
     def match(self, query: MatchRetained) -> Rows:
-        """Return rows of the page of retained messages that `query` asks for.
+        """Return the page of retained messages that `query` describes, as rows.
 
         A row has topic, message, expiry (in seconds from now) and user.
         """
@@ -128,7 +134,7 @@ class SQLiteDatabase(Database):
             raise LostError(str(error)) from error
 
     def notify(self, notices: Sequence[Noted]) -> None:
-        """Pass notices to the callback of this process, because all replicas of the database are in it."""
+        """Pass notices to the callback, because all replicas of this database run in this process."""
         for noted in notices:
             self._on_notice(Notice(noted.event, noted.key))
 
@@ -191,7 +197,10 @@ def _migrate(connection: sqlite3.Connection, migrations: Migrations) -> None:
 
 
 class SQLiteState(LanedStore):
-    """Shared state in a SQLite file, with one lane. Raises StoreError if the file cannot be used."""
+    """Store for the shared state in a SQLite file, with one lane.
+
+    Raises StoreError if the file cannot be used.
+    """
 
     def __init__(
         self,

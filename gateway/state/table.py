@@ -12,12 +12,12 @@ Key = tuple[Any, ...]
 
 
 class Table(Generic[R]):
-    """Rows of one table by key, which a group has locked and changes in memory.
+    """Rows of one database table, by key, that one transaction has locked and changes in memory.
 
-    `columns` has names and types; the first `keys` of them are the key. `row` builds a row from the values.
-
-    A row that does not exist cannot be locked. So where two groups may create the same one, rows with `blank`
-    values are inserted first, which count as absent: the group that locks one may create the row.
+    `columns` has the names and SQL types of the columns; the first `keys` of them are the key. `row` builds a
+    row from the values. A missing row cannot be locked. If two transactions may create the same row, a row
+    with the values `blank` is therefore inserted first. Such a row counts as absent, and the transaction that
+    locks it may replace it.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class Table(Generic[R]):
 
     @property
     def names(self) -> str:
-        """Columns of the table in a query that calls it `t`."""
+        """Names of the columns for a query in which the table is called `t`."""
         return ", ".join(f"t.{name}" for name in self._names)
 
     # Reading.
 
     def lock(self, keys: Iterable[Key], creating: Iterable[Key] = ()) -> list[OperationStatement]:
-        """Return the statements that lock and read the rows of `keys`, in the order of the keys.
+        """Return the SQL statements that lock and read the rows of `keys`, in the order of the keys.
 
-        Rows of `creating`, which must be among `keys`, are inserted blank if they are missing. The caller
-        runs the statements, and passes the rows of the last one to `take`.
+        Missing rows of `creating`, a subset of `keys`, are inserted blank. The caller runs the statements,
+        and passes the rows that the last one returns to `take`.
         """
         calls = []
         key_names = self._names[: self._keys]
@@ -66,7 +66,10 @@ class Table(Generic[R]):
         return calls
 
     def select(self, prefixes: Sequence[Key], *, locking: bool = False) -> OperationStatement:
-        """Return the statement that reads, or locks, all rows whose keys begin with one of `prefixes`."""
+        """Return the SQL statement that reads all rows whose keys begin with one of `prefixes`.
+
+        If `locking` is True, it also locks the rows.
+        """
         return self._select(len(prefixes[0]), "{lock}" if locking else "", prefixes)
 
     def _select(self, size: int, end: str, prefixes: Sequence[Key]) -> OperationStatement:
@@ -82,17 +85,17 @@ class Table(Generic[R]):
         return OperationStatement(sql, ", ".join(self._parts[:size]), prefixes)
 
     def take(self, rows: Rows) -> None:
-        """Add the rows that the statements of `lock` have returned.
+        """Store the rows that the last statement of `lock` has returned.
 
-        Blank rows count as absent, and `writes` deletes them unless they are replaced by `put`. Raises
-        AbortedError if a row of `creating` was deleted by another transaction before it was locked.
+        Blank rows count as absent, and `writes` deletes them unless `put` replaces them. Raises AbortedError
+        if another transaction has deleted a row of `creating` before it was locked.
         """
         if not self._created <= {row[: self._keys] for row in rows}:
             raise AbortedError(f"a row of {self._name} was deleted meanwhile")
         self.add(rows)
 
     def add(self, rows: Rows) -> None:
-        """Add rows that another statement has locked."""
+        """Store rows that a statement other than that of `lock` has locked."""
         for values in rows:
             row = self._row(*values)
             key = row[: self._keys]
@@ -104,20 +107,23 @@ class Table(Generic[R]):
     # Changing.
 
     def put(self, row: R) -> None:
-        """Create a row, or replace the row that has the same key."""
+        """Create `row`, or replace the row that has the same key, in memory."""
         key = row[: self._keys]
         self.rows[key] = row
         self._changed[key] = None
         self._removed.pop(key, None)
 
     def remove(self, key: Key) -> None:
-        """Delete a row, whether it was read or not."""
+        """Delete the row with this key in memory, even if it was not read."""
         self.rows.pop(key, None)
         self._changed.pop(key, None)
         self._removed[key] = None
 
     def forget(self, prefix: Key) -> None:
-        """Drop changes of all rows whose keys begin with `prefix`, because another statement deletes them."""
+        """Drop the changes of all rows whose keys begin with `prefix`.
+
+        For rows that another statement of the transaction deletes.
+        """
         size = len(prefix)
         for changes in (self._changed, self._removed):
             for key in [key for key in changes if key[:size] == prefix]:
@@ -126,7 +132,7 @@ class Table(Generic[R]):
     # Writing.
 
     def writes(self) -> list[OperationStatement]:
-        """Return the statements that write the group's changes to the table, in the order of keys."""
+        """Return the SQL statements that write the changed rows to the table, in the order of keys."""
         calls = []
         if self._removed:
             calls.append(self.delete(sorted(self._removed)))
