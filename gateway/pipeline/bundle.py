@@ -49,7 +49,10 @@ _MARKER: Final = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
 
 
 class Bundle(NamedTuple):
-    """Files of a bundle: program, code, and dependencies (None if not requested)."""
+    """Files for spark-submit: the program, the gateway's code, and its dependencies.
+
+    `environment`, the archive of dependencies, is None if it was not requested.
+    """
 
     submit: Path
     code: Path
@@ -57,9 +60,10 @@ class Bundle(NamedTuple):
 
 
 def write(folder: Path, *, environment: bool) -> Bundle:
-    """Write a bundle into `folder`; with `environment`, also the dependencies.
+    """Write the files of a bundle into `folder`, and return their paths.
 
-    Raises PipelineError if a dependency is not installed here.
+    The dependencies are included if `environment` is True. Raises PipelineError if a dependency is not
+    installed here.
     """
     folder.mkdir(parents=True, exist_ok=True)
     submit = folder / "submit.py"
@@ -119,7 +123,10 @@ def _add(archive: tarfile.TarFile, found: Distribution) -> None:
 
 
 def _needed() -> list[Distribution]:
-    """Return the distributions that the gateway and its extra need, without those of the cluster."""
+    """Return the distributions that the gateway needs on a cluster, including its extra `pipeline`.
+
+    Distributions that the cluster itself provides are left out.
+    """
     found: dict[str, Distribution] = {}
     ours = _installed(OF_OURS)
     waiting = [*_requirements(ours, EXTRA)]
@@ -146,9 +153,9 @@ class Requirement(NamedTuple):
 
 
 def _requirements(of: Distribution, extra: str = "") -> Iterator[Requirement]:
-    """Yield what a distribution requires, with the requirements of its extra `extra`.
+    """Yield the distributions that `of` requires, including those of its extra `extra`.
 
-    Requirements for other systems and versions of Python are skipped if they are not installed.
+    Requirements for another system or version of Python are skipped, unless they are installed.
     """
     for text in of.requires or ():
         stated = _NAME.match(text)

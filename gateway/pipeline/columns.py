@@ -130,7 +130,7 @@ def spark_schema(names: Sequence[str] | None = None) -> StructType:
 
 
 def arrow_schema(names: Sequence[str] | None = None) -> Arrow:
-    """Return the Arrow schema that Spark expects for `spark_schema(names)`."""
+    """Return the Arrow schema that corresponds to `spark_schema(names)`."""
     return pa.schema([(column.name, column.arrow) for column in _selected_columns(names)])
 
 

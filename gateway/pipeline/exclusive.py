@@ -45,13 +45,13 @@ OWN_PROCESSES: Final = Path("/proc/self/ns/pid")
 
 
 class InUseError(PipelineError):
-    """Error of a run that needs a folder to which another run writes."""
+    """Error of a run that needs a folder that another run is writing to."""
 
 
 def create(place: StoreFolder, folder: str, name: str, data: bytes, run: str) -> None:
-    """Create the file `name` in the folder `folder` of `place` for the run `run`.
+    """Create the file `name` in the folder `folder` of `place`, for the run with the id `run`.
 
-    Raises FileExistsError if the file exists, or another run is about to create it.
+    Raises FileExistsError if the file exists, or if another run is creating it.
     """
     system, root = place.arrow()
     within = f"{root}/{folder}"
@@ -81,11 +81,11 @@ def _linked(staged: str, whole: str) -> bool:
 
 
 def _move_claimed(place: StoreFolder, folder: str, name: str, staged: str, run: str) -> None:
-    """Move a file into its place, with a claim for stores that cannot create a file exclusively.
+    """Move the file `staged` to its final name, protected by a claim file against other runs.
 
-    A store that can create it exclusively does so; the claim is then for runs that cannot use that. Raises
-    FileExistsError if another run claims the same place, the file exists, or this run was suspended for so
-    long that others may have stopped respecting its claim.
+    Most stores cannot create a file only if it does not exist. If the store can, that is used, and the claim
+    protects against runs that cannot. Raises FileExistsError if another run has a claim for the same name, if
+    the file exists, or if this run was suspended for so long that others may ignore its claim.
     """
     system, root = place.arrow()
     claims, claim = f"{root}/{folder}/{CLAIMS}", f"{name}.{run}"
@@ -113,14 +113,14 @@ def _move_claimed(place: StoreFolder, folder: str, name: str, staged: str, run: 
 
 
 def written_at(info: Arrow) -> float:
-    """Return when a file was written, in seconds UTC; the present time for a store without times."""
+    """Return when a file was written, in UTC seconds; the present time if the store has no times."""
     return time.time() if info.mtime is None else float(info.mtime.timestamp())
 
 
 def store_time(system: Arrow, folder: str) -> float:
-    """Return the present time by the clock of a store, in seconds UTC.
+    """Return the present time of a store's clock, in UTC seconds.
 
-    A file is written into `folder` and deleted, since the clock of this machine may differ from the store's.
+    A file is written into `folder` and deleted to find out, because this machine's clock may differ.
     """
     path = f"{folder}/time-{uuid4().hex}{PROBE}"
     system.create_dir(folder, recursive=True)
@@ -150,13 +150,16 @@ _running: Final[dict[str, Callable[[], bool]]] = {}
 
 
 class FolderLease:
-    """Exclusive use of folders by one run.
+    """Exclusive use of folders by one run, by lease files in them.
 
     The leases last for a `with` block, or as long as the stream that `start_stream` starts.
     """
 
     def __init__(self, places: Iterable[StoreFolder]) -> None:
-        """Create a lease for each folder. Raises InUseError if another run has one; then no lease is left."""
+        """Create a lease for each folder.
+
+        Raises InUseError if another run has a lease for one of them; then no lease of this run remains.
+        """
         self._run = uuid4().hex[:12]
         self._lease_files: list[_LeaseFile] = []
         self._done = threading.Event()
@@ -183,7 +186,7 @@ class FolderLease:
                         os.rmdir(f"{place.uri}/{below}")
 
     def start_stream(self, start: Callable[[], StreamingQuery]) -> StreamingQuery:
-        """Call `start`, and return the stream that it returns. The leases end with the stream."""
+        """Call `start`, and return the stream that it returns; the leases end when the stream ends."""
         try:
             query = start()
         except BaseException:
@@ -194,7 +197,10 @@ class FolderLease:
         return query
 
     def check(self) -> None:
-        """Raise InUseError if another run has taken a lease because it assumed that this run was killed."""
+        """Raise InUseError if another run has created a lease for one of the folders meanwhile.
+
+        The other run does so if it assumes that this run was killed.
+        """
         for place, name in self._lease_files:
             if _names(place)[-1:] != [name]:
                 raise _in_use(place)
@@ -253,7 +259,7 @@ def _names(place: StoreFolder) -> list[str]:
 
 
 def _is_alive(place: StoreFolder, name: str) -> bool:
-    """Return True if the holder of the lease file `name` is alive or may be."""
+    """Return True if the run that holds the lease file `name` is alive, or may be."""
     system, path = place.arrow().system, _path(place, name)
     try:
         renewed = written_at(system.get_file_info(path))
@@ -275,9 +281,9 @@ def _is_alive(place: StoreFolder, name: str) -> bool:
 
 @cache
 def _machine() -> str:
-    """Return an identifier of the system (boot and PID namespace) in which process ids are unique.
+    """Return an identifier for the system (boot and PID namespace) in which process ids are unique.
 
-    A host name is not enough, because containers or machines may have equal ones.
+    A host name is not enough, because several containers or machines may have the same one.
     """
     name = socket.gethostname()
     with suppress(OSError):  # Another system than Linux.

@@ -30,9 +30,9 @@ JAVA: Final = re.compile(r"^\s+at |^Caused by: |^Driver stacktrace:|^=== Streami
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Convert Spark errors raised in the block to PipelineError, with the text shortened to one line.
+    """Convert Spark errors raised in the block to PipelineError, with a text of one line.
 
-    Also keeps pyspark from logging them as JSON.
+    Meanwhile pyspark does not log them as JSON.
     """
     loggers = [PySparkLogger.getLogger(name) for name in LOGGERS]
     before = [logger.disabled for logger in loggers]
@@ -50,9 +50,9 @@ def plainly() -> Iterator[None]:
 
 
 def speak_plainly() -> None:
-    """Make a notebook print the line with the cause above each traceback of Spark.
+    """Make a notebook print a line with the cause above each traceback of a Spark error.
 
-    Such a traceback has pages of Java's lines. In other processes nothing changes.
+    Such a traceback has pages of lines of Java. Does nothing outside a notebook.
     """
     notebook: Any = sys.modules.get("IPython")
     shell = None if notebook is None else notebook.get_ipython()
@@ -69,7 +69,7 @@ def _show_plainly(
 
 
 def plain(text: str) -> str:
-    """Return the line of a Spark error text that names the cause."""
+    """Return one line with the cause of a Spark error, extracted from its text."""
     ours = OURS.findall(text)
     if ours:
         return str(ours[-1])

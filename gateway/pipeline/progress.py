@@ -19,9 +19,10 @@ Tell = Callable[[str], None]
 
 @contextmanager
 def progress(spark: SparkSession, name: str, tell: Tell) -> Iterator[None]:
-    """Report with `tell`, at the end of the block, how many tasks Spark ran in it, and the duration.
+    """Count the tasks that Spark runs in the block, and report them with `tell` at the end.
 
-    Nothing is reported if the block took less than INTERVAL_SECS. `name` begins the line.
+    The line begins with `name` and includes the duration. Nothing is reported for a block shorter than
+    INTERVAL_SECS.
     """
     ended = threading.Event()
     tracker = spark.sparkContext.statusTracker()

@@ -53,7 +53,10 @@ Figures = dict[str, float]
 
 
 class RunSummary:
-    """Summary file of one run of a command, with the values in `figures`; None as path writes no file."""
+    """Summary of one run of a command, which is written to a JSON file with the values in `figures`.
+
+    If the path is None, no file is written.
+    """
 
     def __init__(self, command: str, path: Path | None) -> None:
         self._command = command
@@ -62,7 +65,10 @@ class RunSummary:
         self.figures: Figures = {}
 
     def write(self, *, ok: bool, running: bool = False) -> None:
-        """Replace the file; `running` is True while the command continues. Raises PipelineError."""
+        """Write the summary, replacing the file. Raises PipelineError.
+
+        `ok` is True if the command has succeeded, and `running` if it continues.
+        """
         if self._path is None:
             return
         now = time.time()
@@ -124,10 +130,10 @@ def _position(text: str | None) -> dict[str, int]:
 
 
 def watch(query: StreamingQuery, summary: RunSummary, *, follow: bool) -> None:
-    """Wait for a stream to end, and rewrite the summary file after each micro-batch.
+    """Wait for a stream to end, and write the summary after each micro-batch.
 
-    While the stream runs, `ok` in the file is `follow`: True for a stream that is to run without end, and
-    False for one that has not reached its end yet.
+    While the stream runs, `ok` in the file is the value of `follow`: True if the stream is meant to run
+    without end.
     """
     last_timestamp: object = None
     ended = False

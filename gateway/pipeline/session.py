@@ -73,7 +73,7 @@ PROBE_SECS_MAX: Final = 60.0
 
 
 def submitted() -> bool:
-    """Return True if spark-submit started this process; then its options decide the master."""
+    """Return True if spark-submit started this process, so that its options determine the master."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
@@ -131,21 +131,22 @@ def _started(builder: SparkSession.Builder, *, fetched: str | None) -> SparkSess
 
 
 def hadoop_in(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the Hadoop options among Spark's options."""
+    """Return the options for Hadoop among Spark's options, without their prefix `spark.hadoop.`."""
     prefix = "spark.hadoop."
     return {key.removeprefix(prefix): value for key, value in options.items() if key.startswith(prefix)}
 
 
 def is_local(master: str | None) -> bool:
-    """Return True if a session with this master runs entirely on this machine, in one Java process."""
+    """Return True if a session with this master runs in one Java process on this machine."""
     return master is None or master.partition("[")[0] == "local"
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Add the gateway's data sources to a session, and return the session. May be called again.
+    """Register the gateway's data sources in a session, and return the session.
 
-    Sets the few session options that the sources need; the time zone and all other options stay unchanged.
-    Raises PipelineError if the Python of Spark's workers cannot import the gateway.
+    May be called repeatedly. Only the few session options that the sources need are set; the time zone and
+    all other options are not changed. Raises PipelineError if the Python of Spark's workers cannot import the
+    gateway.
     """
     _look_at_workers(spark)
     for key, value in OPTIONS.items():
@@ -164,8 +165,8 @@ def register(spark: SparkSession) -> SparkSession:
 def _active(spark: SparkSession) -> Iterator[None]:
     """Make `spark` the active session within the block.
 
-    Spark looks up in the active session whether a format is registered already. If `spark` was created by
-    newSession(), another session may be active, which has the format already.
+    Spark checks in the active session whether a format is already registered. After `newSession()`, that can
+    be another session in which the format exists.
     """
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:  # Spark Connect: each client has a session of its own at the server.
@@ -184,15 +185,15 @@ def _active(spark: SparkSession) -> Iterator[None]:
 
 
 def _hand_over_code(spark: SparkSession) -> None:
-    """Send this gateway's code to remote executors, whose Python must have its dependencies."""
+    """Send the gateway's code to the executors; their Python must have the dependencies."""
     spark.sparkContext.addPyFile(str(_code()))
 
 
 @cache
 def _code() -> Path:
-    """Write a zip with the gateway's code, and return its path. It is deleted when this process ends.
+    """Write a zip with the gateway's code, and return its path.
 
-    It must exist until then, because executors may start later.
+    The zip is deleted when this process ends, because executors may start later and need it.
     """
     folder = tempfile.mkdtemp(prefix="gateway-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -222,7 +223,10 @@ def _look_at_workers(spark: SparkSession) -> None:
 
 @cache
 def _unusable_reason(found: str | None, program: str) -> str | None:
-    """Return the reason why a Python program cannot run Spark's workers; None if it can."""
+    """Return why a Python program cannot run Spark's workers, or None if it can.
+
+    `found` is the path of the program, or None if there is no such program.
+    """
     if found is None:
         return "there is no such program here"
     spark = find_spec("pyspark")
@@ -269,7 +273,10 @@ def java() -> str:
 
 
 def _let_workers_import() -> None:
-    """Configure Spark's Python workers on this machine to use this interpreter and this gateway."""
+    """Set environment variables so that Spark's Python workers on this machine can import the gateway.
+
+    They use the interpreter and the gateway of this process.
+    """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spec = find_spec("gateway")
     assert spec is not None

@@ -36,7 +36,7 @@ DRAFT_SECS: Final = 3_600.0  # After this time a draft has no writer.
 
 
 class Shipped(NamedTuple):
-    """Result of a run: numbers of files and bytes copied, of files deleted, and of files now in the store."""
+    """Result of a run: the number of files and bytes copied, files deleted, and files now in the store."""
 
     files: int
     byte_count: int
@@ -47,11 +47,12 @@ class Shipped(NamedTuple):
 def ship(
     journal: Path, to: StoreFolder, *, keep_days: int | None = None, now: Callable[[], float] | None = None
 ) -> Shipped:
-    """Copy the complete segments that the store does not have, and delete outdated files in the store.
+    """Copy the journal's complete segments to the store `to`, and delete outdated files there.
 
-    With `keep_days`, also deletes files whose newest row is older than so many days. `now` returns the time
-    in seconds UTC (None: that of the store's clock). Raises PipelineError if the store is unreachable or
-    cannot be written, JournalError if the journal's folder does not exist.
+    Segments that the store already has are not copied. With `keep_days`, files whose newest row is more than
+    `keep_days` days old are deleted, too. `now` returns the time in UTC seconds (None: by the store's clock).
+    Raises PipelineError if the store is unreachable or read-only, and JournalError if the journal's folder
+    does not exist.
     """
     system, root = to.check_reachable().arrow()
     if to.is_local and Path(to.uri).resolve() == journal.resolve():
@@ -67,7 +68,7 @@ def ship(
 
 
 def _ship_mappings(journal: Path, system: fs.FileSystem, root: str) -> None:
-    """Copy the mapping files beside the journal that the store does not have."""
+    """Copy the journal's stored mapping files that the store does not have."""
     for below in folders_of(journal, JournalReader(journal).shards()):
         folder = f"{root}/{(below / FOLDER).relative_to(journal).as_posix()}"
         there = {info.path.rpartition("/")[2] for info in system.get_file_info(_selector(folder))}
@@ -81,7 +82,11 @@ def _selector(folder: str) -> fs.FileSelector:
 
 
 def _shipped(journal: Path, system: fs.FileSystem, root: str, to: StoreFolder, oldest_us: int) -> Shipped:
-    """Run the job. Segments whose newest row is older than `oldest_us` are deleted; 0 deletes none."""
+    """Copy and delete segments, and return the result.
+
+    In the store, segments whose newest row is older than `oldest_us` (microseconds UTC) are deleted; 0
+    deletes none.
+    """
     infos = system.get_file_info(_selector(root))
     drafts = [info for info in infos if info.path.endswith(DRAFT)]
     oldest = store_time(system, root) - DRAFT_SECS if drafts else 0.0
@@ -100,7 +105,7 @@ def _shipped(journal: Path, system: fs.FileSystem, root: str, to: StoreFolder, o
 
 
 class _Run:
-    """State of one run. `there` has the sizes of the files in the store by name, and is updated."""
+    """State of one run: `there` has the size of each file in the store, by name, and is kept up to date."""
 
     def __init__(
         self, journal: Path, system: fs.FileSystem, root: str, oldest_us: int, there: dict[str, int]
@@ -116,7 +121,7 @@ class _Run:
     def ship(self, shard: str) -> None:
         """Copy the complete segments of a shard, and delete their outdated copies. Raises OSError.
 
-        A running gateway may merge or delete segments after they were listed; then they are listed again.
+        If a running gateway merges or deletes segments meanwhile, the segments are listed again.
         """
         for again in range(LISTED_MAX, 0, -1):
             try:
@@ -127,7 +132,10 @@ class _Run:
                     raise
 
     def _ship(self, segments: list[Segment], shard: str) -> None:
-        """Copy the complete ones of `segments` that the store lacks; delete outdated copies of the shard."""
+        """Copy those of `segments` that are complete and not in the store.
+
+        Delete files of the shard in the store whose rows other files now contain.
+        """
         covered: list[range] = []
         for segment, summary, following in _complete(self._reader, segments):
             name = segment.path.relative_to(self._journal).as_posix()
@@ -157,9 +165,9 @@ def _delete(system: fs.FileSystem, path: str) -> None:
 
 
 def _expired_files(store: StoreFolder, oldest_us: int) -> list[str]:
-    """Return the names of files in a store whose newest row is too old.
+    """Return the names of files in a store whose newest row was received before `oldest_us`.
 
-    The newest file of a shard is never among them.
+    The newest file of a shard is never included.
     """
     reader = JournalReader(store.path())
     found = []
@@ -175,7 +183,7 @@ def _expired_files(store: StoreFolder, oldest_us: int) -> list[str]:
 def _is_over(segment: Segment, summary: Summary | None, oldest_us: int) -> bool:
     """Return True if the newest row of a segment was received before `oldest_us` (microseconds UTC).
 
-    For a file without a summary the time at which it was last written is used.
+    If the segment has no summary or no rows, the modification time of the file is used.
     """
     if summary is None or not summary.rows:
         return segment.path.stat().st_mtime * 1e6 < oldest_us
@@ -213,7 +221,7 @@ def _copy(file: Path, system: fs.FileSystem, path: str) -> int:
 
 
 def _shard_of(name: str) -> str:
-    """Return the name of the shard of a file in the store, in the form that the reader uses."""
+    """Return the name of the shard to which a file in the store belongs."""
     folder, _, file = name.rpartition("/")
     number = int(file.partition("-")[0])
     return f"{folder}/{number}" if folder else str(number)

@@ -67,7 +67,7 @@ class ArrowPath(NamedTuple):
 
 @dataclass(frozen=True)
 class StoreFolder:
-    """Folder on this machine or in a store: its path or URI, and the Hadoop options for its store."""
+    """Folder on this machine or in a store: its path or URI, and Hadoop options for the store."""
 
     uri: str
     hadoop: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # Contains secrets.
@@ -83,9 +83,9 @@ class StoreFolder:
         return self.scheme == "file"
 
     def arrow(self) -> ArrowPath:
-        """Return Arrow's file system of the folder, and its path there.
+        """Return the Arrow file system and the path of the folder on it.
 
-        Raises PipelineError for an unknown scheme, or missing options.
+        Raises PipelineError for an unknown scheme, and for missing options.
         """
         return _arrow_path(self)
 
@@ -96,9 +96,9 @@ class StoreFolder:
         return cast("Path", StoredPath(self, self.arrow().path))
 
     def check_reachable(self) -> StoreFolder:
-        """Return this folder after checking that its store is reachable; the folder need not exist.
+        """Check that the folder's store is reachable, and return this object.
 
-        Raises PipelineError if the store is unreachable.
+        The folder need not exist. Raises PipelineError if the store is unreachable.
         """
         system, path = self.arrow()
         try:
@@ -124,9 +124,10 @@ def place_of(uri: str, hadoop: Hadoop | None = None) -> StoreFolder:
 
 
 def free(place: StoreFolder) -> StoreFolder:
-    """Return the folder unchanged if it is empty or has only files of a Spark job.
+    """Check that a Spark job may write to the folder `place`, and return `place`.
 
-    Raises PipelineError if it has other files, because a Spark job that writes there would delete them.
+    Raises PipelineError if the folder has files that are not those of a Spark job, because the job would
+    delete them.
     """
     system, path = place.check_reachable().arrow()
     kind = system.get_file_info(path).type
@@ -143,9 +144,9 @@ def free(place: StoreFolder) -> StoreFolder:
 
 
 def is_uri(text: str) -> bool:
-    """Return True if `text` is a URI with a scheme, and not a path.
+    """Return True if `text` is a URI with a scheme, and False if it is a path.
 
-    As in Hadoop, the host may be left out: `hdfs:/data`.
+    The host may be omitted, as in Hadoop: `hdfs:/data`.
     """
     return URI.match(text) is not None
 
@@ -158,9 +159,9 @@ def _split(uri: str) -> tuple[str, str, str]:
 
 
 def hadoop_of(spark: SparkSession) -> Hadoop:
-    """Return the session's Hadoop options for stores, including those in the cluster's configuration.
+    """Return the session's Hadoop options for stores, including those from the cluster's configuration.
 
-    A session of Spark Connect does not provide them; its workers' own options then apply.
+    The result is empty for Spark Connect, whose workers use their own options.
     """
     configuration = _configuration(spark)
     if configuration is None:
@@ -183,10 +184,11 @@ def _configuration(spark: SparkSession) -> Any:
 
 
 def put_once(place: StoreFolder, below: str, data: bytes) -> bool:
-    """Create a file below a folder in S3 by a conditional request, which Arrow does not have.
+    """Create the file `below` in a folder on S3, only if it does not exist. Return True if it was created.
 
-    Return False if this process has no Spark with the classes for it, or the store does not know such
-    requests. Raises FileExistsError if the file exists with other content, and OSError.
+    Arrow has no such request, so Spark's Hadoop classes are used. Return False if there are none in this
+    process, or if the store does not support the request. Raises FileExistsError if the file exists with
+    other content, and OSError.
     """
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
@@ -219,7 +221,7 @@ def put_once(place: StoreFolder, below: str, data: bytes) -> bool:
 
 
 def _content(place: StoreFolder, below: str) -> bytes | None:
-    """Return the content of a small file; None if it was deleted."""
+    """Return the content of a small file, or None if the file does not exist."""
     system, root = place.arrow()
     try:
         with system.open_input_stream(f"{root}/{below}") as stream:
@@ -230,10 +232,10 @@ def _content(place: StoreFolder, below: str) -> bytes | None:
 
 
 def spark_reaches(spark: SparkSession, place: StoreFolder) -> str:
-    """Return the name of a folder for Spark's readers and writers, after checking that Spark can use it.
+    """Check that Spark can use a folder, and return its name for Spark's readers and writers.
 
-    Raises PipelineError if the store is unreachable, or the session lacks the classes for it, which Spark
-    itself reports as a traceback, sometimes after minutes.
+    Raises PipelineError if the store is unreachable, or if Spark lacks the classes for the store. Spark
+    itself reports that with a traceback, sometimes after minutes.
     """
     if place.is_local:
         return f"file://{place.uri}"
@@ -254,10 +256,10 @@ def spark_reaches(spark: SparkSession, place: StoreFolder) -> str:
 
 
 def spark_writes(spark: SparkSession, place: StoreFolder) -> str:
-    """Return the name of a folder that tasks write to, after checking that they can.
+    """Check that Spark's tasks can write to a folder, and return its name for Spark's writers.
 
-    Raises PipelineError as `spark_reaches` does, and if the tasks would write to disks of their own machines,
-    where the driver does not find the files.
+    Raises PipelineError as `spark_reaches` does, and also if tasks would write to the disks of their own
+    machines, where the driver does not find the files.
     """
     name = spark_reaches(spark, place)
     context: Any = getattr(spark, "_sc", None)  # A session of Spark Connect has none, and shares no disk.
@@ -276,7 +278,7 @@ def spark_writes(spark: SparkSession, place: StoreFolder) -> str:
 
 
 def _check_visible_to_tasks(context: Any, place: StoreFolder, mark: str) -> None:
-    """Raise PipelineError if the file `mark`, which the driver has written, does not exist for some task."""
+    """Raise PipelineError if a task cannot see the file `mark`, which the driver has written."""
     tasks = 2 * context.defaultParallelism
     blind = context.parallelize(range(tasks), tasks).map(lambda _: _blind(mark)).collect()
     hosts = sorted({host for host in blind if host is not None})
@@ -285,12 +287,12 @@ def _check_visible_to_tasks(context: Any, place: StoreFolder, mark: str) -> None
 
 
 def _blind(mark: str) -> str | None:
-    """Return the name of this machine if the file `mark` does not exist on it, else None."""
+    """Return this machine's host name if it does not see the file `mark`, otherwise None."""
     return None if Path(mark).exists() else socket.gethostname()
 
 
 def folder_mismatch(place: StoreFolder, why: str) -> PipelineError:
-    """Return the error for a folder that is not the same for driver and tasks; `why` is the reason."""
+    """Return the error for a folder that driver and tasks do not share; `why` is the reason."""
     return PipelineError(
         f"{place.uri} is not the same folder on the driver and on all executors: {why}; give one that all of"
         " them have mounted, or one in a store, as s3a://bucket/path"
@@ -363,7 +365,7 @@ def _gs(hadoop: Hadoop, bucket: str) -> Arrow:
 
 
 def _abfs(hadoop: Hadoop, netloc: str) -> Arrow:
-    """Return the file system for `container@account.dfs.core.windows.net`."""
+    """Return Arrow's file system for Azure, `container@account.dfs.core.windows.net`."""
     host = netloc.rpartition("@")[2]
     account = host.partition(".")[0]
 
@@ -388,9 +390,9 @@ def _abfs(hadoop: Hadoop, netloc: str) -> Arrow:
 
 
 def _hdfs(hadoop: Hadoop, netloc: str) -> Arrow:
-    """Return the file system for HDFS by its own protocol.
+    """Return Arrow's file system for HDFS, which uses HDFS's own protocol.
 
-    Name services, users and Kerberos come from $HADOOP_CONF_DIR.
+    Name services, users and Kerberos are configured in $HADOOP_CONF_DIR.
     """
     del hadoop
     try:
@@ -408,14 +410,17 @@ _SYSTEMS: Final = {"s3a": _s3, "s3": _s3, "gs": _gs, "abfs": _abfs, "abfss": _ab
 
 
 def _error_summary(error: BaseException) -> str:
-    """Return the store's error message in one line, because Google's library lists all its attempts."""
+    """Return the store's error message in one line.
+
+    Google's library lists all its attempts in the message.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     summary = lines[0] if lines else type(error).__name__
     return summary if len(summary) <= SAID_MAX else f"{summary[:SAID_MAX]} …"
 
 
 class StoredPath:
-    """Path in a store, with the methods of a Path that the journal's reader uses."""
+    """Path in a store, with those methods of `pathlib.Path` that the journal's reader uses."""
 
     def __init__(self, place: StoreFolder, path: str, info: Arrow | None = None) -> None:
         self._place = place
@@ -457,9 +462,9 @@ class StoredPath:
             yield StoredPath(self._place, info.path, info)
 
     def stat(self) -> os.stat_result:
-        """Return the size and modification time of the file.
+        """Return the size and modification time of the file. Raises FileNotFoundError.
 
-        The time is also returned as inode, so that a replaced file is detected. Raises FileNotFoundError.
+        The modification time also takes the place of the inode number, so that a replaced file is detected.
         """
         info = self._file_info()
         if info.type != fs.FileType.File:
@@ -487,7 +492,7 @@ class StoredPath:
 
 
 class StoredFile:
-    """Open file in a store, which is read ahead."""
+    """Open file in a store, with a read-ahead buffer."""
 
     def __init__(self, source: Arrow) -> None:
         self._source = source
@@ -510,7 +515,7 @@ class StoredFile:
         return self._at
 
     def read(self, count: int) -> bytes:
-        """Return `count` bytes from the position on, or all that are left."""
+        """Return at most `count` bytes from the current position; fewer only at the end of the file."""
         count = min(count, self._size - self._at)
         if count <= 0:
             return b""

@@ -11,7 +11,7 @@ WORD: Final = re.compile(r"(\d+(?:\.\d+)?)(%?)")
 
 
 class Tolerance(NamedTuple):
-    """Number of tolerated faults, or their percentage of all messages."""
+    """Tolerated number of faults; a percentage of all messages if `percent` is True."""
 
     number: float
     percent: bool
@@ -25,8 +25,8 @@ class Tolerance(NamedTuple):
         return cls(float(found[1]), bool(found[2]))
 
     def allows(self, wrong: int, of: int) -> bool:
-        """Return True if `wrong` faulty messages of `of` messages are within the tolerance.
+        """Return True if `wrong` faulty messages out of `of` messages are within the tolerance.
 
-        A percentage of zero messages tolerates none.
+        If the tolerance is a percentage, no fault is tolerated when `of` is 0.
         """
         return wrong <= (self.number * of / 100 if self.percent else self.number)

@@ -14,7 +14,7 @@ from functools import cache
 
 @cache
 def spare_imports() -> None:
-    """Exclude all objects that exist now from garbage collection, if this process is a Spark worker."""
+    """Exclude all existing objects from garbage collection, if this process is a Spark worker."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
     if main is not None and main.name.startswith("pyspark."):  # python -m pyspark.daemon
         gc.collect()

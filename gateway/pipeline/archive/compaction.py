@@ -25,14 +25,17 @@ TINY_PER_USEFUL: Final = 32  # A file is tiny if this many of them make one of t
 
 
 class Merge(NamedTuple):
-    """Files of one day and route that are to be merged into files whose names begin with `name`."""
+    """Plan to merge files of one day and route into files whose names begin with `name`."""
 
     name: str
     files: tuple[Filed, ...]
 
 
 def merges_of(manifest: Manifest, file_bytes: int) -> list[Merge]:
-    """Return the merges that are due; files of at least half of `file_bytes` bytes are left alone."""
+    """Return plans for the merges that are due.
+
+    Files of at least half of `file_bytes` bytes are not merged.
+    """
     newest = max((file.date for file in manifest.files), default="")
 
     def group_key(file: Filed) -> tuple[str, str, int]:
@@ -52,12 +55,15 @@ def merges_of(manifest: Manifest, file_bytes: int) -> list[Merge]:
 
 
 def _size_class(file: Filed) -> int:
-    """Return the size class of a file; eight files of one class, merged, have the next class."""
+    """Return the size class of a file: each class covers sizes up to eight times those of the class below."""
     return file.byte_count.bit_length() // 3
 
 
 def _filled(files: Iterable[Filed], file_bytes: int) -> Iterator[list[Filed]]:
-    """Yield groups of files that together have about `file_bytes` bytes; the last group may have less."""
+    """Group `files`, in order, into lists of at least `file_bytes` bytes in total.
+
+    The last list may have fewer bytes, or no files.
+    """
     run: list[Filed] = []
     for file in files:
         run.append(file)
@@ -68,9 +74,9 @@ def _filled(files: Iterable[Filed], file_bytes: int) -> Iterator[list[Filed]]:
 
 
 def merge(archive: Archive, merge_plan: Merge, file_bytes: int) -> list[Filed]:
-    """Write the rows of the files in `merge_plan` into files of about `file_bytes` bytes, and return these.
+    """Write the rows of the files in `merge_plan` into new archive files, and return these.
 
-    The old files stay.
+    A new file has about 2 * `file_bytes` bytes at most. The old files are not deleted.
     """
     first = merge_plan.files[0]
     writer = ArchiveWriter(archive, merge_plan.name, first.date, first.route, 2 * file_bytes)

@@ -49,10 +49,10 @@ FIELDS: Final = {key: name for name, key in KEYS.items()}
 
 @dataclass(frozen=True)
 class Filed:
-    """File of an archive.
+    """File of an archive with its metadata.
 
-    `path` is relative to the archive's root; `date` and `route` are those of all its rows, `rows` is their
-    number, and `byte_count` the size in bytes.
+    `path` is relative to the archive's root. All rows are of the day `date` and the route `route`. `rows` is
+    their number and `byte_count` the size in bytes.
     """
 
     path: str
@@ -64,7 +64,7 @@ class Filed:
 
 @dataclass(frozen=True)
 class RemovedFile:
-    """File that was removed from the archive at the time `since` (seconds UTC)."""
+    """File that the manifest has not listed since the time `since` (UTC seconds), still to be deleted."""
 
     path: str
     since: float
@@ -72,10 +72,11 @@ class RemovedFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Content of one manifest of an archive.
+    """One manifest of an archive: the list of its files, and the position in the journal.
 
-    `number` is that of the manifest, 0 for a new archive. `offsets` is the next row of each shard that is not
-    archived. `files` are the files of the archive. `left` are removed files that readers may still use.
+    `number` is the number of the manifest, 0 for a new archive. `offsets` has, for each shard, the next row
+    that is not archived. `files` are the files of the archive. `left` are removed files that readers may
+    still use.
     """
 
     number: int = 0
@@ -91,10 +92,10 @@ class Manifest:
         lost: Collection[Filed] = (),
         now: float = 0.0,
     ) -> Manifest:
-        """Return the next manifest, with other files or another position.
+        """Return a copy of the manifest with the next number, and with changes.
 
-        Files of `gained` are added, and files of `lost` are removed at the time `now` in seconds UTC. The
-        positions in `offsets` replace those of the same shards.
+        The files `gained` are added, and the files `lost` are removed at the time `now` in UTC seconds.
+        `offsets` replaces the positions of the shards that it contains.
         """
         lost_files = set(lost)
         return replace(
@@ -106,19 +107,19 @@ class Manifest:
         )
 
     def without_files(self, deleted: Collection[RemovedFile]) -> Manifest:
-        """Return the next manifest, without the removed files `deleted`, which no longer exist."""
+        """Return a copy with the next number, from which the deleted files are removed."""
         remaining = tuple(one for one in self.left if one not in deleted)
         return replace(self, number=self.number + 1, left=remaining)
 
 
 class OvertakenError(PipelineError):
-    """Error of a run that cannot save its manifest, because another run has saved one with that number."""
+    """Error of a run that cannot save its manifest, because another run has saved one with this number."""
 
 
 class Archive:
-    """Archive folder, on this machine or in a store, as used by one run.
+    """Archive folder, on this machine or in a store, that one run reads and changes.
 
-    `run` is the id of the run, and `next` the number of the manifest that it may save next.
+    `run` is the id of the run, and `next` the number of the manifest that the run may save next.
     """
 
     def __init__(self, place: StoreFolder) -> None:
@@ -129,16 +130,16 @@ class Archive:
 
     @property
     def system(self) -> Arrow:
-        """Arrow's file system of the archive."""
+        """Arrow file system on which the archive is stored."""
         return self.place.arrow().system
 
     @property
     def root(self) -> str:
-        """Path of the archive folder on that file system."""
+        """Path of the archive folder on its Arrow file system."""
         return self.place.arrow().path
 
     def path(self, below: str) -> str:
-        """Return the whole path, on that file system, of a file with the relative path `below`."""
+        """Return the full path, on the Arrow file system, of the file with the relative path `below`."""
         return f"{self.root}/{below}"
 
     def manifest(self) -> Manifest:
@@ -156,10 +157,10 @@ class Archive:
         return Manifest(document["number"], document["offsets"], files, left)
 
     def checked_files(self, files: Sequence[Filed]) -> Sequence[Filed]:
-        """Return `files` unchanged after checking that all exist with their recorded size.
+        """Check that all `files` exist with their recorded sizes, and return them.
 
-        Raises PipelineError if not: then the Spark tasks, which wrote them, use another folder than the
-        driver.
+        Raises PipelineError if one does not: then the Spark tasks, which wrote the files, use another folder
+        than the driver.
         """
         infos = self.system.get_file_info([self.path(file.path) for file in files]) if files else []
         for file, info in zip(files, infos, strict=True):
@@ -168,7 +169,10 @@ class Archive:
         return files
 
     def save(self, manifest: Manifest) -> Manifest:
-        """Save `manifest` as the newest. Raises OvertakenError if another run has saved one meanwhile."""
+        """Save `manifest` as the newest manifest, delete old manifests, and return `manifest`.
+
+        Raises OvertakenError if another run has saved a manifest meanwhile.
+        """
         names = self._manifests()
         name = _name_of(manifest.number)
         if names and names[-1] >= name:
@@ -203,7 +207,7 @@ class Archive:
     def unless_overtaken(self) -> Iterator[None]:
         """Convert an error of the block to OvertakenError if another run has saved a manifest meanwhile.
 
-        That run may have deleted the files of this one.
+        The other run may have deleted files that this run needs.
         """
         try:
             yield
@@ -213,12 +217,12 @@ class Archive:
             raise
 
     def sweep(self, manifest: Manifest, grace_secs: float) -> tuple[Manifest, int]:
-        """Delete files of interrupted runs, which no manifest can name any more.
+        """Delete the files that interrupted runs have left in the archive, and that no manifest lists.
 
-        Returns the newest manifest, and the number of deleted files with rows. Files that the next manifest
-        could name are deleted only if they are older than `grace_secs`, and after that manifest was saved
-        without them: if their run is alive, it then fails as overtaken. Raises PipelineError if the folder
-        contains anything else than an archive.
+        Return the newest manifest, and the number of deleted data files. Files of a run that may still save a
+        manifest are deleted only if they are older than `grace_secs` seconds. Before that a manifest without
+        them is saved, so that such a run, if it is alive, fails with OvertakenError. Raises PipelineError if
+        the folder is not an archive.
         """
         if self.system.get_file_info(self.root).type == fs.FileType.File:
             raise PipelineError(f"{self.uri} is a file and no folder; give another name")
@@ -247,7 +251,7 @@ class Archive:
         return manifest, sum(OURS.fullmatch(path) is not None for path in orphans)
 
     def delete(self, files: Iterable[RemovedFile | Filed]) -> None:
-        """Delete files. Files that an interrupted run has already deleted are ignored."""
+        """Delete files; files that do not exist are ignored."""
         for file in files:
             self._delete(file.path)
 
@@ -272,5 +276,5 @@ def _name_of(number: int) -> str:
 
 
 def folder_of(date: str, route: str) -> str:
-    """Return the folder of the rows of a day and a route, with Spark's names for partitions."""
+    """Return the folder for the rows of a day and a route, named as Spark names partitions."""
     return f"date={date}/route={quote(route, safe=' ') if route else NO_ROUTE}"

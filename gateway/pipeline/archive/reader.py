@@ -27,7 +27,7 @@ PIECES_PER_TASK: Final = 2  # Pieces per core, so that a core that finishes earl
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of a file that one task reads: row groups `first`, `first + step` and so on."""
+    """Part of an archive file that one task reads: row groups `first`, `first + step` and so on."""
 
     file: Filed
     first: int
@@ -35,9 +35,10 @@ class Piece:
 
 
 class FiledRows:
-    """Selected columns of the archived rows that were received from `begin_us` to before `until_us`.
+    """Rows of archive files that were received within a range of time, with selected columns.
 
-    Times are in microseconds UTC; None is no bound. `names` are the columns.
+    `begin_us` is the first time and `until_us` the end, exclusive, in microseconds UTC; None means no bound.
+    `names` are the columns.
     """
 
     def __init__(
@@ -56,7 +57,10 @@ class FiledRows:
         self._until_us = until_us
 
     def pieces(self, tasks: int) -> list[Piece]:
-        """Divide the files into at least `tasks` pieces, unless there are fewer row groups."""
+        """Divide the files into pieces for `tasks` tasks.
+
+        A file is divided by its row groups; a piece has no rows if its file has fewer row groups.
+        """
         files = [file for file in self._files if self._may_have(file)]
         step = max(1, -(-PIECES_PER_TASK * tasks // max(1, len(files))))
         return [Piece(file, first, step) for file in files for first in range(step)]
@@ -74,7 +78,7 @@ class FiledRows:
                     yield self._with_all_columns(self._filter_times(batch), piece.file.route)
 
     def _may_have(self, file: Filed) -> bool:
-        """Return True if rows of the file's day may have been received within the bounds."""
+        """Return True if a file's day overlaps the requested range of time."""
         if self._begin_us is not None and file.date < _day(self._begin_us):
             return False
         return self._until_us is None or file.date <= _day(self._until_us)
@@ -88,9 +92,10 @@ class FiledRows:
         return batch
 
     def _with_all_columns(self, batch: Arrow, route: str) -> Arrow:
-        """Return the batch with all requested columns.
+        """Return the batch with all requested columns in order.
 
-        The route is that of the file's folder. Columns that an older archive lacks are null.
+        `route`, the route of the file's folder, becomes a column. Columns that an older archive file does not
+        have are null.
         """
         schema = coded_schema(self._names)
         there = set(batch.schema.names)

@@ -53,7 +53,7 @@ PARTS: Final = ("date", "route")
 
 
 class Appended(NamedTuple):
-    """Result of a run: numbers of appended rows, rows missing in the journal, and rows in the table."""
+    """Result of a run: number of appended rows, of rows missing in the journal, and of the table's rows."""
 
     rows: int
     missing: int
@@ -61,10 +61,10 @@ class Appended(NamedTuple):
 
 
 class JournalPosition(NamedTuple):
-    """Position in the journal up to which a table has rows.
+    """Position in the journal up to which a table contains the rows.
 
-    `offsets` is the next row of each shard that is not in the table; `at_us` is when that was committed
-    (microseconds UTC), and `version` the version of the table that contains the position.
+    `offsets` has, for each shard, the next row that is not in the table. `version` is the version of the
+    table that contains this position, and `at_us` the time of its commit in microseconds UTC.
     """
 
     offsets: Offsets
@@ -73,12 +73,12 @@ class JournalPosition(NamedTuple):
 
 
 def another_run(table: str) -> PipelineError:
-    """Return the error of a run during which another run has appended to the table."""
+    """Return the error that reports that another run has appended to the table at the same time."""
     return PipelineError(f"another run has appended to {table}; start this run again, one at a time")
 
 
 class TableFormat(Protocol):
-    """Operations that differ between table formats. `name` is Spark's name of the format."""
+    """Interface of a table format; `name` is Spark's name of the format."""
 
     name: str
     mark: str
@@ -97,16 +97,16 @@ class TableFormat(Protocol):
         """
 
     def table(self, spark: SparkSession, place: StoreFolder) -> str:
-        """Return the SQL name of the table in the folder `place`."""
+        """Return the name, for SQL statements, of the table in the folder `place`."""
 
     def column_type(self, kind: str) -> str:
         """Return the type that a column of the Spark type `kind` has in a table of this format."""
 
     def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets, begun: int) -> int:
-        """Append rows in one commit with the position `offsets`. Return the number of rows.
+        """Append rows and store the journal position `offsets` in one commit. Return the number of rows.
 
-        `begun` is the version with the position from which these rows were selected. Raises PipelineError if
-        another run has appended since.
+        `begun` is the version of the table whose position the rows follow. Raises PipelineError if another
+        run has appended rows since that version.
         """
 
     def newest(self, spark: SparkSession, table: str) -> int:
@@ -116,11 +116,11 @@ class TableFormat(Protocol):
         """Return the newest journal position in the table's commits, or None if they have none."""
 
     def keep_house(self, spark: SparkSession, table: str) -> None:
-        """Merge small files and delete old versions, according to the table's properties."""
+        """Merge small files, and delete old versions as the table's properties require."""
 
 
 class Delta:
-    """Operations on tables of Delta Lake."""
+    """Table format Delta Lake."""
 
     name = "delta"
     mark = "_delta_log"
@@ -151,11 +151,11 @@ class Delta:
         return kind
 
     def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets, begun: int) -> int:
-        """Append rows in one commit with the position `offsets`, and return the number of rows.
+        """Append rows and store the journal position `offsets` in one commit. Return the number of rows.
 
-        `begun` is the version with the position from which these rows were selected. The next version is the
-        commit's transaction number, which Delta Lake accepts once. Raises PipelineError if another run has
-        appended since.
+        `begun` is the version of the table whose position the rows follow. `begun` + 1 is the transaction
+        number of the commit, and Delta Lake accepts each number once. Raises PipelineError if another run has
+        appended rows since `begun`.
         """
         name = uuid4().hex
         text = json.dumps({POSITION: offsets, RUN: name})
@@ -210,11 +210,11 @@ class Delta:
 
 
 class Iceberg:
-    """Operations on tables of Apache Iceberg.
+    """Table format Apache Iceberg.
 
     Each folder is a table in a Hadoop catalog whose warehouse is the parent folder. Concurrent appends do not
-    conflict in Iceberg. Rows are therefore appended to a branch, and the table is fast-forwarded to it, which
-    Iceberg permits only if nothing was committed since the branch began.
+    conflict in Iceberg. Rows are therefore appended to a branch, and the table is fast-forwarded to the
+    branch, which Iceberg permits only if nothing was committed since the branch was created.
     """
 
     name = "iceberg"
@@ -253,15 +253,15 @@ class Iceberg:
         return f"{catalog}.`{name}`"
 
     def column_type(self, kind: str) -> str:
-        """Return the table's type for a column of this Spark type; Iceberg has no integers below 32 bits."""
+        """Return the column type for this Spark type; integers below 32 bits become 32-bit integers."""
         return "int" if kind in ("tinyint", "smallint") else kind
 
     def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets, begun: int) -> int:
-        """Append rows in one commit with the position `offsets`, and return the number of rows.
+        """Append rows and store the journal position `offsets` in one commit. Return the number of rows.
 
-        `begun` is the version with the position from which these rows were selected. Rows are written to a
-        branch, to which the table is then fast-forwarded. Raises PipelineError if another run has appended
-        since.
+        `begun` is the version of the table whose position the rows follow. The rows are written to a branch,
+        and the table is fast-forwarded to the branch. Raises PipelineError if another run has appended rows
+        since `begun`.
         """
         branch = f"gateway_{uuid4().hex}"
         # A branch of an interrupted run expires with its snapshots.
@@ -281,7 +281,10 @@ class Iceberg:
         return next(row["added"] or 0 for row in self._history(spark, table) if row["run"] == branch)
 
     def _bring_forward(self, spark: SparkSession, table: str, branch: str) -> None:
-        """Fast-forward the table to the branch, which contains the appended rows."""
+        """Fast-forward the table to `branch`, which contains the appended rows.
+
+        Raises PipelineError if another run has appended rows since the branch was created.
+        """
         catalog, name = self._named(spark, table)
         try:
             spark.sql(
@@ -305,14 +308,14 @@ class Iceberg:
         return None
 
     def keep_house(self, spark: SparkSession, table: str) -> None:
-        """Merge small files, delete old snapshots, and delete files that no snapshot names."""
+        """Merge small files, delete old snapshots, and delete files that no snapshot refers to."""
         catalog, name = self._named(spark, table)
         for procedure in ("rewrite_data_files", "expire_snapshots", "remove_orphan_files"):
             spark.sql(f"CALL {catalog}.system.{procedure}(table => '{name}')").collect()
 
     @staticmethod
     def _history(spark: SparkSession, table: str) -> Iterator[Row]:
-        """Yield the snapshots that led to the present table, newest first, without those of branches."""
+        """Yield the table's snapshots, newest first, without those of branches."""
         spark.sql(f"REFRESH TABLE {table}")  # A catalog caches the table for half a minute.
         main = spark.table(f"{table}.refs").where("name = 'main'").first()
         summary = F.col("summary")
@@ -332,7 +335,7 @@ class Iceberg:
 
     @staticmethod
     def _named(spark: SparkSession, table: str) -> tuple[str, str]:
-        """Split a table's SQL name into the name of its catalog, and its name there."""
+        """Split a table's SQL name into the catalog's name and the table's name in the catalog."""
         catalog, _, name = table.partition(".")
         if spark.conf.get(f"spark.sql.catalog.{catalog}", None) is None:
             return spark.catalog.currentCatalog(), table
@@ -343,7 +346,7 @@ FORMATS: Final[Mapping[str, TableFormat]] = {one.name: one for one in (Delta(), 
 
 
 def is_table_name(text: str) -> bool:
-    """Return True if `text` is the name of a table in a catalog, and not a folder."""
+    """Return True if `text` is a table name in a catalog, and False if it is a folder."""
     return "/" not in text and "." in text.strip(".")
 
 
@@ -423,9 +426,9 @@ def run(
 
 
 def _today(spark: SparkSession, to: str) -> date:
-    """Return the date (UTC) by the clock of the store of the table `to`.
+    """Return the current date (UTC) by the clock of the store in which the table `to` is.
 
-    Of a named table, by this machine's.
+    For a table in a catalog, the clock of this machine is used.
     """
     if is_table_name(to):
         return datetime.now(UTC).date()
@@ -445,9 +448,9 @@ def upsert(spark: SparkSession, to: str, format_: str, rows: DataFrame, keys: Se
 
 
 def insert_new(spark: SparkSession, to: str, format_: str, rows: DataFrame, keys: Sequence[str]) -> None:
-    """Insert the rows that the existing table `to` does not have.
+    """Insert those of `rows` that the existing table `to` does not have yet.
 
-    A row is new if no row of the same `date` in the table has the same `keys`.
+    A row is inserted if the table has no row with the same `date` and `keys`.
     """
     session = rows.sparkSession  # The session of a stream is another one, with its own views.
     rows.createOrReplaceTempView(FRESH)
@@ -460,9 +463,9 @@ def insert_new(spark: SparkSession, to: str, format_: str, rows: DataFrame, keys
 
 
 def add_columns(spark: SparkSession, to: str, format_: str, columns: Mapping[str, str]) -> None:
-    """Add columns, by SQL names and types, to the table `to`.
+    """Add columns to the table `to`; `columns` maps their SQL names to types.
 
-    `body.unit` is a field inside the column `body`.
+    The name `body.unit` stands for a field inside the column `body`.
     """
     if columns:
         added = ", ".join(f"{name} {kind}" for name, kind in columns.items())
@@ -470,9 +473,9 @@ def add_columns(spark: SparkSession, to: str, format_: str, columns: Mapping[str
 
 
 def made_for(spark: SparkSession, to: str, format_: str, rows: DataFrame) -> str:
-    """Create the table `to` with the columns of `rows`, or add columns that it lacks; return its SQL name.
+    """Create the table `to` with the columns of `rows`, or add missing columns; return its SQL name.
 
-    Raises PipelineError if a column has another type, or if the session does not have the format.
+    Raises PipelineError if a column has another type, or if the session does not support the format.
     """
     return create_or_extend(
         spark, FORMATS[format_], to, {one.name: one.dataType.simpleString() for one in rows.schema.fields}
@@ -490,12 +493,12 @@ def _name_of(spark: SparkSession, to: str, format_: str) -> str:
 
 
 def utc_date() -> Column:
-    """Return a column with the UTC day of `received`, whatever the session's time zone is."""
+    """Return a column with the UTC day of `received`, independent of the session's time zone."""
     return F.date_from_unix_date(F.floor(F.unix_micros("received") / DAY_US).cast("int"))
 
 
 def _archive_table(spark: SparkSession, form: TableFormat, to: str) -> str:
-    """Create or extend an archive table with all columns of the journal, and return its SQL name."""
+    """Create an archive table, or add missing columns of the journal, and return its SQL name."""
     schema = spark_schema().add("date", "date")
     return create_or_extend(
         spark, form, to, {one.name: one.dataType.simpleString() for one in schema.fields}, PARTS
@@ -505,10 +508,10 @@ def _archive_table(spark: SparkSession, form: TableFormat, to: str) -> str:
 def create_or_extend(
     spark: SparkSession, form: TableFormat, to: str, columns: Mapping[str, str], parts: tuple[str, ...] = ()
 ) -> str:
-    """Create the table `to`, or add columns that it lacks, and return its SQL name.
+    """Create the table `to`, or add the columns that it lacks, and return its SQL name.
 
-    `columns` are Spark types by name, and `parts` the partition columns of a new table. Raises PipelineError
-    if a column has another type, or if the session does not have the format.
+    `columns` maps names to Spark types, and `parts` are the partition columns of a new table. Raises
+    PipelineError if a column has another type, or if the session does not support the format.
     """
     if not is_table_name(to):
         spark_writes(spark, place_of(to, hadoop_of(spark)))
@@ -544,14 +547,14 @@ def _offsets(numbers: Any) -> Offsets:
 
 
 class TableName(NamedTuple):
-    """SQL name of a table, and its format; `form` is None for a format that the pipeline does not know."""
+    """SQL name of a table, and its format (`form`); None for a format that the pipeline does not support."""
 
     name: str
     form: TableFormat | None
 
 
 def table_at(spark: SparkSession, path: str) -> TableName | None:
-    """Return the table with this name or in this folder, or None if the folder has none.
+    """Return the table with the name `path`, or in the folder `path`; None if the folder has no table.
 
     Raises PipelineError if the store is unreachable.
     """
@@ -564,9 +567,9 @@ def table_at(spark: SparkSession, path: str) -> TableName | None:
 
 
 def snapshot(spark: SparkSession, table: TableName) -> tuple[DataFrame, Offsets]:
-    """Return the rows of a table, and the position in the journal up to which it has rows.
+    """Return the rows of a table, and the journal position up to which the table has rows.
 
-    Raises PipelineError for a table without a position.
+    Raises PipelineError if the table has no position.
     """
     name, form = table
     if form is None:
@@ -581,15 +584,18 @@ def snapshot(spark: SparkSession, table: TableName) -> tuple[DataFrame, Offsets]
 
 
 def _ends(spark: SparkSession, table: str) -> Offsets:
-    """Compute the journal position of a table from its rows, because its commits have none."""
+    """Return the journal position of a table, computed from its rows.
+
+    Used for a table without a position in its commits.
+    """
     rows: list[Row] = spark.table(table).groupBy("shard").agg(F.max("sequence") + 1).collect()
     return {row[0]: row[1] for row in rows}
 
 
 def range_options(starts: Offsets, ends: Offsets) -> dict[str, str]:
-    """Return the options of the journal source for the rows between two positions, given by shard.
+    """Return the options of the journal source that select the rows from `starts` to before `ends`.
 
-    Shards that appear later are excluded.
+    Both have row numbers by shard. Other shards are excluded.
     """
     return {
         "startingOffsets": json.dumps(starts),
@@ -601,9 +607,10 @@ def range_options(starts: Offsets, ends: Offsets) -> dict[str, str]:
 def rows_since(
     spark: SparkSession, journal: str, before: Offsets, *, fail: bool = True
 ) -> tuple[Offsets, Offsets]:
-    """Return the range of journal rows behind the position `before`: starts and ends by shard.
+    """Return the range of the journal's rows that follow the position `before`.
 
-    Raises PipelineError if the journal ends before that position, unless `fail` is False.
+    The range is two dictionaries of row numbers by shard: starts, and ends (exclusive). Raises PipelineError
+    if the journal ends before that position, unless `fail` is False.
     """
     load_options = {"path": journal, "failOnDataLoss": str(fail).lower()}
     options = options_of(load_options, stream=False, hadoop=hadoop_of(spark))

@@ -42,10 +42,10 @@ DAY_US: Final = 86_400_000_000
 
 
 class ArchiveWriter:
-    """Writer of the files of one day and route, of about `file_bytes` bytes each.
+    """Writer for archive files of one day and route; a file is complete at `file_bytes` bytes.
 
-    The files are named `name`-NUMBER-RUN-0.parquet and so on, with the number of the manifest that may name
-    them.
+    A file is named `name`-NUMBER-RUN-I.parquet: NUMBER is that of the next manifest, RUN the id of the run,
+    and I counts from 0.
     """
 
     def __init__(self, archive: Archive, name: str, date: str, route: str, file_bytes: int) -> None:
@@ -60,7 +60,10 @@ class ArchiveWriter:
         self.files: list[Filed] = []
 
     def write(self, batch: Arrow) -> None:
-        """Buffer the rows of a batch, which has the schema `coded_schema` without the route."""
+        """Add the rows of a batch, and write a row group when enough rows are buffered.
+
+        The batch has the schema `coded_schema` without the column `route`.
+        """
         self._batches.append(batch)
         self._buffered_rows += batch.num_rows
         self.buffered += batch.nbytes
@@ -81,7 +84,7 @@ class ArchiveWriter:
             self._finish(self._open)
 
     def close(self) -> list[Filed]:
-        """Finish the last file, and return all files that were written."""
+        """Complete the last file, and return all files that this writer has written."""
         self.flush()
         if self._open is not None:
             self._finish(self._open)
@@ -101,7 +104,10 @@ class ArchiveWriter:
 
 @dataclass
 class _Open:
-    """File that is being written under a unique name, since Spark may run a task twice at the same time."""
+    """File that is being written under a temporary unique name.
+
+    Spark may run the same task twice at a time.
+    """
 
     path: str
     sink: Any
@@ -125,7 +131,10 @@ class _Open:
 
 
 def write(archive: Archive, name: str, batches: Iterable[Arrow], file_bytes: int) -> list[Filed]:
-    """Write batches with all columns into archive files whose names begin with `name`; return the files."""
+    """Write batches with all columns into archive files, and return the files.
+
+    There is a file for each day and route in the batches, or more; their names begin with `name`.
+    """
     writers: dict[tuple[str, str], ArchiveWriter] = {}
     for batch in batches:
         for date, route, rows in _split_by_day_and_route(batch):
@@ -161,9 +170,10 @@ def _split_by_day_and_route(batch: Arrow) -> Iterator[tuple[str, str, Arrow]]:
 
 
 def _compact_dictionaries(rows: Arrow) -> Arrow:
-    """Return the rows, with each dictionary that is longer than the column replaced by one of its texts.
+    """Return the rows with dictionaries that have only the texts of these rows.
 
-    Dictionaries come from a whole block of the journal, and the rows may be a small part of it.
+    Only dictionaries that are longer than the column are replaced: they come from a whole block of the
+    journal, of which the rows may be a small part.
     """
     return pa.RecordBatch.from_arrays(
         [

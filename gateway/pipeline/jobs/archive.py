@@ -58,8 +58,9 @@ Done = TypeVar("Done")
 class Archived(NamedTuple):
     """Result of a run of the job `archive`.
 
-    `rows` and `files` were written, `missing` rows are not in the journal, `merged` files were merged, and
-    `dropped` files were removed by retention; the totals are those of the archive.
+    `rows` and `files` are the numbers of rows and files written, `missing` that of rows missing in the
+    journal, `merged` that of files that were merged, and `dropped` that of files removed by retention. The
+    totals are those of the archive after the run.
     """
 
     rows: int
@@ -87,12 +88,12 @@ def run(
 ) -> Archived:
     """Append the new rows of the journal to the archive `to`, then apply retention and merge files.
 
-    `to` is a folder or a URI. `keep_days` is the number of days before `today` (None: now, UTC) that are
-    retained; `file_bytes` the target size of a file in bytes. With `fail` False, rows that were deleted or
-    damaged before they were archived are skipped. Removed files, and files that interrupted runs have left,
-    are deleted after `grace_secs`; with `sweep` False the latter are not searched for. Dates and ages are
-    those of the store's clock. Raises OvertakenError if another run has changed the archive meanwhile,
-    PipelineError, and errors of the journal's reader.
+    `to` is a folder or a URI. Files of days more than `keep_days` days before `today` (None: the current day,
+    UTC) are removed. `file_bytes` is the target size of a file. If `fail` is False, rows that were deleted or
+    damaged before they were archived are skipped. Removed files are deleted after `grace_secs` seconds and,
+    if `sweep` is True, files of interrupted runs as well. Dates and ages are those of the store's clock.
+    Raises OvertakenError if another run has changed the archive meanwhile, PipelineError, and errors of the
+    journal's reader.
     """
     archive = Archive(place_of(to, hadoop_of(spark)).check_reachable())
     before = archive.manifest()
@@ -120,7 +121,7 @@ def run(
 def following(run: Callable[[int], Done], every_secs: float) -> Iterator[Done]:
     """Call `run` with 0, 1, 2 and so on, without end, and yield each result.
 
-    Each call begins `every_secs` seconds after the previous one began, or when that has ended.
+    Calls begin at intervals of `every_secs` seconds, or immediately after a call that takes longer.
     """
     for number in count():
         begun = time.monotonic()
@@ -148,9 +149,9 @@ def offsets_of(spark: SparkSession, path: str) -> Offsets:
 def _appended(
     spark: SparkSession, archive: Archive, manifest: Manifest, journal: str, file_bytes: int, *, fail: bool
 ) -> tuple[Manifest, int]:
-    """Append the new rows, and save a manifest with their files.
+    """Append the journal's new rows to the archive, and save a manifest that lists their files.
 
-    Returns the manifest, and the number of rows missing in the journal.
+    Return the manifest, and the number of rows missing in the journal.
     """
     options = _options(spark, manifest.offsets, journal, fail=fail)
     table = JournalTable(options, NAMES)
@@ -176,9 +177,9 @@ def _appended(
 
 
 def _saved(archive: Archive, manifest: Manifest, gained: Sequence[Filed]) -> Manifest:
-    """Save a manifest that names the new files `gained`, and return it.
+    """Save `manifest`, which lists the new files `gained`, and return it.
 
-    If another run has saved one meanwhile, these files are deleted and OvertakenError is raised.
+    If another run has saved a manifest meanwhile, delete the new files and raise OvertakenError.
     """
     try:
         return archive.save(manifest)
@@ -188,14 +189,17 @@ def _saved(archive: Archive, manifest: Manifest, gained: Sequence[Filed]) -> Man
 
 
 def _split_parts(parts: Sequence[JournalPartition], tasks: int) -> Iterator[Sequence[JournalPartition]]:
-    """Divide `parts` into groups, one per task: `tasks` groups, or more, so that none exceeds PARTS_MAX."""
+    """Yield groups of `parts`, one for each task.
+
+    There are about `tasks` groups, or more so that no group has more than PARTS_MAX parts.
+    """
     each = min(PARTS_MAX, -(-len(parts) // tasks))
     for first in range(0, len(parts), each):
         yield parts[first : first + each]
 
 
 def _options(spark: SparkSession, offsets: Offsets, journal: str, *, fail: bool) -> LoadOptions:
-    """Return the load options for the journal's rows behind the position `offsets`."""
+    """Return the load options for the journal's rows that follow the position `offsets`."""
     hadoop = hadoop_of(spark)
     load_options = {
         "path": journal,
@@ -222,9 +226,9 @@ def _options(spark: SparkSession, offsets: Offsets, journal: str, *, fail: bool)
 def _retained(
     archive: Archive, manifest: Manifest, keep_days: int | None, today: date | None
 ) -> tuple[Manifest, int]:
-    """Remove the files of days beyond the retention from the manifest.
+    """Remove the files of days that are older than `keep_days` from the manifest.
 
-    Returns the manifest, and the number of removed files.
+    Return the manifest, and the number of removed files.
     """
     if keep_days is None:
         return manifest, 0
@@ -257,7 +261,7 @@ def _compacted(
 
 
 def _deleted(archive: Archive, manifest: Manifest, grace_secs: float) -> None:
-    """Delete files that were removed at least `grace_secs` ago."""
+    """Delete the files that a manifest has removed at least `grace_secs` seconds ago."""
     oldest = archive.now() - grace_secs if manifest.left else 0.0
     over = [one for one in manifest.left if one.since <= oldest]
     if over:
@@ -268,12 +272,13 @@ def _deleted(archive: Archive, manifest: Manifest, grace_secs: float) -> None:
 def read_archive(
     spark: SparkSession, path: str, journal: str | None = None, *, columns: Sequence[str] | None = None
 ) -> DataFrame:
-    """Return the archive as a DataFrame with the journal's columns and `date`.
+    """Return the archive at `path` as a DataFrame with the journal's columns and `date`.
 
-    `path` is a folder, a URI, or the name of a table. Conditions on `date` and `route` skip files. With
-    `journal`, that journal's rows that are not archived are included; then give the `columns` that are needed
-    (None: all), because Spark does not tell the source which ones a query uses. Of Parquet only the files of
-    the newest manifest are read. Raises PipelineError if there is no archive, or if rows are in neither.
+    `path` is a folder, a URI, or the name of a table. Conditions on `date` and `route` skip files. If
+    `journal` is given, its rows that are not archived yet are included. Then `columns` should name the needed
+    columns (None: all), because Spark does not tell the journal source which columns a query uses. Of a
+    Parquet archive only the files in the newest manifest are read. Raises PipelineError if there is no
+    archive, or if the journal has lost rows that are not archived.
     """
     chosen = (*NAMES, "date") if columns is None else tuple(dict.fromkeys(columns))
     table = table_at(spark, path)

@@ -44,7 +44,7 @@ class Example(NamedTuple):
 
 @dataclass
 class BacktestFinding:
-    """Deliveries with the same verdict, route of the earlier mapping, and route of the candidate."""
+    """Deliveries with the same verdict, the same earlier route, and the same route of the candidate."""
 
     verdict: DeliveryVerdict
     route_before: str
@@ -55,9 +55,10 @@ class BacktestFinding:
 
 @dataclass
 class Report:
-    """Result of a backtest: numbers of messages and of changed ones, and findings by verdict and routes.
+    """Result of a backtest: the number of messages, and of those whose deliveries have changed.
 
-    `samples` has, for each set of routes, the places of some messages that take them.
+    `findings` is by verdict and routes. `samples` has, for each set of routes, the places (shard and sequence
+    number) of some messages that take these routes.
     """
 
     messages: int = 0
@@ -118,10 +119,11 @@ def backtest(
     *,
     samples: int = 0,
 ) -> Report:
-    """Route recorded messages by `candidate`, and compare the results with those of `against`.
+    """Route recorded messages with the mapping `candidate`, and compare the results.
 
-    With `against` None they are compared with the record. `samples` is the number of messages to list for
-    each set of routes, from which mapping tests are generated.
+    They are compared with those of the mapping `against` or, if that is None, with the recorded results.
+    `samples` is the number of messages to list for each set of routes, from which mapping tests are
+    generated.
     """
     candidates = [candidate] if against is None else [candidate, against]
     first = recording.map_batches(columns_for(candidates), FirstPass(candidate, against), FIRST_SQL)

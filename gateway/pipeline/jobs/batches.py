@@ -15,7 +15,7 @@ from gateway.pipeline.stores import StoreFolder
 def check_checkpoint(to: StoreFolder, checkpoint: StoreFolder) -> None:
     """Raise PipelineError if the micro-batches in the folder `to` belong to another checkpoint.
 
-    That is so if `to` has micro-batches, but `checkpoint`, the checkpoint's folder, has no offsets.
+    That is the case if `to` contains micro-batches and the checkpoint folder contains no offsets.
     """
     if _has(to, "batch=") and not _has(
         StoreFolder(f"{checkpoint.uri}/_checkpoint/offsets", checkpoint.hadoop), ""

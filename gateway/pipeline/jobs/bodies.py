@@ -113,7 +113,10 @@ def validator(text: str) -> Any:
 
 
 def _refuse_reference(address: str) -> Any:
-    """Raise an error for a reference to another file, which could change between two tasks."""
+    """Raise ValueError for a reference from a schema to another file.
+
+    The file could change between two tasks.
+    """
     raise ValueError(f"{address} is another file")
 
 
@@ -126,7 +129,10 @@ BodyPath = tuple[str, ...]
 
 
 class NoPlaceError(Exception):
-    """Error for a value that the schema permits and its column cannot store; `path` is its location."""
+    """Error for a value that the JSON Schema permits, but its column cannot store.
+
+    `path` is the location of the value in the body.
+    """
 
     def __init__(self, why: str, path: BodyPath) -> None:
         super().__init__(why)
@@ -134,10 +140,10 @@ class NoPlaceError(Exception):
 
 
 class Placing:
-    """Conversion of the values of one body to those that its columns can store.
+    """Conversion of the values of one body to values that its columns can store.
 
-    `rescued` collects values that would change, by their location. `exact` is True if numbers were parsed
-    with all digits, as integers and decimals.
+    `rescued` has the original values that a column would change, by location. `exact` is True if numbers were
+    parsed without loss, as integers and decimals.
     """
 
     def __init__(self, *, exact: bool = False) -> None:
@@ -145,10 +151,10 @@ class Placing:
         self._exact = exact
 
     def convert(self, value: Any, kind: DataType, path: BodyPath = ()) -> Any:
-        """Return the value in a form that Spark's parser accepts for this type.
+        """Return `value` in a form that Spark's parser accepts for the type `kind`.
 
-        The result is the same object if it already has that form. Raises NoPlaceError if no such column can
-        store the value.
+        A value that needs no conversion is returned unchanged. Raises NoPlaceError if a column of this type
+        cannot store the value. `path` is the location of the value in the body.
         """
         if value is None or isinstance(value, bool):
             return value
@@ -213,10 +219,7 @@ class Placing:
 
 
 def _text(value: Any) -> Any:
-    """Return the JSON text of a value that is not a str.
-
-    Spark's parser would convert a number to a double.
-    """
+    """Return a value that is not a str as JSON text, so that Spark does not convert numbers to doubles."""
     return str(value) if isinstance(value, int | Decimal) else _dumped(value).decode()
 
 
@@ -252,9 +255,10 @@ def _written(value: Any) -> Any:
 
 
 def exactly(body: bytes) -> Any:
-    """Parse JSON with all digits of its numbers.
+    """Parse JSON without loss of digits in numbers.
 
-    Raises NoPlaceError for an exponent beyond Python's decimals, and ValueError for other text.
+    Raises NoPlaceError for an exponent beyond the range of Python's decimals, and ValueError for invalid
+    JSON.
     """
     return json.loads(body, parse_float=_fraction, parse_int=_integer)
 
@@ -267,13 +271,16 @@ def _fraction(text: str) -> Decimal:
 
 
 def _integer(text: str) -> int | Decimal:
-    """Parse an integer; one of more than 18 digits becomes a Decimal."""
+    """Parse an integer as int, or as Decimal if it has more than 18 digits."""
     found = Decimal(text)
     return int(text) if found.adjusted() < DIGITS_MAX else found
 
 
 class Fitted:
-    """Function for Spark's `mapInArrow` that validates bodies and appends columns of captures and results."""
+    """Function for Spark's `mapInArrow` that validates message bodies.
+
+    The function appends the results of validation and the route's captures to the rows, as columns.
+    """
 
     def __init__(
         self,
@@ -284,9 +291,10 @@ class Fitted:
         kind: StructType,
         registry: Registry | None = None,
     ) -> None:
-        """Prepare the validation of bodies; `kind` is the type of a body in the table.
+        """Create the function.
 
-        That type may have more fields than the schema. `registry` has the schemas of encoded bodies.
+        `kind` is the type of a body in the table, which may have more fields than the schema. `registry` has
+        the schemas for decoding encoded bodies.
         """
         self._registry = registry
         self._candidate = candidate
@@ -337,16 +345,16 @@ class Fitted:
 
 
 def captured_as(capture: str) -> str:
-    """Return the temporary name of the column for a capture, which differs from all other columns' names."""
+    """Return a temporary column name for a capture that no other column has."""
     return f"capture {capture}"
 
 
 class BodyVerdict(NamedTuple):
     """Result of validating one body.
 
-    `body` is without Confluent's five bytes, and `registry_id` is the schema number in them. `fault` is None
-    if the body fits, and `place` is the location of the fault. `rescued` is a JSON object of the values that
-    change in their column, or have none, by their location.
+    `body` is the body without the five bytes of Confluent's wire format, and `registry_id` the schema number
+    in them. `fault` is None if the body is valid, otherwise the error, and `place` is its location. `rescued`
+    is a JSON object, by location, of the values that their column changes or cannot store.
     """
 
     body: bytes | None
@@ -396,9 +404,9 @@ def validate_body(
 
 
 def parsed(kind: StructType) -> Column:
-    """Return a column of the bodies parsed as type `kind`.
+    """Return a column with the JSON bodies parsed to type `kind`.
 
-    The field CORRUPT has a body that Spark cannot read.
+    If Spark cannot parse a body, the additional field CORRUPT contains its text.
     """
     whole = StructType([*kind.fields, StructField(CORRUPT, StringType())])
     options = {"columnNameOfCorruptRecord": CORRUPT}
@@ -437,7 +445,7 @@ def _merged_fields(old: StructType, new: StructType, place: str) -> StructType:
 
 
 def additions(old: StructType, new: StructType, place: str) -> Iterator[tuple[str, str]]:
-    """Yield SQL name and type of each field that the merged type `new` has and `old` lacks."""
+    """Yield (SQL name, type) of each field that the type `new` has in addition to `old`."""
     there = {one.name: one.dataType for one in old.fields}
     for one in new.fields:
         name = f"{place}.`{one.name}`"
@@ -457,7 +465,10 @@ def _inside(old: DataType, new: DataType, name: str) -> Iterator[tuple[str, str]
 
 
 class EventTime(NamedTuple):
-    """Location of the event time in a body: the field names that lead to it, and the unit of a number."""
+    """Location of the event time in a body.
+
+    The location consists of field names, from the outermost to the innermost; `unit` is that of a number.
+    """
 
     path: tuple[str, ...]
     unit: str = "ms"

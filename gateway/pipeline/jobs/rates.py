@@ -68,7 +68,7 @@ FRAME_BYTES: Final = 131_072  # Default of limits.frame_bytes_max.
 
 
 class Rates(NamedTuple):
-    """Result of `run`: number of rows in the table, and of the messages that they count."""
+    """Result of `run`: the number of rows in the rates table, and of the messages that they count."""
 
     rows: int
     messages: int
@@ -124,10 +124,10 @@ def _count(outcome: str) -> Column:
 
 
 def _frames() -> Column:
-    """Return the number of frames, packets and commands of a message, as a column.
+    """Return a column with the minimum number of frames, packets and commands for each message.
 
-    It is the sum of those for receipt and those for delivery by a route. It is the minimum that the protocol
-    needs, because the journal does not record how clients split messages.
+    Frames of receipt and of a route's delivery are added. The journal does not record how clients split
+    messages, so the minimum that the protocols need is used.
     """
     came = _frames_of("source_protocol", "assurance")
     went = _frames_of("target_protocol", "delivered_assurance")
@@ -295,7 +295,10 @@ def follow(
 
 
 def _write_rates(found: DataFrame, to: str, format_: str, folder: str, *, mode: str) -> None:
-    """Write rates to the database or table `to`; for Parquet to `folder`, with Spark's write mode `mode`."""
+    """Write rates to `to`, which is a database, or a table of the format `format_`.
+
+    For Parquet, they are written to `folder` with Spark's write mode `mode`.
+    """
     if is_database(to):
         put(to, found.toLocalIterator())
     elif format_ in FORMATS:
@@ -305,7 +308,7 @@ def _write_rates(found: DataFrame, to: str, format_: str, folder: str, *, mode: 
 
 
 def _keys(found: DataFrame) -> list[str]:
-    """Return the names of the columns that identify a rate."""
+    """Return the names of the columns that identify a row of rates."""
     return [one for one in KEYS if one in found.columns]
 
 
@@ -323,9 +326,9 @@ def _written(spark: SparkSession, to: str, checkpoint_folder: str | None = None)
 
 @contextmanager
 def _leased_folder(spark: SparkSession, to: str) -> Iterator[str]:
-    """Lease a new folder, and yield its name for Spark's writers.
+    """Lease the new folder `to` for the block, and yield its name for Spark's writers.
 
-    Raises PipelineError if it exists, or another run has begun to write to it.
+    Raises PipelineError if the folder exists, or if another run is writing to it.
     """
     place = place_of(to, hadoop_of(spark)).check_reachable()
     _check_new(place)
@@ -354,7 +357,7 @@ def newest_rates(spark: SparkSession, to: str) -> DataFrame:
 
 
 def _touched(batch: DataFrame, window: str) -> list[Touched]:
-    """Return the number of rows that a micro-batch has for each shard and window."""
+    """Count the rows of a micro-batch by shard and window."""
     times = F.window("received", window)
     found = batch.groupBy("shard", times.alias("window")).agg(
         F.count("*").alias("rows"),
@@ -366,7 +369,10 @@ def _touched(batch: DataFrame, window: str) -> list[Touched]:
 
 
 def _windows(spark: SparkSession, to: str, number: int) -> Windows:
-    """Return the stored state of the windows after micro-batch `number`."""
+    """Return the state of the windows that was stored after micro-batch `number`.
+
+    Raises PipelineError if there is none.
+    """
     if number < 0:
         return Windows()
     try:
@@ -383,8 +389,8 @@ def _windows(spark: SparkSession, to: str, number: int) -> Windows:
 def _marks(reader: JournalReader, ends: Offsets, silent: set[str], tell: Tell) -> dict[str, int | None]:
     """Return for each shard the time up to which its rows before `ends` are complete; None if unknown.
 
-    Shards of stopped gateways are left out, because windows do not wait for them. `silent` are these shards
-    as of the last call; it is updated, and new ones are reported with `tell`.
+    Times are in microseconds UTC. Shards of stopped gateways are left out, because windows do not wait for
+    them. `silent` has those shards from the last call; it is updated, and new ones are reported with `tell`.
     """
     shards = reader.shards()
     now = silent_of(reader, shards)
@@ -396,10 +402,10 @@ def _marks(reader: JournalReader, ends: Offsets, silent: set[str], tell: Tell) -
 
 
 def silent_of(reader: JournalReader, shards: Iterable[str], now: float | None = None) -> set[str]:
-    """Return the shards whose gateways have stopped; none if all have.
+    """Return the shards whose gateways have stopped, unless all of them have.
 
-    A running gateway writes a low-water mark at least once a minute. In a store the times of files do not
-    show that, so no shard is returned.
+    A running gateway writes to its shard at least once a minute. The result is empty if no shard is active,
+    and for a journal in a store, where file times do not show activity.
     """
     folder: object = reader.folder
     if not isinstance(folder, Path):
@@ -416,9 +422,9 @@ def silent_of(reader: JournalReader, shards: Iterable[str], now: float | None = 
 
 
 def _deleted_windows(reader: JournalReader, windows: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Return the windows from which retention may have deleted rows.
+    """Return those of `windows` whose rows retention may have deleted.
 
-    These begin before the oldest row of a shard whose first rows were deleted.
+    They begin before the oldest remaining row of a shard whose first rows were deleted.
     """
     oldest = 0
     for shard in reader.shards():
@@ -438,7 +444,7 @@ def _journal(spark: SparkSession, folder: str, **options: str) -> DataFrame:
 
 
 def _report(found: DataFrame, source: str, path: Path) -> None:
-    """Replace the HTML page; if there are very many rates, it has only the newest."""
+    """Write the HTML page with the newest rates, at most REPORT_ROWS_MAX, and replace the old page."""
     newest = found.orderBy(F.col("begin").desc()).limit(REPORT_ROWS_MAX).collect()
     draft = path.with_name(f".{path.name}.{uuid4().hex}")
     try:

@@ -47,9 +47,9 @@ COLUMNS: Final = (
 
 
 class FaultyMessage(NamedTuple):
-    """Missing, repeated or unknown message.
+    """Message that is missing, repeated or unknown.
 
-    `what` is the fault, `times` the number of missing or extra copies.
+    `what` is the kind of fault, and `times` the number of missing or additional copies.
     """
 
     what: str
@@ -65,8 +65,8 @@ class FaultyMessage(NamedTuple):
 class Account:
     """Result of a reconciliation.
 
-    `phases` has the number of rows by route and phase (such as stored and delivered), `totals` the number of
-    affected messages by finding (such as lost), and `faulty_messages` at most NAMED_MAX of those messages.
+    `phases` has the number of rows by route and phase (such as stored or delivered), and `totals` the number
+    of messages by finding (such as lost). `faulty_messages` has at most NAMED_MAX messages with a finding.
     """
 
     phases: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Account:
         return sum(rows for (_, phase), rows in self.phases.items() if phase in (CONFIRMED, WAS_STORED))
 
     def is_within(self, tolerance: Tolerance) -> bool:
-        """Return True if the faults are within a tolerance, relative to the accepted messages."""
+        """Return True if the number of faults, relative to the accepted messages, is within `tolerance`."""
         return tolerance.allows(self.faults, self.accepted_count)
 
     def as_json(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def reconcile(
 
 
 def _phase() -> Column:
-    """Return the column `phase`, the stage of a message that a row records, such as stored or delivered."""
+    """Return the column `phase`: the step of a message that the row records, such as stored or delivered."""
     text = F.col("reason_text")
     accepted = F.col("outcome") == "accepted"
     return (
@@ -157,7 +157,10 @@ def _phase() -> Column:
 
 
 def _key() -> Column:
-    """Return the column by which a message is identified: its id, else a hash of its body, else its size."""
+    """Return a column that identifies the message of a row.
+
+    Its value is the message id, or else a hash of the body, or else the size of the body.
+    """
     return F.coalesce(
         F.concat(F.lit(BY_ID), F.col("message_id")),
         F.concat(F.lit("body "), F.sha2(F.col("body"), 256)),
@@ -166,9 +169,9 @@ def _key() -> Column:
 
 
 def _double(phase_rows: DataFrame, account: Account) -> None:
-    """Add rows that occur more than once to the faults.
+    """Add each row that occurs more than once to `account`, as a fault.
 
-    A shard gives each number to one row, so such a journal was copied twice.
+    A shard gives each number to one row, so duplicates mean that the journal contains copied files.
     """
     again = phase_rows.groupBy(*ROW).agg(F.count("*").alias("rows")).where("rows > 1").persist()
     try:
@@ -203,9 +206,9 @@ def _outboxes(
     end: datetime | None,
     counted_at: datetime | None,
 ) -> None:
-    """Add the messages that were stored in an outbox and have not left it to the account, as waiting or lost.
+    """Add the messages that were stored in an outbox and have not left it to `account`.
 
-    The parameters are those of `reconcile`.
+    They count as waiting or lost. The parameters are those of `reconcile`.
     """
     boxes = _boxes(phase_rows)
     short = boxes.where("stored > left").withColumn("missing", F.col("stored") - F.col("left"))
@@ -236,7 +239,7 @@ def _outboxes(
 def _repeated(
     phase_rows: DataFrame, account: Account, end: datetime | None, earlier: Callable[[], DataFrame] | None
 ) -> None:
-    """Add the messages that left an outbox more often than they were stored to the account, as repeated.
+    """Add the messages that left an outbox more often than they were stored to `account`, as repeated.
 
     The parameters are those of `reconcile`.
     """

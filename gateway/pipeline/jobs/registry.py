@@ -40,16 +40,16 @@ class UndecodableError(Exception):
 
 @dataclass(frozen=True)
 class Registry:
-    """Schema registry at `url`, with its password and a PEM file of certificate authorities, if needed."""
+    """Schema registry at `url`, with its password and a PEM file of certificate authorities, or None."""
 
     url: str
     password: str | None = field(default=None, repr=False)
     ca_file: str | None = None
 
     def checked(self) -> Registry:
-        """Send a request to the registry, and return the registry.
+        """Check that the registry responds, and return this object.
 
-        Raises PipelineError if it does not respond, or its client is not installed.
+        Raises PipelineError if the registry does not respond, or if its client library is not installed.
         """
         missing = [package for package in PACKAGES if find_spec(package) is None]
         if missing:

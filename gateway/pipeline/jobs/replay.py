@@ -64,7 +64,10 @@ class ReplaySpeed(NamedTuple):
 
 @dataclass
 class Replayed:
-    """Result of a replay: numbers of messages sent, refused, and skipped as not fully recorded."""
+    """Result of a replay: the number of messages sent, refused, and skipped.
+
+    Messages that were not fully recorded are skipped.
+    """
 
     sent: int = 0
     refused: int = 0
@@ -105,16 +108,16 @@ class ReplayPosition(NamedTuple):
 
 
 class Progress:
-    """File with the position of a replay; with None the position is not stored."""
+    """File in which a replay stores its position; without a path, nothing is stored."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the file for this process within the block, by a lock file beside it.
+        """Hold a lock on the position file within the block, through a lock file beside it.
 
-        Raises PipelineError if another process uses it.
+        Raises PipelineError if another process holds the lock.
         """
         if self._file is None:
             yield
@@ -144,7 +147,7 @@ class Progress:
             raise PipelineError(f"{self._file} holds no position of a replay: {error}") from error
 
     def write(self, position: ReplayPosition) -> None:
-        """Store the position up to which all messages are confirmed."""
+        """Store `position`: all messages up to it are confirmed."""
         if self._file is None:
             return
         fresh = self._file.with_name(self._file.name + ".new")
@@ -157,10 +160,10 @@ class Progress:
 
 
 class Replay:
-    """Publisher of recorded messages on one connection.
+    """Replay of recorded messages over one connection to a broker.
 
-    All messages go to the address `to`; with None each goes to the address at which it was published, or with
-    `at_target` to the target to which it was routed.
+    The messages go to the address `to`. If `to` is None, they go to the address to which they were published
+    or, with `at_target`, to the target to which they were routed.
     """
 
     def __init__(
@@ -189,9 +192,10 @@ class Replay:
         self.done = Replayed()
 
     def send(self, rows: Iterable[Any]) -> Replayed:
-        """Publish the messages of the rows in their order, and store the position after each confirmed run.
+        """Publish the messages in `rows` in their order, and return the result.
 
-        Raises LinkError if the connection fails.
+        After each confirmed group of messages the position is stored. Raises LinkError if the connection
+        fails.
         """
         begun = self._clock()
         first: int | None = None
@@ -218,13 +222,13 @@ class Replay:
         return self.done
 
     def _idle(self, due_at: float) -> None:
-        """Wait until a message is due (`due_at`), and keep the connection alive meanwhile."""
+        """Wait until the time `due_at`, at which the next message is due, and keep the connection alive."""
         while (remaining_secs := due_at - self._clock()) > 0:
             self._client.pause_reading(0.0)
             self._sleep(min(remaining_secs, 1.0))
 
     def _messages(self, rows: Iterable[Any]) -> Iterator[Any]:
-        """Yield one row for each message, or with `at_target` one for each of its targets."""
+        """Yield the first row of each message, or with `at_target` of each target of a message."""
         before = None
         for row in rows:
             here = (_position(row), row["target_address"] if self._at_target else None)

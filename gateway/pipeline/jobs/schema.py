@@ -96,9 +96,9 @@ def route_of(candidate: CandidateMapping, name: str) -> Route:
 
 
 def column_of(capture: str) -> str:
-    """Return the column name for a capture: its own name, in characters that a column may have.
+    """Return the column name for a capture: its name, with other characters replaced by underscores.
 
-    It gets a suffix if another column has that name.
+    If the table has another column of that name, an underscore is appended.
     """
     found = NAME.sub("_", capture)
     return f"{found}_" if found in (*OWN, BODY) else found
@@ -196,7 +196,11 @@ _FORMATS: Final[Mapping[str, DataType]] = {"date-time": TimestampType(), "date":
 
 
 def _typed(schema: Any, document: dict[str, Any], depth: int) -> DataType:
-    """Return the Spark type for a part of a JSON Schema; a text type if Spark has no suitable one."""
+    """Return the Spark type for a part of a JSON Schema; text if no Spark type is suitable.
+
+    `document` is the whole schema, and `depth` the nesting depth. Raises PipelineError for a recursive
+    schema.
+    """
     if not isinstance(schema, dict):
         return StringType()
     if depth > DEPTH_MAX:

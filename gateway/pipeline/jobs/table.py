@@ -66,9 +66,9 @@ NO_PLACE: Final = "a value does not fit its column"
 
 
 class BatchCounts(NamedTuple):
-    """Numbers of messages of a micro-batch, by their result.
+    """Number of messages of a micro-batch, by their result.
 
-    `fitting` messages are in the table, `rejected` ones in the second table; `rescued` is the number of
+    `fitting` messages are in the table, `rejected` messages in the second table. `rescued` is the number of
     fitting messages with values that their columns cannot store exactly.
     """
 
@@ -171,7 +171,10 @@ def _struct(found: object) -> StructType:
 
 
 class _Shaped:
-    """Conversion of journal rows to rows of the two tables; `kind` is the type of a body in them."""
+    """Conversion of journal rows to rows for the table and for the table of rejected messages.
+
+    `kind` is the type of a body in both tables.
+    """
 
     def __init__(
         self,
@@ -250,16 +253,16 @@ def _compared(to: str, there: StructType, fields: Mapping[str, str]) -> None:
 
 
 def _column_of(capture: str) -> str:
-    """Return the column name for a capture: its own name, in characters that a column may have.
+    """Return the column name for a capture: its name, with other characters replaced by underscores.
 
-    It gets a suffix if another column has that name.
+    If the table has another column of that name, a suffix is appended.
     """
     found = NAME.sub("_", capture)
     return f"{found}_" if found in ("date", "event_time", "schema_version", BODY, *KEPT, *ADDED) else found
 
 
 class _Target:
-    """Table that the job writes to."""
+    """Table or folder of Parquet files that the job writes to."""
 
     def __init__(self, spark: SparkSession, to: str, format_: str) -> None:
         self._spark = spark
@@ -296,7 +299,7 @@ class _Target:
         return found if isinstance(found, StructType) else kind
 
     def write(self, rows: DataFrame, number: int) -> None:
-        """Write the rows of micro-batch `number`; a repetition has no further effect."""
+        """Write the rows of micro-batch `number`; writing the same micro-batch again changes nothing."""
         if self._format in FORMATS:
             insert_new(self._spark, self._to, self._format, rows, MESSAGE)
         else:

@@ -38,7 +38,10 @@ HEADERS_ARROW: Final = BY_NAME["headers"].arrow
 
 
 def expand_runs(stored: memoryview, byte_count: int) -> bytes | memoryview:
-    """Expand a buffer that is written as runs, as `decode_runs` does, in 10 % of the time."""
+    """Expand a run-length encoded buffer to `byte_count` bytes.
+
+    The result is that of `decode_runs`, in 10 % of the time.
+    """
     if len(stored) >= 8:
         count, width = np.frombuffer(stored, "<u4", 2)
         head = 4 * int(count) + 8
@@ -65,9 +68,9 @@ def batch_of(block: Block, names: Sequence[str]) -> Arrow:
 
 
 def coded_batch_of(block: Block, names: Sequence[str]) -> Arrow:
-    """Return the rows of a block as a batch for Parquet files, with the schema `coded_schema`.
+    """Return the rows of a block as a batch with dictionary-encoded texts, for Parquet files.
 
-    The text columns named in DICTIONARIES are dictionary-encoded.
+    The schema is `coded_schema(names)`; the columns in DICTIONARIES are dictionary-encoded.
     """
     if isinstance(block, ParquetBlock):
         return _batch(block, names, coded_schema(names))
@@ -78,9 +81,9 @@ def coded_batch_of(block: Block, names: Sequence[str]) -> Arrow:
 
 
 def _batch(block: ParquetBlock, names: Sequence[str], schema: Arrow) -> Arrow:
-    """Return columns of a row group as a batch with this schema.
+    """Return columns of a row group as a batch with `schema`; missing columns are null.
 
-    The shard is named as in the folder that is read.
+    The column `shard` is filled with the name of the shard that is being read.
     """
     found = block.table(names)
     rows = block.header.rows
@@ -102,7 +105,7 @@ def _batch(block: ParquetBlock, names: Sequence[str], schema: Arrow) -> Arrow:
 
 
 def coded_schema(names: Sequence[str]) -> Arrow:
-    """Return the schema of `coded_batch_of`."""
+    """Return the Arrow schema for these columns, in which texts are dictionary-encoded."""
     return pa.schema(
         [(one.name, CODED if one.name in DICTIONARIES else one.type) for one in arrow_schema(names)]
     )
@@ -159,10 +162,10 @@ def _array(block: Block, name: str, made: dict[tuple[object, ...], Arrow]) -> Ar
 
 
 def _low_water(block: Block, arrow_type: Arrow) -> Arrow:
-    """Return the low-water mark of each row.
+    """Return the low-water mark for each row: no later row was received before that time.
 
-    The block's mark holds behind the block, so it is the value of its last row. For another row it is at most
-    the earliest receipt of the rows behind it in the block.
+    The mark of a block applies to the rows behind the block, so the block's last row has it. Any other row
+    has the earliest time of receipt of the rows that follow in the block, if that is less.
     """
     header = block.header
     if not header.low_us:
@@ -197,14 +200,14 @@ def _mapped(block: Block, column: Column, arrow_type: Arrow) -> Arrow:
 
 
 def _taken(texts: Arrow, indices: Arrow) -> Arrow:
-    """Return the text of each row by its index; faster if all indices are equal."""
+    """Return the elements of `texts` at `indices`."""
     if len(texts) == 1:
         return pa.repeat(texts[0], len(indices)) if texts.type == pa.string() else texts.take(indices)
     return texts.take(indices)
 
 
 def _texts(valid: memoryview, offsets: memoryview, data: memoryview) -> Arrow:
-    """Return the dictionary of a coded column."""
+    """Return the dictionary of a column with coded texts as an Arrow array, without copying."""
     return pa.Array.from_buffers(pa.string(), len(offsets) // 4 - 1, _arrow_buffers(valid, offsets, data))
 
 
@@ -214,10 +217,10 @@ def _arrow_buffers(valid: memoryview, *others: memoryview) -> list[Arrow]:
 
 @lru_cache(maxsize=16)
 def headers_of(valid: bytes, offsets: bytes, data: bytes) -> Arrow:
-    """Return the headers in each property set of a dictionary of JSON texts.
+    """Return the headers of each property set in a dictionary of property sets, which are JSON texts.
 
-    The buffers are those of the dictionary. Results are cached, because most blocks have the dictionary of
-    the previous block.
+    `valid`, `offsets` and `data` are the Arrow buffers of the dictionary. Results are cached, because most
+    blocks have the same dictionary as the block before.
     """
     texts = _texts(memoryview(valid), memoryview(offsets), memoryview(data))
     return pa.array([_headers(text) for text in texts.to_pylist()], HEADERS_ARROW)
@@ -238,7 +241,10 @@ def _headers(properties: str | None) -> list[tuple[str, str, str]] | None:
 
 
 def matching(block: Block, name: str, texts: frozenset[str]) -> Arrow | None:
-    """Return a boolean array of rows with one of `texts` in a coded column; None if all rows have."""
+    """Return, for each row of a block, whether its text in column `name` is one of `texts`.
+
+    The result is a boolean array. It is None if all rows match, and if the column is not a coded one.
+    """
     value_set = pa.array(sorted(texts), pa.string())
     if isinstance(block, ParquetBlock):
         coded = block.table((name,))[name].combine_chunks()
@@ -257,7 +263,7 @@ def matching(block: Block, name: str, texts: frozenset[str]) -> Arrow | None:
 
 
 def join_batches(batches: Sequence[Arrow]) -> Arrow:
-    """Return batches of one schema as one batch, with unified dictionaries."""
+    """Join batches of one schema to one batch, with a common dictionary for each column."""
     if len(batches) == 1:
         return batches[0]
     (one,) = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()

@@ -45,7 +45,7 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Range:
-    """Range of integers from `first` to before `end`; None is no bound."""
+    """Range of integers from `first` to before `end`; None means no bound."""
 
     first: int | None = None
     end: int | None = None
@@ -71,10 +71,10 @@ ANY: Final = Range()
 
 @dataclass(frozen=True)
 class SelectedRows:
-    """Selected rows, by time of receipt, sequence number, shard and coded columns.
+    """Condition that selects rows of the journal.
 
-    Times are in microseconds UTC; `shards` None means all. `only` has, for coded columns, the texts of which
-    a row must have one.
+    `received` is a range of times in microseconds UTC, `sequence` a range of sequence numbers. `shards` None
+    means all shards. `only` maps columns with coded texts to the texts that are permitted.
     """
 
     received: Range = ANY
@@ -100,7 +100,7 @@ class SelectedRows:
 
 
 def selection_of(options: LoadOptions) -> SelectedRows:
-    """Return the selection of rows that the load options describe."""
+    """Return the condition on rows that the load options describe."""
     only = dict(options.only)
     for name, texts in (("route", options.routes), ("source_protocol", options.protocols)):
         if texts is not None:
@@ -109,9 +109,9 @@ def selection_of(options: LoadOptions) -> SelectedRows:
 
 
 def options_for(selection: SelectedRows) -> dict[str, str]:
-    """Return load options for a selection of rows.
+    """Return load options that select the rows of `selection`.
 
-    They may select further rows, because there is no option for sequence numbers.
+    They may select additional rows, because there is no option for sequence numbers.
     """
     found = {}
     for name, at_us in (
@@ -128,7 +128,7 @@ def options_for(selection: SelectedRows) -> dict[str, str]:
 
 
 def narrowed(selection: SelectedRows, filters: Iterable[Filter]) -> SelectedRows:
-    """Return `selection` narrowed by `filters`; filters that are not supported are ignored."""
+    """Return `selection` restricted by Spark's `filters`; filters of an unsupported kind are ignored."""
     for one in filters:
         name = ".".join(getattr(one, "attribute", ()))
         value = getattr(one, "value", None)
@@ -150,7 +150,7 @@ def narrowed(selection: SelectedRows, filters: Iterable[Filter]) -> SelectedRows
 
 
 def _texts(filter_: Filter, value: Any) -> frozenset[str] | None:
-    """Return the texts that a filter on a coded column permits; None for another kind of filter."""
+    """Return the texts that a filter permits in a coded column, or None for an unsupported filter."""
     if isinstance(filter_, EqualTo | EqualNullSafe) and isinstance(value, str):
         return frozenset({value})
     if isinstance(filter_, In) and all(isinstance(text, str) for text in value):

@@ -64,10 +64,10 @@ Offsets = dict[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Start or end of a read.
+    """Start or end of a read, from which a row number for each shard is derived.
 
-    It is the first row received at `at_us` (microseconds UTC) or later; without `at_us`, the number in
-    `offsets` for the shard, or `otherwise` for shards that are not in it.
+    If `at_us` (microseconds UTC) is set, the row is the first one received then or later. Otherwise the row
+    number is that in `offsets`, or `otherwise` (EARLIEST or LATEST) for a shard that is not in `offsets`.
     """
 
     otherwise: int
@@ -77,7 +77,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """Options of one load."""
+    """Parsed options of one `load` from the journal."""
 
     folder: StoreFolder
     routes: frozenset[str] | None
@@ -96,9 +96,10 @@ class LoadOptions:
 
 
 def options_of(options: Mapping[str, str], *, stream: bool, hadoop: Hadoop | None = None) -> LoadOptions:
-    """Parse Spark's options, whose names are case-insensitive; `hadoop` has the options for stores.
+    """Parse the options of the journal source; `hadoop` has the options for stores.
 
-    Raises PipelineError with the faulty option and the reason.
+    Names are case-insensitive. `stream` is True for a streaming query. Raises PipelineError with the invalid
+    option and the reason.
     """
     names_by_key = {name.lower(): name for name in NAMES}
     stated = {key.lower(): value for key, value in options.items()}
@@ -189,7 +190,11 @@ def _truth(stated: Mapping[str, str], name: str, otherwise: str) -> bool:
 
 
 def _bound(stated: Mapping[str, str], which: str, otherwise: int) -> Bound:
-    """Return the bound of `startingOffsets` or `endingOffsets`, or of the timestamp option."""
+    """Return the start or end of a read from the options `startingOffsets` and `startingTimestamp`.
+
+    `which` is `starting` or, for the corresponding options of the end, `ending`. `otherwise` applies without
+    these options.
+    """
     time = stated.get(f"{which}timestamp")
     text = stated.get(f"{which}offsets")
     if time is not None and text is not None:

@@ -39,7 +39,7 @@ NICENESS: Final = 19
 
 
 class _RowGroup:
-    """Rows gathered for the next row group, from number `first` on."""
+    """Rows for the next row group of a Parquet file, beginning with row number `first`."""
 
     def __init__(self, first: int) -> None:
         self.first = self.next = first
@@ -48,7 +48,7 @@ class _RowGroup:
         self.low_us = 0
 
     def add(self, block: Block) -> None:
-        """Add the requested rows of a block."""
+        """Append the requested rows of a block, those from `block.begin` to before `block.end`."""
         rows = slice(block.begin - block.header.base, block.end - block.header.base)
         batch = coded_batch_of(block, NAMES).slice(rows.start, rows.stop - rows.start)
         self.batches.append(batch)
@@ -58,7 +58,7 @@ class _RowGroup:
 
 
 class _ParquetFile:
-    """Parquet file that is being written, with the metadata that is added at its end."""
+    """Parquet segment that is being written, with the summary that is stored at its end."""
 
     def __init__(self, sink: BinaryIO, first: int) -> None:
         self._writer = pq.ParquetWriter(
@@ -81,7 +81,7 @@ class _ParquetFile:
         self._writer.close()
 
     def add(self, group: _RowGroup) -> None:
-        """Write a row group."""
+        """Write the rows of `group` as one row group, and add them to the summary."""
         if not group.batches:
             return
         table = pa.Table.from_batches(group.batches).unify_dictionaries()
@@ -104,14 +104,18 @@ class _ParquetFile:
         self._marks.append(group.low_us)
 
     def record_gap(self, gap: Gap) -> None:
-        """Record rows that the gateway did not write."""
+        """Record in the summary a range of rows that the gateway did not write."""
         self._lost.append((gap.first, gap.rows, gap.reason, gap.text))
         self._summary.missing += gap.rows
         self._summary.gaps += 1
         self._summary.next = gap.first + gap.rows
 
     def finish(self, next_: int, low_us: int, replaced: int) -> None:
-        """Add the metadata, at the end. Raises JournalError if a row is missing."""
+        """Store the summary in the file, after all row groups. Raises JournalError if a row is missing.
+
+        `next_` is the number behind the last row, `low_us` the low-water mark in microseconds UTC, and
+        `replaced` a field of the summary.
+        """
         summary = self._summary
         if summary.next != next_ or summary.rows + summary.missing != next_ - summary.first:
             raise JournalError(
@@ -125,7 +129,7 @@ class _ParquetFile:
 def close_segments(
     folder: Path, shard: int, first: int, next_: int, draft: Path, pause: Callable[[], None] = lambda: None
 ) -> None:
-    """Write rows `first` to before `next_` of a shard to the new Parquet file `draft`.
+    """Convert rows `first` to before `next_` of a shard to the new Parquet file `draft`.
 
     `pause` is called after each block. Raises OSError and JournalError; then the file is incomplete.
     """
@@ -164,7 +168,7 @@ def _min_and_max(times: Arrow) -> tuple[int, int]:
 
 
 class _OrphanError(Exception):
-    """Error of this process when the journal's writer that started it has ended."""
+    """Error that ends this conversion process, because the process that started it has ended."""
 
 
 def _check_writer() -> None:

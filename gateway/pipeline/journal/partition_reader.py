@@ -58,14 +58,17 @@ def read_part(
 def _gathered(
     options: LoadOptions, selection: SelectedRows, names: tuple[str, ...], part: JournalPartition
 ) -> Iterator[Arrow]:
-    """Yield the rows of a partition with dictionary-encoded texts, in batches of about CODED_ROWS rows."""
+    """Yield the selected rows of a partition, in batches of about BATCH_ROWS rows."""
     return _joined(_mapped(options, selection, names, part, batch_of), BATCH_ROWS)
 
 
 def coded(
     options: LoadOptions, selection: SelectedRows, names: tuple[str, ...], part: JournalPartition
 ) -> Iterator[Arrow]:
-    """Yield the rows of a partition with dictionary-encoded texts, in batches of about CODED_ROWS rows."""
+    """Yield the selected rows of a partition with dictionary-encoded texts.
+
+    A batch has about CODED_ROWS rows.
+    """
     return _joined(_mapped(options, selection, names, part, coded_batch_of), CODED_ROWS)
 
 
@@ -89,7 +92,7 @@ def _mapped(
     part: JournalPartition,
     made: Callable[[Block, Sequence[str]], Arrow],
 ) -> Iterator[Arrow]:
-    """Yield one batch for each block."""
+    """Yield the selected rows of a partition, one batch for each block; `made` builds the batch."""
     received = selection.received
     for block in reader_of(options).blocks(
         part.shard,

@@ -32,7 +32,10 @@ TIME: Final = "received"
 
 
 class BlockSpan(NamedTuple):
-    """Consecutive blocks with rows `first` to before `next`, starting at `place`."""
+    """Consecutive blocks with the rows from `first` to before `next`.
+
+    `place` is the position of the first block, and `byte_count` the size of all.
+    """
 
     first: int
     next: int
@@ -42,7 +45,10 @@ class BlockSpan(NamedTuple):
 
 @dataclass
 class JournalPartition(InputPartition):
-    """Rows of a shard that one task reads: `first` to before `next`; the blocks begin at `place`."""
+    """Rows of a shard that one task reads, from `first` to before `next`.
+
+    `place` is the position of the block with which reading begins.
+    """
 
     shard: str
     first: int
@@ -50,9 +56,9 @@ class JournalPartition(InputPartition):
     place: BlockPlace | None
 
     def split(self, count: int) -> Iterator[JournalPartition]:
-        """Divide the rows among `count` partitions, or fewer if there are not enough rows.
+        """Divide the rows into at most `count` partitions of equal size.
 
-        Where one part ends and the next begins inside a block, both read that block.
+        If a boundary is inside a block, both partitions read that block.
         """
         step = -(-(self.next - self.first) // count)
         for first in range(self.first, self.next, step):
@@ -60,7 +66,7 @@ class JournalPartition(InputPartition):
 
 
 class Shard:
-    """Spans of unread blocks of one shard that may have requested rows.
+    """Planner's state of one shard: the spans of blocks that may have requested rows and are not planned yet.
 
     Requested rows were received in the range `received` (microseconds UTC) and have one of `routes` (None:
     all).
@@ -102,7 +108,7 @@ class Shard:
         return self._routes is not None and routes is not None and not routes & self._routes
 
     def forget(self, end: int) -> None:
-        """Drop spans whose rows are all before number `end`."""
+        """Drop the spans whose rows all have numbers up to `end`, exclusive."""
         first_place = next((place for place, span in enumerate(self._spans) if span.next > end), None)
         del self._spans[: len(self._spans) if first_place is None else first_place]
 
@@ -127,7 +133,7 @@ class Shard:
 
 
 def reader_of(options: LoadOptions) -> JournalReader:
-    """Return a reader of the journal that the options name."""
+    """Return a reader for the journal in the folder of `options`."""
     return JournalReader(options.folder.path(), skip=not options.fail, expand=expand_runs)
 
 
@@ -161,9 +167,9 @@ def next_of(reader: JournalReader, shard: str) -> int:
 
 
 def bounded(reader: JournalReader, bound: Bound, shards: Iterable[str]) -> Offsets:
-    """Return the row number at which `bound` is in each of the shards.
+    """Return the row number of `bound` for each of the shards.
 
-    Raises PipelineError for an unknown shard.
+    Raises PipelineError if `bound` names a shard that does not exist.
     """
     names = list(shards)
     unknown = sorted(set(bound.offsets) - set(names))
@@ -200,8 +206,8 @@ def count_late_rows(
 ) -> int:
     """Return how many rows from number `place` on were received before `at_us` (microseconds UTC).
 
-    Their messages were settled later than others that were received at the same time. Only rows that `chosen`
-    selects count; it returns a boolean array for a block, or None for all rows. Reading stops where the
+    Such rows are late because their messages were settled later than others. Only rows that `chosen` selects
+    are counted; `chosen` returns a boolean array for a block, or None for all rows. Reading ends where the
     journal is complete up to `at_us`.
     """
     end = None
@@ -221,9 +227,9 @@ def count_late_rows(
 
 
 def divide_rows(waiting: dict[str, int], most: int) -> dict[str, int]:
-    """Divide at most `most` rows among the shards in proportion to their unread rows, `waiting`.
+    """Return how many rows to read from each shard, in proportion to the unread rows `waiting`.
 
-    The result has at least one row in all, if there are unread rows.
+    The total is at most `most`, and `waiting` itself is returned if that is enough.
     """
     total = sum(waiting.values())
     if total <= most:
@@ -238,10 +244,10 @@ def divide_rows(waiting: dict[str, int], most: int) -> dict[str, int]:
 def parts_of(
     shards: Mapping[str, Shard], ranges: Mapping[str, tuple[int, int]], options: LoadOptions
 ) -> list[JournalPartition]:
-    """Return the partitions, one for each task, for these ranges of rows by shard.
+    """Return the partitions, one for each task, for ranges of rows by shard.
 
-    There are at least `minPartitions` partitions, each with blocks of about `partitionBytes` at most; those
-    of one shard have similar sizes.
+    There are at least `minPartitions` partitions, and a partition has at most about `partitionBytes` bytes of
+    blocks. The partitions of one shard have similar sizes.
     """
     byte_count = {name: shards[name].byte_count(*range_) for name, range_ in ranges.items()}
     size = max(1, min(options.partition_bytes, sum(byte_count.values()) // options.partitions_min))

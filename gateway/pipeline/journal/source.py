@@ -42,7 +42,7 @@ from gateway.store.journal.reader import JournalReader
 class JournalSource(DataSource):
     """Spark data source `gateway_journal`; `options.py` describes its options.
 
-    A schema given by the user selects columns, too.
+    If the user gives a schema, it selects the columns.
     """
 
     hadoop: ClassVar[Hadoop] = {}
@@ -50,7 +50,10 @@ class JournalSource(DataSource):
 
     @classmethod
     def of(cls, hadoop: Hadoop) -> type[JournalSource]:
-        """Return a subclass with these Hadoop options, because the planning runs without a Spark session."""
+        """Return a subclass with these Hadoop options.
+
+        Spark plans a query in a process without a Spark session, from which the options could be read.
+        """
         return type(cls.__name__, (cls,), {"hadoop": hadoop, "__doc__": cls.__doc__})
 
     @classmethod
@@ -90,7 +93,7 @@ def _names(schema: StructType) -> tuple[str, ...]:
 
 
 class JournalTable(DataSourceReader):
-    """Reader of the rows between two bounds, which are computed when the query is planned."""
+    """Reader for a batch query: the rows between two bounds, computed when the query is planned."""
 
     def __init__(self, options: LoadOptions, names: tuple[str, ...]) -> None:
         self._options = options
@@ -125,7 +128,8 @@ class JournalTable(DataSourceReader):
     def _tell_of_late_rows(self, reader: JournalReader, end: Offsets) -> None:
         """Print a warning if rows received before `endingTimestamp` are behind the end of the read.
 
-        Such rows were settled later than others that were received at the same time.
+        Such rows were written later than others received at the same time, because their messages were
+        settled later.
         """
         at_us, selection = self._options.end.at_us, selection_of(self._options)
         if at_us is None:
@@ -150,12 +154,13 @@ class JournalTable(DataSourceReader):
         return read_part(self._options, self._selection, self._names, partition)
 
     def read_coded(self, partition: InputPartition) -> Iterator[Arrow]:
-        """Yield the rows of a partition with dictionary-encoded texts, which Spark does not accept."""
+        """Yield the rows of a partition with dictionary-encoded texts, which Spark itself does not accept."""
         return read_part(self._options, self._selection, self._names, partition, coded)
 
     def narrow(self, filters: Iterable[Filter]) -> None:
-        """Skip blocks and rows that do not satisfy `filters`, which each requested row must satisfy.
+        """Restrict the read to blocks and rows that satisfy `filters`.
 
-        Spark does not call this method: it has one reader for all uses of a table.
+        The caller needs only such rows. Spark does not call this method, because it uses one reader for all
+        uses of a table.
         """
         self._selection = narrowed(self._selection, filters)

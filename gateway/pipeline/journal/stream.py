@@ -25,9 +25,9 @@ from gateway.pipeline.limits import ReadAllAvailable, ReadLimit, ReadMaxRows, Su
 
 
 class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of the journal as a stream, in the order in which rows are written.
+    """Reader for a streaming query, in the order in which rows were written.
 
-    A shard that appears later is read from its first row.
+    A shard that appears during the query is read from its first row.
     """
 
     def __init__(self, options: LoadOptions, names: tuple[str, ...]) -> None:
@@ -67,9 +67,9 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._ends(start, limit)
 
     def _ends(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        """Compute the offsets at which the next micro-batch ends, from the files of the journal.
+        """Return the offsets at which the next micro-batch ends, computed from the journal's files.
 
-        Raises PipelineError if rows were lost.
+        Raises PipelineError if rows were lost and `failOnDataLoss` is set.
         """
         ends = dict(start)
         begins = {name: self._begin(start, name) for name in self._existing_shards()}
@@ -97,11 +97,15 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ends
 
     def reportLatestOffset(self) -> Offsets:
-        """Return the newest offsets that the planner has seen, for the query's progress."""
+        """Return the newest offsets known to the planner, for the query's progress report."""
         return {name: shard.next for name, shard in self._shards.items()}
 
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
-        """Return the partitions of a micro-batch; a killed query may have planned the first micro-batch."""
+        """Return the partitions of the micro-batch from `start` to before `end`.
+
+        Its first micro-batch may have been planned by a query that was killed, so shards are loaded if
+        necessary.
+        """
         ranges: dict[str, tuple[int, int]] = {}
         with self._reader.cached_listing():
             for name, bound in end.items():
@@ -133,9 +137,9 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _shard(self, name: str, first: int) -> Shard:
-        """Return the planner's state of a shard, created from row `first` on if there is none.
+        """Return the planner's state for a shard; a new state begins at row `first`.
 
-        Raises PipelineError if the journal ends before that row: it is another journal, or has lost its end.
+        Raises PipelineError if the journal ends before that row: it is another journal, or its end is lost.
         """
         shard = self._shards.get(name)
         if shard is None:

@@ -28,7 +28,7 @@ FORMAT: Final = "gateway_journal"
 
 
 class _Closed(NamedTuple):
-    """Segments in Parquet that contain rows `first` to before `next` of a shard.
+    """Parquet segments of one shard, with the rows from `first` to before `next`.
 
     `names` are their paths below the journal's folder.
     """
@@ -42,11 +42,11 @@ class _Closed(NamedTuple):
 
 
 def read_journal(spark: SparkSession, folder: str, options: Mapping[str, str] | None = None) -> DataFrame:
-    """Return the journal as a table, with the `options` of the format `gateway_journal`.
+    """Return the journal as a DataFrame, with the `options` of the format `gateway_journal`.
 
-    `read_journal(spark, folder).createOrReplaceTempView("journal")` makes it a view for `spark.sql`. A table
-    includes rows that are written until a query on it runs; retention may meanwhile delete files that it
-    refers to. Raises PipelineError, and errors of the journal's reader.
+    `read_journal(spark, folder).createOrReplaceTempView("journal")` makes it a view for `spark.sql`. A query
+    includes rows that are written until it runs. Retention may delete files between this call and the query.
+    Raises PipelineError, and errors of the journal's reader.
     """
     load_options = dict(options or {})
     source = spark.read.format(FORMAT).options(**load_options)
@@ -71,7 +71,7 @@ def read_journal(spark: SparkSession, folder: str, options: Mapping[str, str] | 
 
 
 def _closed(reader: JournalReader, options: LoadOptions) -> tuple[list[_Closed], Offsets]:
-    """Return the segments in Parquet to read, and the number from which the source reads each shard."""
+    """Return the Parquet segments to read, and for each shard the row from which the journal source reads."""
     found: list[_Closed] = []
     only = options.shards
     with reader.cached_listing():
@@ -90,7 +90,7 @@ def _closed(reader: JournalReader, options: LoadOptions) -> tuple[list[_Closed],
 
 
 def _of_shard(reader: JournalReader, shard: str, first: int, end: int | None) -> _Closed | None:
-    """Return the consecutive segments in Parquet of a shard from row `first` on; None if there are none."""
+    """Return the consecutive Parquet segments of a shard that begin with row `first`, or None."""
     names: list[str] = []
     next_, is_cut = first, False
     folder = f"{shard.rpartition('/')[0]}/" if "/" in shard else ""
@@ -113,7 +113,10 @@ def _of_shard(reader: JournalReader, shard: str, first: int, end: int | None) ->
 def _table(
     spark: SparkSession, root: str, closed: _Closed, names: tuple[str, ...], options: LoadOptions
 ) -> DataFrame:
-    """Return the rows of segments in Parquet as a table; shards are named as in the folder that is read."""
+    """Return the rows of Parquet segments as a DataFrame.
+
+    The column `shard` is filled with the name of the shard that is being read.
+    """
     selection = selection_of(options)
     used = dict.fromkeys((*names, "sequence", "received", *selection.only))
     schema = spark_schema([name for name in used if name != "shard"])
@@ -130,7 +133,7 @@ def _table(
 
 
 def _conditions(selection: SelectedRows) -> list[Column]:
-    """Return a selection of rows as conditions for Spark."""
+    """Convert a selection of rows to conditions on Spark columns."""
     found = [F.col(name).isin(*sorted(texts)) for name, texts in selection.only.items()]
     first, end = selection.received.first, selection.received.end
     if first is not None:

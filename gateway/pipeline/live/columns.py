@@ -31,12 +31,12 @@ class Received(NamedTuple):
 
 
 def live_schema() -> StructType:
-    """Return Spark's schema of the live sources."""
+    """Return the Spark schema of rows from the live sources."""
     return StructType([*spark_schema(NAMES).fields, StructField(REDELIVERED, BooleanType())])
 
 
 def live_arrow() -> Any:
-    """Return Arrow's schema of the live sources."""
+    """Return the Arrow schema of rows from the live sources."""
     return arrow_schema(NAMES).append(pa.field(REDELIVERED, pa.bool_()))
 
 

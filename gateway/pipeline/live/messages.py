@@ -50,16 +50,16 @@ ADDRESSES_MAX: Final = 65_536  # Maximum number that one task caches.
 
 
 class RowConversion:
-    """Conversion from rows of a schema to messages of a protocol; created in the driver, used in the tasks.
+    """Conversion of rows with one schema to messages of one protocol.
 
-    `fixed` has the parts of the address, and the `assurance`, that are the same for all rows. `prefix` is
-    prepended to generated message ids.
+    The object is created in the driver and used in the tasks. `fixed` has the parts of the address, and the
+    `assurance`, that are the same for all rows. `prefix` is prepended to generated message ids.
     """
 
     def __init__(self, protocol: str, schema: StructType, fixed: Mapping[str, str], prefix: str) -> None:
-        """Check the columns of the rows.
+        """Check that the columns of the rows are valid.
 
-        Raises PipelineError for unknown columns, and for rows without address or body.
+        Raises PipelineError for an unknown column, and if the rows have no address or body.
         """
         self.protocol = protocol
         self.fixed = dict(fixed)
@@ -87,8 +87,8 @@ class RowConversion:
     def messages(self, batch: Any, run: str, first: int) -> Iterator[Message]:
         """Yield the messages of an Arrow record batch in order. Raises PipelineError.
 
-        The id of a row without one is derived from `run` and the row's position; `first` is that of the first
-        row.
+        A row without a message id gets an id from `run` and its position; `first` is the position of the
+        first row.
         """
         columns = {name: batch.column(at).to_pylist() for at, name in enumerate(batch.schema.names)}
         for place in range(batch.num_rows):
@@ -96,7 +96,10 @@ class RowConversion:
             yield self._message(row, run, first + place)
 
     def _message(self, row: dict[str, Any], run: str, place: int) -> Message:
-        """Return the message of a row; `run` and `place` form the id of a row without one."""
+        """Return the message of a row.
+
+        If the row has no message id, the id consists of `run` and `place`, the position of the row.
+        """
         body = row["body"]
         if isinstance(body, str):
             body = body.encode()
@@ -157,7 +160,7 @@ class RowConversion:
 
 
 def _headers(stated: Sequence[Any]) -> Headers:
-    """Return headers from a map of texts, or from the journal's list of (name, type, value)."""
+    """Convert a map of texts, or the journal's list of (name, type, value), to headers."""
     found = []
     for one in stated:
         if isinstance(one, dict):

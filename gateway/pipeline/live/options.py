@@ -28,7 +28,7 @@ SPARKS: Final = frozenset(("path", "checkpointlocation", "queryname"))
 
 
 class QueryOptions:
-    """Options of one query, with checks. Names are case-insensitive, as Spark's are."""
+    """Options of one query, whose names and values are checked; names are case-insensitive."""
 
     def __init__(self, format_: str, options: Mapping[str, str], known_names: Iterable[str]) -> None:
         """Accept the options that are in `known_names`.
@@ -61,7 +61,7 @@ class QueryOptions:
         return found
 
     def listed(self, name: str) -> list[str]:
-        """Return the texts in an option, which are separated by commas or are a JSON list.
+        """Return the texts in an option: a JSON list, or texts separated by commas.
 
         Raises PipelineError for an invalid JSON list.
         """
@@ -110,9 +110,9 @@ class QueryOptions:
         return found
 
     def access(self, protocol: str | None = None) -> ConnectionOptions:
-        """Return address and credentials of the broker in the option `url`; reads the password file.
+        """Return address and credentials of the broker from the options, such as `url`.
 
-        Raises PipelineError, also if the URL is not one of `protocol`.
+        The password file is read. Raises PipelineError, also if `url` is not a URL of `protocol` (None: any).
         """
         url = self.required_text("url", f"{_scheme(protocol)}://broker.internal")
         try:
@@ -143,6 +143,6 @@ class QueryOptions:
 
 
 def _scheme(protocol: str | None) -> str:
-    """Return the URL scheme of a protocol with TLS, for an example in an error."""
+    """Return the URL scheme of a protocol over TLS, as an example for an error message."""
     dialect = OWN[0] if protocol is None else DIALECTS[protocol]
     return next(one.name for one in dialect.schemes if one.transport == "tls")

@@ -39,10 +39,10 @@ class MessagePartition(InputPartition):
 
 
 class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Stream reader of one query. The connection is not pickled for the workers."""
+    """Stream reader of one query; when it is pickled for the workers, its connection is left out."""
 
     def __init__(self, chosen: QueryOptions, window: int, connect: Callable[[], Client]) -> None:
-        """Create a reader, which connects on first use.
+        """Create a reader that connects on first use.
 
         `window` is the maximum number of unacknowledged messages; `connect` opens a connection that consumes.
         """
@@ -58,9 +58,9 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def receiver(self) -> Receiver:
-        """Receiver of messages, connected on first use.
+        """Receiver of messages; created, with its connection, on first use.
 
-        Spark also creates readers only to inspect them, and those do not connect.
+        Spark also creates readers that it only inspects, and those must not connect.
         """
         if self._receiver is None:
             options = self._chosen
@@ -82,9 +82,9 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Make the query end when no message has arrived for `quietSecs` seconds.
+        """Make the query end once no message has arrived for `quietSecs` seconds.
 
-        A broker does not report that it has no more messages.
+        A broker does not report that there are no more messages.
         """
         self._until_quiet = True
 

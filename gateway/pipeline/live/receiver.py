@@ -28,7 +28,7 @@ SECOND: Final = 1_000_000
 
 
 class BufferLimits(NamedTuple):
-    """Limits of the buffer in messages and bytes, and of the time in seconds without a connection."""
+    """Limits of a receiver: buffered messages, buffered bytes, and seconds without a connection."""
 
     messages_max: int
     bytes_max: int
@@ -42,7 +42,7 @@ class _HeldRow(NamedTuple):
 
 
 class Receiver:
-    """Receiver and buffer of messages, on connections that `connect` opens.
+    """Thread that receives and buffers messages from a broker; `connect` opens its connections.
 
     Messages are numbered from 0 in order of arrival.
     """
@@ -72,10 +72,10 @@ class Receiver:
     # Methods for Spark.
 
     def latest(self, above: int, most: int | None) -> int:
-        """Return the number behind the newest message, but at most `above` + `most` (None: no limit).
+        """Return the number behind the newest message, at most `above` + `most` (None: no limit).
 
-        Messages before it then count as planned, and stay buffered until they are committed. Raises the error
-        that prevents a connection.
+        The messages before that number then count as planned, and stay buffered until they are committed.
+        Raises the error that prevents a connection.
         """
         with self._lock:
             self._check()
@@ -86,10 +86,10 @@ class Receiver:
             return max(end, above)
 
     def wait(self, above: int, seconds: float) -> None:
-        """Wait until messages from number `above` on have arrived and no more follow.
+        """Wait until messages from number `above` on have arrived, and no further messages follow.
 
-        Returns also if nothing has arrived for `seconds` seconds. Without a connection, waits for one. Raises
-        the error that prevents a connection, once the broker was unreachable for too long.
+        Return also if no message has arrived for `seconds` seconds. While there is no connection, wait for
+        one. Raises the error that prevents a connection once the broker was unreachable for too long.
         """
         last = time.monotonic()
         while True:
@@ -110,7 +110,7 @@ class Receiver:
                 return
 
     def rows(self, start: int, end: int) -> list[Received]:
-        """Return the messages with numbers from `start` to before `end`, without committed ones."""
+        """Return the uncommitted messages with numbers from `start` to before `end`."""
         with self._lock:
             first = self._first
             return [held.row for held in islice(self._rows, max(start - first, 0), max(end - first, 0))]
@@ -132,9 +132,9 @@ class Receiver:
     # Methods of the thread.
 
     def _run(self) -> None:
-        """Connect, receive and reconnect until the receiver is closed. Runs in the receiver's thread.
+        """Connect, receive messages and reconnect, until the receiver is closed; runs in the thread.
 
-        Ends with an error, which other methods then raise, if the broker is unreachable for too long.
+        If the broker is unreachable for too long, store the error, which other methods then raise.
         """
         good = time.monotonic()
         wait = RETRY_SECS_MIN
@@ -170,9 +170,9 @@ class Receiver:
         self._came.set()
 
     def _begin_life(self) -> None:
-        """Prepare for another connection: drop the messages that Spark has not planned.
+        """Prepare for a new connection: drop the buffered messages that Spark has not planned yet.
 
-        The broker redelivers them, and messages of the old connection can no longer be acknowledged.
+        The broker redelivers them. Messages from the old connection can no longer be acknowledged.
         """
         with self._lock:
             self._connected_at = None

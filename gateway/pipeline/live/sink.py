@@ -79,7 +79,10 @@ class PublishSource(DataSource):
 
 
 class SinkSettings:
-    """Settings of one query, sent to every task. `run` is part of the message ids of rows without one."""
+    """Settings of one query for publishing rows, which Spark sends to every task.
+
+    `run` is part of the ids of messages whose rows have no id.
+    """
 
     def __init__(self, options: QueryOptions, schema: StructType, run: str) -> None:
         """Check the options of a query and the columns of its rows.
@@ -97,7 +100,7 @@ class SinkSettings:
         self._skips = options.choice("onReject", "fail", ("fail", "skip")) == "skip"
 
     def connect(self) -> None:
-        """Connect and disconnect, to check the options. Raises LinkError."""
+        """Connect and disconnect once, to check that the options are usable. Raises LinkError."""
         client_of(self._options.access()).close()
 
     def publish(self, batches: Iterator[Any]) -> PublishedRows:
@@ -129,7 +132,7 @@ class SinkSettings:
         return PublishedRows(rows, refused)
 
     def _publish(self, client: Client, messages: Sequence[Message]) -> int:
-        """Publish messages, and return how many were finally refused."""
+        """Publish messages with retries, and return how many the broker has refused for good."""
         unpublished = dict(enumerate(messages))
         final: dict[int, BrokerRefusal] = {}
         in_flight, wait = self._in_flight, RETRY_SECS
@@ -159,7 +162,7 @@ class SinkSettings:
 
 
 class BatchPublisher(DataSourceArrowWriter):
-    """Writer of batches, `df.write.format("gateway_publish")`."""
+    """Writer of a batch query, `df.write.format("gateway_publish")`."""
 
     def __init__(self, publication: SinkSettings) -> None:
         self._publication = publication
@@ -175,7 +178,7 @@ class BatchPublisher(DataSourceArrowWriter):
 
 
 class StreamPublisher(DataSourceStreamArrowWriter):
-    """Writer of streams, `df.writeStream.format("gateway_publish")`."""
+    """Writer of a streaming query, `df.writeStream.format("gateway_publish")`."""
 
     def __init__(self, publication: SinkSettings) -> None:
         self._publication = publication

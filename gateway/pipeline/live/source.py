@@ -43,7 +43,7 @@ class LiveSource(DataSource):
         return live_schema()
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader, which connects on first use. Raises PipelineError."""
+        """Return a stream reader that connects on first use. Raises PipelineError for unusable options."""
         from gateway.pipeline.live.reader import LiveReader
 
         self.check()
@@ -66,7 +66,7 @@ class LiveSource(DataSource):
 class MqttSource(LiveSource):
     """Source of MQTT messages that match the topic filters in option `topics`.
 
-    With `clientId` the broker stores the session for `sessionSecs` seconds after the query stops.
+    With the option `clientId`, the broker stores the session for `sessionSecs` seconds after the query stops.
     """
 
     protocol = MQTT.name
@@ -113,7 +113,7 @@ class LiveAmqpSource(LiveSource):
         return "gateway_amqp"
 
     def check(self) -> None:
-        """Raise PipelineError without queues, and for several queues to be bound."""
+        """Raise PipelineError if no queue is given, or several queues with an exchange to bind."""
         self.chosen.access(self.protocol)
         queues = self.chosen.listed("queues")
         if not queues:
@@ -135,10 +135,10 @@ class LiveAmqpSource(LiveSource):
 
 
 class LiveFastSource(LiveSource):
-    """Source of AMQP/Fast messages from the destinations in option `destinations`, each as `service:name`.
+    """Source of AMQP/Fast messages from the destinations in option `destinations`.
 
-    A name that ends in a dot stands for all names that begin with it. With `clientId` and `subscription`,
-    topic subscriptions are durable.
+    A destination is written `service:name`. A name that ends in a dot stands for all names that begin with
+    it. With the options `clientId` and `subscription`, subscriptions of topics are durable.
     """
 
     protocol = AMQPFAST.name
@@ -150,7 +150,7 @@ class LiveFastSource(LiveSource):
         return "gateway_amqpfast"
 
     def check(self) -> None:
-        """Raise PipelineError without destinations, and for unknown services."""
+        """Raise PipelineError if no destination is given, or the service of one is unknown."""
         self.chosen.access(self.protocol)
         if not self.chosen.listed("destinations"):
             self.chosen.required_text("destinations", "queue:orders,topic:plant.")

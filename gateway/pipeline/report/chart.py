@@ -23,7 +23,11 @@ DOTS_MAX: Final = 400  # Of a series; more would overlap.
 
 
 def chart(series: Mapping[str, Points], step: float, unit: str) -> str:
-    """Return a line chart as SVG; the values of each series are `step` seconds apart. "" without series."""
+    """Return a line chart as SVG, or "" if there are no values.
+
+    `series` has the points of each line by name. Points are `step` seconds apart; `unit` is that of the
+    values.
+    """
     times = [time for points in series.values() for time, _ in points]
     if not times:
         return ""
@@ -72,9 +76,10 @@ class _Scale:
 
 
 def _line(name: str, points: Points, step: float, unit: str, x: _Scale, y: _Scale, colour: str) -> list[str]:
-    """Return the SVG of one series: a path, and dots that show their value under the pointer.
+    """Return the SVG elements for one series: a line, and dots that show their value under the pointer.
 
-    The path is interrupted where no value follows within 1.5 steps. More than DOTS_MAX values get no dots.
+    The line is interrupted where no value follows within 1.5 steps. A series of more than DOTS_MAX values has
+    no dots.
     """
     path: list[str] = []
     before = None
@@ -94,7 +99,7 @@ def _line(name: str, points: Points, step: float, unit: str, x: _Scale, y: _Scal
 
 
 def ticks_of(top: float) -> list[float]:
-    """Return equidistant round numbers for an axis, from 0 to `top` or the next one above it."""
+    """Return the values for the labels of an axis: round, equidistant numbers from 0 up to at least `top`."""
     rough = top / 4
     power: float = 10.0 ** floor(log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
@@ -111,7 +116,10 @@ def number(value: float) -> str:
 
 
 def _moment(time: float, span: float) -> str:
-    """Return a time as text for an axis that spans `span` seconds; for a span of 0, date and time."""
+    """Format a time for the labels of an axis that spans `span` seconds.
+
+    The text has date and time if `span` is 0.
+    """
     moment = datetime.fromtimestamp(time, UTC)
     if span > 2 * 86_400:
         return f"{moment:%m-%d %H:%M}"

@@ -42,10 +42,10 @@ th{color:var(--soft);font-weight:500}td:first-child,th:first-child{text-align:le
 
 @dataclass(frozen=True, slots=True)
 class WindowRate:
-    """Rates of one window, route and client.
+    """Rates for one window of time, route and client.
 
-    Times are UTC seconds; latencies are milliseconds, None if unknown. `frames` counts frames, packets and
-    commands of the protocols.
+    Times are in UTC seconds; latencies are in milliseconds, and None if unknown. `frames` counts frames,
+    packets and commands of the protocols.
     """
 
     begin: float
@@ -66,7 +66,7 @@ class WindowRate:
 
     @property
     def way(self) -> str:
-        """Name of the route; for messages without a route, the protocols in parentheses."""
+        """Name of the route; for messages that took no route, a text with the protocols in parentheses."""
         if not (self.route or self.target_protocol):
             return f"({self.source_protocol} to nobody)"
         return self.route or f"({self.source_protocol} to {self.target_protocol}, no route)"
@@ -78,7 +78,7 @@ class WindowRate:
 
 
 def page(rates: Sequence[WindowRate], source: str) -> str:
-    """Return an HTML page with `rates`; `source` names their journal or archive."""
+    """Return an HTML page with `rates`; `source` is the name of the journal or archive."""
     head = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>What crossed</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -119,7 +119,7 @@ def page(rates: Sequence[WindowRate], source: str) -> str:
 
 
 def _totals(rates: Sequence[WindowRate], seconds: float) -> str:
-    """Return the totals of all rates as HTML; `seconds` is the duration of the period."""
+    """Return the totals of all rates as HTML; `seconds` is the length of the reported period."""
     messages, errors = sum(one.messages for one in rates), sum(one.errors for one in rates)
     body_bytes = sum(one.body_bytes for one in rates)
     totals = (
@@ -138,7 +138,10 @@ def _totals(rates: Sequence[WindowRate], seconds: float) -> str:
 
 
 def _busiest(rates: Iterable[WindowRate]) -> list[str]:
-    """Return the names of the routes with most messages, and one name for all others."""
+    """Return the names of the routes with most messages, at most SERIES_MAX.
+
+    If there are more routes, the last name stands for all others.
+    """
     counts: defaultdict[str, int] = defaultdict(int)
     for rate in rates:
         counts[rate.way] += rate.messages
@@ -156,9 +159,10 @@ def _chart(
     *,
     worst: bool = False,
 ) -> str:
-    """Return a chart with a line for each route in `ways`.
+    """Return a chart, as HTML, with a line for each route in `ways`.
 
-    The `value`s of one route and window are added, or with `worst` the highest is shown.
+    `value` returns a number for a rate. The numbers of one route and window are added; with `worst`, the
+    highest is shown instead.
     """
     found: dict[str, dict[float, float]] = {way: {} for way in ways}
     for rate in rates:
@@ -174,7 +178,7 @@ def _chart(
 def _together(
     rates: Iterable[WindowRate], key: Callable[[WindowRate], str]
 ) -> list[tuple[str, list[WindowRate]]]:
-    """Group the rates by `key`, and return the groups, those with most messages first."""
+    """Group the rates by the result of `key`, and sort the groups by messages, most first."""
     groups: defaultdict[str, list[WindowRate]] = defaultdict(list)
     for rate in rates:
         groups[key(rate)].append(rate)
@@ -182,7 +186,10 @@ def _together(
 
 
 def _table(name: str, groups: Sequence[tuple[str, list[WindowRate]]], seconds: float) -> str:
-    """Return an HTML table with a row for each group of rates; `seconds` is the duration of the period."""
+    """Return an HTML table with one row for each group of rates.
+
+    `seconds` is the length of the reported period.
+    """
     heads = (
         name,
         "messages",

@@ -36,9 +36,10 @@ Case = dict[str, Any]
 
 
 class Generated(NamedTuple):
-    """Result of generating tests: the text of the mapping file with the tests, and two numbers.
+    """Result of generating tests.
 
-    `tests` is the number of tests, `left_out` that of messages that a test cannot express.
+    `text` is the text of the mapping file with the tests, `tests` the number of tests, and `left_out` the
+    number of messages that a test cannot express.
     """
 
     text: str
@@ -49,9 +50,9 @@ class Generated(NamedTuple):
 def with_tests(
     mapping: Mapping, text: str, candidate: CandidateMapping, rows: Sequence[Map[str, Any]]
 ) -> Generated:
-    """Add a test for each of the recorded `rows` to `text`, the text of the mapping file `mapping`.
+    """Append a test for each of the recorded `rows` to `text`, the text of the mapping file `mapping`.
 
-    All tests pass with `candidate`, the same mapping in compiled form.
+    Only tests that pass are included. `candidate` is the same mapping in compiled form.
     """
     own = {rule.name for rule in mapping.document.routes}
     used_names = {case.name for case in mapping.document.tests}
@@ -112,7 +113,8 @@ def _case(
 def _published(message: Message, row: Map[str, Any], candidate: CandidateMapping) -> dict[str, Any]:
     """Return the part `publish` of a test: the message as it was received.
 
-    Raises UnicodeDecodeError for a binary body, RemoteProtocolError for properties that were not recorded.
+    Raises UnicodeDecodeError for a binary body, and RemoteProtocolError for properties that were not
+    recorded.
     """
     address, properties = message.address, message.properties
     words: dict[str, Any] = {"endpoint": message.sender.endpoint}
@@ -156,7 +158,10 @@ def _expected(fate: Fate, route: Route) -> dict[str, Any]:
 
 
 def _guarantee(dialect: Dialect, assurance: int, durable: bool) -> dict[str, Any]:
-    """Return the guarantee of a delivery in the terms of the target's protocol."""
+    """Return assurance and durability as keys and values of a mapping test, such as `qos: 1`.
+
+    The keys are those of the protocol that `dialect` describes.
+    """
     if "qos" in dialect.target_options:
         return {"qos": assurance}
     return {"delivery_mode": 2 if durable else 1} if dialect.queue_word else {"persistent": durable}

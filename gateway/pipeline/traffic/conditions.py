@@ -23,21 +23,21 @@ Java = Any
 
 
 class AndCondition(NamedTuple):
-    """Conjunction of two conditions."""
+    """Condition that is true if two conditions are both true."""
 
     one: Condition
     other: Condition
 
 
 class OrCondition(NamedTuple):
-    """Disjunction of two conditions."""
+    """Condition that is true if at least one of two conditions is true."""
 
     one: Condition
     other: Condition
 
 
 class Opposite(NamedTuple):
-    """Negation of the condition `of`."""
+    """Condition that is true if the condition `of` is false."""
 
     of: Condition
 
@@ -62,13 +62,13 @@ NULLS: Final = ("IsNull", "IsNotNull")
 
 
 class UntranslatedError(Exception):
-    """Error for a part of a condition that Spark does not translate."""
+    """Error for a part of an SQL condition that Spark cannot convert to a data source filter."""
 
 
 def condition_of(spark: SparkSession, sql: str) -> Condition | None:
-    """Parse the SQL condition `sql` on the journal's columns; return None if only Spark can evaluate it.
+    """Parse the SQL condition `sql` on the journal's columns.
 
-    Raises Spark's errors for invalid SQL.
+    Return None if only Spark can evaluate it. Raises Spark's errors for invalid SQL.
     """
     rows = spark.createDataFrame(spark.sparkContext.emptyRDD(), spark_schema())
     plan = rows.where(sql)._jdf.queryExecution().optimizedPlan()
@@ -106,7 +106,7 @@ def _translated(predicate: Java) -> Condition:
 
 
 def _value(value: Java) -> Any:
-    """Return a value in a type that Arrow accepts."""
+    """Convert a value from Spark's JVM to a type that Arrow accepts."""
     if value is None or isinstance(value, str | int | bool | bytes):
         return value
     if value.getClass().getName() != "java.sql.Timestamp":
@@ -119,7 +119,7 @@ def _value(value: Java) -> Any:
 
 
 def leaves_of(condition: Condition) -> Iterator[Filter]:
-    """Yield the filters that each row must satisfy to satisfy the whole condition."""
+    """Yield the filters that each row must satisfy for `condition` to be true."""
     if isinstance(condition, AndCondition):
         yield from leaves_of(condition.one)
         yield from leaves_of(condition.other)

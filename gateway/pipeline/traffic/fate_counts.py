@@ -63,7 +63,10 @@ LOT_ROWS: Final = 262_144  # Rows counted at a time, by key; sorting needs sever
 
 
 def columns_for(candidates: Sequence[CandidateMapping]) -> list[str]:
-    """Return the names of the journal columns that the first pass needs for these mappings."""
+    """Return the names of the journal columns that the first pass needs for these mappings.
+
+    The first pass computes the result of each message (`FirstPass`).
+    """
     names = [*IDENTITY, *WHENCE, *WHITHER]
     if any(candidate.per_body for candidate in candidates):
         names += CONTENT
@@ -81,14 +84,17 @@ def number_of(text: str) -> int:
 
 
 class Texts:
-    """Hashes of texts in one task, and the texts whose hashes were not sent to the second pass yet."""
+    """Hashes of result texts in one task, with the texts that were not sent to the second pass yet."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._news: list[str] = []
 
     def number(self, text: str) -> int:
-        """Return the hash of a text; a new text is stored until `news` returns it."""
+        """Return the hash of a text.
+
+        If the text is new in this task, it is stored until `news` returns it.
+        """
         found = self._numbers.get(text)
         if found is None:
             if len(self._numbers) >= KNOWN_MAX:
@@ -106,10 +112,10 @@ class Texts:
 
 
 class FirstPass:
-    """First pass over the rows, as a function for `mapInArrow`.
+    """First pass of a backtest over the rows, as a function for Spark's `mapInArrow`.
 
-    It computes numbers for the results of `candidate` and of a reference: the mapping `against`, or the
-    record if that is None.
+    It computes hashes for the results of `candidate`, and of a reference: the mapping `against`, or the
+    recorded results if that is None.
     """
 
     def __init__(self, candidate: CandidateMapping, against: CandidateMapping | None) -> None:
@@ -118,11 +124,11 @@ class FirstPass:
         self._senders = candidate.per_sender or (against is not None and against.per_sender)
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield five numbers for each row of the batches, and the texts of hashes that are new in this task.
+        """Yield five numbers for each row of the batches, and the texts whose hashes are new in this task.
 
         The numbers are the key of the row's message, the hashes of the candidate's and of the reference's
-        result, and the row's place: the hash of its shard, and its sequence number. The texts are in the
-        first row of a batch.
+        result, the hash of the row's shard, and the row's sequence number. The texts are in the first row of
+        a batch.
         """
         spare_imports()
         texts = Texts()
@@ -152,9 +158,9 @@ class FirstPass:
 
 
 class FateCache:
-    """Cache of the fates of messages by one mapping.
+    """Cache for the hashes of what one mapping does with messages.
 
-    The key is the address and all other recorded columns on which the routing depends.
+    The key consists of the address and all other recorded columns on which the routing depends.
     """
 
     def __init__(self, candidate: CandidateMapping, texts: Texts) -> None:
@@ -163,7 +169,7 @@ class FateCache:
         self._cache: dict[tuple[Any, ...], int | None] = {}  # None: each message is routed.
 
     def numbers(self, batch: Any, codes: Numbers, firsts: Numbers) -> Numbers:
-        """Return one number for each row of `batch`: the hash of its message's fates by the candidate.
+        """Return, for each row of `batch`, the hash of the candidate's result for its message.
 
         `codes` and `firsts` are the result of `combinations`: the number of each row's combination of routing
         columns, and the index of one row of each combination.
@@ -205,7 +211,7 @@ class FateCache:
 class _Recipients:
     """Hashes of the recorded results (route, target and outcome) in journal rows.
 
-    A row without a route, or with a route for responses, has NO_LANE.
+    The hash is NO_LANE for a row without a route, and for a row whose route is for responses.
     """
 
     def __init__(self, texts: Texts) -> None:
@@ -237,9 +243,10 @@ class _Recipients:
 
 
 def coded(column: Any) -> tuple[Numbers, Any]:
-    """Return the index of each row's value in a dictionary, and the dictionary.
+    """Return the dictionary index of each row's value, and the dictionary.
 
-    Null has the index behind the dictionary's end. A dictionary-encoded column is used unchanged.
+    The index of null is the length of the dictionary. A column that is dictionary-encoded already is not
+    changed.
     """
     found = column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(column)
     places = found.indices.fill_null(len(found.dictionary)) if found.null_count else found.indices
@@ -247,9 +254,9 @@ def coded(column: Any) -> tuple[Numbers, Any]:
 
 
 def combinations(columns: Sequence[Any]) -> tuple[Numbers, Numbers]:
-    """Return the number of each row's combination of values, and the index of one row of each combination.
+    """Number the different combinations of values in `columns`, Arrow columns of equal length.
 
-    `columns` are Arrow columns of equal length.
+    Return the number of each row's combination, and for each combination the index of its first row.
     """
     codes: Numbers = np.zeros(len(columns[0]), dtype=np.int64)
     size = 1
@@ -272,7 +279,7 @@ def combinations(columns: Sequence[Any]) -> tuple[Numbers, Numbers]:
 
 
 def _keys(batch: Any) -> Numbers:
-    """Return a key for each row, which is equal for the rows of one message and differs between messages."""
+    """Return a hash for each row that is equal for rows of the same message and different otherwise."""
     with np.errstate(over="ignore"):
         found = _int64(batch, "received").astype(np.uint64)
         for more in (
@@ -285,7 +292,10 @@ def _keys(batch: Any) -> Numbers:
 
 
 def _mixed(numbers: Numbers) -> Numbers:
-    """Apply the finalizer of SplitMix64: every bit of the result depends on every bit of the input."""
+    """Return hashes of 64-bit integers, by the finalizer of SplitMix64.
+
+    Every bit of a result depends on every bit of the input.
+    """
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))
@@ -312,9 +322,10 @@ def _texts_numbers(batch: Any, name: str, texts: Texts) -> Numbers:
 
 
 def second_pass(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield the number of messages for each combination of results; for `mapInArrow` after the first pass.
+    """Yield the number of messages for each combination of results.
 
-    Rows with the same key must be in one partition.
+    A function for Spark's `mapInArrow` on the output of `FirstPass`. Rows with the same key must be in one
+    partition.
     """
     spare_imports()
     parts: list[list[Numbers]] = []
@@ -373,6 +384,6 @@ def _count_fates(
 
 
 def _rows_as_one(table: Numbers) -> Numbers:
-    """Return each row of a table as one opaque value, which numpy compares faster."""
+    """Return each row of a two-dimensional array as one opaque value, which numpy compares faster."""
     table = np.ascontiguousarray(table)
     return table.view(np.dtype((np.void, table.dtype.itemsize * table.shape[1]))).ravel()

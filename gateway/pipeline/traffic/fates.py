@@ -24,9 +24,10 @@ from gateway.store.journal.wires import words_of
 
 
 class Fate(NamedTuple):
-    """Result of one route for a message: the delivery, or the refusal.
+    """Result of one route for one message: the delivery, or the refusal.
 
-    `address` is in the journal's form, or None if the route refused the message, for the reason `refused`.
+    `address` is the target in the journal's form. It is None if the route refused the message; then `refused`
+    is the reason.
     """
 
     route: str
@@ -39,7 +40,7 @@ class Fate(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str | None]:
-        """Endpoint and address of the delivery."""
+        """Endpoint and address to which the message is delivered."""
         return self.endpoint, self.address
 
 
@@ -47,7 +48,7 @@ Fates = tuple[Fate, ...]
 
 
 def encode_fates(fates: Sequence[Fate]) -> str:
-    """Encode fates as text; equal fates give equal texts."""
+    """Encode results as text; equal results give equal texts."""
     return orjson.dumps([list(fate) for fate in fates]).decode()
 
 
@@ -57,7 +58,10 @@ def decode_fates(text: str) -> Fates:
 
 
 class CandidateMapping:
-    """Mapping files in a form that can be sent to tasks. `endpoints` has the protocol of each endpoint."""
+    """Mapping files in a form that can be sent to Spark tasks.
+
+    `endpoints` maps each endpoint to its protocol.
+    """
 
     def __init__(
         self,
@@ -68,10 +72,10 @@ class CandidateMapping:
         *,
         worlds: Map[str, str] | None = None,
     ) -> None:
-        """Compile the routes of `mappings`.
+        """Compile the routes of `mappings`. Raises MappingError if they do not compile.
 
-        `texts` has the text of each mapping file by its path; for `worlds` see Router. Raises MappingError if
-        the routes do not compile.
+        `texts` has the text of each mapping file by its path. `worlds` maps listeners to their domains, as
+        for Router.
         """
         self._texts = dict(texts)
         self._endpoints = endpoints_of(mappings) | dict(endpoints)
@@ -95,11 +99,11 @@ class CandidateMapping:
         return self._router
 
     def resolve(self, endpoint: str, address: Address, route: str) -> tuple[ResolvedRoute, ...]:
-        """Return the routes for messages that were published at an endpoint to an address.
+        """Return the routes for messages that were published to an address at an endpoint.
 
-        `route` is the recorded route. If it consumes from a queue, the message came from that queue, which
-        the journal does not record otherwise. Returns no routes for a return address, which leads to its
-        requester whatever the mapping is.
+        `route` is the recorded route: if it consumes from a queue, the message came from that queue, which
+        the journal does not record otherwise. Return no routes for a return address, because messages to it
+        reach the requester with any mapping.
         """
         if dialect_of(address).return_part(address) is not None:
             return ()
@@ -108,7 +112,7 @@ class CandidateMapping:
     def queue_of(self, endpoint: str, route: str) -> str:
         """Return the name of the queue that `route` consumes from at an endpoint.
 
-        Returns "" if the route consumes from no queue, or does not exist.
+        Return "" if the route does not consume from a queue, or does not exist.
         """
         return self._queues.get((endpoint, route), "")
 
@@ -122,12 +126,15 @@ class CandidateMapping:
 
 
 def decides_by_message(resolved_routes: Sequence[ResolvedRoute]) -> bool:
-    """Return True if a route has a condition on the message, so that the address alone is not enough."""
+    """Return True if a route has a condition on the message.
+
+    If none has, all messages to the same address have the same result.
+    """
     return any(isinstance(resolved, ConditionalRoute) for resolved in resolved_routes)
 
 
 def fates_of(resolved_routes: Sequence[ResolvedRoute], message: Message) -> Fates:
-    """Return the fate of a message by each of the routes, in their order.
+    """Return the result of each route for `message`, in the order of the routes.
 
     Routes whose condition the message does not satisfy are left out.
     """
@@ -148,7 +155,7 @@ def fates_of(resolved_routes: Sequence[ResolvedRoute], message: Message) -> Fate
 
 
 def show_fate(fate: Fate) -> str:
-    """Return a fate as text for people."""
+    """Format a result for people."""
     if fate.address is None:
         return f"refused by {fate.route} ({fate.refused})"
     durable = "durable" if fate.durable else "transient"

@@ -45,10 +45,10 @@ Piece = tuple[Callable[[Any], Iterator[Arrow]], Any]
 
 
 class RowSelection(NamedTuple):
-    """Selection of rows by their time of receipt and an SQL condition.
+    """Condition on rows: their time of receipt, and an SQL condition.
 
-    Rows were received from `begin` to before `end` (ISO 8601, UTC by default), and satisfy `where`. None is
-    no bound.
+    Rows were received from `begin` to before `end` (ISO 8601, UTC by default), and satisfy `where`. None
+    means no restriction.
     """
 
     begin: str | None = None
@@ -57,15 +57,15 @@ class RowSelection(NamedTuple):
 
     @property
     def columns(self) -> list[str]:
-        """Columns of the journal that `where` may use."""
+        """Columns of the journal that `where` may refer to."""
         return [word for word in WORD.findall((self.where or "").lower()) if word in BY_NAME]
 
 
 class Recording(NamedTuple):
-    """Recorded traffic: rows of a journal (`folder`), of an `archive`, or of both.
+    """Recorded traffic: the rows of a journal (`folder`), of an `archive`, or of both.
 
-    With both, archived rows are read from the archive. The rows of messages that left an outbox are excluded:
-    those messages have another row, from when they were accepted.
+    With both, archived rows are read from the archive. Rows that record that a message left an outbox are
+    excluded, because the message has another row, from when it was accepted.
     """
 
     spark: SparkSession
@@ -99,7 +99,10 @@ class Recording(NamedTuple):
         return numbers.mapInArrow(_Straight(pieces, condition, function), schema)
 
     def _filed(self, names: Sequence[str]) -> tuple[Manifest, list[Piece]]:
-        """Return the newest manifest of the archive, and the pieces of its files to read."""
+        """Return the newest manifest of the archive, and the pieces of its files to read.
+
+        Each piece comes with the function that reads it.
+        """
         archive = Archive(place_of(str(self.archive), hadoop_of(self.spark)))
         manifest = found_in(archive)
         begin, end = (None if text is None else microseconds_of(moment(text)) for text in self.span[:2])
@@ -109,7 +112,7 @@ class Recording(NamedTuple):
     def _journal(
         self, names: Sequence[str], load_options: dict[str, str], condition: Condition | None
     ) -> list[Piece]:
-        """Return the parts of the journal to read, each with the function that reads it."""
+        """Return the partitions of the journal to read, each with the function that reads it."""
         stated = {"path": str(self.folder), "minPartitions": str(self._cores)} | load_options
         table = JournalTable(options_of(stated, stream=False, hadoop=hadoop_of(self.spark)), tuple(names))
         table.narrow([*_bounds(self.span), *(() if condition is None else leaves_of(condition))])
@@ -121,9 +124,9 @@ class Recording(NamedTuple):
 
 
 class _Straight:
-    """Function for `mapInArrow` that gets numbers of pieces as rows.
+    """Function for Spark's `mapInArrow` whose input rows are the numbers of pieces.
 
-    It reads these pieces, filters their rows, and calls `function` with the batches.
+    It reads these pieces, selects rows by the condition, and calls `function` with the batches.
     """
 
     def __init__(self, pieces: Sequence[Piece], condition: Condition | None, function: Batches) -> None:
@@ -152,7 +155,10 @@ def _bounds(span: RowSelection) -> Iterator[Filter]:
 
 
 def traffic_rows(batch: Arrow) -> Arrow:
-    """Return the rows of a batch that are traffic: those whose `reason_text` NO_TRAFFIC does not match."""
+    """Return the rows of a batch that record traffic.
+
+    Rows whose `reason_text` matches NO_TRAFFIC are excluded.
+    """
     reasons = batch.column(REASON).dictionary_encode()
     aside = pc.match_substring_regex(reasons.dictionary, NO_TRAFFIC)
     if not pc.any(aside).as_py():
@@ -183,7 +189,7 @@ def traffic(
 
 
 def rows_in_span(rows: DataFrame, span: RowSelection) -> DataFrame:
-    """Return the rows that `span` selects. Raises PipelineError for an invalid time."""
+    """Return those of `rows` that `span` selects. Raises PipelineError for an invalid time."""
     received = F.col("received")
     if span.begin is not None:
         rows = rows.where(received >= F.lit(moment(span.begin)))
@@ -193,7 +199,7 @@ def rows_in_span(rows: DataFrame, span: RowSelection) -> DataFrame:
 
 
 def rows_at(rows: DataFrame, places: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-    """Return the rows with these places, each a shard and a sequence number."""
+    """Return the rows at `places`; a place is a shard and a sequence number."""
     by_shard: dict[str, list[int]] = {}
     for shard, sequence in places:
         by_shard.setdefault(shard, []).append(sequence)

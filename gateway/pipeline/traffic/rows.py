@@ -21,15 +21,15 @@ they were accepted, and messages rejected before they had a target."""
 
 
 def address_of(protocol: str, scope: str | None, name: str | None) -> Address:
-    """Return the address with a row's protocol, scope and name."""
+    """Return the address that a row's columns protocol, scope and name describe."""
     dialect = DIALECTS[protocol]
     return dialect.address(scope or dialect.scope_default, name or "")
 
 
 def property_set_of(text: str | None) -> PropertySet:
-    """Return the property set with a row's properties, which are JSON.
+    """Return the property set for a row's properties, which are JSON text.
 
-    Decoding the set raises RemoteProtocolError for properties that were not recorded.
+    Decoding the set raises RemoteProtocolError if the properties were not recorded.
     """
     if not text or text == NOTHING:
         return NO_PROPERTIES
@@ -44,7 +44,7 @@ def _decode(data: bytes) -> Properties:
 
 
 def message_of(row: Mapping[str, Any]) -> Message:
-    """Return the message of a row, as it was received; columns that the row lacks have defaults."""
+    """Return the message of a row as it was received; for missing columns, defaults are used."""
     expires = row.get("expires")
     sender = Sender(row["source_endpoint"], row.get("client") or "", row.get("user") or "")
     return Message(

@@ -10,7 +10,7 @@ from gateway.pipeline.traffic.fates import Fate
 
 
 class DeliveryVerdict(Enum):
-    """Difference between the deliveries by the earlier mapping and by the candidate."""
+    """Difference between a delivery by the earlier mapping and the delivery by the candidate."""
 
     SAME = "same"
     STRONGER = "stronger"
@@ -23,9 +23,10 @@ class DeliveryVerdict(Enum):
 
 
 class DeliveryChange(NamedTuple):
-    """Comparison of one delivery by the earlier mapping with the same delivery by the candidate.
+    """Comparison of one delivery by the earlier mapping and by the candidate.
 
-    `before` is None if the delivery is new or newly refused; `after` is None if it is dropped.
+    `before` is None if the candidate's delivery or refusal is new; `after` is None if the candidate does not
+    deliver.
     """
 
     verdict: DeliveryVerdict
@@ -34,10 +35,10 @@ class DeliveryChange(NamedTuple):
 
 
 def compare(before: Sequence[Fate], after: Sequence[Fate]) -> Iterator[DeliveryChange]:
-    """Pair the fates by the earlier mapping with those by the candidate, and yield the changes.
+    """Pair the results of the earlier mapping with those of the candidate, and yield the comparisons.
 
-    Fates are paired by equal place, then by route, then by endpoint. One without a partner is dropped or new.
-    A refusal is no delivery; it is yielded only if that route did not refuse before.
+    Results are paired by equal endpoint and address, then by route, then by endpoint. A delivery without a
+    partner is dropped or new. A refusal is yielded only if the route did not refuse the message before.
     """
     old = [fate for fate in before if fate.address is not None]
     new = list(after)

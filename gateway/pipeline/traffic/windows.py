@@ -25,10 +25,10 @@ UNITS: Final = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
 
 
 class Touched(NamedTuple):
-    """Number of rows that a micro-batch has in one shard and window.
+    """Number of rows (`rows`) that a micro-batch has in one shard and window.
 
     `begin` and `end` are those of the window, `next` is the sequence number behind the newest row, and
-    `last_us` the last time of receipt; times are in microseconds UTC.
+    `last_us` the latest time of receipt. Times are in microseconds UTC.
     """
 
     shard: str
@@ -42,8 +42,8 @@ class Touched(NamedTuple):
 class DueWindows(NamedTuple):
     """Windows to report after a micro-batch.
 
-    `windows` are all of them as (begin, end), in order, in microseconds UTC; `again` are those that were
-    reported before; `late_rows` is the number of rows that were read after their window was reported.
+    `windows` has all of them in order, as (begin, end) in microseconds UTC. `again` has those of them that
+    were reported before. `late_rows` is the number of rows that were read after their window was reported.
     """
 
     windows: list[tuple[int, int]]
@@ -53,11 +53,11 @@ class DueWindows(NamedTuple):
 
 @dataclass
 class Windows:
-    """State of the windows of a stream between two micro-batches.
+    """State of a stream's windows between two micro-batches.
 
-    `number` is that of the last micro-batch; `ends` the row number, by shard, up to which rows were read.
-    `horizon` is a time: windows that end then or earlier are due. `newest` is the latest time of receipt.
-    Both are in microseconds UTC. `waiting` are windows with rows that are not reported yet.
+    `number` is that of the last micro-batch. `ends` has, by shard, the row number up to which rows were read.
+    Windows that end at `horizon` or earlier are due; `newest` is the latest time of receipt; both are in
+    microseconds UTC. `waiting` are windows with rows that were not reported yet.
     """
 
     number: int = -1
@@ -77,7 +77,7 @@ class Windows:
         return cls(**document | {"waiting": [(begin, end) for begin, end in document["waiting"]]})
 
     def read(self, number: int, rows: Iterable[Touched]) -> Windows:
-        """Return the state after reading micro-batch `number` with these rows.
+        """Return the state after micro-batch `number`, which has the row counts `rows`.
 
         No window is reported yet.
         """
@@ -91,10 +91,10 @@ class Windows:
         return found
 
     def take_due(self, rows: Iterable[Touched], marks: Mapping[str, int | None], late_us: int) -> DueWindows:
-        """Advance `horizon`, remove the windows that are due from `waiting`, and return them.
+        """Advance `horizon`, remove the due windows from `waiting`, and return them.
 
-        `rows` are those of the micro-batch, `marks` the low-water marks of the shards (None: unknown), and
-        `late_us` the lateness in microseconds.
+        `rows` are the row counts of the micro-batch, `marks` the low-water marks of the shards (None:
+        unknown), and `late_us` the lateness in microseconds.
         """
         before = self.horizon
         known_marks = [mark for mark in marks.values() if mark is not None]
