@@ -254,7 +254,7 @@ def coded(column: Any) -> tuple[Numbers, Any]:
 
 
 def combinations(columns: Sequence[Any]) -> tuple[Numbers, Numbers]:
-    """Number the different combinations of values in `columns`, Arrow columns of equal length.
+    """Assign a number to each combination of values in `columns`, Arrow columns of equal length.
 
     Return the number of each row's combination, and for each combination the index of its first row.
     """
