@@ -72,7 +72,7 @@ class MqttClient:
                 self._wire.close_abruptly()
                 if version is versions[-1] or isinstance(error, Silence):
                     raise
-                continue  # servers older than MQTT 5 may close without a word
+                continue  # a server older than MQTT 5 may close without a CONNACK
             if reason == 0:
                 self._wire.mark_open()
                 return

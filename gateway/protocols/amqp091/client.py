@@ -63,7 +63,7 @@ NO_LEAD: Final[Lead] = (b"", 1, b"", 0, 0, 0, b"", b"", b"")
 
 
 class ClientConnection(Connection):
-    """Client end of an AMQP 0-9-1 connection: bytes in, events out.
+    """Client state machine of an AMQP 0-9-1 connection: bytes in, events out.
 
     `frame_max` (bytes), `channel_max` and `heartbeat` (seconds) are the limits that this client requests; 0
     leaves them to the server. `response` is what `encode_response` returned for `mechanism`. If `bounded` is
@@ -93,8 +93,8 @@ class ClientConnection(Connection):
     ) -> None:
         """Create a connection, and queue the protocol header.
 
-        Bodies over `message_bytes_max` bytes are written to the object that `sink` returns for their size;
-        without `sink` they are an error.
+        A body of more than `message_bytes_max` bytes is written to the object that `sink` returns for its
+        size; without `sink`, such a body is an error.
         """
         super().__init__(
             State.START,
@@ -164,7 +164,7 @@ class ClientConnection(Connection):
         events.append(Challenged(method.challenge))
 
     def _take_tune(self, method: m.ConnectionTune, events: list[Event]) -> None:
-        """Apply connection.tune: queue tune-ok with the smaller limits, and connection.open."""
+        """Process connection.tune: apply the smaller limits, and queue tune-ok and connection.open."""
         channel_max, frame_max, heartbeat = (
             min(ours, theirs) if ours and theirs else ours or theirs
             for ours, theirs in zip(
@@ -198,7 +198,10 @@ class ClientConnection(Connection):
     def _open_method(
         self, number: int, channel: Channel | None, method: m.Method, events: list[Event]
     ) -> bool:
-        """Process channel.open-ok. Return False for any other method, and if it is not expected."""
+        """Process channel.open-ok.
+
+        Return False for any other method, and if channel.open-ok is not expected on the channel.
+        """
         if (
             channel is None
             or channel.state is not ChannelState.OPENING
@@ -218,7 +221,10 @@ class ClientConnection(Connection):
     def _content(
         self, number: int, index: int, method: bytes, properties: bytes, body: Body, events: list[Event]
     ) -> None:
-        """Report a complete deliver, return or get-ok; `method` has the arguments of that method."""
+        """Append the event for a complete basic.deliver, basic.return or basic.get-ok with its content.
+
+        `method` has the encoded arguments of that method.
+        """
         if index == BASIC_DELIVER:
             if not method or len(method) < method[0] + DELIVER_METHOD_MIN:
                 raise self._fault("basic.deliver is cut short", ReplyCode.SYNTAX_ERROR, index)
@@ -235,10 +241,10 @@ class ClientConnection(Connection):
             events.append(GetResponse(number, found, properties, body))
 
     def _read_deliveries(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode consecutive complete messages from position `at` on. Return the position behind the last.
+        """Decode consecutive complete deliveries from position `at` on, and return the end of the last.
 
-        Stop at a message with several body frames and at anything else. Bytes are compared with those of the
-        last message, so that equal parts are decoded once.
+        Stops at a message of several body frames, and at any other frame. Bytes are compared with those of
+        the message before, so that equal parts are decoded once.
         """
         contents: list[Delivery] = []
         add = contents.append
@@ -273,10 +279,10 @@ class ClientConnection(Connection):
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
-        """Return the bytes around the delivery tag of the message at `at`, and what they mean.
+        """Return the bytes around the delivery tag of the message at `at`, with their decoded values.
 
-        The next messages are compared with them. Return None if the message is incomplete or cannot be
-        decoded on the fast path.
+        The messages that follow are compared with these bytes. Return None if the message is incomplete or
+        cannot be decoded on the fast path.
         """
         plain = self._plain_at(data, at, end, BASIC_DELIVER)
         if plain is None:
@@ -298,7 +304,7 @@ class ClientConnection(Connection):
             events.append(Deliveries(contents))
 
     def _read_confirms(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode consecutive basic.ack and basic.nack from position `at` on. Return the last one's end."""
+        """Decode consecutive basic.ack and basic.nack from position `at` on; return the end of the last."""
         confirms: list[tuple[int, int, bool, bool]] = []
         ready = self._ready
         last_whole = end - SETTLE.size

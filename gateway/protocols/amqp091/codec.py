@@ -57,10 +57,10 @@ CONTENT_HEADER_MIN: Final = CONTENT.size + 2  # with one word of flags
 
 
 def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, bytes, int] | None:
-    """Decode the frame at `at`: its type, channel and payload, and the position behind it.
+    """Decode the frame at `at`. Return its type, channel and payload, and the position behind it.
 
-    Return None if it is incomplete. Raises RemoteProtocolError: 501 if the first seven bytes are not those of
-    a frame, if the frame exceeds `frame_max` bytes, or if the end byte is wrong; 505 for an invalid
+    Return None if the frame is incomplete. Raises RemoteProtocolError: 501 if the first seven bytes are not
+    those of a frame, if the frame exceeds `frame_max` bytes, or if the end byte is wrong; 505 for an invalid
     heartbeat.
     """
     begin = at + FRAME_PREFIX
@@ -83,18 +83,21 @@ def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, bytes,
 
 
 def frame_bytes(data: bytes, at: int) -> int:
-    """Return how many bytes of the incomplete frame at `at` must have arrived before the next attempt."""
+    """Return the size of the incomplete frame at `at` in bytes, or of its prefix if that is incomplete.
+
+    At least so many bytes must arrive before another attempt to decode the frame can succeed.
+    """
     begin = at + FRAME_PREFIX
     return FRAME_PREFIX if begin > len(data) else FRAME_OVERHEAD + int(FRAME.unpack_from(data, at)[2])
 
 
 def encode_frame(kind: int, channel: int, payload: bytes) -> bytes:
-    """Encode one frame of the type `kind`, without a limit of its size."""
+    """Encode one frame of the type `kind`; its size is not checked against frame-max."""
     return FRAME.pack(kind, channel, len(payload)) + payload + END
 
 
 def encode_method_frame(channel: int, method: Method) -> bytes:
-    """Encode a method as a frame."""
+    """Encode a method as a method frame."""
     return encode_frame(FRAME_METHOD, channel, encode_method(method))
 
 
@@ -129,7 +132,7 @@ def body_frames(channel: int, body: Body, frame_max: int) -> list[Piece]:
 
 
 def frame_error(text: str) -> RemoteProtocolError:
-    """Return the error of an invalid frame (501)."""
+    """Return the error for an invalid frame (501)."""
     return RemoteProtocolError(text, reason=ReplyCode.FRAME_ERROR)
 
 
@@ -255,7 +258,10 @@ def decode_method(payload: bytes, fields_max: int = FIELDS_UNBOUNDED) -> Method:
 
 
 def _decode_arguments(kind: type[Method], payload: bytes, fields_max: int) -> Method:
-    """Decode the arguments of a method by the layout of its class. Raises an error if they do not fit."""
+    """Decode the arguments of a method in the layout of its class.
+
+    Raises an error of various types if the payload does not fit the layout.
+    """
     values = {}
     at = U32.size
     bit = 0  # mask of the next bit in the byte before `at`; 0 if a new byte begins
@@ -309,7 +315,10 @@ PUBLISH_IDS: Final = U32.pack(BASIC_PUBLISH)
 
 
 def decode_publish(method: bytes) -> BasicPublish:
-    """Decode the arguments of basic.publish, without class and method id. Raises RemoteProtocolError 501."""
+    """Decode `method`, the arguments of basic.publish without class and method id.
+
+    Raises RemoteProtocolError 501.
+    """
     found = decode_method(PUBLISH_IDS + method)
     assert isinstance(found, BasicPublish)
     return found
@@ -332,7 +341,7 @@ def decode_address(wire: bytes) -> tuple[str, str]:
 
 @dataclass
 class BasicProperties:
-    """Properties of class basic, with the names and types of AMQP 0-9-1; None for one that is absent."""
+    """Properties of class basic, with the names and types of AMQP 0-9-1; an absent one is None."""
 
     content_type: str | None = None
     content_encoding: str | None = None
@@ -357,9 +366,9 @@ PROPERTY_FLAGS: Final = sum(flag for _, _, flag in PROPERTIES)
 def decode_content_header(payload: bytes, index: int = 0) -> tuple[int, bytes]:
     """Decode the payload of a content header frame.
 
-    Return the body size, and the bytes that remain: property flags and property list. `index` identifies the
-    method before it (class-id << 16 | method-id), for the error. Raises RemoteProtocolError 501 if the header
-    is malformed, 505 if it is of another class than basic.
+    Return the body size, and the remaining bytes: property flags and property list. `index` identifies the
+    method of the content (class-id << 16 | method-id), for the error. Raises RemoteProtocolError 501 if the
+    header is malformed, and 505 if its class is not basic.
     """
     if len(payload) < CONTENT_HEADER_MIN:
         raise frame_error("a content header is cut short")
@@ -411,8 +420,8 @@ def _decode_properties(raw: bytes) -> BasicProperties:
 def check_fields(raw: bytes, fields_max: int) -> None:
     """Raise RemoteProtocolError 502 if the header table in encoded properties has too many fields.
 
-    Most properties have too few bytes for so many fields and are not decoded. Malformed properties are
-    accepted here; they are detected later.
+    Properties that are too short for so many fields are not decoded. Malformed properties raise no error
+    here; they are detected later.
     """
     if len(raw) <= fields_max * FIELD_BYTES_MIN:
         return

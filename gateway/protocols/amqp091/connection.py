@@ -83,7 +83,7 @@ SILENT_INTERVALS: Final = 2  # 4.2.7: heartbeats that may be missing
 
 
 class Connection:
-    """One end of an AMQP 0-9-1 connection; the base of ServerConnection and ClientConnection."""
+    """Common base of ServerConnection and ClientConnection: one end of an AMQP 0-9-1 connection."""
 
     _contents: ClassVar[
         dict[int, int]
@@ -149,12 +149,12 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """True if nothing more will be sent or received: write what is queued, then close the socket."""
+        """True if the connection has ended: write the queued bytes, then close the socket."""
         return self._state is State.CLOSED
 
     @property
     def ending(self) -> bool:
-        """True if one end has sent connection.close: no more requests are possible."""
+        """True once this end or the peer has sent connection.close, so that no more requests are possible."""
         return self._state in (State.CLOSING, State.CLOSED)
 
     @property
@@ -163,7 +163,7 @@ class Connection:
         return [number for number, channel in self._channels.items() if channel.state is ChannelState.OPEN]
 
     def data_to_send(self) -> bytes:
-        """Return and clear the queued bytes. Raises OSError if a body cannot be read from disk."""
+        """Remove and return the queued bytes. Raises OSError if a body cannot be read from disk."""
         if self.large:
             return join_pieces(self.pieces_to_send())
         out = self.out
@@ -176,11 +176,11 @@ class Connection:
         return data
 
     def to_send(self) -> bytes | list[Piece]:
-        """Return and clear the queued bytes, as a list of pieces if some of it is large."""
+        """Remove and return the queued bytes, as a list of pieces if some of them are large."""
         return self.pieces_to_send() if self.large else self.data_to_send()
 
     def pieces_to_send(self) -> list[Piece]:
-        """Return and clear the queued bytes as pieces, without copying them or reading bodies from disk."""
+        """Remove and return the queued bytes as pieces; bodies are neither copied nor read from disk."""
         pieces: list[Piece] = self.out.copy()
         self.out.clear()  # other objects append to this list
         self.large = False
@@ -222,7 +222,10 @@ class Connection:
         return events
 
     def _read(self, data: bytes, events: list[Event]) -> int:
-        """Decode complete frames, up to the limit of one call. Return the position behind the last one."""
+        """Decode complete frames, up to the limit of work for one call.
+
+        Return the position behind the last decoded frame.
+        """
         self._needed = 0
         if self._guilt is not None:
             (fault, number), self._guilt = self._guilt, None
@@ -267,7 +270,7 @@ class Connection:
         return at
 
     def _another_time(self, events: list[Event]) -> bool:
-        """Return True, and set `unread`, if the caller must process `events` before decoding continues."""
+        """Return True, and set `unread`, if decoding must pause until the caller has processed `events`."""
         if not (events and self._bounded):
             return False
         self.unread = True
@@ -275,7 +278,10 @@ class Connection:
 
     @abstractmethod
     def _read_greeting(self, data: bytes, events: list[Event]) -> int:
-        """Read the peer's protocol header, if it is expected now. Return the position where frames begin."""
+        """Decode the peer's protocol header, if one is expected now.
+
+        Return the position where frames begin.
+        """
 
     # --- frames, one by one
 
@@ -297,7 +303,7 @@ class Connection:
             self.received["heartbeat"] += 1
 
     def _take_method(self, number: int, payload: bytes, events: list[Event]) -> None:
-        """Process a method frame: the beginning of a content, or a whole method."""
+        """Process a method frame, whose method either begins a content or has none."""
         index = int.from_bytes(payload[:4], "big")
         if index in self._contents:
             self.received[m.METHODS[index].name] += 1
@@ -318,11 +324,11 @@ class Connection:
             raise RemoteProtocolError(text, reason=ReplyCode.UNEXPECTED_FRAME)
 
     def _content_channel(self, number: int, begun: bool) -> Channel | None:
-        """Return the channel of a frame that belongs to a content, or None if the frame must be discarded.
+        """Return the channel for a frame of a content, or None if the frame must be discarded.
 
-        A content is a method such as basic.publish with its header and body. `begun` is False for the method
-        and True for the frames that follow it. Raises RemoteProtocolError: 505 if the channel expects another
-        frame, 504 if it is not open.
+        A content is a method such as basic.publish with its header and body. `begun` is False for the
+        method's frame, and True for the header and body frames. Raises RemoteProtocolError: 505 if the
+        channel expects another frame, 504 if the channel is not open.
         """
         if self._state is State.CLOSING:
             return None
@@ -343,7 +349,7 @@ class Connection:
         return channel
 
     def _begin(self, channel: Channel, index: int, payload: bytes) -> None:
-        """Store the method that begins a content.
+        """Store `payload`, the method with which a content begins.
 
         Raises RemoteProtocolError 502 if its arguments are too long.
         """
@@ -404,9 +410,9 @@ class Connection:
         self._end_frame(channel, events)
 
     def _takes_in_parts(self, data: bytes, at: int) -> bool:
-        """Accept the part of a large body frame that has arrived, so that it need not be buffered as a frame.
+        """Add the received part of a large body frame to the body, before the frame is complete.
 
-        Return False if the frame must arrive completely first.
+        Return False, and do nothing, if the frame must arrive completely first.
         """
         kind, number, size = BODY_HEAD(data, at)
         channel = self._channels.get(number)
@@ -420,14 +426,17 @@ class Connection:
             or channel.sink is not None
             or self._is_too_much(len(data) - at)
         ):
-            return False  # a fault now or later, or the sink's business
+            return False  # an error, or a body that is written to a sink
         self.received["body"] += 1
         self._taken_on = number
         self._lacking = size + 1 - self._add(channel, data, at + FRAME_PREFIX, len(data))
         return True
 
     def _take_on(self, data: bytes, events: list[Event]) -> int:
-        """Add the next part of a body frame that `_takes_in_parts` has accepted. Return the part's end."""
+        """Add the next bytes of the body frame that `_takes_in_parts` has accepted to the body.
+
+        Return the position behind the bytes that belong to the frame.
+        """
         count = self._lacking
         end = min(count, len(data))
         if end == count and data[end - 1] != FRAME_END:
@@ -444,10 +453,10 @@ class Connection:
         return end
 
     def _add(self, channel: Channel, data: bytes, begin: int, end: int) -> int:
-        """Add the bytes of `data` from `begin` to `end` to a channel's body. Return their number.
+        """Add bytes `begin` to before `end` of `data` to the channel's body, and return their number.
 
-        If they are more than half of `data`, they are not copied until the body is complete; until then all
-        of `data` stays in memory.
+        If they are more than half of `data`, they are not copied, and all of `data` stays in memory until the
+        body is complete.
         """
         count = end - begin
         part: bytes | memoryview = data
@@ -480,22 +489,25 @@ class Connection:
     def _content(
         self, number: int, index: int, method: bytes, properties: bytes, body: Body, events: list[Event]
     ) -> None:
-        """Report a complete content; `method` has the arguments of its method.
+        """Append the event for a complete content; `method` has the encoded arguments of its method.
 
         `index` identifies the method: class-id << 16 | method-id.
         """
 
     @property
     def begun(self) -> int:
-        """Number of bytes received of incomplete contents and of an incomplete frame."""
+        """Number of received bytes of incomplete contents and of an incomplete frame."""
         return self._partial + (0 if self._rest is None else self._rest.byte_count)
 
     def _is_too_much(self, byte_count: int) -> bool:
-        """Return True if `byte_count` more bytes of incomplete contents would exceed the limit."""
+        """Return True if `byte_count` more bytes of incomplete contents would exceed the memory limit."""
         return self._partial + byte_count > CONTENTS_IN_PARTS * self._held_bytes_max + self.frame_max
 
     def _hold(self, byte_count: int) -> None:
-        """Count bytes of incomplete contents. Raises RemoteProtocolError 506 if there are too many."""
+        """Count `byte_count` more bytes of incomplete contents.
+
+        Raises RemoteProtocolError 506 if the bytes of all channels exceed the limit.
+        """
         self._partial += byte_count
         if self._is_too_much(0):
             raise RemoteProtocolError("too many unfinished messages", reason=ReplyCode.RESOURCE_ERROR)
@@ -511,17 +523,18 @@ class Connection:
 
     @abstractmethod
     def _forget_lead(self, number: int) -> None:
-        """Forget the beginning of the last message, with which the next ones are compared on the fast path.
+        """Drop what the fast path has stored of the last message on channel `number`.
 
-        Channel `number` may no longer accept a message that begins like it.
+        The fast path compares messages with the message before. Channel `number` may no longer accept
+        messages.
         """
 
     def _plain_at(self, data: bytes, at: int, end: int, method_index: int) -> Plain | None:
-        """Locate the parts of the message at `at`, for the fast path.
+        """Return the positions of the parts of the message at `at`, for the fast path.
 
-        Return None if it does not begin with the method `method_index`, has several body frames, exceeds a
-        limit of the fast path, or if what precedes its body is incomplete. The body of an empty message is
-        located at the last byte of its header frame, where the end byte of a body frame would be.
+        Return None if the message does not begin with the method `method_index`, has several body frames, or
+        exceeds a limit of the fast path, or if the bytes before its body are incomplete. The body of an empty
+        message is located at the last byte of its header frame, where the end byte of a body frame would be.
         """
         if at + 11 > end:
             return None
@@ -560,7 +573,7 @@ class Connection:
 
     @abstractmethod
     def _connection_method(self, method: m.Method, events: list[Event]) -> None:
-        """Process a method on channel 0, by this end's table of methods and states."""
+        """Process a method on channel 0, as the state table of this end requires."""
 
     @abstractmethod
     def _open_method(
@@ -572,7 +585,7 @@ class Connection:
         """
 
     def _channel_method(self, number: int, method: m.Method, events: list[Event]) -> None:
-        """Process a method without content on a channel other than 0, by the state of the channel."""
+        """Process a method without content on a channel other than 0, as the channel's state requires."""
         if method.index >> 16 == CONNECTION_CLASS:
             raise self._invalid(method)
         channel = self._channels.get(number)
@@ -642,8 +655,8 @@ class Connection:
     def send_method(self, channel: int, method: m.Method) -> None:
         """Queue a method without content.
 
-        It is dropped if the channel is closed, as the peer would discard it. Raises LocalProtocolError for a
-        method with content, and on channel 0 before the connection is open.
+        The method is dropped if the channel is closed, because the peer would discard it. Raises
+        LocalProtocolError for a method with content, and on channel 0 before the connection is open.
         """
         if method.content:
             raise LocalProtocolError(f"{method.name} needs a content")
@@ -669,7 +682,7 @@ class Connection:
             self.sent["body"] += -(-len(body) // self.payload_max)
 
     def ack(self, channel: int, delivery_tag: int, multiple: bool = False) -> None:
-        """Queue basic.ack, by which a server confirms a publish, and a client acknowledges a delivery."""
+        """Queue basic.ack: a server's confirm of a publish, or a client's acknowledgement of a delivery."""
         if channel in self._ready or self._usable(channel):
             self.out.append(
                 SETTLE.pack(FRAME_METHOD, channel, SETTLE_SIZE, BASIC_ACK, delivery_tag, multiple, FRAME_END)
@@ -677,7 +690,7 @@ class Connection:
             self.sent["basic.ack"] += 1
 
     def nack(self, channel: int, delivery_tag: int, multiple: bool = False, requeue: bool = False) -> None:
-        """Queue basic.nack, by which a server refuses a publish, and a client rejects a delivery.
+        """Queue basic.nack: a server's negative confirm of a publish, or a client's rejection of a delivery.
 
         `requeue` has a meaning for deliveries only.
         """
@@ -696,7 +709,10 @@ class Connection:
         class_id: int = 0,
         method_id: int = 0,
     ) -> None:
-        """Queue channel.close; frames that arrive on the channel are discarded until the peer confirms."""
+        """Queue channel.close.
+
+        Frames that arrive on the channel are discarded until the peer's channel.close-ok.
+        """
         found = self._channels.get(channel)
         if found is not None and found.state in (ChannelState.OPEN, ChannelState.OPENING):
             found.state = ChannelState.CLOSING
@@ -707,7 +723,10 @@ class Connection:
     def close(
         self, code: int = ReplyCode.SUCCESS, text: str = "", class_id: int = 0, method_id: int = 0
     ) -> None:
-        """Queue connection.close; frames that arrive are discarded until the peer confirms (`closed`)."""
+        """Queue connection.close.
+
+        Frames that arrive are discarded until the peer's connection.close-ok; then `closed` is True.
+        """
         if self.ending:
             return
         self._forget_all()
@@ -719,10 +738,10 @@ class Connection:
         self._closing_since = self._now
 
     def refuse(self, fault: RemoteProtocolError, channel: int, events: list[Event]) -> None:
-        """Close the channel or connection for a fault of the peer, as the specification requires.
+        """Close the channel or the connection because of `fault`, as the specification requires.
 
-        Queue the close method and append its event. Also called by users of this class for faults that only
-        they find, such as a method that `decode_publish` cannot decode.
+        Queue the close method and append its event to `events`. Users of this class also call this method for
+        faults that only they can detect, such as arguments that `decode_publish` cannot decode.
         """
         code, text, ids = fault.reason, str(fault), (fault.class_id, fault.method_id)
         if code in SOFT_CODES and self._usable(channel):
@@ -735,7 +754,7 @@ class Connection:
             events.append(Closed(code, text, *ids, by_peer=False))
 
     def abandon(self) -> None:
-        """Close the connection without a response, because the socket is closed."""
+        """Mark the connection as closed without sending anything, because the socket is closed."""
         self._forget_all()
         self._state = State.CLOSED
 
@@ -750,7 +769,7 @@ class Connection:
         self._beats.agree(heartbeat, self._now)
 
     def deadline(self) -> float | None:
-        """Return when `tick` and `timed_out` are due next, in monotonic seconds; None if never."""
+        """Return when `tick` and `timed_out` must be called next, in monotonic seconds; None if never."""
         if self._state is State.CLOSING:
             return self._closing_since + CLOSE_WAIT_SECS
         if not self.heartbeat or self._state is State.CLOSED:
@@ -758,7 +777,7 @@ class Connection:
         return min(self._beats.at, self._last_received + SILENT_INTERVALS * self.heartbeat)
 
     def tick(self, now: float) -> None:
-        """Queue a heartbeat if nothing was written for half an interval.
+        """Queue a heartbeat if nothing was written for half of the heartbeat interval.
 
         Any other output replaces a heartbeat (4.2.7). `now` is in monotonic seconds.
         """
@@ -768,13 +787,14 @@ class Connection:
             self.sent["heartbeat"] += 1
 
     def excuse(self, now: float) -> None:
-        """Count the peer's silence from `now` on, because until then nothing was read from it."""
+        """Restart the measurement of the peer's silence at `now`, because until now nothing was read."""
         self._last_received = now
 
     def timed_out(self, now: float) -> bool:
         """Return True if the peer was silent for two heartbeat intervals.
 
-        Return True also if it has not responded to connection.close within CLOSE_WAIT_SECS.
+        Return True also if the peer has not responded to connection.close within CLOSE_WAIT_SECS. `now` is in
+        monotonic seconds.
         """
         if self._state is State.CLOSING and now >= self._closing_since + CLOSE_WAIT_SECS:
             return True
@@ -782,5 +802,5 @@ class Connection:
 
     @property
     def payload_max(self) -> int:
-        """Largest payload of a frame, in bytes."""
+        """Maximum size of a frame's payload in bytes."""
         return self.frame_max - FRAME_OVERHEAD

@@ -70,7 +70,10 @@ class AmqpDialect(Dialect):
     frame_count = FrameCount(2, 0, (0, 1, 1))
 
     def address(self, scope: str, name: str) -> Address:
-        """Return the address of an exchange and a routing key. Raises NameRefused beyond 255 bytes each."""
+        """Return the address of an exchange (`scope`) and a routing key (`name`).
+
+        Raises NameRefused if one of them has more than 255 bytes.
+        """
         try:
             return amqp_address(scope, name)
         except ValueError:
@@ -81,19 +84,19 @@ class AmqpDialect(Dialect):
             ) from None
 
     def read_address(self, wire: bytes) -> Address:
-        """Return the address of an encoded exchange and routing key, each a short string."""
+        """Return the address whose exchange and routing key are encoded in `wire` as short strings."""
         end = 1 + wire[0]
         return Address("amqp091", wire[1:end].decode(), wire[end + 1 :].decode(), wire)
 
     def property_set(self, data: bytes) -> PropertySet:
-        """Return the property set of an encoded property list; most of it is decoded on demand."""
+        """Return the property set for encoded property flags and list, of which most is decoded on demand."""
         found = content_properties(data)
         with suppress(RemoteProtocolError):  # the error is raised again when the properties are read
             essentials(found)  # also finds out what can be read without decoding
         return found
 
     def message_id(self, data: bytes) -> str | None:
-        """Return the message id in an encoded property list, or None, without decoding all of it."""
+        """Return the message id in encoded properties, or None; the other properties are not decoded."""
         return message_id_in(data)
 
     def losses(self, message: Message) -> tuple[str, ...]:
@@ -108,16 +111,17 @@ class AmqpDialect(Dialect):
         return None if address.scope else super().return_part(address)
 
     def fault_of(self, address_words: Mapping[str, str]) -> str:
-        """Return why these keys do not name a queue or an exchange, or "" if they do."""
+        """Return why `address_words` names neither a queue nor an exchange, or "" if it does."""
         if "queue" in address_words and len(address_words) > 1:
             return "queue stands without exchange and key"
         return "" if "queue" in address_words or "exchange" in address_words else "give exchange or queue"
 
 
 def amqp_address(exchange: str, routing_key: str) -> Address:
-    """Return the address of an exchange and a routing key. Raises ValueError if either exceeds 255 bytes.
+    """Return the address of an exchange and a routing key.
 
-    Its `wire` consists of both as short strings (length byte and UTF-8), as in `basic.deliver`.
+    `wire` of the address consists of both as short strings (length byte and UTF-8), as in `basic.deliver`.
+    Raises ValueError if either has more than 255 bytes.
     """
     second = routing_key.encode()
     byte_count = len(second)
@@ -128,9 +132,9 @@ def amqp_address(exchange: str, routing_key: str) -> Address:
 
 @lru_cache(EXCHANGES_KNOWN)
 def _begun(exchange: str) -> bytes:
-    """Return an exchange's name as a short string, with which the `wire` of its addresses begins.
+    """Return the name of an exchange as a short string, the first part of the `wire` of its addresses.
 
-    Raises ValueError beyond 255 bytes.
+    Raises ValueError if it has more than 255 bytes.
     """
     data = exchange.encode()
     if len(data) > SHORT_STRING_MAX:

@@ -15,7 +15,7 @@ from gateway.protocols.amqp091.methods import BasicGetOk, BasicReturn, Method
 
 @dataclass
 class Authenticate:
-    """Login of a client; the server responds with `authenticated`, `secure` or `close`."""
+    """Login request of a client; the server responds with `authenticated`, `secure` or `close`."""
 
     mechanism: str
     response: bytes
@@ -24,7 +24,10 @@ class Authenticate:
 
 @dataclass
 class SecureResponse:
-    """Client's response to a challenge; the server responds as to Authenticate."""
+    """Client's response to a SASL challenge.
+
+    The server responds with `authenticated`, `secure` or `close`.
+    """
 
     response: bytes
 
@@ -38,7 +41,7 @@ class Open:
 
 @dataclass
 class Challenged:
-    """Server's challenge to the login of this client, which responds with `secure_ok`."""
+    """SASL challenge from the server, to which this client responds with `secure_ok`."""
 
     challenge: bytes
 
@@ -52,16 +55,19 @@ class Opened:
 
 @dataclass
 class ChannelOpened:
-    """Opening of a channel, which can now be used. The server's open-ok is already queued."""
+    """Channel that a peer or this client has opened, and that can be used now.
+
+    At the server, channel.open-ok is already queued.
+    """
 
     channel: int
 
 
 @dataclass
 class ChannelClosed:
-    """End of a channel, closed by the peer or by this end because of a fault of the peer.
+    """Channel that was closed, by the peer or by this end because of a fault of the peer.
 
-    Close or close-ok is already queued. Not reported if the caller itself closed the channel.
+    The close or close-ok is already queued. There is no such event if the caller itself closed the channel.
     """
 
     channel: int
@@ -74,7 +80,10 @@ class ChannelClosed:
 
 @dataclass
 class Closed:
-    """End of the connection, closed by the peer or because of a fault of the peer. No event follows."""
+    """Connection that was closed, by the peer or by this end because of a fault of the peer.
+
+    This is the last event.
+    """
 
     reply_code: int
     text: str
@@ -85,7 +94,7 @@ class Closed:
 
 @dataclass
 class MethodReceived:
-    """A method for which there is no event of its own; the state of its channel allows it."""
+    """Method that has no event class of its own, and that the state of its channel allows."""
 
     channel: int
     method: Method
@@ -104,7 +113,7 @@ class Publishes:
 
 @dataclass
 class LargePublish:
-    """Message from a client whose body was written to a sink; `content` is a row as those of Publishes."""
+    """Message from a client whose body was written to a sink; `content` is a row as in Publishes."""
 
     content: tuple[int, bytes, bytes, bytes]
 
@@ -136,7 +145,7 @@ class Confirms:
 
 @dataclass
 class Returned:
-    """Mandatory message that reached no queue, returned by basic.return; its confirm comes after it."""
+    """Mandatory message that was routed to no queue, returned by basic.return; its confirm follows."""
 
     channel: int
     method: BasicReturn

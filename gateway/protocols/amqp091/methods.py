@@ -30,8 +30,9 @@ BOTH: Final = TO_SERVER | TO_CLIENT
 class Method:
     """Base of the classes of methods.
 
-    `index` is class-id << 16 | method-id. `direction` states which end may send it, `content` if a content
-    follows. `layout` has the pair (domain, name) of each argument; the name of a reserved one is "".
+    `index` is class-id << 16 | method-id. `direction` states which end may send the method, `content` whether
+    a content follows it. `layout` has the pair (domain, name) of each argument; the name of a reserved
+    argument is "".
     """
 
     __slots__ = ()
@@ -82,7 +83,7 @@ def method(
 
 @method("connection.start", 10, 10, TO_CLIENT)
 class ConnectionStart(Method):
-    """First method of a server: its version, properties, mechanisms for the login, and locales."""
+    """First method of a server, with its version, properties, login mechanisms and locales."""
 
     version_major: Byte = 0
     version_minor: Byte = 9
@@ -103,7 +104,7 @@ class ConnectionStartOk(Method):
 
 @method("connection.secure", 10, 20, TO_CLIENT)
 class ConnectionSecure(Method):
-    """Server's further SASL challenge."""
+    """SASL challenge from the server, after an insufficient response."""
 
     challenge: LongStr = b""
 
@@ -117,7 +118,7 @@ class ConnectionSecureOk(Method):
 
 @method("connection.tune", 10, 30, TO_CLIENT)
 class ConnectionTune(Method):
-    """Server's limits of the connection.
+    """Limits of the connection that the server proposes.
 
     `frame_max` is in bytes and `heartbeat` in seconds; 0 means no limit, or no heartbeats.
     """
@@ -129,7 +130,7 @@ class ConnectionTune(Method):
 
 @method("connection.tune-ok", 10, 31, TO_SERVER)
 class ConnectionTuneOk(Method):
-    """Client's choice of the limits, with the units of ConnectionTune; both sides keep to it."""
+    """Limits of the connection that the client has chosen, in the units of ConnectionTune."""
 
     channel_max: Short = 0
     frame_max: Long = 0
@@ -335,7 +336,7 @@ class QueueDeclare(Method):
 
 @method("queue.declare-ok", 50, 11, TO_CLIENT)
 class QueueDeclareOk(Method):
-    """Confirmation that the queue exists, with its name, ready messages and consumers."""
+    """Confirmation that the queue exists, with its name and its numbers of ready messages and consumers."""
 
     queue: ShortStr = ""
     message_count: Long = 0
@@ -440,7 +441,7 @@ class BasicConsume(Method):
 
 @method("basic.consume-ok", 60, 21, TO_CLIENT)
 class BasicConsumeOk(Method):
-    """Confirmation that the consumer has started, with its tag."""
+    """Confirmation that a consumer has started, with the consumer tag."""
 
     consumer_tag: ShortStr = ""
 
@@ -465,9 +466,9 @@ class BasicCancelOk(Method):
 
 @method("basic.publish", 60, 40, TO_SERVER, before="s", content=True)
 class BasicPublish(Method):
-    """Message for an exchange; the content follows the method.
+    """Method by which a client publishes a message to an exchange; the content follows.
 
-    With `mandatory` a message without a queue is returned by basic.return.
+    With `mandatory`, a message that is routed to no queue is returned by basic.return.
     """
 
     exchange: ShortStr = ""
@@ -478,7 +479,7 @@ class BasicPublish(Method):
 
 @method("basic.return", 60, 50, TO_CLIENT, content=True)
 class BasicReturn(Method):
-    """Published message that the server returns because no queue received it."""
+    """Method by which the server returns a published message that no queue received; the content follows."""
 
     reply_code: Short = 312
     reply_text: ShortStr = ""
@@ -488,7 +489,7 @@ class BasicReturn(Method):
 
 @method("basic.deliver", 60, 60, TO_CLIENT, content=True)
 class BasicDeliver(Method):
-    """Message for a consumer; the content follows the method."""
+    """Method by which the server delivers a message to a consumer; the content follows."""
 
     consumer_tag: ShortStr = ""
     delivery_tag: LongLong = 0
@@ -507,7 +508,10 @@ class BasicGet(Method):
 
 @method("basic.get-ok", 60, 71, TO_CLIENT, content=True)
 class BasicGetOk(Method):
-    """Message in response to basic.get, with the number of messages left in the queue."""
+    """Response to basic.get with a message; the content follows.
+
+    `message_count` is the number of messages left in the queue.
+    """
 
     delivery_tag: LongLong = 0
     redelivered: Bit = False
@@ -534,7 +538,7 @@ class BasicAck(Method):
 
 @method("basic.reject", 60, 90, TO_SERVER)
 class BasicReject(Method):
-    """Rejection of a delivery, which is requeued, or else discarded or dead-lettered."""
+    """Rejection of one delivery, which is requeued, or without `requeue` discarded or dead-lettered."""
 
     delivery_tag: LongLong = 0
     requeue: Bit = True
@@ -573,14 +577,14 @@ class BasicNack(Method):
 
 @method("confirm.select", 85, 10, TO_SERVER)
 class ConfirmSelect(Method):
-    """Request to confirm all publishes on the channel from now on. RabbitMQ's extension."""
+    """Request to enable publisher confirms on the channel. RabbitMQ's extension."""
 
     no_wait: Bit = False
 
 
 @method("confirm.select-ok", 85, 11, TO_CLIENT)
 class ConfirmSelectOk(Method):
-    """Confirmation that publishes on the channel are confirmed. RabbitMQ's extension."""
+    """Confirmation that publisher confirms are enabled on the channel. RabbitMQ's extension."""
 
 
 @method("tx.select", 90, 10, TO_SERVER)

@@ -41,7 +41,7 @@ PublishRow = tuple[bytes, bytes, Body]
 
 
 class ContentWriter:
-    """Common part of Deliverer and Publisher: a cache of the bytes around the address of a message."""
+    """Base of Deliverer and Publisher, which caches the encoded bytes that consecutive messages share."""
 
     def __init__(self, connection: Connection, channel: int, arguments: bytes, end: bytes) -> None:
         """Prepare to send on an open channel.
@@ -68,27 +68,24 @@ class ContentWriter:
 
     @property
     def usable(self) -> bool:
-        """True if the channel is still open.
-
-        Otherwise messages are dropped, as the peer would discard them.
-        """
+        """True while the channel is open; otherwise messages are dropped, as the peer would discard them."""
         return self._channel.state is ChannelState.OPEN
 
     def fits(self, properties: bytes) -> bool:
-        """Return True if encoded properties fit a frame of the negotiated size."""
+        """Return True if encoded properties are small enough for a frame of the negotiated size."""
         return len(properties) + HEADER_SIZE <= self._payload_max
 
     @abstractmethod
     def _head(self, size: int) -> bytes:
-        """Return and cache the bytes before the first part that changes from message to message.
+        """Return the encoded bytes before the first part of a message that varies, and cache them.
 
         `size` is the size of the address in bytes.
         """
 
     def _prepare(self, properties: bytes, size: int) -> bool:
-        """Encode the bytes between address and body, for bodies of `size` bytes.
+        """Encode the bytes between the address and the body of a message, and store them for later messages.
 
-        Return False if the properties do not fit a frame.
+        `size` is the size of the body in bytes. Return False if the properties are too large for a frame.
         """
         if not self.fits(properties):
             return False
@@ -103,9 +100,9 @@ class ContentWriter:
         return True
 
     def _frames(self, body: Body) -> list[Piece]:
-        """Return the frames of a body that does not fit exactly one frame; an empty body has none.
+        """Return the frames of a body that is empty or larger than one frame; an empty body has none.
 
-        Raises OSError if it cannot be read from disk.
+        Raises OSError if the body cannot be read from disk.
         """
         frames = body_frames(self._channel.number, body, self._connection.frame_max)
         self._sent["body"] += -(-len(body) // self._payload_max)
@@ -116,8 +113,8 @@ class ContentWriter:
 class Deliverer(ContentWriter):
     """Encoder of deliveries to one consumer of a client.
 
-    `stopped` has the tag of a message whose body cannot be read now, and why; the caller resets it. The
-    constructor raises LocalProtocolError if the channel is not open.
+    `stopped` is set if a body cannot be read at present: the delivery tag of its message, and the reason; the
+    caller resets it. The constructor raises LocalProtocolError if the channel is not open.
     """
 
     def __init__(self, connection: Connection, channel: int, consumer_tag: str) -> None:
@@ -135,11 +132,11 @@ class Deliverer(ContentWriter):
         return not self.deliver_many(tag, ((redelivered, address, properties, body),))
 
     def deliver_many(self, first_tag: int, rows: Iterable[DeliverRow]) -> list[int]:
-        """Queue messages with consecutive delivery tags from `first_tag` on.
+        """Queue messages with consecutive delivery tags, beginning with `first_tag`.
 
-        A row is (redelivered, Address.wire, bytes from the property flags on, body). Returns the tags of the
+        A row is (redelivered, Address.wire, bytes from the property flags on, body). Return the tags of the
         messages that were not queued because their properties do not fit a frame of the client, or because
-        their bodies are lost. Stops before a message whose body cannot be read now, and sets `stopped`.
+        their bodies are lost. If a body cannot be read at present, stop before its message and set `stopped`.
         """
         unsent: list[int] = []
         if not self.usable:
@@ -194,7 +191,7 @@ class Publisher(ContentWriter):
 
     @property
     def published(self) -> int:
-        """Number of messages published on this channel, which is also the confirm tag of the last one."""
+        """Number of messages published on this channel; this is also the confirm tag of the last message."""
         return self._channel.published
 
     def _head(self, size: int) -> bytes:
@@ -203,11 +200,11 @@ class Publisher(ContentWriter):
         return head
 
     def publish_many(self, rows: Iterable[PublishRow]) -> list[int]:
-        """Queue messages as rows of (`wire` of the address, encoded property flags and list, body).
+        """Queue messages; a row is (`wire` of the address, encoded property flags and list, body).
 
-        The first row that is queued has the confirm tag `published` + 1, as of before the call; the others
-        follow. Return the positions of the rows that were not queued because their properties do not fit a
-        frame of the server. Raises OSError if a body cannot be read from disk.
+        The queued messages get consecutive confirm tags, beginning with `published` + 1. Return the positions
+        of the rows that were not queued because their properties do not fit a frame of the server. Raises
+        OSError if a body cannot be read from disk.
         """
         unsent: list[int] = []
         if not self.usable:

@@ -65,10 +65,10 @@ SMALL_CONTENT: Final = BASIC_WEIGHT.to_bytes(4, "big") + bytes(
 
 
 class Lead:
-    """Bytes before the body of the last message on a channel, and what was decoded from them.
+    """Bytes before the body of the last message on a channel, and the values decoded from them.
 
-    `data` are these bytes and `size` is their number. A message that begins with the same bytes need not be
-    decoded again.
+    `data` has these bytes and `size` is their number. If the next message begins with the same bytes, they
+    are not decoded again.
     """
 
     __slots__ = ("body_size", "channel", "data", "head", "method", "number", "properties", "size", "tail")
@@ -86,9 +86,10 @@ class Lead:
 
 
 class ServerConnection(Connection):
-    """Server end of an AMQP 0-9-1 connection, for one client of a listener: bytes in, events out.
+    """Server state machine of an AMQP 0-9-1 connection: bytes in, events out.
 
-    `frame_max` (bytes), `channel_max` and `heartbeat` (seconds) are offered; the client may request less.
+    `frame_max` (bytes), `channel_max` and `heartbeat` (seconds) are the limits that the server proposes; the
+    client may choose lower ones.
     """
 
     _contents: ClassVar[dict[int, int]] = {BASIC_PUBLISH: PUBLISH_METHOD_MAX}
@@ -158,10 +159,10 @@ class ServerConnection(Connection):
     # --- the handshake
 
     def _read_greeting(self, data: bytes, events: list[Event]) -> int:
-        """Read the client's protocol header, and queue connection.start.
+        """Decode the client's protocol header, and queue connection.start.
 
-        Return the position where frames begin. For another protocol, queue the supported header and close
-        (4.2.2).
+        Return the position where frames begin. For any other header, queue the supported protocol header and
+        close the connection (4.2.2).
         """
         if self._state is not State.HEADER:
             return 0
@@ -218,9 +219,10 @@ class ServerConnection(Connection):
     def _open_method(
         self, number: int, channel: Channel | None, method: m.Method, events: list[Event]
     ) -> bool:
-        """Process channel.open. Return False for any other method, and while the channel is closing.
+        """Process channel.open.
 
-        Raises RemoteProtocolError if the channel is open already, or if there are too many channels.
+        Return False for any other method, and while the channel is closing. Raises RemoteProtocolError if the
+        channel is already open, or if there are too many channels.
         """
         if not isinstance(method, m.ChannelOpen) or (
             channel is not None and channel.state is not ChannelState.OPEN
@@ -267,10 +269,10 @@ class ServerConnection(Connection):
                 self.sent["basic.ack"] += 1
 
     def _read_publishes(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode consecutive complete messages from position `at` on. Return the position behind the last.
+        """Decode consecutive complete publishes from position `at` on, and return the end of the last.
 
-        Stop at a message with several body frames and at anything else. Bytes are compared with those of the
-        last message, so that equal parts are decoded once.
+        Stops at a message of several body frames, and at any other frame. Bytes are compared with those of
+        the message before, so that equal parts are decoded once.
         """
         contents: list[tuple[int, bytes, bytes, bytes]] = []
         add = contents.append
@@ -307,10 +309,10 @@ class ServerConnection(Connection):
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
-        """Return the Lead of the message at `at`, which does not begin as the last message does.
+        """Decode the bytes before the body of the message at `at`, and return them as a Lead.
 
-        Return None if the message is incomplete, cannot be decoded on the fast path, or if this call has done
-        its amount of work.
+        Return None if the message is incomplete, if it cannot be decoded on the fast path, or if this call
+        has reached its limit of work.
         """
         before = self._lead
         channel = data[at + 1 : at + 3]
@@ -344,9 +346,9 @@ class ServerConnection(Connection):
         return lead
 
     def _read_lead(self, lead: Lead, data: bytes, at: int, end: int) -> bool:
-        """Decode into `lead` the message at `at`, whose method is that of the last message on its channel.
+        """Decode the message at `at` into `lead`, whose encoded method is the same.
 
-        Return False if it is incomplete or empty, or if it cannot be decoded on the fast path.
+        Return False if the message is incomplete or empty, or cannot be decoded on the fast path.
         """
         header_at = at + len(lead.head) - 3
         if header_at + 22 > end or data[header_at + 7 : header_at + 15] != SMALL_CONTENT:
@@ -385,9 +387,9 @@ class ServerConnection(Connection):
         return True
 
     def _read_first(self, lead: Lead, data: bytes, at: int, end: int) -> bool:
-        """Decode into `lead` the message at `at`, with any arguments of its method.
+        """Decode the message at `at` into `lead`, including its method.
 
-        Return False if it is incomplete or cannot be decoded on the fast path.
+        Return False if the message is incomplete or cannot be decoded on the fast path.
         """
         plain = self._plain_at(data, at, end, BASIC_PUBLISH)
         if plain is None:
@@ -405,7 +407,7 @@ class ServerConnection(Connection):
         return True
 
     def _read_acks(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode consecutive basic.ack from position `at` on. Return the position behind the last one."""
+        """Decode consecutive basic.ack from position `at` on, and return the end of the last."""
         acks: list[tuple[int, int, bool]] = []
         add = acks.append
         ready = self._ready

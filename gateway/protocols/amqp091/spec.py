@@ -54,7 +54,7 @@ BASIC_WEIGHT: Final = 60 << 16  # class-id, and weight 0, with which a content h
 
 
 class ReplyCode(IntEnum):
-    """Reply codes of the table in 1.1, and 312, which only the specification's text and RabbitMQ have."""
+    """Reply codes of AMQP 0-9-1 (table in 1.1), and 312 (no route), which that table lacks."""
 
     SUCCESS = 200
     CONTENT_TOO_LARGE = 311

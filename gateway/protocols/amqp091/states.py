@@ -43,9 +43,10 @@ class ChannelState(Enum):
 
 
 class Channel:
-    """Channel with the content that is being received on it.
+    """Channel of a connection, with the content that is being received on it.
 
-    A content is a method such as basic.publish, then a header, then the body until `bytes_remaining` is 0.
+    A content is a method such as basic.publish, then a header, then the body, which is complete when
+    `bytes_remaining` is 0.
     """
 
     __slots__ = (
@@ -77,12 +78,12 @@ class Channel:
 
     @property
     def held_bytes(self) -> int:
-        """Number of bytes received of the incomplete content."""
+        """Number of received bytes of the incomplete content."""
         body = 0 if self.body is None else self.body.byte_count
         return len(self.method) + len(self.properties or b"") + body
 
     def unexpected_frame_error(self) -> RemoteProtocolError:
-        """Return the error (505) for a peer that sends another frame before a content is complete."""
+        """Return the error (505) for a frame that does not continue the incomplete content."""
         part = "header" if self.properties is None else "body"
         text = (
             f"UNEXPECTED_FRAME - expected content {part} for class 60, got non content {part} frame instead"
@@ -94,9 +95,9 @@ class Channel:
 
 
 def legal_methods(direction: int) -> dict[ChannelState, frozenset[type[m.Method]]]:
-    """Return the methods without content that may arrive on a channel, by the state of the channel.
+    """Return which methods without content may arrive on a channel in each state of the channel.
 
-    `direction` states the end at which they arrive.
+    `direction` states which end receives them.
     """
     arriving = {kind for kind in m.METHODS.values() if kind.direction & direction and not kind.content}
     arriving = {kind for kind in arriving if kind.index >> 16 != CONNECTION_CLASS}

@@ -51,9 +51,9 @@ NESTS: Final = 254  # a nested or an unknown type
 
 
 def _sizes() -> bytes:
-    """Return a table of the sizes of field values in bytes, by tag.
+    """Return a lookup table from the tag of a field value to the value's size in bytes.
 
-    It has HAS_LENGTH, HAS_BYTES or NESTS for a type that has no fixed size or that is not known.
+    A tag whose type has no fixed size, or is unknown, has HAS_LENGTH, HAS_BYTES or NESTS instead.
     """
     sizes = bytearray([NESTS] * 256)
     for tag, (_, _, size) in READ_FIXED.items():
@@ -69,15 +69,15 @@ MEANS: Final = bytes([chr(byte) in "xBC" for byte in range(256)])
 
 
 def syntax_error(text: str) -> RemoteProtocolError:
-    """Return the error of arguments that cannot be decoded (502)."""
+    """Return the error for arguments or properties that cannot be decoded (502)."""
     return RemoteProtocolError(text, reason=ReplyCode.SYNTAX_ERROR)
 
 
 def decode_table(data: bytes, at: int = 0, fields_max: int = FIELDS_UNBOUNDED) -> tuple[Headers, int]:
-    """Decode the field table at `at`, which begins with its length. Return it and the position behind it.
+    """Decode the field table at `at`, which begins with its length.
 
-    Raises RemoteProtocolError (502) if it is not a table within `data`, or has more than `fields_max` fields,
-    including those of nested tables and arrays.
+    Return the table and the position behind it. Raises RemoteProtocolError (502) if the bytes are not a table
+    within `data`, or if it has more than `fields_max` fields, including those of nested tables and arrays.
     """
     try:
         return _read_table(data, at, 0, [fields_max])
@@ -86,10 +86,11 @@ def decode_table(data: bytes, at: int = 0, fields_max: int = FIELDS_UNBOUNDED) -
 
 
 def survey(data: bytes, at: int) -> int:
-    """Classify the field table at `at` without decoding it, as UNKNOWN, ANYTHING or TEXTS.
+    """Classify the field table at `at` without decoding it: UNKNOWN, ANYTHING or TEXTS.
 
-    TEXTS: all values are ASCII strings. A table that is not UNKNOWN can be forwarded undecoded: it is
-    well-formed and not nested, all names are ASCII, and none begins as a reserved name does.
+    TEXTS means that all values are ASCII strings. ANYTHING and TEXTS mean that the table can be forwarded
+    undecoded: it is well-formed and not nested, all names are ASCII, and no name begins like a reserved one.
+    UNKNOWN means that it must be decoded.
     """
     at += 4
     if at > len(data):
@@ -159,7 +160,7 @@ def encode_table(headers: Headers) -> bytes:
 
 
 def decode_fields(data: bytes) -> Headers:
-    """Decode the fields of a table that comes without its length, as in an AMQPLAIN response."""
+    """Decode the fields of a table without its length prefix, as in an AMQPLAIN response."""
     return decode_table(U32.pack(len(data)) + data)[0]
 
 
@@ -169,7 +170,7 @@ def encode_value(value: Value) -> bytes:
 
 
 def plain(headers: Headers) -> dict[str, Any]:
-    """Return a field table as a dictionary of plain Python values; a repeated name has a list."""
+    """Convert a field table to a dictionary of Python values; the values of a repeated name are a list."""
     found: dict[str, Any] = {}
     repeated: set[str] = set()
     for name, value in headers:
@@ -193,9 +194,9 @@ def _plain_value(value: Value) -> Any:
 
 
 def _extent(data: bytes, at: int) -> tuple[int, int]:
-    """Return begin and end of the value whose 32-bit length is at `at`.
+    """Return begin and end of the value that follows the 32-bit length at `at`.
 
-    Raises RemoteProtocolError 502 if it exceeds `data`.
+    Raises RemoteProtocolError 502 if the value ends behind `data`.
     """
     begin = at + 4
     end = begin + U32.unpack_from(data, at)[0]
@@ -205,9 +206,9 @@ def _extent(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _count(budget: list[int]) -> None:
-    """Count one more field. Raises RemoteProtocolError 502 if no more are allowed.
+    """Count one field against `budget`. Raises RemoteProtocolError 502 if the budget is used up.
 
-    `budget` is a list with one element, the number of fields that are still allowed.
+    `budget` is a list with one element: the number of fields that are still allowed.
     """
     budget[0] -= 1
     if budget[0] < 0:
@@ -215,7 +216,10 @@ def _count(budget: list[int]) -> None:
 
 
 def _read_table(data: bytes, at: int, depth: int, budget: list[int]) -> tuple[Headers, int]:
-    """Decode the table at `at`. Return it and the position behind it; for `budget` see `_count`."""
+    """Decode the table at `at`. Return the table and the position behind it.
+
+    `depth` is its depth of nesting; for `budget` see `_count`.
+    """
     if depth > NESTING_MAX:
         raise syntax_error(f"tables are nested deeper than {NESTING_MAX}")
     at, end = _extent(data, at)
@@ -251,7 +255,10 @@ def _read_array(data: bytes, at: int, depth: int, budget: list[int]) -> tuple[Va
 
 
 def _read_value(data: bytes, at: int, depth: int, budget: list[int]) -> tuple[Value, int]:
-    """Decode the field value at `at`, which begins with its tag. Return it and the position behind it."""
+    """Decode the field value at `at`, which begins with its tag.
+
+    Return the value and the position behind it. `depth` is its depth of nesting; for `budget` see `_count`.
+    """
     tag = data[at]
     at += 1
     if tag == FIELD_STRING:

@@ -178,7 +178,7 @@ _sets: Final[Recurring[PropertySet]] = Recurring(SETS_MAX)
 def message_id_in(raw: bytes) -> str | None:
     """Return the message id in encoded property flags and list, or None if there is none.
 
-    Raises RemoteProtocolError if what precedes it is malformed.
+    Raises RemoteProtocolError if the bytes before the message id are malformed.
     """
     flags, at, end = int.from_bytes(raw[:2], "big"), 2, len(raw)
     usual = not flags & FLAG_CONTINUED
@@ -203,7 +203,7 @@ def message_id_in(raw: bytes) -> str | None:
 def content_properties(raw: bytes) -> PropertySet:
     """Return the property set for encoded property flags and list; equal bytes share one object.
 
-    The set is decoded on first use, which raises RemoteProtocolError 502 for malformed properties.
+    The set is decoded on first use. Then malformed properties raise RemoteProtocolError 502.
     """
     found = _sets.cached.get(raw) or _sets.get(raw)
     if found is None:
@@ -215,16 +215,16 @@ def content_properties(raw: bytes) -> PropertySet:
 
 @lru_cache(maxsize=1024)
 def _present(flags: int) -> tuple[tuple[int, str], ...]:
-    """Return (flag, domain) of each property whose flag is set in `flags`."""
+    """Return (flag, domain) for each property that is present according to `flags`."""
     return tuple((flag, domain) for _, domain, flag in PROPERTIES if flags & flag)
 
 
 def _positions(raw: bytes) -> tuple[int, int, int, int, int]:
-    """Return the positions of headers, delivery-mode, expiration, reply-to and user-id; 0 for an absent one.
+    """Return the positions of headers, delivery-mode, expiration, reply-to and user-id in properties.
 
-    `raw` are encoded property flags and list. The bounds of every property are computed, but none is decoded.
-    Raises RemoteProtocolError 502 if the properties do not end where the bytes end, so that properties that
-    are forwarded undecoded cannot harm the receiver.
+    `raw` are encoded property flags and list; the position of an absent property is 0. The bounds of every
+    property are computed, but none is decoded. Raises RemoteProtocolError 502 if the properties do not end
+    exactly at the end of `raw`, so that properties that are forwarded undecoded cannot harm the receiver.
     """
     headers = mode = expiration = reply = user = 0
     try:
@@ -339,7 +339,7 @@ def essentials(property_set: PropertySet) -> Essentials:
 
 
 def _read_essentials(property_set: PropertySet, raw: bytes) -> Essentials:
-    """Extract the essentials from encoded properties, and set `asks` and `read_texts` of the set."""
+    """Decode the essentials in encoded properties, and set `asks` and `read_texts` of `property_set`."""
     headers, mode, expiration, reply, user = _positions(raw)
     durable = mode != 0 and raw[mode] == PERSISTENT
     limit = _read_expiration(raw, expiration) if expiration else None
@@ -392,7 +392,10 @@ def hops(property_set: PropertySet) -> int:
 
 
 def decode_model(raw: bytes) -> Properties:
-    """Decode encoded property flags and list to properties of the model. Raises RemoteProtocolError 502."""
+    """Decode encoded property flags and list to protocol-independent properties.
+
+    Raises RemoteProtocolError 502.
+    """
     native = decode_properties(raw)
     headers: list[tuple[str, Value]] = []
     own: dict[str, Any] = {}
@@ -424,12 +427,15 @@ def decode_model(raw: bytes) -> Properties:
 
 
 def _are_strings(values: tuple[Value, ...]) -> bool:
-    """Return True if an array has the form in which `_unique` writes the values of a repeated header."""
+    """Return True if the values are several strings, as `_unique` writes those of a repeated header."""
     return len(values) > 1 and all(each.type is ValueType.STRING for each in values)
 
 
 def _read_correlation(correlation_id: bytes | None, own: dict[str, Any]) -> bytes | None:
-    """Return the correlation data, from correlation-id or from `own`, the gateway's own headers."""
+    """Return the correlation data of a message, or None.
+
+    It comes from the property correlation-id or from `own`, the gateway's own headers.
+    """
     if correlation_id is None:
         data = own.get(CORRELATION_HEADER)
         return data if isinstance(data, bytes) else None
@@ -476,9 +482,9 @@ def outlasts(message: Message, utc: float) -> bool:
 
 
 def _without_blind_copies(property_set: PropertySet) -> PropertySet:
-    """Return the property set that consumers get: without the blind copies (BCC).
+    """Return the property set for consumers, without the header BCC.
 
-    Dead-lettering still needs those.
+    Dead-lettering needs that header, so it is not removed before.
     """
     found: PropertySet | None = property_set.forms.get(SHOWN)
     if found is None:
@@ -492,9 +498,9 @@ def _without_blind_copies(property_set: PropertySet) -> PropertySet:
 
 
 def _with_hops(property_set: PropertySet, crossed: int) -> bytes:
-    """Return the encoded properties with the hop count `crossed` in their table, cached in the set.
+    """Return the encoded properties with the hop count `crossed` in their header table.
 
-    A message that crosses a route may need no other change.
+    The result is cached in the set. Often a message that crosses a route needs no other change.
     """
     found: tuple[int, bytes] | None = property_set.forms.get(CROSSED)
     if found is not None and found[0] == crossed:
@@ -522,10 +528,10 @@ def with_pair(raw: bytes, pair: bytes) -> bytes:
 
 
 def without_orders(raw: bytes) -> bytes:
-    """Return encoded properties for another broker, without the headers CC and BCC, which it would obey.
+    """Return encoded properties for another broker, without the headers CC and BCC and the user id.
 
-    A user id, which the broker would compare with the gateway's own, becomes a header. Return the same object
-    if there is nothing to change.
+    The other broker would route copies by CC and BCC, and compare the user id with the gateway's own; the
+    user id becomes a header. If nothing has to change, return the same object.
     """
     visible, blind = _OBEYED
     if not (visible in raw or blind in raw or U16.unpack_from(raw)[0] & FLAG_USER_ID):
@@ -537,7 +543,10 @@ def without_orders(raw: bytes) -> bytes:
 
 
 def without_user_id(raw: bytes) -> bytes:
-    """Return encoded properties with the user id moved to a header; the same object if they have none."""
+    """Return encoded properties in which the user id is replaced by a header.
+
+    If there is no user id, return the same object.
+    """
     return _without_user(decode_properties(raw)) if U16.unpack_from(raw)[0] & FLAG_USER_ID else raw
 
 
@@ -550,9 +559,10 @@ def _without_user(native: BasicProperties) -> bytes:
 
 
 def losses(message: Message) -> tuple[str, ...]:
-    """Return the names of the LOSSES in translating `message` to AMQP 0-9-1, except encoded ones.
+    """Return the names of the losses when `message` is translated to AMQP 0-9-1.
 
-    The encoded properties are stored, so that `encode_properties` need not encode them again.
+    Losses with the policy `encode` are left out. The encoded properties are cached, so that
+    `encode_properties` need not encode them again.
     """
     if message.property_set.protocol == PROTOCOL:
         return ()
@@ -561,10 +571,10 @@ def losses(message: Message) -> tuple[str, ...]:
 
 
 def _form(message: Message, expiry: int) -> Form:
-    """Return the encoding of a message's properties, cached in its property set.
+    """Return the encoding of a message's properties, which is cached in its property set.
 
-    `expiry` is NONE, RELATIVE or KEPT: no expiration, space for one relative to the time of sending, or the
-    one that the set has.
+    `expiry` is NONE (no expiration), RELATIVE (space for an expiration relative to the time of sending) or
+    KEPT (the expiration in the set).
     """
     property_set = message.property_set
     key = message.hops << 4 | expiry << 2 | message.retain << 1 | message.durable
@@ -585,7 +595,7 @@ def _form(message: Message, expiry: int) -> Form:
 
 
 def _make_form(message: Message, expiry: int, key: int) -> Form:
-    """Encode a message's properties, for the arguments of `_form`; `key` identifies the result."""
+    """Encode a message's properties; `expiry` is as for `_form`, and `key` identifies the result."""
     property_set = message.property_set
     if property_set.read_texts is not None and property_set.protocol != PROTOCOL:
         texts = property_set.read_texts(property_set.raw, b"", STRING_HEAD, False)
@@ -620,10 +630,10 @@ def _make_form(message: Message, expiry: int, key: int) -> Form:
 
 
 def _of_texts(texts: list[bytes], message: Message, expiry: int, key: int) -> Form | None:
-    """Return the encoding of a set that has only these headers, or None if one cannot be written unchanged.
+    """Return the encoding of a property set that has only the headers in `texts`.
 
-    `texts` has three entries for each header: its name, STRING_HEAD and its value. `expiry` and `key` are
-    those of `_make_form`.
+    `texts` has three entries for each header: its name, STRING_HEAD and its value. Return None if a header
+    cannot be written unchanged, or if there are too many. `expiry` and `key` are as for `_make_form`.
     """
     end = len(texts)
     if not end or end > 3 * PAIRS_MAX:
@@ -654,9 +664,10 @@ def _until_expiration(native: BasicProperties) -> BasicProperties:
 
 
 def _from_model(properties: Properties, lost: set[str]) -> tuple[BasicProperties, list[tuple[str, Value]]]:
-    """Translate the model's properties to those of class basic, and add the names of losses to `lost`.
+    """Convert protocol-independent properties to those of class basic.
 
-    Return them without the header table, and the entries of that table.
+    Return them without the header table, and the entries of that table. The names of losses are added to
+    `lost`.
     """
     native = BasicProperties()
     pairs = _unique(properties.headers, lost)
@@ -692,9 +703,10 @@ def _from_model(properties: Properties, lost: set[str]) -> tuple[BasicProperties
 
 
 def _write_correlation(native: BasicProperties, data: bytes, lost: set[str]) -> list[tuple[str, Value]]:
-    """Set the correlation-id of `native`.
+    """Set the correlation-id of `native` to `data`.
 
-    Return the headers that are needed if the data is too long or not UTF-8.
+    If `data` is too long or not UTF-8, return headers that contain it. The names of losses are added to
+    `lost`.
     """
     try:
         data.decode()
@@ -710,9 +722,9 @@ def _write_correlation(native: BasicProperties, data: bytes, lost: set[str]) -> 
 
 
 def _unique(headers: Headers, lost: set[str]) -> list[tuple[str, Value]]:
-    """Return the entries of a header table with unique names, and add the names of losses to `lost`.
+    """Return header table entries with unique names; the names of losses are added to `lost`.
 
-    The values of a repeated name become an array in the place of the first.
+    The values of a repeated name become an array at the position of the first.
     """
     found: dict[str, list[Value]] = {}
     last = None
@@ -739,7 +751,7 @@ def _unique(headers: Headers, lost: set[str]) -> list[tuple[str, Value]]:
 
 
 def _writable(value: Value, lost: set[str]) -> Value:
-    """Return the value itself, or its text if its type cannot hold it on the wire, which is a loss."""
+    """Return `value` if AMQP can encode it; otherwise add a loss to `lost` and return its text."""
     if fits(value):
         # One level deeper than a table's values, because a repeated name puts them into an array.
         with suppress(LocalProtocolError):
