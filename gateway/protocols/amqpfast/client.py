@@ -74,14 +74,14 @@ NO_LEAD: Final[Lead] = (b"", b"", 0, 0, 0, 0, b"", b"")
 
 
 class ClientConnection(Connection):
-    """Client end of an AMQP/Fast connection: bytes in, events out.
+    """Client state machine of an AMQP/Fast connection: bytes in, events out.
 
     `frame_max` (bytes), `channel_max` and `handle_max` (0: no limit) are the limits that this client
     requests. `heartbeat` is the interval in seconds at which the server should send. If `pings` is False, no
-    PING is sent to a server that has sent none, and the server may be silent forever, because the server of
-    2005 reads nothing behind a PING. `responses` is what `encode_credentials` returned, for mechanism PLAIN;
-    a server that offers only NONE gets no credentials. If `bounded` is True, each call of `receive_data` does
-    a limited amount of work and sets `unread` if bytes remain.
+    PING is sent to a server that has sent none, and the server may be silent without limit, because the
+    server of 2005 reads nothing that follows a PING. `responses` is what `encode_credentials` returned, for
+    mechanism PLAIN; a server that offers only NONE gets no credentials. If `bounded` is True, each call of
+    `receive_data` does a limited amount of work and sets `unread` if bytes remain.
     """
 
     _side: ClassVar[int] = m.TO_CLIENT
@@ -156,10 +156,10 @@ class ClientConnection(Connection):
         return number
 
     def open_handle(self, command: m.HandleOpen, *, confirm: bool = True) -> int:
-        """Queue the HANDLE OPEN `command` and return the handle number, which can be used at once.
+        """Queue `command`, and return the number of the opened handle, which can be used at once.
 
-        `handle_id` and `tag` of `command` are set here. If `confirm` is True, a reply is requested. Raises
-        LocalProtocolError if the channel is not open or all handle numbers are in use.
+        `handle_id` and `tag` of `command` are set by this method. If `confirm` is True, a reply is requested.
+        Raises LocalProtocolError if the channel is not open or all handle numbers are in use.
         """
         channel = self._channels.get(command.channel_id)
         if channel is None or channel.state is not ChannelState.OPEN:
@@ -197,7 +197,7 @@ class ClientConnection(Connection):
         return tag
 
     def send(self, command: m.Command) -> bool:
-        """Queue a command of a channel or handle for which there is no method of its own.
+        """Queue a command of a channel or handle that has no method of its own in this class.
 
         Its tag is 0 or comes from `new_tag`. Return False, and queue nothing, if the channel or handle is
         closed. Raises LocalProtocolError if a selector makes the command larger than the server's frame-max
@@ -247,7 +247,7 @@ class ClientConnection(Connection):
     # --- the negotiation
 
     def _take_challenge(self, command: m.ConnectionChallenge, events: list[Event]) -> None:
-        """Process CHALLENGE: queue the response to the first one, and report any other to the caller."""
+        """Process CONNECTION CHALLENGE: respond to the first one, and pass any later one to the caller."""
         if command.version != PROTOCOL_VERSION:
             text = f"the server speaks version {command.version}"
             raise RemoteProtocolError(text, reason=ReplyCode.NOT_IMPLEMENTED)
@@ -267,7 +267,7 @@ class ClientConnection(Connection):
         self._state = State.AUTHENTICATING
 
     def _take_tune(self, command: m.ConnectionTune, events: list[Event]) -> None:
-        """Process TUNE: queue the smaller limits, and CONNECTION OPEN."""
+        """Process CONNECTION TUNE: apply and queue the smaller limits, and queue CONNECTION OPEN."""
         if command.frame_max < FRAME_MAX_MIN:
             text = f"frame-max {command.frame_max} is below {FRAME_MAX_MIN}"
             raise RemoteProtocolError(text, reason=ReplyCode.BAD_FIELD_VALUE)
@@ -302,7 +302,7 @@ class ClientConnection(Connection):
         self._took_replies([row], events)
 
     def _handle_command(self, command: m.HandleCommand, events: list[Event]) -> None:
-        """Process a command of a handle, other than NOTIFY and PREPARE, that the handle's state allows."""
+        """Process a command of a handle that the handle's state allows, except NOTIFY and PREPARE."""
         handle = self._handles[command.handle_id]
         if isinstance(command, m.HandleReply):
             tag, code = command.tag, command.reply_code
@@ -324,10 +324,10 @@ class ClientConnection(Connection):
             events.append(CommandReceived(command))
 
     def _settle(self, channel: Channel, key: int, command: m.ChannelReply | m.HandleReply) -> None:
-        """Remove a reply that has arrived from those that are awaited.
+        """Remove the awaited reply to which `command`, a reply from the server, corresponds.
 
-        The reply to an ACK may come from the channel or from one of its handles (3.3.9). Raises
-        RemoteProtocolError 503 if the reply is not awaited.
+        `key` identifies it. The reply to an ACK may come from the channel or from one of its handles (3.3.9).
+        Raises RemoteProtocolError 503 if no such reply is awaited.
         """
         awaited = channel.awaited
         for wanted in (key, CHANNEL_KEY | command.tag):
@@ -345,9 +345,9 @@ class ClientConnection(Connection):
             events.append(Replies(rows))
 
     def _read_replies(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode consecutive HANDLE REPLY from position `at` on. Return the position behind the last.
+        """Decode consecutive HANDLE REPLY from position `at` on, and return the end of the last.
 
-        Stop at a reply that has a text or another code than 200, or that is not the next one awaited.
+        Stops at a reply that has a text or another code than 200, or that is not the next awaited one.
         """
         rows: list[ReplyRow] = []
         handles = self._handles
@@ -408,10 +408,10 @@ class ClientConnection(Connection):
             events.append(Notifies(rows))
 
     def _read_notifies(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode consecutive complete messages from position `at` on. Return the position behind the last.
+        """Decode consecutive complete NOTIFY from position `at` on, and return the end of the last.
 
-        Stop at a message of several fragments and at anything else. Bytes are compared with those of the last
-        message, so that equal parts are decoded once.
+        Stops at a message of several fragments, and at any other command. Bytes are compared with those of
+        the message before, so that equal parts are decoded once.
         """
         rows: list[NotifyRow] = []
         add = rows.append
@@ -435,10 +435,10 @@ class ClientConnection(Connection):
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
-        """Return the bytes around the number of the message at `at`, and what they mean.
+        """Return the bytes around the number of the message at `at`, with their decoded values.
 
-        The next messages are compared with them. Return None if the message is incomplete or cannot be
-        decoded on the fast path.
+        The messages that follow are compared with these bytes. Return None if the message is incomplete or
+        cannot be decoded on the fast path.
         """
         if at + NOTIFY_FIELDS + 2 > end:
             return None

@@ -45,7 +45,7 @@ BROWSE_WITHOUT_TAG: Final = 6  # size in bytes of the fields of HANDLE BROWSE in
 
 
 def framing_error(text: str) -> RemoteProtocolError:
-    """Return the error of an invalid frame (501)."""
+    """Return the error for an invalid frame (501)."""
     return RemoteProtocolError(text, reason=ReplyCode.FRAMING_ERROR)
 
 
@@ -53,9 +53,9 @@ def framing_error(text: str) -> RemoteProtocolError:
 
 
 def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, int] | None:
-    """Return the positions of the parts of the frame at `at`: its type byte, its end byte, and its end.
+    """Return the positions in the frame at `at`: its type byte, its end byte, and behind its end byte.
 
-    Return None if it is incomplete. Raises RemoteProtocolError 501 if the size is not valid or exceeds
+    Return None if the frame is incomplete. Raises RemoteProtocolError 501 if the size is invalid or exceeds
     `frame_max` bytes (4096 for commands of the handshake, whatever was negotiated), or if the end byte is
     wrong.
     """
@@ -84,7 +84,10 @@ def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, int] |
 
 
 def frame_bytes(data: bytes, at: int) -> int:
-    """Return how many bytes of the incomplete frame at `at` must have arrived before the next attempt."""
+    """Return the size of the incomplete frame at `at` in bytes, or of its prefix if that is incomplete.
+
+    At least so many bytes must arrive before another attempt to decode the frame can succeed.
+    """
     have = len(data) - at
     if have < 3:
         return 3  # the size, and the type on which its limit depends
@@ -95,7 +98,7 @@ def frame_bytes(data: bytes, at: int) -> int:
 
 
 def encode_frame(content: bytes) -> bytes:
-    """Encode a frame with `content`, a type byte and fields, in the short form if possible."""
+    """Encode a frame from its `content`, a type byte and fields; the short form is used if possible."""
     size = len(content) + 1
     if size <= SHORT_SIZE_MAX:
         return U16.pack(size) + content + END
@@ -213,7 +216,10 @@ def decode_command(content: bytes) -> Command:
 
 
 def _decode_fields(kind: type[Command], content: bytes) -> Command:
-    """Decode the fields of a command by the layout of its class. Raises an error if they do not fit."""
+    """Decode the fields of a command in the layout of its class.
+
+    Raises an error of various types if the content does not fit the layout.
+    """
     values = []
     at = 1
     bit = 0  # mask of the next bit in the byte before `at`; 0 if a new byte begins
@@ -261,9 +267,9 @@ CLOSE_BYTES_MAX: Final = CLOSE_BYTES_MIN + SHORT_STRING_MAX
 
 
 def ends_with_close(data: bytes) -> bool:
-    """Return True if the bytes end with a frame of CONNECTION CLOSE in the short form.
+    """Return True if `data` ends with a CONNECTION CLOSE in the short form.
 
-    What precedes it does not matter.
+    The bytes before that command are ignored.
     """
     if data[-1:] != END:
         return False
@@ -290,13 +296,13 @@ HEAD_MAX: Final = HEAD_MIN + 3 * SHORT_STRING_MAX + LONG_STRING_MAX
 
 
 def contents_invalid(text: str) -> RemoteProtocolError:
-    """Return the error of a message with invalid contents (542)."""
+    """Return the error for a message with an invalid head or body (542)."""
     return RemoteProtocolError(text, reason=ReplyCode.MESSAGE_CONTENTS_INVALID)
 
 
 @dataclass
 class Head:
-    """Head of a message, with the fields of AMQP/Fast.
+    """Decoded head of a message: its properties in AMQP/Fast.
 
     `expiration` is in POSIX seconds; 0 means never.
     """
@@ -378,11 +384,11 @@ LIST_SEPARATORS: Final = re.compile(r"[,.;\s]+")
 def encode_message_list(
     numbers: Iterable[int], *, singly: bool = False, bytes_max: int = INDEX_BYTES_MAX
 ) -> tuple[bytes, int]:
-    """Return the message list of HANDLE INDEX, and how many of the ascending `numbers` it contains.
+    """Return the message list for HANDLE INDEX, and how many of the ascending `numbers` it contains.
 
-    The list has at most `bytes_max` bytes. Items are separated by commas, and consecutive numbers become a
-    range. If `singly` is True, all numbers are listed, separated by blanks, the only form that the C client
-    of 2005 understands.
+    The list has at most `bytes_max` bytes. Its items are separated by commas, and consecutive numbers become
+    a range. If `singly` is True, all numbers are listed, separated by blanks, which is the only form that the
+    C client of 2005 supports.
     """
     parts: list[str] = []
     size = listed_count = 0
@@ -454,7 +460,7 @@ def decode_credentials(mechanism: str, responses: Headers) -> tuple[str, str] | 
 
 
 def read_content_hash(data: bytes) -> bytes | None:
-    """Return the SHA-1 digest in the content-hash of PREPARE: 40 hexadecimal digits or 20 raw bytes.
+    """Return the SHA-1 digest in `data`, the content-hash of PREPARE: 40 hexadecimal digits or 20 bytes.
 
     Return b"" if there is none, and None if the content-hash is invalid.
     """

@@ -30,9 +30,9 @@ BOTH: Final = TO_SERVER | TO_CLIENT
 class Command:
     """Base of the classes of commands.
 
-    `type` is the type byte, `direction` states which end may send the command. `layout` has the pair (domain,
-    field) of each field in the order of the wire. `fragment` is True if a fragment follows the frame,
-    `tagged` is True if the command has a confirm-tag.
+    `type` is the type byte, and `direction` states which end may send the command. `layout` has the pair
+    (domain, name) of each field, in the order on the wire. `fragment` is True if a fragment follows the
+    frame, and `tagged` if the command has a confirm-tag.
     """
 
     __slots__ = ()
@@ -45,14 +45,14 @@ class Command:
 
 
 class HandleCommand(Command):
-    """Base of the commands that concern a handle."""
+    """Base of the commands that have a handle number."""
 
     __slots__ = ()
     handle_id: int
 
 
 class ChannelCommand(Command):
-    """Base of the commands that concern a channel."""
+    """Base of the commands that have a channel number."""
 
     __slots__ = ()
     channel_id: int
@@ -103,7 +103,7 @@ class ConnectionResponse(Command):
 
 @command("connection.tune", 12, BOTH)
 class ConnectionTune(Command):
-    """Limits of the connection: the server's offer, then the client's choice within it (3.2.5).
+    """Limits of the connection: first the server's proposal, then the client's choice (3.2.5).
 
     `frame_max` is in bytes and `heartbeat` in seconds.
     """
@@ -134,7 +134,7 @@ class ConnectionPing(Command):
 
 @command("connection.reply", 18, TO_CLIENT)
 class ConnectionReply(Command):
-    """Response to the OPEN of the connection with this tag (3.2.8)."""
+    """Response to the CONNECTION OPEN with this tag (3.2.8)."""
 
     tag: Short = 0
     reply_code: Short = 200
@@ -214,8 +214,8 @@ class ChannelClose(ChannelCommand):
 class HandleOpen(HandleCommand):
     """Request to open a handle on a destination of a service type (3.5.2).
 
-    `producer`, `consumer` and `browser` request rights. `dest_name` is the destination or the beginning of
-    its name.
+    `producer`, `consumer` and `browser` request rights. `dest_name` is the name of the destination, or its
+    beginning.
     """
 
     channel_id: Short = 0
@@ -234,9 +234,9 @@ class HandleOpen(HandleCommand):
 
 @command("handle.send", 31, TO_SERVER, fragment=True)
 class HandleSend(HandleCommand):
-    """Message from a client, or a fragment of it; `partial` is True for all fragments but the last (3.5.3).
+    """Message from a client, or a fragment of one; `partial` is False for the last fragment (3.5.3).
 
-    The name of the destination is that of the handle followed by `dest_name`.
+    The name of the destination is the name of the handle followed by `dest_name`.
     """
 
     handle_id: Short = 0
@@ -251,7 +251,7 @@ class HandleSend(HandleCommand):
 
 @command("handle.consume", 32, TO_SERVER)
 class HandleConsume(HandleCommand):
-    """Request to consume a destination, or all that begin with a name (3.5.4).
+    """Request to consume a destination, or all destinations whose names begin with a prefix (3.5.4).
 
     `prefetch` limits the unacknowledged messages. `identifier` makes the subscription of a topic durable.
     """
@@ -297,7 +297,7 @@ class HandleUnget(HandleCommand):
 
 @command("handle.query", 36, TO_SERVER)
 class HandleQuery(HandleCommand):
-    """Request for the numbers of the messages above `message_number` (3.5.8)."""
+    """Request for the numbers of those messages in a queue that are above `message_number` (3.5.8)."""
 
     handle_id: Short = 0
     message_number: Long = 0
@@ -308,7 +308,7 @@ class HandleQuery(HandleCommand):
 
 @command("handle.browse", 37, TO_SERVER)
 class HandleBrowse(HandleCommand):
-    """Request for one message by its number; it stays in the queue (3.5.9)."""
+    """Request for a copy of the message with this number, which stays in the queue (3.5.9)."""
 
     handle_id: Short = 0
     tag: Short = 0
@@ -325,9 +325,9 @@ class HandleCreated(HandleCommand):
 
 @command("handle.notify", 41, TO_CLIENT, fragment=True)
 class HandleNotify(HandleCommand):
-    """Message from a server, or a fragment of it (3.5.11).
+    """Message from a server, or a fragment of one (3.5.11).
 
-    `delivered` is True if the client has to acknowledge it; otherwise it was only browsed.
+    `delivered` is True if the client must acknowledge the message, and False if the client has browsed it.
     """
 
     handle_id: Short = 0
@@ -344,7 +344,7 @@ class HandleNotify(HandleCommand):
 
 @command("handle.index", 42, TO_CLIENT)
 class HandleIndex(HandleCommand):
-    """Response to QUERY: the list of message numbers and of ranges of them (3.5.12)."""
+    """Response to QUERY: a list of message numbers and of ranges of numbers (3.5.12)."""
 
     handle_id: Short = 0
     message_number: Long = 0

@@ -77,9 +77,9 @@ Whole = tuple[bytes, bytes, int, int]  # name, head, size of the body, position 
 
 
 class Connection(Lifetime):
-    """One end of an AMQP/Fast connection; the base of ServerConnection and ClientConnection.
+    """Common base of ServerConnection and ClientConnection: one end of an AMQP/Fast connection.
 
-    `received` and `sent` count commands by type; FRAME_NAMES has their names.
+    `received` and `sent` count commands by type; FRAME_NAMES has the names of the types.
     """
 
     _side: ClassVar[int]  # direction of the commands that this end receives: TO_SERVER for a server
@@ -119,12 +119,12 @@ class Connection(Lifetime):
 
     @property
     def closed(self) -> bool:
-        """True if nothing more will be sent or received: write what is queued, then close the socket."""
+        """True if the connection has ended: write the queued bytes, then close the socket."""
         return self._state is State.CLOSED
 
     @property
     def state(self) -> State:
-        """State of the connection itself, not of its channels and handles."""
+        """State of the connection itself; channels and handles have their own states."""
         return self._state
 
     @property
@@ -138,7 +138,7 @@ class Connection(Lifetime):
         return [number for number, one in self._handles.items() if one.state is HandleState.OPEN]
 
     def data_to_send(self) -> bytes:
-        """Return and clear the queued bytes. Raises OSError if a body cannot be read from disk."""
+        """Remove and return the queued bytes. Raises OSError if a body cannot be read from disk."""
         if self._large:
             return join_pieces(self.pieces_to_send())
         if self._leaving or self._state is State.LEFT:
@@ -158,11 +158,11 @@ class Connection(Lifetime):
         return bool(self._large)
 
     def to_send(self) -> bytes | list[Piece]:
-        """Return and clear the queued bytes, as a list of pieces if some of it is large."""
+        """Remove and return the queued bytes, as a list of pieces if some of them are large."""
         return self.pieces_to_send() if self.large else self.data_to_send()
 
     def pieces_to_send(self) -> list[Piece]:
-        """Return and clear the queued bytes as pieces.
+        """Remove and return the queued bytes as pieces.
 
         Large parts of bodies are neither copied nor read from disk.
         """
@@ -173,7 +173,7 @@ class Connection(Lifetime):
         return pieces
 
     def queue(self, data: Piece) -> None:
-        """Queue a part of a body behind everything that is queued already."""
+        """Queue a part of a body, to be sent after everything that is already queued."""
         if isinstance(data, bytes) and len(data) < LARGE_PIECE_BYTES:
             self.out.append(data)
         else:
@@ -223,13 +223,14 @@ class Connection(Lifetime):
 
     @property
     def begun(self) -> int:
-        """Number of bytes received that cannot be decoded yet, because a frame or fragment is incomplete."""
+        """Number of received bytes that wait because their frame or fragment is incomplete."""
         return 0 if self._rest is None else self._rest.byte_count
 
     def _look_for_close(self, data: bytes) -> None:
         """Close the connection if the received bytes end with the peer's CONNECTION CLOSE.
 
-        The peer's frames are corrupt, so nothing else can be decoded. CLOSE is its last command.
+        Called once the frame boundaries are lost, so that nothing else can be decoded. CLOSE is the peer's
+        last command.
         """
         raw = self._last_bytes + data[-CLOSE_BYTES_MAX:]
         self._last_bytes = raw[-CLOSE_BYTES_MAX:]
@@ -237,9 +238,10 @@ class Connection(Lifetime):
             self._state = State.CLOSED
 
     def _read(self, data: bytes, events: list[Event]) -> int:
-        """Decode complete frames and fragments, up to the limit of one call.
+        """Decode complete frames and fragments, up to the limit of work for one call.
 
-        Return the position behind the last one. What follows needs `_needed` bytes.
+        Return the position behind the last decoded one, and set `_needed` to the number of bytes that the
+        next one requires.
         """
         self._needed = 0
         at = self._read_initiation(data, events)
@@ -282,16 +284,16 @@ class Connection(Lifetime):
         return at
 
     def _read_initiation(self, data: bytes, events: list[Event]) -> int:
-        """Read protocol id and version, if they are expected now. Return the position where frames begin."""
+        """Decode protocol id and version, if expected now. Return the position where frames begin."""
         return 0
 
     # --- commands, one by one
 
     def _take_frame(self, data: bytes, begin: int, stop: int, after: int, events: list[Event]) -> int:
-        """Process the frame of a command, with the fragment that follows it. Return the position behind both.
+        """Process a command, with the fragment that follows it. Return the position behind both.
 
         `begin`, `stop` and `after` are the result of `decode_frame`. If the fragment is incomplete, return
-        the size that it needs in bytes, negated.
+        its size in bytes as a negative number instead.
         """
         kind = m.COMMANDS.get(data[begin])
         try:
@@ -331,7 +333,7 @@ class Connection(Lifetime):
         return after
 
     def _rule(self, command: m.Command) -> Rule | None:
-        """Return the rule for a command of a channel or handle in its present state.
+        """Return the row of RULES for a command of a channel or handle in its present state.
 
         Return None for a command of the connection itself, and while the connection is closing. Raises
         RemoteProtocolError 503 unless the connection is active.
@@ -356,7 +358,10 @@ class Connection(Lifetime):
         return ChannelState.GONE if number in self._closed_channels else ChannelState.NONE
 
     def _take(self, command: m.Command, rule: Rule | None, events: list[Event]) -> None:
-        """Process a command without a fragment, or refuse or discard it, as its rule requires."""
+        """Process, refuse or discard a command without a fragment, as `rule` requires.
+
+        `rule` is None for a command of the connection itself.
+        """
         if rule is None:
             if self._state is State.CLOSING:
                 self._take_while_closing(command)
@@ -386,15 +391,18 @@ class Connection(Lifetime):
 
     @abstractmethod
     def _channel_command(self, command: m.ChannelCommand, events: list[Event]) -> None:
-        """Process a command of a channel; the channel's state allows it."""
+        """Process a command of a channel that the channel's state allows."""
 
     @abstractmethod
     def _handle_command(self, command: m.HandleCommand, events: list[Event]) -> None:
-        """Process a command of a handle; the handle's state allows it."""
+        """Process a command of a handle that the handle's state allows."""
 
     @abstractmethod
     def _admit(self, handle: Handle, command: Fragmented) -> None:
-        """Raise an error if a command with a fragment is not allowed now, before its fragment is decoded."""
+        """Raise an error if `command`, which has a fragment, is not allowed on the handle now.
+
+        Called before the fragment is decoded.
+        """
 
     @abstractmethod
     def _took_whole(
@@ -405,7 +413,7 @@ class Connection(Lifetime):
         body: Body,
         events: list[Event],
     ) -> None:
-        """Report a message that has arrived in a single fragment."""
+        """Append the event for a message that has arrived in a single fragment."""
 
     def _take_fragment(self, handle: Handle, command: Fragmented, data: bytes, events: list[Event]) -> None:
         self._forget_lead()
@@ -419,7 +427,7 @@ class Connection(Lifetime):
     def _take_part(
         self, handle: Handle, command: m.HandleSend | m.HandleNotify, data: bytes, events: list[Event]
     ) -> None:
-        """Process the complete fragment of a SEND or NOTIFY, and report it."""
+        """Process the complete fragment of a SEND or NOTIFY, and append its event."""
         found = handle.take_fragment(command, data, self.message_bytes_max)
         first, head, body_size, offset, body = found
         self._check_head(handle, head)
@@ -449,10 +457,11 @@ class Connection(Lifetime):
     def _whole_at(
         self, data: bytes, at: int, end: int, size: int, fields: int, fragment_size: int
     ) -> Whole | None:
-        """Locate the parts of a message at `at` whose command is followed by a single fragment.
+        """Return name, head, body size and body position of the message at `at`, for the fast path.
 
-        The command has `size` bytes, `fields` of them before the name at its end; the fragment has
-        `fragment_size` bytes. Return None if the message is incomplete or cannot be decoded on the fast path.
+        The message must have a single fragment, of `fragment_size` bytes. Its command has `size` bytes, of
+        which the name at the end follows `fields` bytes. Return None if the message is incomplete or cannot
+        be decoded on the fast path.
         """
         begin = at + size + 2
         stop = begin + fragment_size
@@ -488,13 +497,13 @@ class Connection(Lifetime):
             raise ScopedFault(text, ReplyCode.MESSAGE_CONTENTS_INVALID, Scope.HANDLE, handle.number)
 
     def _report_fragment(self, flow: Flowing, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Report the part of a fragment that has arrived. Return its size in bytes.
+        """Append an event for the received part of an incomplete fragment, and return its size in bytes.
 
-        Return 0 if it is too small to be reported on its own, or if the message is no longer accepted.
+        Return 0 if the part is too small for an event, or if the message is no longer accepted.
         """
         handle, command, incoming = flow.handle, flow.command, flow.incoming
         if handle.channel.incoming is not incoming or self._state is not State.ACTIVE:
-            self._flow, self._skip = None, flow.missing_bytes  # the receiver no longer wants it
+            self._flow, self._skip = None, flow.missing_bytes  # the message is no longer accepted
             return 0
         passed = min(flow.missing_bytes, end - at)
         if passed < flow.missing_bytes and end < PIECE_BYTES_MIN:
@@ -531,7 +540,7 @@ class Connection(Lifetime):
         return passed
 
     def _note_due_reply(self, handle: Handle, tag: int) -> None:
-        """Note that this end has to reply to a command with this tag, unless it has closed the handle."""
+        """Record that this end must reply to a command with this tag, unless it has closed the handle."""
         if tag and handle.state is HandleState.OPEN:
             handle.channel.reply_keys.append(handle.number << 16 | tag)
 
@@ -551,9 +560,9 @@ class Connection(Lifetime):
     # --- calls of the application
 
     def _usable(self, number: int) -> Handle | None:
-        """Return the handle if commands may be sent on it, otherwise None.
+        """Return the handle with this number if commands may be sent on it, otherwise None.
 
-        The handle is open, or closed by the peer and not yet by this end.
+        The handle must be open, or closed by the peer but not yet by this end.
         """
         handle = self._handles.get(number)
         if handle is None or handle.state not in (HandleState.OPEN, HandleState.LEFT):
@@ -561,9 +570,10 @@ class Connection(Lifetime):
         return handle
 
     def ready(self, handle: int, message_size: int) -> None:
-        """Queue READY in response to Prepared: the peer continues behind the first `message_size` body bytes.
+        """Queue READY, the response to PREPARE: this end has the first `message_size` bytes of the body.
 
-        Raises LocalProtocolError if there is no PREPARE, or the body is smaller.
+        The peer continues with the byte behind them. Raises LocalProtocolError if no PREPARE waits for a
+        response, or if the body is smaller.
         """
         found = self._usable(handle)
         if found is None:

@@ -98,7 +98,7 @@ class FastDialect(Dialect):
         return None if address.scope == "peer" else super().return_part(address)
 
     def fault_of(self, address_words: Mapping[str, str]) -> str:
-        """Return why these keys do not name a destination for a route, or "" if they do."""
+        """Return why `address_words` does not name a destination for a route, or "" if it does."""
         if address_words.get("service") == "peer":
             return PEERS_STAY
         return "" if "destination" in address_words else "service needs destination"

@@ -20,9 +20,9 @@ ReplyRow = tuple[int, int, int, int, str]
 
 @dataclass
 class Authenticate:
-    """Login of a client; the server responds with `tune`, `challenge` or `fail`.
+    """Login request of a client; the server responds with `tune`, `challenge` or `fail`.
 
-    `offered` is True if the server offered the mechanism; case does not matter.
+    `offered` is True if the server offers the client's mechanism, compared case-insensitively.
     """
 
     mechanism: str
@@ -41,7 +41,7 @@ class Open:
 
 @dataclass
 class Challenged:
-    """Server's further challenge after the first response; the client responds with `respond`."""
+    """Further challenge from the server, to which this client responds with `respond`."""
 
     mechanisms: str
     challenges: Headers
@@ -54,10 +54,10 @@ class Opened:
 
 @dataclass
 class NegotiationFailed:
-    """Failure of a client before it was accepted. The connection ends at `pause_until` (3.2.12).
+    """Failure of the negotiation with a client, before the client was accepted.
 
-    `begun` is False if the first bytes were not an initiation of AMQP/Fast, but for example those of another
-    protocol.
+    The connection ends at `pause_until` (3.2.12). `begun` is False if the client's first bytes were not an
+    initiation of AMQP/Fast, but for example those of another protocol.
     """
 
     reply_code: int
@@ -67,9 +67,10 @@ class NegotiationFailed:
 
 @dataclass
 class Closed:
-    """End of the connection, closed by the peer or because of a fault of the peer. No event follows.
+    """Connection that was closed, by the peer or by this end because of a fault of the peer.
 
-    A peer that sent CLOSE still receives what is queued before the next `data_to_send`, such as replies.
+    This is the last event. A peer that has sent CLOSE still receives what is queued before the next
+    `data_to_send`, such as replies.
     """
 
     reply_code: int
@@ -79,9 +80,9 @@ class Closed:
 
 @dataclass
 class ChannelClosed:
-    """End of a channel and its handles, closed by the peer or by this end because of a fault of the peer.
+    """Channel that was closed with its handles, by the peer or because of a fault of the peer.
 
-    The response is already queued. Not reported if the caller itself closed the channel.
+    The response is already queued. There is no such event if the caller itself closed the channel.
     """
 
     channel: int
@@ -92,9 +93,10 @@ class ChannelClosed:
 
 @dataclass
 class HandleClosed:
-    """End of a handle, closed by the peer or by this end because of a fault of the peer.
+    """Handle that was closed, by the peer or by this end because of a fault of the peer.
 
-    The response is already queued. Not reported if the caller itself closed the handle or its channel.
+    The response is already queued. There is no such event if the caller itself closed the handle or its
+    channel.
     """
 
     handle: int
@@ -106,9 +108,9 @@ class HandleClosed:
 
 @dataclass
 class Released:
-    """Peer's response to a CLOSE of this end: no more commands arrive, and the number may be used again.
+    """Peer's response to a CLOSE from this end: the number of the channel or handle may be used again.
 
-    One of `channel` and `handle` is 0: the other one was closed.
+    No more commands arrive for it. Either `channel` or `handle` is 0: the other one was closed.
     """
 
     channel: int
@@ -117,7 +119,7 @@ class Released:
 
 @dataclass
 class CommandReceived:
-    """A command for which there is no event of its own; the states of its channel and handle allow it."""
+    """Command that has no event class of its own, and that the states of its channel and handle allow."""
 
     command: Command
 
@@ -167,15 +169,15 @@ NO_HANDLE = -1
 class Fragment:
     """Part of a message that has several fragments, or that is a stream, resumed or out of band.
 
-    `head` is the message's head in its first fragment, unless it came with PREPARE or is out of band;
-    otherwise it is empty. `data` belong at `offset` of the body, which has `body_size` bytes in all. For a
-    stream `body_size` is 0. Out of band, both count whole fragments, head included, and `data` is empty:
-    there are `size` bytes elsewhere.
+    `head` is the message's head in its first fragment, unless the head came with PREPARE or is out of band;
+    otherwise it is empty. `data` begin at `offset` of the body, which has `body_size` bytes in all; for a
+    stream `body_size` is 0. Out of band, both count whole fragments, including the head, and `data` is empty:
+    `size` bytes are stored elsewhere.
 
-    A fragment may be reported in several events. Long `data` are a view of the received bytes, which stay in
-    memory with it. `tag` and `dest_name` are valid in the last fragment, `tag` also in each fragment of a
-    stream. `number` is a server's message number. `bits` are those of NOTIFY, also for SEND. `first` and
-    `last` mark the first and the last fragment.
+    One fragment may be reported in several events. Long `data` are a view of the received bytes, and keep
+    them in memory. `tag` and `dest_name` are valid in the last fragment, `tag` also in each fragment of a
+    stream. `number` is the message number from a server. `bits` are those of NOTIFY, also for SEND. `first`
+    and `last` mark the first and the last fragment.
     """
 
     handle: int
@@ -208,9 +210,9 @@ class Prepared:
 
 @dataclass
 class Ready:
-    """Peer's response to a PREPARE of this end.
+    """Peer's response to a PREPARE from this end.
 
-    The peer has the first `message_size` bytes of the body; the transfer continues behind them.
+    The peer has the first `message_size` bytes of the body; the transfer continues with the next byte.
     """
 
     handle: int

@@ -52,7 +52,7 @@ SILENT: Final = frozenset({State.BROKEN, State.FAILED, State.ENDING, State.CLOSE
 
 
 class Lifetime:
-    """Base of the connections for closing, faults and heartbeats."""
+    """Base of Connection: closing, faults of the peer, and heartbeats."""
 
     _pauses: ClassVar[bool]  # True if a failed negotiation ends only after a pause: a server's duty
 
@@ -84,9 +84,9 @@ class Lifetime:
 
     @abstractmethod
     def _forget_lead(self) -> None:
-        """Forget the beginning of the last message, with which the next ones are compared on the fast path.
+        """Drop what the fast path has stored of the last message, with which it compares the next ones.
 
-        A message that begins like it may no longer be accepted.
+        Called when a message that begins with the same bytes may no longer be accepted.
         """
 
     def _send(self, command: m.Command, out: list[bytes] | None = None) -> None:
@@ -96,9 +96,9 @@ class Lifetime:
     # --- faults
 
     def refuse(self, fault: RemoteProtocolError, events: list[Event]) -> None:
-        """Close what a fault of the peer concerns: a handle, a channel or the connection.
+        """Close the handle, channel or connection that a fault of the peer affects.
 
-        Queue CLOSE and append its event.
+        Queue CLOSE and append its event to `events`.
         """
         code, text = fault.reason, str(fault)
         if not isinstance(fault, ScopedFault) or fault.scope is Scope.CONNECTION:
@@ -112,7 +112,10 @@ class Lifetime:
             events.append(HandleClosed(fault.number, channel, code, text, by_peer=False))
 
     def _fail(self, fault: RemoteProtocolError, events: list[Event]) -> None:
-        """Close the connection for a fault of the peer: at once, or after a pause during negotiation."""
+        """Close the connection because of a fault of the peer, during negotiation only after a pause.
+
+        Append the event to `events`.
+        """
         code, text = fault.reason, str(fault)
         if self._pauses and self._state in NEGOTIATING:
             unparsable = code == ReplyCode.FRAMING_ERROR and self._state is not State.TUNING
@@ -124,7 +127,10 @@ class Lifetime:
             events.append(Closed(code, text, by_peer=False))
 
     def _pause(self, code: int, text: str, *, speak: bool) -> None:
-        """End a failed negotiation after a pause, with CONNECTION CLOSE if `speak` is True."""
+        """Close the connection after a pause, because the negotiation failed.
+
+        If `speak` is True, CONNECTION CLOSE with `code` and `text` is sent then.
+        """
         self._state = State.FAILED
         self._last_words = m.ConnectionClose(code, reply_text(text)) if speak else None
         self.pause_until = self._now + self._negotiation_pause
@@ -132,7 +138,10 @@ class Lifetime:
     # --- closed by the application
 
     def close(self, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
-        """Queue CONNECTION CLOSE. Input is discarded until the peer responds (`closed`)."""
+        """Queue CONNECTION CLOSE.
+
+        Input is discarded until the peer responds; then `closed` is True.
+        """
         if self._state in (State.CLOSING, State.LEFT) or self._state in SILENT:
             return
         self._forget_all()
@@ -146,7 +155,7 @@ class Lifetime:
     def close_channel(self, channel: int, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
         """Queue CHANNEL CLOSE, which also closes the channel's handles.
 
-        Their input is discarded until the peer responds.
+        Input for them is discarded until the peer responds.
         """
         found = self._channels.get(channel)
         if found is None or found.state not in (ChannelState.OPEN, ChannelState.LEFT):
@@ -166,8 +175,8 @@ class Lifetime:
     def close_handle(self, handle: int, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
         """Queue HANDLE CLOSE, and drop the replies that are due to the handle's commands.
 
-        With a code of success, commands that still arrive are reported until the peer responds; with any
-        other code they are discarded.
+        After a success code, commands that still arrive are reported until the peer responds. After an error
+        code they are discarded.
         """
         found = self._handles.get(handle)
         if found is None or found.channel.state is ChannelState.CLOSING:
@@ -189,9 +198,10 @@ class Lifetime:
                 self._drop_incoming(found)
 
     def _send_close(self, handle: Handle, command: m.HandleClose) -> None:
-        """Queue HANDLE CLOSE.
+        """Queue the HANDLE CLOSE `command`.
 
-        Between the fragments of a message it must wait, unless it closes the handle of that message.
+        If a message is being sent in fragments on the channel, the command waits for the last fragment,
+        unless the message is that of the closed handle.
         """
         channel = handle.channel
         if channel.sending is handle:
@@ -229,7 +239,7 @@ class Lifetime:
         events.append(ChannelClosed(channel.number, command.reply_code, command.reply_text, by_peer=True))
 
     def _take_handle_close(self, command: m.HandleClose, events: list[Event]) -> None:
-        """Process HANDLE CLOSE: the response to a CLOSE of this end, or the peer's own."""
+        """Process HANDLE CLOSE from the peer: a response to this end's CLOSE, or a CLOSE by the peer."""
         handle = self._handles[command.handle_id]
         channel = handle.channel
         if handle.state is not HandleState.OPEN:
@@ -245,16 +255,16 @@ class Lifetime:
         )
 
     def _leave(self, channel: Channel, key: int) -> None:
-        """Note that a response to the peer's CLOSE is due behind the earlier replies of a channel."""
+        """Record that a response to the peer's CLOSE is due, after all replies that the channel owes now."""
         if channel not in self._leaving:
             self._leaving[channel] = None
             channel.answer_by = self._now + CLOSE_WAIT_SECS
         channel.reply_keys.append(key)
 
     def _answer_closes(self, *, now: float | None = None) -> None:
-        """Queue the responses to those CLOSE commands of the peer before which no reply is due.
+        """Queue the responses to those CLOSE commands of the peer before which no reply is due any more.
 
-        If `now` is given, respond also to those that have waited for 5 s.
+        If `now` is given, also respond to CLOSE commands that have waited for CLOSE_WAIT_SECS.
         """
         for channel in list(self._leaving):
             if now is not None and now >= channel.answer_by:
@@ -290,7 +300,10 @@ class Lifetime:
             self._forget_handle(handle)
 
     def _answer_early(self, handle: Handle) -> None:
-        """Queue the response to HANDLE CLOSE early: the peer already uses the handle's number again."""
+        """Queue the response to HANDLE CLOSE without waiting for replies.
+
+        Called because the peer is already using the number of the handle again.
+        """
         handle.channel.forget_owed(handle.number)
         self._answer_close(handle.channel, handle_close_key(handle.number))
 
@@ -302,7 +315,7 @@ class Lifetime:
     # --- clean-up
 
     def _disarm(self, channel: Channel, state: HandleState) -> None:
-        """Set the state of all handles of a channel, so that they neither send nor receive."""
+        """Set the state of all handles of a channel, and drop the incomplete message of the peer."""
         channel.incoming = None
         for handle in channel.handles.values():
             handle.state = state
@@ -316,7 +329,7 @@ class Lifetime:
         self._forget_lead()
 
     def _drop_sending(self, channel: Channel) -> None:
-        """End the message that this end is sending in fragments on the channel."""
+        """Abandon the message that this end is sending in fragments on the channel."""
         channel.sending = None
         channel.streaming = False
         channel.out = self.out
@@ -362,7 +375,10 @@ class Lifetime:
 
     @property
     def _silence_max(self) -> float:
-        """Silence of the peer, in seconds, after which this end sends PING, or if it has, gives up."""
+        """Seconds of silence of the peer after which this end acts.
+
+        It sends a PING, or if it has already sent one, gives up.
+        """
         return self.heartbeat * (SILENT_INTERVALS + self._ping_sent)
 
     @property
@@ -370,7 +386,7 @@ class Lifetime:
         return self._state in (State.TUNED, State.OPENING, State.ACTIVE)
 
     def deadline(self) -> float | None:
-        """Return when `tick` and `timed_out` are due next, in monotonic seconds; None if never."""
+        """Return when `tick` and `timed_out` must be called next, in monotonic seconds; None if never."""
         if self._state is State.FAILED:
             return self.pause_until
         if self._state in (State.CLOSING, State.BROKEN, State.LEFT, State.ENDING):
@@ -384,11 +400,11 @@ class Lifetime:
         return min(times, default=None)
 
     def tick(self, now: float) -> None:
-        """Do what is due: end a failed negotiation, respond to closes that have waited, send PING.
+        """End a failed negotiation, respond to CLOSE commands that have waited too long, and send PING.
 
         A PING is sent if nothing was written for half of the interval that the peer requests. It requests a
-        response if the peer was silent for two intervals of this end. A peer that may not accept PING gets
-        none until it has sent one itself.
+        response if the peer was silent for two intervals of this end. A peer that may not support PING gets
+        none until it has sent one. `now` is in monotonic seconds.
         """
         self._now = now
         if self._state is State.FAILED and now >= self.pause_until:
@@ -406,9 +422,9 @@ class Lifetime:
             self._ping(PING_RESPOND)
 
     def _ping(self, data: bytes) -> None:
-        """Queue a PING before everything else that is queued.
+        """Queue a PING in front of everything else that is queued.
 
-        That consists of whole commands with their fragments, so a PING may precede it.
+        That is allowed, because the queue consists of whole commands with their fragments.
         """
         self.out.insert(0, data)
         self.sent[m.ConnectionPing.type] += 1
@@ -419,17 +435,17 @@ class Lifetime:
             self._ping(PING)
 
     def excuse(self, now: float) -> None:
-        """Count the peer's silence from `now` on, because until then nothing was read from it."""
+        """Restart the measurement of the peer's silence at `now`, because until now nothing was read."""
         self._last_received = now
         self._ping_sent = False
 
     @property
     def unanswered(self) -> bool:
-        """True if this end has sent CONNECTION CLOSE, and the peer has not responded yet."""
+        """True if this end has sent CONNECTION CLOSE and the peer has not responded yet."""
         return self._state in (State.CLOSING, State.BROKEN)
 
     def timed_out(self, now: float) -> bool:
-        """Return True if the peer did not respond to PING or CLOSE, or did not close the socket, in time."""
+        """Return True if the peer is late with a response to PING or CLOSE, or with closing the socket."""
         if self.unanswered or self._state is State.ENDING:
             return now >= self._closing_since + CLOSE_WAIT_SECS
         if not (self.heartbeat and self._ping_sent and self._tuned):
@@ -438,7 +454,7 @@ class Lifetime:
 
 
 def without_handle(data: bytes, handle: int) -> list[bytes]:
-    """Return the encoded commands in `data` without those of one handle, which was closed meanwhile."""
+    """Return the encoded commands in `data`, without those of a handle that was closed meanwhile."""
     remaining = []
     at = 0
     while at < len(data):

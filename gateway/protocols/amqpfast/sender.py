@@ -53,12 +53,15 @@ SendRow = tuple[bytes, bytes, Body]
 
 
 def _entry_bytes(name: bytes, head: bytes) -> int:
-    """Return the memory in bytes of a cache entry of MessageWriter, which has two copies of the head."""
+    """Return the memory in bytes for a cache entry of MessageWriter, which contains the head twice."""
     return PREPARED_ENTRY_BYTES + len(name) + 2 * len(head)
 
 
 class MessageWriter:
-    """Common part of Notifier and Producer: a cache of the bytes around a message's tag or number."""
+    """Base of Notifier and Producer, which caches the encoded bytes that messages share.
+
+    These are the bytes before and after the tag or number of a message.
+    """
 
     _kind: int
     _fields: int
@@ -83,7 +86,7 @@ class MessageWriter:
 
     @property
     def usable(self) -> bool:
-        """True if the handle is still open. Otherwise messages are dropped, as the peer would discard them.
+        """True while the handle is open; otherwise messages are dropped, because the peer would discard them.
 
         Raises LocalProtocolError while this end sends a stream on the channel.
         """
@@ -92,14 +95,14 @@ class MessageWriter:
         return self._handle.state is HandleState.OPEN
 
     def fits(self, name: bytes, head: bytes) -> bool:
-        """Return True if the name fits a short string, and the head a fragment of the negotiated size."""
+        """Return True if `name` fits a short string, and `head` a fragment of the negotiated size."""
         return len(head) + 4 <= self._frame_max and len(name) <= SHORT_STRING_MAX
 
     def _prepare(self, name: bytes, head: bytes, size: int, bits: int) -> bool:
-        """Encode the bytes around tag or number, for messages with this name, head and body size.
+        """Encode the bytes before and after the tag or number, for messages with these properties.
 
-        `_room` becomes the number of body bytes in the first fragment. Return False if the head does not fit
-        a fragment.
+        `size` is the size of the body. `_room` is set to the number of body bytes in the first fragment.
+        Return False if name, head or body is too large.
         """
         cached = self._prepared.get((name, size, bits))
         if cached is not None and cached[0] is head:
@@ -120,7 +123,7 @@ class MessageWriter:
         return True
 
     def _cache(self, name: bytes, head: bytes, size: int, bits: int) -> None:
-        """Cache what `_prepare` has encoded. The oldest entries are evicted if there are too many bytes."""
+        """Cache what `_prepare` has encoded, and evict the oldest entries if the cache is too large."""
         prepared = self._prepared
         key = (name, size, bits)
         before = prepared.pop(key, None)
@@ -133,15 +136,14 @@ class MessageWriter:
             self._prepared_bytes -= _entry_bytes(oldest[0], prepared.pop(oldest)[0])
 
     def forget(self) -> None:
-        """Empty the cache, because memory is short."""
+        """Empty the cache to free memory."""
         self._prepared.clear()
         self._prepared_bytes = 0
 
     def _rest(self, key: bytes, last_key: bytes, body: Body) -> None:
         """Queue the part of a body that did not fit the first fragment, in further fragments.
 
-        `key` is the encoded tag or number in the commands of these fragments, `last_key` that of the last
-        one.
+        `last_key` is the encoded tag or number in the command of the last fragment, `key` that in the others.
         """
         out = self._channel.out
         most = self._frame_max
@@ -164,8 +166,8 @@ class MessageWriter:
 class Notifier(MessageWriter):
     """Encoder of the messages that a server delivers on one handle.
 
-    `delivered` is False for messages that BROWSE requested. The constructor raises LocalProtocolError if the
-    handle is not open.
+    `delivered` is False for messages that the client requested by BROWSE. The constructor raises
+    LocalProtocolError if the handle is not open.
     """
 
     _kind = HANDLE_NOTIFY
@@ -177,7 +179,7 @@ class Notifier(MessageWriter):
 
     @property
     def has_due_reply(self) -> bool:
-        """True if a reply is due on the channel, before which no message may be sent (3.2.11)."""
+        """True if a reply is due on the channel, which must be sent before any message (3.2.11)."""
         return self._channel.has_due_reply()
 
     def notify(self, number: int, redelivered: bool, name: bytes, head: bytes, body: Body) -> bool:
@@ -226,7 +228,7 @@ class Notifier(MessageWriter):
 class Producer(MessageWriter):
     """Encoder of the messages that a client sends on one handle.
 
-    If `confirm` is True, each message has its own confirm-tag, and the event Replies reports its reply. The
+    If `confirm` is True, each message has its own confirm-tag, and the event Replies has the reply to it. The
     constructor raises LocalProtocolError if the handle is not open.
     """
 
@@ -239,15 +241,15 @@ class Producer(MessageWriter):
 
     @property
     def capacity(self) -> int:
-        """Number of messages that may be sent before replies must arrive: that many tags are unused."""
+        """Number of messages that may be sent before a reply arrives, because so many tags are unused."""
         return ID_MAX - len(self._channel.awaited)
 
     def send_many(self, rows: Iterable[SendRow]) -> list[int]:
-        """Queue messages as rows of (name behind that of the handle, head, body).
+        """Queue messages, and return their tags; a row is (name behind that of the handle, head, body).
 
-        Return the tag of each message; 0 without `confirm`; -1 for a row that was not queued because its head
-        does not fit a fragment of the server or the handle was closed. Raises LocalProtocolError if
-        `capacity` is exceeded.
+        A tag is 0 without `confirm`, and -1 for a row that was not queued, because its head does not fit a
+        fragment of the server or because the handle was closed. Raises LocalProtocolError if `capacity` is
+        exceeded.
         """
         tags: list[int] = []
         channel = self._channel
@@ -285,12 +287,12 @@ class Producer(MessageWriter):
 
 
 class Transfer:
-    """Outgoing message on one handle, which is sent piece by piece.
+    """Outgoing message on one handle that is sent in parts.
 
-    The constructor raises LocalProtocolError if the handle is not open or another message is being sent on
-    its channel. `number` and `bits` (DELIVERED, REDELIVERED) are for NOTIFY. `resumed` True means that the
-    peer has the head and part of the body already (READY), and writing continues there. A `streaming` message
-    ends with its handle. If `out_of_band` is True, only `announce_bytes` may be used.
+    `number` and `bits` (DELIVERED, REDELIVERED) are for NOTIFY. If `resumed` is True, the peer already has
+    the head and part of the body (READY), and writing continues behind that part. A `streaming` message ends
+    with its handle. If `out_of_band` is True, only `announce_bytes` may be used. The constructor raises
+    LocalProtocolError if the handle is not open, or if another message is being sent on its channel.
     """
 
     def __init__(
@@ -331,7 +333,7 @@ class Transfer:
 
     @property
     def usable(self) -> bool:
-        """True if the message is incomplete and its handle open. If False, what is written is dropped."""
+        """True while the message is incomplete and its handle is open; otherwise writes are dropped."""
         return self._handle.channel.sending is self._handle
 
     @property
@@ -342,9 +344,9 @@ class Transfer:
     def write(self, data: Piece, *, last: bool = False, tag: int = 0) -> None:
         """Queue the next bytes of the body, at most `capacity`.
 
-        `tag` is a client's confirm-tag, from `new_tag`. A part of a file is read only when `pieces_to_send`
-        returns it. Raises LocalProtocolError for too many bytes, and for `last` while the channel streams,
-        because a stream ends with its handle or channel.
+        `tag` is a client's confirm-tag, from `new_tag`. A piece on disk is read only when `pieces_to_send`
+        returns it. Raises LocalProtocolError for too many bytes, and for `last` in a stream, which ends with
+        its handle or channel.
         """
         if last and self._handle.channel.streaming:
             raise LocalProtocolError("a stream ends with its handle or channel")
@@ -389,7 +391,7 @@ class Transfer:
         return True
 
     def _finish(self, last: bool) -> None:
-        """If `last`, end the message, and queue the commands of the channel that waited for its end."""
+        """If `last` is True, end the message, and queue the channel's commands that waited for its end."""
         if last:
             channel = self._handle.channel
             output = channel.out

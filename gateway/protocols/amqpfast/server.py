@@ -82,13 +82,13 @@ NO_LEAD: Final[Lead] = (b"", b"", 0, 0, 0, NOTHING_OWED.append, b"", b"")
 
 
 class ServerConnection(Connection):
-    """Server end of an AMQP/Fast connection, for one client of a listener: bytes in, events out.
+    """Server state machine of an AMQP/Fast connection: bytes in, events out.
 
-    `frame_max` (bytes), `channel_max` and `handle_max` (0: no limit) are offered; the client may request
-    less. `heartbeat` is the interval in seconds at which the client should send; with 0 this end never sends
-    PING first, because the Java client of 2005 cannot handle it. `mechanisms` are separated by blanks. If
-    `all_browse` is True, every handle may QUERY and BROWSE, because the C client of 2005 has no bit to
-    request it.
+    `frame_max` (bytes), `channel_max` and `handle_max` (0: no limit) are the limits that the server proposes;
+    the client may choose lower ones. `heartbeat` is the interval in seconds at which the client should send.
+    With 0 the server never sends the first PING, because the Java client of 2005 does not support it.
+    `mechanisms` are separated by blanks. If `all_browse` is True, every handle may QUERY and BROWSE, because
+    the C client of 2005 cannot request that right.
     """
 
     _side: ClassVar[int] = m.TO_SERVER
@@ -170,11 +170,11 @@ class ServerConnection(Connection):
         found.reply(CHANNEL_KEY | tag, self._reply_bytes(command))
 
     def reply(self, handle: int, tag: int, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
-        """Queue HANDLE REPLY to the command with this tag.
+        """Queue HANDLE REPLY to the command with this tag. Tag 0 needs no reply, except for a failed BROWSE.
 
-        Tag 0 needs no reply, except a failed BROWSE. Replies of a channel are sent in the order of its
-        commands: a reply to a later command waits for the earlier ones. It is dropped if handle or channel
-        were closed meanwhile; the caller must know that the number was not opened again since the command.
+        Replies of a channel are sent in the order of its commands, so a reply to a later command waits for
+        the earlier ones. The reply is dropped if the handle or channel was closed meanwhile. The caller must
+        make sure that the number was not opened again since the command.
         """
         found = self._usable(handle)
         key = handle << 16 | tag
@@ -186,7 +186,10 @@ class ServerConnection(Connection):
         found.channel.reply(key, encoded)
 
     def reply_many(self, rows: Iterable[tuple[int, int]]) -> None:
-        """Queue HANDLE REPLY 200 for rows of (handle, tag), as `reply` does; rows with tag 0 need none."""
+        """Queue HANDLE REPLY with code 200 for each row (handle, tag), as `reply` does.
+
+        Rows with tag 0 need no reply.
+        """
         handle: Handle | None = None
         last = -1
         count = 0
@@ -209,9 +212,10 @@ class ServerConnection(Connection):
         self.sent[HANDLE_REPLY] += count
 
     def has_due_reply(self, channel: int, key: int = -1) -> bool:
-        """Return True if a reply is due on a channel: nothing else may be sent there before it (3.2.11).
+        """Return True if a reply is due on a channel, before which nothing else may be sent (3.2.11).
 
-        With `key`, which is `handle << 16 | tag` of a command, return True if a reply before that one is due.
+        With `key`, which is `handle << 16 | tag` of a command, return True if a reply is due before the reply
+        to that command.
         """
         found = self._channels.get(channel)
         return found is not None and found.has_due_reply(key)
@@ -223,16 +227,16 @@ class ServerConnection(Connection):
 
     @property
     def index_bytes_max(self) -> int:
-        """Maximum size of a message list in bytes, with which INDEX fits a frame of the client (3.2.5).
+        """Maximum size in bytes of the message list in an INDEX that fits a frame of the client (3.2.5).
 
-        Numbers that do not fit are left to the client's next QUERY (3.5.12).
+        The client requests the remaining numbers with another QUERY (3.5.12).
         """
         return min(INDEX_BYTES_MAX, self.frame_max - INDEX_FIELDS)
 
     def send(self, command: m.HandleCreated | m.HandleIndex) -> None:
-        """Queue CREATED or INDEX, behind the replies that are due to earlier commands.
+        """Queue CREATED or INDEX, after the replies that are due to earlier commands.
 
-        It is dropped if the handle was closed meanwhile.
+        The command is dropped if the handle was closed meanwhile.
         """
         handle = self._usable(command.handle_id)
         if handle is not None:
@@ -262,7 +266,10 @@ class ServerConnection(Connection):
         events.append(Authenticate(command.mechanism, command.responses, offered))
 
     def _take_tune(self, command: m.ConnectionTune, events: list[Event]) -> None:
-        """Apply the limits that the client chose. Raises RemoteProtocolError if they exceed the offer."""
+        """Apply the limits that the client has chosen in TUNE.
+
+        Raises RemoteProtocolError if they exceed the limits that this end has proposed.
+        """
         offer = self._offer
         if not FRAME_MAX_MIN <= command.frame_max <= offer.frame_max:
             raise _bad_tune("frame-max", command.frame_max, offer.frame_max)
@@ -286,7 +293,7 @@ class ServerConnection(Connection):
     # --- channels
 
     def _channel_command(self, command: m.ChannelCommand, events: list[Event]) -> None:
-        """Process a command of a channel, and note the reply that it requests."""
+        """Process a command of a channel, and record that a reply is due if the command requests one."""
         if isinstance(command, m.ChannelOpen):
             self._open_channel(command, events)
             return
@@ -329,9 +336,9 @@ class ServerConnection(Connection):
     # --- handles
 
     def _handle_command(self, command: m.HandleCommand, events: list[Event]) -> None:
-        """Process a command of a handle, other than SEND and PREPARE, and note the reply that it requests.
+        """Process a command of a handle, except SEND and PREPARE, and record the reply that is due.
 
-        Raises ScopedFault if the handle's service or rights do not allow it.
+        Raises ScopedFault if the handle's service type or rights do not allow the command.
         """
         if isinstance(command, m.HandleOpen):
             self._open_handle(command, events)
@@ -360,7 +367,7 @@ class ServerConnection(Connection):
         events.append(CommandReceived(command))
 
     def _open_handle(self, command: m.HandleOpen, events: list[Event]) -> None:
-        """Process HANDLE OPEN, and note the replies that are due.
+        """Process HANDLE OPEN, and record the replies that are due.
 
         Raises RemoteProtocolError if the channel is not open, and ScopedFault for too many handles or an
         invalid service type.
@@ -436,10 +443,10 @@ class ServerConnection(Connection):
             events.append(Sends(rows))
 
     def _read_sends(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode consecutive complete messages from position `at` on. Return the position behind the last.
+        """Decode consecutive complete SEND from position `at` on, and return the end of the last.
 
-        Stop at a message of several fragments and at anything else. Bytes are compared with those of the last
-        message, so that equal parts are decoded once.
+        Stops at a message of several fragments, and at any other command. Bytes are compared with those of
+        the message before, so that equal parts are decoded once.
         """
         rows: list[SendRow] = []
         add = rows.append
@@ -466,10 +473,10 @@ class ServerConnection(Connection):
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
-        """Return the bytes around the confirm-tag of the message at `at`, and what they mean.
+        """Return the bytes around the confirm-tag of the message at `at`, with their decoded values.
 
-        The next messages are compared with them. Return None if the message is incomplete or cannot be
-        decoded on the fast path.
+        The messages that follow are compared with these bytes. Return None if the message is incomplete or
+        cannot be decoded on the fast path.
         """
         if at + SEND_FIELDS + 2 > end:
             return None
@@ -505,7 +512,7 @@ class ServerConnection(Connection):
         )
 
     def _read_acks(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode consecutive CHANNEL ACK from position `at` on. Return the position behind the last one."""
+        """Decode consecutive CHANNEL ACK from position `at` on, and return the end of the last."""
         rows: list[tuple[int, int, int]] = []
         channels = self._channels
         last_whole = end - ACK.size

@@ -73,7 +73,7 @@ class Service(IntEnum):
 
 
 class Scope(Enum):
-    """Entity that a fault of the peer closes: connection, channel or handle."""
+    """What a fault of the peer closes: the connection, a channel or a handle."""
 
     CONNECTION = "connection"
     CHANNEL = "channel"
@@ -81,9 +81,9 @@ class Scope(Enum):
 
 
 class ReplyCode(IntEnum):
-    """Reply codes (RFC 011).
+    """Reply codes of AMQP/Fast (RFC 011).
 
-    The first digit means: 2 success, 3 more is needed, 4 may succeed later, 5 needs intervention.
+    The first digit means: 2 success, 3 more is needed, 4 temporary failure, 5 permanent failure.
     """
 
     SUCCESS = 200

@@ -74,7 +74,7 @@ class HandleState(Enum):
 
 
 class ScopedFault(RemoteProtocolError):
-    """Fault of the peer that closes only the channel or handle with this `number`."""
+    """Fault of the peer for which only the channel or handle `number` is closed."""
 
     def __init__(self, text: str, reason: ReplyCode, scope: Scope, number: int) -> None:
         super().__init__(text, reason=reason)
@@ -86,7 +86,7 @@ class ScopedFault(RemoteProtocolError):
 
 
 class Answer(Enum):
-    """Treatment of a command that arrives: process, discard or refuse it."""
+    """Treatment of a command that arrives in a state: process, discard or refuse it."""
 
     TAKE = auto()
     DISCARD = auto()
@@ -95,9 +95,10 @@ class Answer(Enum):
 
 
 class Rule(NamedTuple):
-    """Row of RULES: treatment of a command in a state.
+    """Row of RULES: the treatment (`answer`) of a command in a state.
 
-    `clause` is the clause of the specification. `scope` is what a refusal closes, with the reply code `code`.
+    `clause` is the clause of the specification. If the command is refused, `scope` is what is closed, with
+    the reply code `code`.
     """
 
     answer: Answer
@@ -116,7 +117,7 @@ Rules = dict[ChannelState | HandleState, dict[type[m.Command], Rule]]
 
 
 def _rules(direction: int) -> Rules:
-    """Return the rules for the commands that arrive at the end that `direction` states, by state."""
+    """Return the rules for commands that arrive at one end (`direction`), by state and command."""
     found: Rules = {}
     for states, commands, clause, rows in (
         (ChannelState, CHANNEL_COMMANDS, "3.3.9", _channel_rows()),
@@ -193,24 +194,25 @@ CHANNEL_LEFT: Final = -1
 
 
 def handle_close_key(number: int) -> int:
-    """Return the key under which the response to the peer's HANDLE CLOSE is due."""
+    """Return the key in `reply_keys` for the response to the peer's HANDLE CLOSE."""
     return CHANNEL_LEFT - 1 - number
 
 
 def _is_of(handle: int, key: int) -> bool:
-    """Return True if the reply with this key is due to a command of the handle."""
+    """Return True if `key` identifies a reply to a command of the handle."""
     return (key & ~ANSWER) >> 16 == handle or key == handle_close_key(handle)
 
 
 class Channel:
-    """Channel with its handles, due replies and incomplete messages.
+    """Channel with its handles, the replies that are due, and incomplete messages.
 
-    Commands of the channel are appended to `out`. That is the connection's own list. While this end sends a
-    message in fragments on the handle `sending`, `out` is a list of its own, which waits for the end of the
-    message (2.2.8.8), unless the message is a stream (`streaming`), which has none. `reply_keys` has the keys
-    of the replies due from this end, with CREATED and INDEX, in the order of their commands; `done` has the
-    encoded replies that must wait for an earlier one. `awaited` has the keys of the replies that a client
-    expects. `incoming` is the incomplete message of the peer.
+    Commands of the channel are appended to `out`, normally the connection's own list. While this end sends a
+    message in fragments on the handle `sending`, `out` is a separate list, whose commands wait for the end of
+    the message (2.2.8.8). A stream (`streaming`) has no end, so nothing waits for it.
+
+    `reply_keys` has the keys of the replies that this end owes, including CREATED and INDEX, in the order of
+    their commands. `done` has encoded replies that wait for an earlier reply. `awaited` has the keys of the
+    replies that a client expects. `incoming` is the incomplete message of the peer.
     """
 
     __slots__ = (
@@ -251,9 +253,9 @@ class Channel:
         self.answer_by = 0.0
 
     def reply(self, key: int, data: bytes) -> None:
-        """Queue `data` as the reply with `key`, once every earlier reply is queued.
+        """Queue the encoded reply `data` for `key` as soon as all earlier replies are queued.
 
-        b"" means that nothing is sent as this reply.
+        If `data` is b"", the reply is settled without sending anything.
         """
         reply_keys = self.reply_keys
         if reply_keys and reply_keys[0] == key:
@@ -266,7 +268,7 @@ class Channel:
             self.done.setdefault(key, []).append(data)
 
     def _reply_done(self) -> None:
-        """Queue the replies in `done` before which no other reply is due any longer."""
+        """Queue the replies in `done` for which no earlier reply is due any more."""
         reply_keys, done = self.reply_keys, self.done
         while reply_keys:
             waiting = done.get(reply_keys[0])
@@ -281,20 +283,20 @@ class Channel:
         done.clear()
 
     def has_due_reply(self, key: int = -1) -> bool:
-        """Return True if a reply is due; with `key`, if a reply before the one with that key is due."""
+        """Return True if a reply is due; with `key`, if a reply before the one for `key` is due."""
         for one in self.reply_keys:
             if one >= 0 and not one & ANSWER:
                 return one != key
         return False
 
     def pop_close_replies(self) -> Iterator[int]:
-        """Remove and yield the keys of responses to CLOSE before which no reply is due."""
+        """Remove and yield the keys of those responses to CLOSE before which no reply is due."""
         while self.reply_keys and self.reply_keys[0] < 0:
             yield self.reply_keys.popleft()
             self._reply_done()
 
     def forget_owed(self, handle: int) -> None:
-        """Remove the replies that are due to the handle's commands, and queue those that waited for them."""
+        """Drop the replies that are due to the handle's commands, and queue replies that waited for them."""
         reply_keys = self.reply_keys
         if any(_is_of(handle, key) for key in reply_keys):
             remaining = [key for key in reply_keys if not _is_of(handle, key)]
@@ -305,14 +307,14 @@ class Channel:
         self._reply_done()
 
     def forget_awaited(self, handle: int) -> None:
-        """Remove the replies that this client expects to the handle's commands."""
+        """Stop expecting replies to this client's commands on the handle."""
         remaining = [key for key in self.awaited if key >> 16 != handle]
         if len(remaining) != len(self.awaited):
             self.awaited.clear()
             self.awaited.extend(remaining)
 
     def fault(self, text: str) -> ScopedFault:
-        """Return the error of a command that is not valid now; it closes the channel."""
+        """Return the error for a command that is not valid now, for which the channel is closed."""
         return ScopedFault(text, ReplyCode.COMMAND_NOT_VALID, Scope.CHANNEL, self.number)
 
 
@@ -321,13 +323,12 @@ TakenFragment = tuple[bool, bytes, int, int, bytes]
 
 
 class Handle:
-    """Handle with its rights and announced messages.
+    """Handle with its rights, and the messages that were announced on it by PREPARE.
 
-    `granted` are the rights with which it was opened. `prepared` is (head, body size, bytes held) of the
-    message that the peer has announced by PREPARE; bytes held are None until this end sends READY.
-    `announced` is the body size in bytes of the message that this end has announced, or None.
-    `expects_notify` is True if this client may receive NOTIFY; `queries` is the number of INDEX that it
-    expects.
+    `granted` are the rights with which the handle was opened. `prepared` is (head, body size, bytes held) of
+    the message that the peer has announced; bytes held are None until this end sends READY. `announced` is
+    the body size in bytes of the message that this end has announced, or None. `expects_notify` is True if
+    this client may receive NOTIFY; `queries` is the number of INDEX that it expects.
     """
 
     __slots__ = (
@@ -358,14 +359,17 @@ class Handle:
         self.queries = 0
 
     def begin(self) -> None:
-        """Forget the message that the peer prepared and this end was ready for: another message begins."""
+        """Drop the announced message for which this end has sent READY, because another message begins."""
         if self.prepared is not None and self.prepared[2] is not None:
             self.prepared = None
 
     # Messages in fragments, 2.2.8.8 and 3.5.3.
 
     def admit(self, command: Fragmented) -> None:
-        """Raise an error if a SEND, NOTIFY or PREPARE is not allowed now, whatever its fragment contains."""
+        """Raise an error if a SEND, NOTIFY or PREPARE is not allowed now.
+
+        Its fragment is not examined.
+        """
         incoming = self.channel.incoming
         if isinstance(command, m.HandlePrepare):
             if incoming is not None or not self.channel.restartable:
@@ -385,7 +389,7 @@ class Handle:
             raise self._fault("streaming without partial", ReplyCode.BAD_FIELD_VALUE)
 
     def _admit_mode(self, command: m.HandleSend | m.HandleNotify) -> None:
-        """Raise ScopedFault if the mode of a message's first fragment is not allowed.
+        """Raise ScopedFault if a message may not begin in the mode of `command`.
 
         The mode is streaming, out of band or recovery.
         """
@@ -400,10 +404,10 @@ class Handle:
             raise self._fault("recovery without PREPARE and READY", ReplyCode.COMMAND_NOT_VALID)
 
     def begin_flow(self, command: Fragmented) -> Flowing | None:
-        """Return the state for reporting a fragment in parts as they arrive.
+        """Return the state for processing a fragment in parts as they arrive.
 
-        Return None if the fragment must be complete first. Raises ScopedFault if the sizes exceed the body
-        size.
+        Return None if the fragment must be complete first. Raises ScopedFault if the fragments exceed the
+        body size.
         """
         incoming = self.channel.incoming
         if incoming is None or isinstance(command, m.HandlePrepare):
@@ -414,9 +418,9 @@ class Handle:
     def take_fragment(self, command: m.HandleSend | m.HandleNotify, data: bytes, limit: int) -> TakenFragment:
         """Process a complete fragment that `admit` has accepted.
 
-        Return a tuple: True for the first fragment of a message, its message-head (b"" in later fragments),
-        the size of the whole body, the offset of this fragment, and its bytes of the body. Raises ScopedFault
-        for an invalid message-head, a body over `limit` bytes, and fragments that exceed the stated size.
+        Return a tuple: True for the first fragment of a message, its head (b"" in later fragments), the size
+        of the whole body, the offset of this fragment, and the fragment's bytes of the body. Raises
+        ScopedFault for an invalid head, a body over `limit` bytes, and fragments that exceed the body size.
         """
         mode, incoming = mode_of(command), self.channel.incoming
         head = b""
@@ -477,7 +481,7 @@ class Handle:
         return data[BODY_SIZE.size : end], body_size, data[end:]
 
     def _check_total(self, got: int, body_size: int, *, last: bool) -> None:
-        """Raise ScopedFault if `got` bytes exceed the body, or if the last fragment leaves it incomplete."""
+        """Raise ScopedFault if `got` bytes are more than the body, or less although `last` is True."""
         if body_size >= 0 and (got > body_size or (last and got != body_size)):
             text = f"{got} bytes of a body of {body_size}"
             raise self._fault(text, ReplyCode.MESSAGE_CONTENTS_INVALID)
@@ -487,9 +491,9 @@ class Handle:
 
 
 class PartialMessage:
-    """Message of the peer of which only some fragments have arrived, with `got` bytes of the body.
+    """Incomplete message of the peer, with `got` bytes of the body received.
 
-    `body_size` is -1 if it cannot be known: a stream has no end, and out-of-band bytes are not seen.
+    `body_size` is -1 if it is not known: a stream has no end, and out-of-band bytes are not seen.
     """
 
     __slots__ = ("body_size", "got", "handle", "mode", "number")
@@ -503,12 +507,12 @@ class PartialMessage:
 
 
 def mode_of(command: m.HandleSend | m.HandleNotify) -> int:
-    """Return the mode bits that all fragments of a message share."""
+    """Return the mode bits of a SEND or NOTIFY, which are equal in all fragments of a message."""
     return command.out_of_band * OUT_OF_BAND | command.recovery * RECOVERY | command.streaming * STREAMING
 
 
 def bits_of(command: m.HandleSend | m.HandleNotify, *, last: bool) -> int:
-    """Return the bits of a fragment as events have them: those of NOTIFY, also for SEND."""
+    """Return the bits of a fragment for its event: those of NOTIFY, even if `command` is a SEND."""
     bits = mode_of(command) | (not last) * PARTIAL
     if isinstance(command, m.HandleNotify):
         bits |= command.delivered * DELIVERED | command.redelivered * REDELIVERED
@@ -516,7 +520,7 @@ def bits_of(command: m.HandleSend | m.HandleNotify, *, last: bool) -> int:
 
 
 class Flowing:
-    """A fragment that is reported in parts as it arrives; `missing_bytes` of it have not arrived.
+    """Fragment that is processed in parts as they arrive; `missing_bytes` have not arrived yet.
 
     It is not the first fragment of its message.
     """

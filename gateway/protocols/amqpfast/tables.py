@@ -49,7 +49,7 @@ NAME: Final = re.compile(r"[A-Za-z$#][A-Za-z0-9_$#]*\Z")
 
 
 def bad_field(text: str) -> RemoteProtocolError:
-    """Return the error of a field that cannot be decoded (502)."""
+    """Return the error for a field that cannot be decoded (502)."""
     return RemoteProtocolError(text, reason=ReplyCode.BAD_FIELD_VALUE)
 
 
@@ -57,10 +57,11 @@ def bad_field(text: str) -> RemoteProtocolError:
 
 
 def decode_table(data: bytes, at: int = 0, fields_max: int = FIELDS_MAX) -> tuple[Headers, int]:
-    """Decode the field table at `at`, which begins with its length. Return it and the position behind it.
+    """Decode the field table at `at`, which begins with its length.
 
-    A string that is not UTF-8 becomes bytes. The first of repeated names is used. Raises RemoteProtocolError
-    (502) if it is not a table within `data`, or has more than `fields_max` fields.
+    Return the table and the position behind it. A string that is not UTF-8 becomes bytes. Of repeated names,
+    the first is used. Raises RemoteProtocolError (502) if the bytes are not a table within `data`, or if it
+    has more than `fields_max` fields.
     """
     try:
         end = at + 2 + U16.unpack_from(data, at)[0]
@@ -94,7 +95,10 @@ def _read_pairs(data: bytes, at: int, end: int, fields_max: int) -> Headers:
 
 
 def _read_value(data: bytes, at: int) -> tuple[Value, int]:
-    """Decode the field value at `at`, which begins with its tag. Return it and the position behind it."""
+    """Decode the field value at `at`, which begins with its tag.
+
+    Return the value and the position behind it.
+    """
     tag = data[at]
     at += 1
     if tag == FIELD_STRING:
@@ -141,7 +145,7 @@ def encode_pair(name: str, value: Value, *, strict: bool = True) -> bytes:
 
 
 def _write_value(value: Value) -> bytes | None:
-    """Encode a value with its tag. Return None if a table has no type for it."""
+    """Encode a value with its tag. Return None if a table cannot hold it."""
     kind, content = value
     try:
         if kind is ValueType.STRING:
@@ -173,9 +177,9 @@ def _write_decimal(number: Decimal) -> bytes | None:
 
 
 def write_name(name: str) -> str:
-    """Return a valid table name for the name of a header: the name itself, or its escaped form.
+    """Return the table name for a header name: the name itself or, if it is not allowed, its escaped form.
 
-    The result may be longer than NAME_BYTES_MAX: the caller has to check that.
+    The result may be longer than NAME_BYTES_MAX, which the caller has to check.
     """
     if NAME.match(name) and not name.startswith(ESCAPED):
         return name
@@ -189,9 +193,9 @@ def escape_name(name: str) -> str:
 
 
 def read_name(name: str) -> str:
-    """Return the header name for which `write_name` returned `name`: the inverse function.
+    """Return the header name for a table name: the inverse function of `write_name`.
 
-    A name that `write_name` cannot have returned is returned unchanged.
+    A table name that `write_name` cannot have returned is returned unchanged.
     """
     if not name.startswith(ESCAPED):
         return name
@@ -211,10 +215,11 @@ def _none() -> bytes:
 
 
 def encode_headers(headers: Headers, reserved: frozenset[str], lost: set[str]) -> list[tuple[str, Value]]:
-    """Convert headers to entries that a table can hold. Names in `reserved` are escaped.
+    """Convert headers to entries that a table can hold.
 
-    The types that a table lacks are stored in the last entry, GATEWAY_TYPES. Adds the names of losses to
-    `lost`: `header_name_long`, `header_value_long`, `header_value`, `header_order`, `header_types_long`.
+    Names in `reserved` are escaped. Types that a table does not have are described in the last entry,
+    GATEWAY_TYPES. The names of losses are added to `lost`: `header_name_long`, `header_value_long`,
+    `header_value`, `header_order`, `header_types_long`.
     """
     found: dict[str, list[Value]] = {}
     last = None
@@ -250,9 +255,9 @@ def encode_headers(headers: Headers, reserved: frozenset[str], lost: set[str]) -
 
 
 def _encode_value(values: list[Value]) -> tuple[Value, str]:
-    """Return a value for a table that represents the values of one header, and their original type.
+    """Return a table value for the values of one header, and the name of their original type.
 
-    The type is "" if the value is unchanged, and `repeated` if there are several values.
+    The name is "" if the value is unchanged, and `repeated` if there are several values.
     """
     if len(values) > 1:
         return string(json.dumps([_to_json(each, 0) for each in values], ensure_ascii=False)), REPEATED
@@ -322,9 +327,10 @@ def _understand_value(value: Value, kind: ValueType) -> Value:
 
 
 def _simple(kind: ValueType, content: Any) -> Value:
-    """Convert `content` to a value of the type `kind`, which is not a string, bytes, array or table.
+    """Convert `content` to a value of the simple type `kind`, such as an integer.
 
-    The value may still be out of the type's range. Raises ValueError, TypeError or ArithmeticError.
+    The types string, bytes, array and table are not simple. The result may be out of the type's range. Raises
+    ValueError, TypeError or ArithmeticError.
     """
     if kind is ValueType.VOID:
         return Value(kind, None)
@@ -336,7 +342,7 @@ def _simple(kind: ValueType, content: Any) -> Value:
 
 
 def _to_json(value: Value, depth: int) -> list[Any]:
-    """Return a value as the list [type, content], with the content in a form that JSON can express."""
+    """Return a value as the list [type, content], with `content` in a form that JSON can express."""
     kind, content = value
     encoded: Any = content
     if depth > NESTING_MAX:
@@ -353,9 +359,9 @@ def _to_json(value: Value, depth: int) -> list[Any]:
 
 
 def _from_json(pair: Any, depth: int) -> Value:
-    """Convert a list [type, content] to a value: the inverse of `_to_json`.
+    """Convert a list [type, content] to a value: the inverse function of `_to_json`.
 
-    Raises ValueError or TypeError if it is invalid.
+    Raises ValueError or TypeError if the list is invalid.
     """
     if depth > NESTING_MAX + 1:
         raise ValueError

@@ -138,7 +138,7 @@ REASONS: Final[dict[int, Reason]] = {
 
 
 def refusal(code: int) -> Reason:
-    """Return the Reason for which a server closed a handle or channel with the reply code `code`."""
+    """Return the Reason for the reply code with which a server has closed a handle or channel."""
     return REASONS.get(code, Reason.TARGET_REFUSED)
 
 
@@ -162,9 +162,9 @@ _sets: Final[Recurring[PropertySet]] = Recurring(SETS_MAX)
 
 
 def head_properties(raw: bytes) -> PropertySet:
-    """Return the property set for an encoded head without its body-size; equal bytes share one object.
+    """Return the property set for an encoded head without body-size; equal bytes share one object.
 
-    The set is decoded on first use, which raises RemoteProtocolError 542 for an invalid head.
+    The set is decoded on first use. Then an invalid head raises RemoteProtocolError 542.
     """
     found = _sets.cached.get(raw) or _sets.get(raw)
     if found is None:
@@ -175,10 +175,10 @@ def head_properties(raw: bytes) -> PropertySet:
 
 
 def essentials(property_set: PropertySet) -> Essentials:
-    """Return the fields that routing needs, cached in the set; NO_ESSENTIALS for a set of another protocol.
+    """Return the fields of a head that routing needs, cached in the property set.
 
-    Validates every byte, so that heads that are forwarded undecoded cannot harm the receiver. Raises
-    RemoteProtocolError 542 for an invalid head.
+    Return NO_ESSENTIALS for a set of another protocol. Every byte is validated, so that a head that is
+    forwarded undecoded cannot harm the receiver. Raises RemoteProtocolError 542 for an invalid head.
     """
     if property_set.protocol != PROTOCOL:
         return NO_ESSENTIALS
@@ -210,7 +210,7 @@ def hops(property_set: PropertySet) -> int:
 
 
 def decode_model(raw: bytes) -> Properties:
-    """Decode an encoded head to properties of the model. Raises RemoteProtocolError 542."""
+    """Decode an encoded head to protocol-independent properties. Raises RemoteProtocolError 542."""
     head = decode_head_properties(raw)
     own: dict[str, Any] = {}
     others: list[tuple[str, Value]] = []
@@ -247,9 +247,8 @@ def _data(value: Any) -> bytes | None:
 def encode_properties(message: Message, offset: int = 0) -> bytes:
     """Encode the properties of a message of any protocol as a head without its body-size.
 
-    `offset` is the number of seconds to add to `message.expires` to get POSIX time. The same object is
-    returned again as long as nothing changes. Raises RemoteProtocolError 542 if the sender's head is
-    malformed.
+    `offset` is the number of seconds to add to `message.expires` to get POSIX time. As long as nothing
+    changes, the same object is returned. Raises RemoteProtocolError 542 if the sender's head is malformed.
     """
     expires = message.expires + offset if message.expires else NEVER
     property_set = message.property_set
@@ -267,9 +266,10 @@ def encode_properties(message: Message, offset: int = 0) -> bytes:
 
 
 def losses(message: Message) -> tuple[str, ...]:
-    """Return the names of the LOSSES in translating `message` to AMQP/Fast, except encoded ones.
+    """Return the names of the losses when `message` is translated to AMQP/Fast.
 
-    The encoded head is stored, so that `encode_properties` need not encode it again.
+    Losses with the policy `encode` are left out. The encoded head is cached, so that `encode_properties` need
+    not encode it again.
     """
     if message.property_set.protocol == PROTOCOL and encode_properties(message) is message.property_set.raw:
         return ()
@@ -292,7 +292,7 @@ def _form(message: Message, expires: float) -> Form:
 
 
 def _make_form(message: Message, expires: float) -> Form:
-    """Encode the head of a message. Return it with the names of the losses."""
+    """Encode the head of a message, and return it with the names of the losses."""
     property_set = message.property_set
     lost: set[str] = set()
     if property_set.protocol == PROTOCOL:
@@ -324,7 +324,10 @@ def _expiration(expires: float, lost: set[str]) -> int:
 
 
 def _pairs_that_fit(pairs: Headers, lost: set[str]) -> Headers:
-    """Return as many of the headers as a table holds. GATEWAY_TYPES, the last one, is moved to the front."""
+    """Return as many headers as one table can hold; if some are left out, add a loss to `lost`.
+
+    GATEWAY_TYPES, the last entry, is moved to the front.
+    """
     if pairs and pairs[-1][0] == TYPES:
         pairs = (pairs[-1], *pairs[:-1])
     size = 0
@@ -337,7 +340,7 @@ def _pairs_that_fit(pairs: Headers, lost: set[str]) -> Headers:
 
 
 def _from_model(properties: Properties, lost: set[str]) -> tuple[Head, list[tuple[str, Value]]]:
-    """Translate the model's properties, and add the names of losses to `lost`.
+    """Convert protocol-independent properties to a head, and add the names of losses to `lost`.
 
     Return a head without its headers, and the headers.
     """
@@ -361,7 +364,10 @@ def _from_model(properties: Properties, lost: set[str]) -> tuple[Head, list[tupl
 
 
 def _texts(properties: Properties, head: Head, lost: set[str]) -> list[tuple[str, Value]]:
-    """Set the texts for which `head` has a field. Return the others as headers."""
+    """Copy text properties to those fields of `head` that exist, and return the others as headers.
+
+    The names of losses are added to `lost`.
+    """
     pairs: list[tuple[str, Value]] = []
     for field, (native, header) in FIELDS.items():
         text = getattr(properties, field)
@@ -407,9 +413,10 @@ def fit_priority(raw: bytes) -> bytes:
 
 
 def fill_defaults(raw: bytes, mime_type: str, encoding: str) -> bytes:
-    """Return the head of a SEND with the handle's mime-type and encoding where it has none (3.5.2).
+    """Return an encoded head in which a missing mime-type or encoding is set to that of the handle.
 
-    `raw` is the encoded head without its body-size. Raises RemoteProtocolError 542 if it is invalid.
+    `raw` is the head of a SEND without its body-size (3.5.2). Raises RemoteProtocolError 542 if it is
+    invalid.
     """
     at = FIXED.size
     if raw[at] and (raw[at + 1 + raw[at]] or not encoding):
