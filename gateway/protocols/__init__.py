@@ -26,10 +26,10 @@ GROUP: Final = "gateway.dialects"
 
 
 def join_dialects(offered: Iterable[EntryPoint]) -> dict[str, Dialect]:
-    """Return the built-in dialects and the dialects of the entry points, by protocol name.
+    """Return all dialects by protocol name: the built-in ones, and those of the entry points `offered`.
 
-    Raises ConfigurationError if an entry point cannot be loaded, or if its dialect has a name, a key of
-    addresses (such as `topic`), a URL scheme or a `wire_form` that another dialect already has.
+    Raises ConfigurationError if an entry point cannot be loaded, or if its dialect has a name, an address key
+    (such as `topic`), a URL scheme or a `wire_form` that another dialect already has.
     """
     found: dict[str, Dialect] = {one.name: one for one in OWN}
     for entry in offered:
@@ -49,7 +49,7 @@ def join_dialects(offered: Iterable[EntryPoint]) -> dict[str, Dialect]:
 
 
 def _claims(dialect: Dialect) -> set[str]:
-    """Return what must be unique among dialects, as texts.
+    """Return the names that no two dialects may share, each with its kind, such as `word topic`.
 
     These are the protocol name, the keys of addresses, the URL schemes and the `wire_form`.
     """
@@ -66,7 +66,7 @@ DIALECT_OF_WORD: Final = {word: one for one in DIALECTS.values() for word in one
 
 
 def dialect_of(address: Address) -> Dialect:
-    """Return the dialect of the address's protocol."""
+    """Return the dialect for the protocol of `address`."""
     return DIALECTS[address.protocol]
 
 

@@ -47,11 +47,11 @@ CLIENT: Final[Table] = {
 
 
 class ClientConnection(Connection):
-    """Client end of an MQTT connection to a remote broker, in the version of the CONNECT that it sends.
+    """Client state machine of an MQTT connection to a remote broker, in the version of its CONNECT.
 
     After the CONNACK, `client_id` (perhaps assigned by the server), `alias_max`, `max_qos`,
     `retain_available`, `wildcards_available`, `shares_available`, `peer_receive_max` and
-    `peer_packet_bytes_max` hold what the server announced (5: 3.2.2.3).
+    `peer_packet_bytes_max` hold the values that the server announced (5: 3.2.2.3).
     """
 
     __slots__ = (
@@ -101,7 +101,7 @@ class ClientConnection(Connection):
     def connect(self, packet: Connect, now: float) -> None:
         """Queue CONNECT, and apply the limits in its properties to this connection.
 
-        `now` is in monotonic seconds; the keep-alive counts from it.
+        `now`, in monotonic seconds, is the time from which the keep-alive is measured.
         """
         self._require(State.START)
         self._speak(packet.version)
@@ -118,7 +118,7 @@ class ClientConnection(Connection):
         self._open(State.CONNECTING)
 
     def _take(self, packet: Packet) -> None:
-        """Process a packet of the server other than PUBLISH and acknowledgements."""
+        """Process a packet from the server, except PUBLISH and acknowledgements."""
         if isinstance(packet, Connack):
             self._take_connack(packet)
         elif packet.kind is PacketType.PINGRESP:
@@ -133,7 +133,7 @@ class ClientConnection(Connection):
                 raise violation("a server must not set the session's expiry in DISCONNECT")
 
     def _take_connack(self, packet: Connack) -> None:
-        """Apply the limits in CONNACK, or close the connection if the server refuses."""
+        """Process CONNACK: apply its limits, or close the connection if it is a refusal."""
         if packet.reason >= FAILURE:
             self.state = State.CLOSED
             return
@@ -151,14 +151,17 @@ class ClientConnection(Connection):
     def ping_at(self) -> float:
         """Return when the next PINGREQ is due, in monotonic seconds.
 
-        Return infinity while one is unanswered, if keep-alive is off, or if the connection is not open.
+        Return infinity while a PINGREQ is unanswered, if keep-alive is off, or if the connection is not open.
         """
         if not self.keep_alive or self._waits_pong or self.state is not State.OPEN:
             return float("inf")
         return self._pinged_at + self.keep_alive / 2
 
     def send_pingreq(self, now: float) -> None:
-        """Queue PINGREQ. `now`, in monotonic seconds, is the time from which the next one is scheduled."""
+        """Queue PINGREQ.
+
+        `now`, in monotonic seconds, is the time from which the next PINGREQ is scheduled.
+        """
         self._require(State.OPEN)
         self._pinged_at = now
         self._waits_pong = True

@@ -289,7 +289,7 @@ def _read_auth(reader: Reader, version: Version) -> Auth:
 
 
 def _read_ending(reader: Reader, version: Version, kind: PacketType) -> tuple[int, PropertyMap]:
-    """Read the reason code and properties of DISCONNECT or AUTH; both may be absent."""
+    """Read the reason code and properties of a DISCONNECT or AUTH; both may be omitted."""
     if reader.at == reader.end or version < Version.V5:
         return 0, NO_PROPERTIES
     reason = _checked(reader.byte(), kind)
@@ -319,8 +319,8 @@ def decode_packet(
 ) -> Packet:
     """Decode a packet from its first byte and its body, the bytes behind the remaining length.
 
-    `version` is the connection's; a CONNECT states its own. Raises RemoteProtocolError if the packet is
-    invalid.
+    `version` is the version of the connection, which is ignored for a CONNECT. Raises RemoteProtocolError if
+    the packet is invalid.
     """
     kind = _TYPES.get(first >> 4)
     if kind is None:
@@ -350,10 +350,11 @@ def decode(
     byte_order: ByteOrder = "auto",
     packet_bytes_max: int = VARINT_MAX,
 ) -> tuple[Packet, int] | None:
-    """Decode the packet at `at`. Return it and the position behind it, or None if more bytes are needed.
+    """Decode the packet at `at`. Return the packet and the position behind it.
 
-    `packet_bytes_max` limits the size of the whole packet, in bytes; the length field is checked against it
-    before the rest has arrived. Raises RemoteProtocolError if the packet is too large or invalid.
+    Return None if more bytes are needed. `packet_bytes_max` is the maximum size of the whole packet in bytes;
+    the length field is compared with it before the rest has arrived. Raises RemoteProtocolError if the packet
+    is too large or invalid.
     """
     if at >= len(data):
         return None

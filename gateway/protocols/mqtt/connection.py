@@ -57,7 +57,8 @@ from gateway.protocols.mqtt.writers import encode
 class State(IntEnum):
     """State of a connection.
 
-    CONNECTING: CONNECT was sent, CONNACK was not. AUTHENTICATING: the same, while AUTH packets are exchanged.
+    CONNECTING: the CONNECT was sent, and the CONNACK was not. AUTHENTICATING: the same, while AUTH packets
+    are exchanged.
     """
 
     START = 0
@@ -92,17 +93,17 @@ PUBLISH_PIECES: Final = 6  # pieces of each PUBLISH in `out`: joining all of the
 
 
 def swapped(word: int) -> int:
-    """Return a 16-bit integer with its bytes swapped."""
+    """Return a 16-bit integer with its two bytes swapped."""
     return (word & 0xFF) << 8 | word >> 8
 
 
 class Connection:
-    """One end of an MQTT connection; the base of ServerConnection and ClientConnection.
+    """Common base of ServerConnection and ClientConnection: one end of an MQTT connection.
 
     `received` and `sent` count packets by type. `out` holds the pieces that `data_to_send` joins. `pending`
-    is True if `receive_data(b"", now)` would raise a stored error or decode bytes that were held back until
-    the CONNACK. `unread` is True if a call has done its amount of work and bytes remain: the caller should
-    call again later.
+    is True if `receive_data(b"", now)` would raise a stored error, or decode bytes that were held back until
+    the CONNACK. `unread` is True if a call of `receive_data` has done its limited amount of work and bytes
+    remain: the caller should call it again.
     """
 
     __slots__ = (
@@ -188,7 +189,7 @@ class Connection:
         self._speak(version)
 
     def _speak(self, version: Version) -> None:
-        """Set the protocol version and the byte order that follows from it."""
+        """Set the protocol version, and the byte order that follows from it."""
         self.version = version
         self._v5 = version is Version.V5
         self._little = is_little(version, self._byte_order)
@@ -197,19 +198,20 @@ class Connection:
 
     @property
     def has_undecoded(self) -> bool:
-        """True if received bytes are buffered because they are not decoded yet."""
+        """True if received bytes are buffered that are not decoded yet."""
         return self._buffer is not None
 
     def _open(self, state: State) -> None:
-        """Enter a state in which packets are decoded, and set `pending` if bytes were held back."""
+        """Enter `state`, in which packets are decoded, and set `pending` if bytes were held back."""
         self.state = state
         self.pending = self._buffer is not None
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
-        """Decode the bytes `data` and return their events, in order; `now` is in monotonic seconds.
+        """Decode the bytes `data` and return their events, in order.
 
-        Raises RemoteProtocolError, after which the connection is CLOSED and ignores further data. If events
-        precede the fault, they are returned, and the next call raises the error (`pending`).
+        Raises RemoteProtocolError; then the connection is CLOSED and ignores further data. If events precede
+        the fault, they are returned, `pending` is set, and the next call raises the error. `now` is in
+        monotonic seconds.
         """
         if self.pending:
             self._raise_late()
@@ -245,7 +247,10 @@ class Connection:
         return events
 
     def _decode_all(self, data: bytes, events: list[Event]) -> int:
-        """Decode complete packets, up to the limit of one call. Return the position behind the last one."""
+        """Decode complete packets, up to the limit of work for one call.
+
+        Return the position behind the last decoded packet.
+        """
         at = 0
         # Compared by identity: a look-up in the set costs an enum's hash, as much as a small packet.
         while (state := self.state) is OPEN or state in self.reading:
@@ -269,14 +274,14 @@ class Connection:
         return at
 
     def _raise_late(self) -> None:
-        """Clear `pending`, and raise the error that the last call has stored, if any."""
+        """Clear `pending`, and raise the error that an earlier call has stored, if any."""
         self.pending = False
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
     def _joined(self, buffer: ByteBuffer, data: bytes) -> bytes:
-        """Add `data` to the buffer. Return all buffered bytes if they can be decoded now, else b""."""
+        """Append `data` to the buffer. Return all buffered bytes if they can be decoded now, else b""."""
         buffer.add(data)
         if self.state not in self.reading:
             self._hold(buffer)
@@ -287,7 +292,7 @@ class Connection:
         return buffer.take_all()
 
     def _store_rest(self, rest: ByteBuffer) -> None:
-        """Buffer the bytes behind the decoded packets, until more data arrives or for the next call."""
+        """Store `rest`, the bytes behind the decoded packets, for a later call."""
         self._buffer = rest
         if self.unread:
             self._needed = 0
@@ -296,7 +301,7 @@ class Connection:
             self._hold(rest)
 
     def _is_enough(self, events: list[Event], byte_count: int) -> bool:
-        """Return True, and set `unread`, if this call has done its amount of work.
+        """Return True, and set `unread`, if this call has done its limited amount of work.
 
         `byte_count` is the size in bytes of the packets that `_run` has just decoded. Only called while more
         bytes remain.
@@ -309,19 +314,19 @@ class Connection:
 
     @property
     def begun(self) -> int:
-        """Number of bytes received of an incomplete packet; 0 if there is none."""
+        """Number of received bytes of an incomplete packet; 0 if there is none."""
         return 0 if self._buffer is None else self._buffer.byte_count
 
     @property
     def needed_bytes(self) -> int:
-        """Number of bytes that an incomplete packet must have in all, as far as known; 0 if there is none."""
+        """Size in bytes of the incomplete packet, as far as known; 0 if there is none."""
         return 0 if self._buffer is None else self._needed
 
     def _hold(self, buffer: ByteBuffer) -> None:
-        """Hold bytes back while no packet may be decoded, and limit how many a peer may pipeline.
+        """Hold bytes back while no packet may be decoded, and limit their number.
 
-        If the connection is closed, they are discarded. If they exceed PIPELINED_BYTES_MAX, close the
-        connection and store an error (0x97).
+        If they exceed PIPELINED_BYTES_MAX, close the connection and store an error (0x97). If the connection
+        is closed, discard the bytes.
         """
         self._needed = 0
         if self.state is State.CLOSED:
@@ -339,8 +344,8 @@ class Connection:
     def _run(self, data: bytes, at: int, events: list[Event]) -> int:
         """Decode consecutive PUBLISH and successful acknowledgements from position `at` on.
 
-        Return the position of the first other or incomplete packet. At most about RUN_BYTES bytes are
-        decoded.
+        Return the position of the first packet that is of another kind or incomplete. At most about RUN_BYTES
+        bytes are decoded.
         """
         most = len(data) - 3
         if most - at > RUN_BYTES:
@@ -361,9 +366,9 @@ class Connection:
         return at
 
     def _publish_run(self, data: bytes, at: int, most: int, events: list[Event]) -> int:  # noqa: C901, PLR0912 - every packet
-        """Decode PUBLISH packets that begin between `at` and `most`. Return the position behind the last.
+        """Decode PUBLISH packets that begin between `at` and `most`, and return the end of the last.
 
-        Stop early when their properties have used up the amount of work of one call.
+        Stops early when decoding their properties has reached the limit of work for one call.
         """
         end = len(data)
         limit = self.packet_bytes_max
@@ -419,7 +424,7 @@ class Connection:
     def _ack_run(self, data: bytes, at: int, most: int, events: list[Event]) -> int:
         """Decode four-byte acknowledgements of one type that begin between `at` and `most`.
 
-        Return the position behind the last.
+        Return the position behind the last one.
         """
         first = data[at]
         rows: list[tuple[int, int]] | None = None
@@ -434,9 +439,9 @@ class Connection:
         return at
 
     def _publishes(self, events: list[Event]) -> Publishes:
-        """Return the event for PUBLISH packets: the last of `events`, or a new one.
+        """Return the event to which decoded PUBLISH packets are added.
 
-        A new one is appended to `events`.
+        This is the last of `events` if it is a Publishes event; otherwise a new one is appended.
         """
         if events and isinstance(last := events[-1], Publishes):
             return last
@@ -445,9 +450,9 @@ class Connection:
         return event
 
     def _acks(self, events: list[Event], kind: PacketType) -> Acks:
-        """Return the event for acknowledgements of this type: the last of `events`, or a new one.
+        """Return the event to which decoded acknowledgements of this type are added.
 
-        A new one is appended to `events`.
+        This is the last of `events` if it is an Acks event of this type; otherwise a new one is appended.
         """
         if events and isinstance(last := events[-1], Acks) and last.kind is kind:
             return last
@@ -456,7 +461,7 @@ class Connection:
         return event
 
     def _described(self, data: bytes, topic: bytes, at: int, stop: int) -> tuple[bytes, bytes, int]:
-        """Decode the property list at `at` of a PUBLISH that ends at `stop`, and resolve its topic alias.
+        """Decode the property list at `at` in a PUBLISH that ends at `stop`, and resolve its topic alias.
 
         Return the topic, the encoded properties without the alias, and the start of the body. Raises
         RemoteProtocolError.
@@ -502,7 +507,7 @@ class Connection:
         return topic, properties, body_at
 
     def _alias(self, alias: int, topic: bytes) -> None:
-        """Store the topic that an alias stands for.
+        """Store the topic for which a topic alias stands from now on.
 
         Raises RemoteProtocolError if the topics of all aliases have too many bytes.
         """
@@ -512,14 +517,17 @@ class Connection:
         self._aliases[alias] = topic
 
     def _may_answer_oversized(self, data: bytes, start: int) -> bool:
-        """Return True if an oversized packet can be refused now, False if more of it is needed for that.
+        """Return True if an oversized packet can be refused now.
 
-        `start` is the position behind its fixed header.
+        Return False if more of its bytes are needed first. `start` is the position behind its fixed header.
         """
         return True
 
     def _one(self, data: bytes, at: int, events: list[Event]) -> int:
-        """Decode the packet at `at`, of any type. Return the position behind it, or `at` if incomplete."""
+        """Decode one packet of any type at `at`, and append its event.
+
+        Return the position behind the packet, or `at` if the packet is incomplete.
+        """
         end = len(data)
         self._needed = end - at + 1
         if at == end:
@@ -563,10 +571,10 @@ class Connection:
         return stop
 
     def _begin_oversized(self, data: bytes, at: int, start: int, stop: int, events: list[Event]) -> int:
-        """Begin to skip an oversized PUBLISH of a client of MQTT 3.x. Return the position reached.
+        """Begin to skip an oversized PUBLISH from a client of MQTT 3.x, and return the position reached.
 
-        Such a client cannot be informed of the limit, and would resend the message forever if the connection
-        were closed. The header, which identifies the message, is decoded; the body is skipped.
+        Such a client cannot be informed of the limit: if the connection were closed, it would resend the
+        message after each reconnect. The header is decoded to identify the message; the body is skipped.
         """
         topic_end = start + 2 + int.from_bytes(data[start : start + 2], "big")
         body_at = min(topic_end + (2 if data[at] & 6 else 0), stop)
@@ -580,9 +588,9 @@ class Connection:
         return len(data) - len(self._read_past(data[body_at:], events))
 
     def _read_past(self, data: bytes, events: list[Event]) -> bytes:
-        """Skip the rest of the oversized packet, and append its event once it is complete.
+        """Skip the next bytes of the oversized packet, and return the bytes behind it.
 
-        Return the bytes behind the packet.
+        When the packet is complete, its event is appended.
         """
         assert self._oversized is not None
         rest = data[self._body_remaining :]
@@ -597,14 +605,14 @@ class Connection:
         return decode_packet(first, body, self.version, self._byte_order, self._bounds)
 
     def _limit(self, kind: int) -> int:
-        """Return the maximum size in bytes of a packet of this type in the present state."""
+        """Return the maximum size in bytes for a packet of the type `kind` in the present state."""
         return self.packet_bytes_max
 
     def _take(self, packet: Packet) -> None:
-        """Process a packet at this end, in addition to the change of state that the table states."""
+        """Process a received packet, except for the change of state, which the state table defines."""
 
     def _watch(self, events: list[Event]) -> None:
-        """Detect the peer's byte order from the packets in `events`."""
+        """Detect the peer's byte order from the packets in `events`; only a server does so."""
 
     def timed_out(self, now: float) -> bool:
         """Return True if the peer has been silent for one and a half times the keep-alive (5: 3.1.2.10)."""
@@ -617,7 +625,7 @@ class Connection:
     # -- bytes out
 
     def data_to_send(self) -> bytes:
-        """Return and clear the bytes queued since the last call."""
+        """Remove and return the queued bytes."""
         out = self.out
         if out is None:
             return b""
@@ -626,9 +634,9 @@ class Connection:
         return out[0] if len(out) == 1 else b"".join(out)
 
     def to_send(self) -> bytes | list[Piece]:
-        """Return and clear the queued bytes, as a list of pieces if one of them is large.
+        """Remove and return the queued bytes, as a list of pieces if one of them is large.
 
-        Large bodies are not copied, no matter how many connections send them.
+        Large bodies are not copied, however many connections send them.
         """
         if not self.large or self.out is None:
             return self.data_to_send()
@@ -714,17 +722,18 @@ class Connection:
         return refused
 
     def _may_alias(self, properties: PropertyMap) -> None:
-        """Set `alias_max`, the number of aliases that this end may assign to topics.
+        """Set `alias_max`, the number of topic aliases that this end may use for sending.
 
-        It is the smaller of the peer's limit, in its CONNECT or CONNACK, and this end's own.
+        This is the smaller of the peer's limit, in `properties` of its CONNECT or CONNACK, and this end's own
+        limit.
         """
         self.alias_max = min(properties.get(Property.TOPIC_ALIAS_MAXIMUM, 0), self.topic_alias_max)
 
     def aliased(self, rows: Sequence[PublishRow]) -> list[PublishRow]:
-        """Replace topics by topic aliases in `rows`, and return the resulting rows (5: 3.3.2.3.4).
+        """Return `rows` with topics replaced by topic aliases (5: 3.3.2.3.4).
 
-        The first `alias_max` topics that are published get an alias. An alias is introduced only by a PUBLISH
-        that is certain to fit the peer's maximum packet size.
+        The first `alias_max` topics that are published get an alias. An alias is introduced only in a PUBLISH
+        that certainly fits the peer's maximum packet size.
         """
         aliases = self._said_aliases
         safe = self.peer_packet_bytes_max - PUBLISH_EXTRA_MAX
@@ -753,9 +762,9 @@ class Connection:
         self.sent[kind] += count
 
     def puback(self, packet_id: int) -> bytes:
-        """Return an encoded PUBACK, instead of queueing it with `acknowledge`. Requires that `out` is None.
+        """Return an encoded PUBACK, which the caller sends itself. Requires that `out` is None.
 
-        This is faster for many devices that send one message each.
+        For many devices that send one message each, this is faster than `acknowledge`, which queues.
         """
         if self.state is not OPEN:
             self._require(OPEN)
@@ -763,9 +772,10 @@ class Connection:
         return PUBACK_HEAD + _WORDS[swapped(packet_id) if self._little else packet_id]
 
     def send_ack(self, kind: PacketType, packet_id: int, reason: int = 0, text: str = "") -> None:
-        """Queue one acknowledgement, with `text` as its reason string if the peer accepts that (MQTT 5).
+        """Queue one acknowledgement; `text` becomes its reason string if the peer accepts that (MQTT 5).
 
-        Raises LocalProtocolError for a failure code before MQTT 5, where an acknowledgement can only accept.
+        Raises LocalProtocolError for a failure code before MQTT 5, where an acknowledgement has no reason
+        code.
         """
         self._require(State.OPEN)
         if not self._v5 and reason >= FAILURE:

@@ -16,7 +16,10 @@ ByteOrder = Literal["auto", "little", "big"]
 
 
 class Bounds(NamedTuple):
-    """Limits on properties and topic filters in one packet; a packet that exceeds one is refused (0x97)."""
+    """Limits for one received packet: number and bytes of properties, and number of topic filters.
+
+    A packet that exceeds a limit is refused with 0x97.
+    """
 
     properties_max: int = VARINT_MAX
     properties_bytes_max: int = VARINT_MAX
@@ -29,9 +32,9 @@ UNBOUNDED: Final = Bounds()
 def is_little(version: Version, byte_order: ByteOrder) -> bool:
     """Return True if keep-alive and packet ids are little-endian on the wire.
 
-    They can be so only in protocol levels 2 and 3. `auto` means little-endian for level 2 and big-endian for
-    level 3. A ServerConnection corrects this when a client of level 3 shows otherwise; only the keep-alive is
-    then read again.
+    That is possible only in protocol levels 2 and 3. `auto` means little-endian for level 2 and big-endian
+    for level 3. ServerConnection later corrects the result for a client of level 3 whose packet ids are
+    evidently little-endian; of the values already decoded, only the keep-alive is affected.
     """
     if version > Version.V31:
         return False
@@ -39,25 +42,25 @@ def is_little(version: Version, byte_order: ByteOrder) -> bool:
 
 
 def malformed(text: str) -> RemoteProtocolError:
-    """Return the error of a packet that cannot be parsed (reason 0x81)."""
+    """Return the error for a packet that cannot be parsed (reason 0x81)."""
     return RemoteProtocolError(text, reason=ReasonCode.MALFORMED_PACKET)
 
 
 def violation(text: str) -> RemoteProtocolError:
-    """Return the error of a packet that can be parsed but violates the protocol (reason 0x82)."""
+    """Return the error for a packet that can be parsed but violates the protocol (reason 0x82)."""
     return RemoteProtocolError(text, reason=ReasonCode.PROTOCOL_ERROR)
 
 
 def quota_exceeded(text: str) -> RemoteProtocolError:
-    """Return the error of a packet that exceeds its receiver's quota (reason 0x97)."""
+    """Return the error for a packet that exceeds a limit of its receiver (reason 0x97)."""
     return RemoteProtocolError(text, reason=ReasonCode.QUOTA_EXCEEDED)
 
 
 def decode_length(data: bytes, at: int) -> tuple[int, int] | None:
-    """Return the remaining length at `at` and the position behind it, or None if it is incomplete (5: 2.1.4).
+    """Decode the remaining length at `at` (5: 2.1.4). Return its value and the position behind it.
 
-    Raises RemoteProtocolError (0x81) for more than four bytes. A length in more bytes than necessary is
-    accepted: small clients write a fixed width, and nothing depends on it.
+    Return None if it is incomplete. Raises RemoteProtocolError (0x81) for more than four bytes. A length with
+    more bytes than necessary is accepted, because small clients write a fixed number of bytes.
     """
     value = 0
     for index, byte in enumerate(data[at : at + LENGTH_BYTES_MAX]):
@@ -82,7 +85,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def decode_text(data: bytes) -> str:
-    """Decode a UTF-8 string that comes without its length (5: 1.5.4).
+    """Decode a UTF-8 string without its length prefix (5: 1.5.4).
 
     Raises RemoteProtocolError (0x81) for surrogates, NUL and invalid UTF-8.
     """
@@ -136,10 +139,10 @@ def is_filter(text: str) -> bool:
 
 
 class Reader:
-    """Cursor that reads values from bytes, one after the other.
+    """Reader of consecutive values from the bytes of one packet.
 
-    `little` True reads packet ids and keep-alive as little-endian (protocol level 2). Each method raises
-    RemoteProtocolError (0x81) if the packet ends inside the value.
+    If `little` is True, packet ids and keep-alive are little-endian. Each method raises RemoteProtocolError
+    (0x81) if the packet ends inside the value.
     """
 
     __slots__ = ("at", "bounds", "data", "end", "little")
@@ -176,7 +179,7 @@ class Reader:
         return int.from_bytes(self.take(4), "big")
 
     def dialect_word(self) -> int:
-        """Read a 16-bit integer in the byte order that the connection has for packet ids and keep-alive."""
+        """Read a 16-bit integer in the connection's byte order for packet ids and keep-alive."""
         return int.from_bytes(self.take(2), "little" if self.little else "big")
 
     def packet_id(self) -> int:
@@ -198,17 +201,20 @@ class Reader:
         return value
 
     def binary(self) -> bytes:
-        """Read bytes that follow their 16-bit length (5: 1.5.6)."""
+        """Read a 16-bit length and the bytes that follow it (5: 1.5.6)."""
         return self.take(self.word())
 
     def text(self) -> str:
-        """Read a UTF-8 string that follows its 16-bit length (5: 1.5.4). Raises 0x81 if it is malformed."""
+        """Read a 16-bit length and the UTF-8 string that follows it (5: 1.5.4).
+
+        Raises 0x81 if the string is malformed.
+        """
         return decode_text(self.binary())
 
     def pair(self) -> tuple[str, str]:
         """Read two UTF-8 strings, each after its 16-bit length.
 
-        Both are read in one step, because a packet may have a thousand user properties.
+        Faster than two calls of `text`: a packet may have a thousand user properties.
         """
         data = self.data
         name_at = self.at + 2
@@ -227,14 +233,20 @@ class Reader:
 
 
 def encode_binary(data: bytes) -> bytes:
-    """Return bytes with their 16-bit length before them. Raises LocalProtocolError beyond 65 535 bytes."""
+    """Return `data` with a 16-bit length in front.
+
+    Raises LocalProtocolError beyond 65 535 bytes.
+    """
     if len(data) > STRING_BYTES_MAX:
         raise LocalProtocolError("a string or binary field has at most 65 535 bytes")
     return len(data).to_bytes(2, "big") + data
 
 
 def encode_text(text: str) -> bytes:
-    """Encode a UTF-8 string with its 16-bit length. Raises LocalProtocolError if MQTT cannot carry it."""
+    """Encode a UTF-8 string with its 16-bit length.
+
+    Raises LocalProtocolError if MQTT does not allow the string.
+    """
     try:
         data = text.encode()
     except UnicodeEncodeError as error:

@@ -82,11 +82,14 @@ class MqttDialect(Dialect):
         return topic_address(wire.decode(), wire)
 
     def property_set(self, data: bytes) -> PropertySet:
-        """Return the property set of an encoded PUBLISH property list. Raises an error if it is malformed."""
+        """Return the property set for an encoded PUBLISH property list.
+
+        Raises RemoteProtocolError if the list is malformed.
+        """
         return publish_essentials(data)
 
     def unread_set(self, data: bytes) -> PropertySet:
-        """Return the property set of a stored PUBLISH property list, without caching it."""
+        """Return the property set for a stored PUBLISH property list, without caching the set."""
         return unread_list(data)
 
     def message_id(self, data: bytes) -> str | None:
@@ -102,7 +105,10 @@ class MqttDialect(Dialect):
         return losses(message)
 
     def impossible_reason(self, first: str) -> str:
-        """Return why no topic can begin with the level `first`, or "" if one can; `$share` is refused."""
+        """Return why no topic can begin with the level `first`, or "" if one can.
+
+        The level `$share` is not allowed.
+        """
         if first != "$share":
             return ""
         return "no topic begins with $share; the group of a link is links.NAME.share"

@@ -21,7 +21,7 @@ def _none() -> PropertyMap:
 
 @dataclass(frozen=True, slots=True)
 class Will:
-    """Will message, which the server publishes when the client is lost (5: 3.1.2.5)."""
+    """Will message of a client, which the server publishes if the connection is lost (5: 3.1.2.5)."""
 
     topic: str
     body: bytes = b""
@@ -87,7 +87,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One topic filter of a SUBSCRIBE with its options (5: 3.8.3.1)."""
+    """One topic filter in a SUBSCRIBE, with its options (5: 3.8.3.1)."""
 
     filter: str
     qos: int = 0
@@ -186,9 +186,9 @@ Packet = (
 
 @dataclass(frozen=True, slots=True)
 class Oversized:
-    """PUBLISH that exceeds this end's size limit, in a version that has no reason code to refuse it.
+    """Event for a PUBLISH that exceeds the size limit, in a version without a reason code to refuse it.
 
-    `publish` is without its body, of which `byte_count` bytes were skipped.
+    `publish` has no body; the `byte_count` bytes of its body were skipped.
     """
 
     kind: ClassVar = PacketType.PUBLISH

@@ -40,7 +40,7 @@ LISTED: Final = frozenset((Property.SUBSCRIPTION_IDENTIFIER, Property.USER_PROPE
 
 
 class Span(NamedTuple):
-    """One property of a list: its value, and the range of bytes from `start` to `stop` that it occupies."""
+    """One property in an encoded list: its value, and its range of bytes from `start` to before `stop`."""
 
     id: Property
     value: Any
@@ -72,9 +72,9 @@ _USER_PROPERTY: Final = _RULES[Property.USER_PROPERTY]
 
 
 def spans(data: bytes, place: int, most: int = VARINT_MAX) -> Iterator[Span]:
-    """Yield the properties of an encoded list (without its length), in order.
+    """Yield the properties in an encoded list (without its length), in order.
 
-    `place` is the PacketType that the list belongs to, or WILL. Raises RemoteProtocolError: 0x81 for a
+    `place` is the PacketType to which the list belongs, or WILL. Raises RemoteProtocolError: 0x81 for a
     property that cannot be parsed or is not allowed in `place`, 0x82 for one that occurs twice or has a
     forbidden value, 0x97 for more than `most` properties.
     """

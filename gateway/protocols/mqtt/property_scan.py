@@ -34,12 +34,12 @@ Decode = Callable[[bytes], Properties]
 
 
 class Listed(PropertySet):
-    """Property set of a PUBLISH, with what was found in its encoded property list.
+    """Property set of a PUBLISH, with the values that routing needs from its encoded property list.
 
     `total` is the number of properties. `bare` is the encoded list without the topic alias `alias`, which is
     0 if there is none. `identified` is True if the list has subscription identifiers. `expiry` is in seconds
     from arrival, or None. `hops` is the number of routes that the message has crossed. `parsed` is the
-    encoded list without the properties that belong to one transmission.
+    encoded list without the properties that apply to one transmission only.
     """
 
     __slots__ = ("alias", "bare", "expiry", "hops", "identified", "total")
@@ -56,10 +56,10 @@ class Listed(PropertySet):
 
 
 def scan(raw: bytes, most: int, decode: Decode) -> Listed | None:
-    """Validate an encoded property list in one pass, and find what routing needs.
+    """Validate an encoded property list in one pass, and return the values that routing needs.
 
-    Return None if the list is not of the common kind, which may mean that it is invalid, or if it has more
-    than `most` properties.
+    Return None if the list has more than `most` properties, or is not of the common kind; it may then be
+    invalid, and `spans` must parse it.
     """
     end = len(raw)
     at = total = nuls = highs = seen_mask = 0  # bytes of lengths and numbers: 0, and over 127
@@ -103,9 +103,9 @@ def scan(raw: bytes, most: int, decode: Decode) -> Listed | None:
 
 
 def _stop(raw: bytes, at: int, kind: int) -> int:
-    """Return where the property at `at`, which is no user property, ends.
+    """Return where the property at `at` ends, whose identifier is `kind`.
 
-    Return 0 if it is invalid, or not of the common kind.
+    It is not a user property. Return 0 if the property is invalid or not of the common kind.
     """
     stop = 0
     if kind in TEXTS:
@@ -122,9 +122,9 @@ def _stop(raw: bytes, at: int, kind: int) -> int:
 
 
 def _note(found: Listed, others: list[tuple[int, int, int]]) -> None:
-    """Store in `found` the expiry and topic alias of its list, and if it has a reply address.
+    """Set `expiry`, `alias`, `bare`, `asks` and `parsed` of `found` from the properties of its list.
 
-    `others` has (identifier, start, stop) of each property that is no user property.
+    `others` has (identifier, start, stop) of each property that is not a user property.
     """
     raw = forwarded = found.raw
     for kind, start, stop in reversed(others):
@@ -143,7 +143,7 @@ def _note(found: Listed, others: list[tuple[int, int, int]]) -> None:
 def texts_of(raw: bytes, before: bytes, between: bytes, bare: bool = False) -> list[bytes]:
     """Return the names and values of a list that has only user properties, as a flat list of bytes.
 
-    Arguments and result are those of ReadTexts (model/properties.py). `raw` must have passed `scan`. Return
+    `raw` must have passed `scan`. Arguments and result are those of ReadTexts (model/properties.py). Return
     an empty list if a name is longer than 255 bytes.
     """
     found: list[bytes] = []
@@ -165,9 +165,10 @@ def texts_of(raw: bytes, before: bytes, between: bytes, bare: bool = False) -> l
 
 
 def write_texts(texts: list[bytes]) -> bytes:
-    """Join texts that a ReadTexts function returned, with USER_HEAD before each name, to user properties.
+    """Join `texts`, the result of a ReadTexts function, to encoded user properties.
 
-    Return b"" if they cannot be written unchanged: one has a reserved name, or a text with NUL.
+    Each name must have USER_HEAD in front. Return b"" if the texts cannot be written unchanged, because a
+    name is reserved or a text contains NUL.
     """
     for at in range(1, len(texts), 3):
         name, value = texts[at], texts[at + 1]

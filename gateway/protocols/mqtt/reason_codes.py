@@ -77,10 +77,10 @@ REAUTHENTICATION_REFUSED: Final = PROOF_REFUSED | {"unavailable": ReasonCode.SER
 
 
 def publish_refused(outcome: Outcome) -> ReasonCode:
-    """Return the reason code of PUBACK or PUBREC for a message with this outcome.
+    """Return the reason code of PUBACK or PUBREC for a message that had the outcome `outcome`.
 
-    A temporary refusal is 0x97: of the codes that these packets may carry, it is the one after which a bridge
-    (also a link of this gateway) retries the message.
+    A temporary refusal is 0x97: of the codes that these packets may carry, it is the one after which a
+    bridge, or a link of this gateway, retries the message.
     """
     if outcome.verdict is Verdict.RELEASED and outcome.reason in FOR_NOW:
         return ReasonCode.QUOTA_EXCEEDED

@@ -18,7 +18,7 @@ without its length and without a topic alias, already validated; b"" if the pack
 
 @dataclass
 class Publishes:
-    """Consecutive PUBLISH packets: an event for all that arrived without another packet between them."""
+    """Event for consecutive PUBLISH packets, with a row for each."""
 
     rows: list[PublishRow]
 
@@ -30,7 +30,7 @@ class Publishes:
 
 @dataclass
 class Acks:
-    """Consecutive acknowledgements of one type, as rows of (packet id, reason code)."""
+    """Event for consecutive acknowledgements of one type; a row is (packet id, reason code)."""
 
     kind: PacketType
     rows: list[tuple[int, int]]

@@ -69,11 +69,11 @@ PROTOCOL_NAME_END_MAX: Final = 8  # bytes of the longest protocol name, with its
 
 
 class ServerConnection(Connection):
-    """Server end of an MQTT connection, for one client of a listener.
+    """Server state machine of an MQTT connection, for one client of a listener.
 
-    `connect` is the CONNECT once it has arrived. `wants_problems` is True if responses may have reason
-    strings (5: 3.1.2.11.7). The constructor's limits are announced in the CONNACK of MQTT 5; the announced
-    packet size is `announced_bytes_max`, which may be smaller than the accepted size.
+    `connect` is the CONNECT packet once it has arrived. `wants_problems` is True if responses may have reason
+    strings (5: 3.1.2.11.7). The CONNACK of MQTT 5 announces the constructor's limits; the announced packet
+    size is `announced_bytes_max`, which may be smaller than the accepted size.
     """
 
     __slots__ = (
@@ -123,9 +123,9 @@ class ServerConnection(Connection):
         return min(self._connect_bytes_max, self.packet_bytes_max)
 
     def _may_answer_oversized(self, data: bytes, start: int) -> bool:
-        """Read the protocol version of an oversized CONNECT, in which it will be refused.
+        """Decode the protocol version of an oversized CONNECT, so that it can be refused in that version.
 
-        Return False if the protocol name has not arrived completely.
+        Return False if the protocol name is incomplete; True if the packet can be refused now.
         """
         if self.state is not State.START:
             return True
@@ -152,7 +152,7 @@ class ServerConnection(Connection):
             self._check_disconnect(packet)
 
     def _take_connect(self, packet: Connect) -> None:
-        """Apply the version, limits and options of a CONNECT."""
+        """Apply the version, limits and options in a CONNECT."""
         self._speak(packet.version)
         self.connect = packet
         self.keep_alive = packet.keep_alive
@@ -204,7 +204,7 @@ class ServerConnection(Connection):
             raise violation("re-authentication before the first one is over")
 
     def _check_disconnect(self, packet: Disconnect) -> None:
-        """Raise RemoteProtocolError if a client must not send such a DISCONNECT."""
+        """Raise RemoteProtocolError if a client must not send this DISCONNECT."""
         if packet.reason not in REASONS[PacketType.DISCONNECT]:
             raise violation(f"DISCONNECT must not carry reason {packet.reason:#04x}")
         assert self.connect is not None
@@ -256,9 +256,9 @@ class ServerConnection(Connection):
             self.send(Suback(packet_id, tuple(reasons)))
 
     def send_unsuback(self, packet_id: int, reasons: Sequence[int] = (), text: str = "") -> None:
-        """Queue UNSUBACK with a reason code for each filter, of which there is none before MQTT 5.
+        """Queue UNSUBACK with a reason code for each filter; before MQTT 5, without reason codes.
 
-        Raises LocalProtocolError if there are no reason codes in MQTT 5.
+        Raises LocalProtocolError if reason codes are missing in MQTT 5.
         """
         self._require(State.OPEN)
         if self._v5 and not reasons:
@@ -267,9 +267,9 @@ class ServerConnection(Connection):
             self.send(Unsuback(packet_id, tuple(reasons)))
 
     def data_to_send(self) -> bytes:
-        """Return and clear the queued bytes, with a PINGRESP for each PINGREQ at the end (5: 3.13).
+        """Remove and return the queued bytes, with a PINGRESP for each PINGREQ at the end (5: 3.13).
 
-        MQTT does not define this order. But a PINGRESP behind the acknowledgements tells the client that
+        MQTT does not define this order. But a PINGRESP after the acknowledgements tells the client that
         everything it sent before the PINGREQ was accepted.
         """
         if self.pings:
@@ -277,7 +277,7 @@ class ServerConnection(Connection):
         return super().data_to_send()
 
     def to_send(self) -> bytes | list[Piece]:
-        """Return and clear the queued bytes, as a list of pieces if one of them is large."""
+        """Remove and return the queued bytes, as a list of pieces if one of them is large."""
         if self.pings:
             self._answer_pings()
         return super().to_send()
@@ -335,7 +335,7 @@ class ServerConnection(Connection):
     def _fail_connect(self, error: RemoteProtocolError) -> None:
         """Queue the CONNACK that refuses an invalid CONNECT.
 
-        A client of MQTT 3.x gets it only if a return code for the error exists.
+        A client of MQTT 3.x gets no CONNACK if no return code fits the error.
         """
         reason = error.reason
         if self._v5:
@@ -368,7 +368,7 @@ def connack_unavailable(data: bytes, text: str) -> bytes:
 
 
 def _ids_of(event: Event) -> list[int]:
-    """Return the packet ids in `event` that the client has chosen, in order."""
+    """Return the packet ids in `event` that were assigned by the client, in order."""
     if isinstance(event, Publishes):
         return [row[2] for row in event.rows if row[2]]
     return [event.packet_id] if isinstance(event, Subscribe | Unsubscribe) else []

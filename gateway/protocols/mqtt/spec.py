@@ -126,7 +126,7 @@ class ReasonCode(IntEnum):
 
 
 def reason_name(reason: int) -> str:
-    """Return the label that a reason code has in metrics; "other" for an unknown code."""
+    """Return the name of a reason code as a label for metrics; "other" for an unknown code."""
     return ReasonCode(reason).name.lower() if reason in ReasonCode.__members__.values() else "other"
 
 
@@ -224,9 +224,9 @@ WILL: Final = 0
 
 
 class PropertyRule(NamedTuple):
-    """Rule of a property: the packets that may carry it, and the values that it may have.
+    """Rule for one property: its data type, the packets that may carry it, and its allowed values.
 
-    `low` is the least value of a number and `fault` the reason code for a smaller one. `repeats` has the
+    `low` is the smallest allowed number, and `fault` the reason code for a smaller one. `repeats` has the
     packets in which the property may occur more than once.
     """
 

@@ -78,10 +78,10 @@ _lists: Final[Recurring[Listed]] = Recurring(_LISTS_MAX)
 
 
 def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Listed:
-    """Return the property set for the encoded property list `raw` of a PUBLISH.
+    """Return the property set for `raw`, the encoded property list of a PUBLISH.
 
-    Lists with equal bytes share one object. Raises RemoteProtocolError if the list is malformed, or has more
-    than `most` properties (0x97).
+    Equal lists share one object. Raises RemoteProtocolError if the list is malformed, or has more than `most`
+    properties (0x97).
     """
     if not raw:
         return NOTHING_SAID
@@ -96,17 +96,17 @@ def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Listed:
 
 
 def unread_list(raw: bytes) -> PropertySet:
-    """Return the property set for `raw`, a stored property list, without caching it.
+    """Return the property set for `raw`, a stored property list, without caching the set.
 
-    A list that `scan` does not support is parsed only when the set is decoded.
+    A list that `scan` cannot process is parsed when the set is decoded.
     """
     return scan(raw, VARINT_MAX, decode_properties) or PropertySet("mqtt", raw, decode_properties)
 
 
 def message_id_in(raw: bytes) -> str | None:
-    """Return the message id in an encoded property list, or None if it has none.
+    """Return the message id in an encoded property list, or None if there is none.
 
-    Raises RemoteProtocolError if the list is malformed and has to be decoded for that.
+    Raises RemoteProtocolError if the list has to be decoded for that and is malformed.
     """
     found = raw.find(MESSAGE_ID_HEAD)
     if found < 0:
@@ -135,7 +135,7 @@ def message_id_in(raw: bytes) -> str | None:
 
 
 def _look_closely(raw: bytes, most: int) -> Listed:
-    """Parse a property list that `scan` does not support. Raises RemoteProtocolError if it is malformed."""
+    """Parse a property list that `scan` cannot process. Raises RemoteProtocolError if it is malformed."""
     found = Listed(raw, 0, decode_properties)
     for span in spans(raw, PacketType.PUBLISH, most):
         found.total += 1
@@ -157,7 +157,10 @@ def _look_closely(raw: bytes, most: int) -> Listed:
 
 
 def _number(text: str, most: int) -> int | None:
-    """Return the number in the value of a user property, or None if it is not between 0 and `most`."""
+    """Return the number that `text`, the value of a user property, contains.
+
+    Return None if it is not a number from 0 to `most`.
+    """
     if not text.isascii() or not text.isdigit() or len(text) > 20:
         return None
     value = int(text)
@@ -172,7 +175,7 @@ _PLACES: Final = {
 
 
 def decode_properties(raw: bytes) -> Properties:
-    """Decode the property list of a PUBLISH, without its length, to properties of the model."""
+    """Decode the property list of a PUBLISH, without its length, to protocol-independent properties."""
     fields: dict[str, Any] = {}
     pairs: list[tuple[str, str]] = []
     types: Any = {}
@@ -208,9 +211,9 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _headers(pairs: Iterable[tuple[str, str]], types: dict[str, Any]) -> Headers:
-    """Convert user properties to typed headers. `types` has the types by name.
+    """Convert user properties to typed headers; `types` maps names to types.
 
-    The types in a list apply in the order in which the name repeats.
+    If the type of a name is a list, its elements apply to the repetitions of the name in order.
     """
     remaining_types = {name: iter(kind) for name, kind in types.items() if isinstance(kind, list)}
     found = []
@@ -243,9 +246,10 @@ def encode_properties(message: Message, utc: float, *, subscription_ids: Sequenc
 
 
 def losses(message: Message) -> tuple[str, ...]:
-    """Return the names of the LOSSES in translating `message` to MQTT 5, except those of the policy `encode`.
+    """Return the names of the losses when `message` is translated to MQTT 5.
 
-    The encoded properties are stored, so that `encode_properties` need not encode them again.
+    Losses with the policy `encode` are left out. The encoded properties are cached, so that
+    `encode_properties` need not encode them again.
     """
     property_set = message.property_set
     if property_set.protocol == "mqtt":
@@ -261,9 +265,10 @@ _HOPS: Final = tuple([_hops(count) for count in range(16)])  # few messages cros
 
 
 class Form(NamedTuple):
-    """Encoding of a property set: a property list, and the names of the LOSSES, except encoded ones.
+    """Encoding of a property set: an encoded property list, and the names of the losses.
 
-    The list has no properties that differ between messages with the same set.
+    Losses with the policy `encode` are left out. The list lacks the properties that differ between messages
+    with the same set. `key` identifies the encoding in the cache.
     """
 
     key: str
@@ -303,7 +308,10 @@ _OF_THE_WAY: Final = frozenset(
 
 
 def _forwarded(property_set: PropertySet) -> bytes:
-    """Return the part of an MQTT client's property list that is forwarded, and store it in `parsed`."""
+    """Return the part of a PUBLISH property list that is forwarded to receivers.
+
+    The part is stored in `parsed` of the set.
+    """
     raw = property_set.raw
     data = property_set.parsed = b"".join(
         raw[span.start : span.stop]
@@ -356,7 +364,7 @@ def _can_encode(text: str, lost: set[str]) -> bool:
 def _pairs(headers: Headers, lost: set[str]) -> list[tuple[str, str]]:
     """Convert headers to user properties, in order, and add the names of losses to `lost`.
 
-    Their types follow in a further user property, unless all are plain strings.
+    A further user property contains the types of the headers, unless all are plain strings.
     """
     pairs: list[tuple[str, str]] = []
     types: dict[str, list[Type]] = {}

@@ -35,7 +35,7 @@ Type = Any
 
 
 def is_text(data: str) -> bool:
-    """Return True if MQTT can carry the string: UTF-8, no NUL, at most 65 535 bytes."""
+    """Return True if MQTT can carry the string: it is valid UTF-8 without NUL, of at most 65 535 bytes."""
     try:
         size = len(data.encode())
     except UnicodeEncodeError:
@@ -44,7 +44,7 @@ def is_text(data: str) -> bool:
 
 
 def _plain(value: Value) -> tuple[Any, Type]:
-    """Return a value in the form that JSON has for it, and its type for `gateway-types`."""
+    """Return the JSON form of a value, and its type for the user property `gateway-types`."""
     kind, content = value
     if kind is ValueType.STRING:
         if isinstance(content, str) and is_text(content):
@@ -68,7 +68,10 @@ def _plain(value: Value) -> tuple[Any, Type]:
 
 
 def to_text(value: Value) -> tuple[str, Type]:
-    """Return a header value as text, and its type for `gateway-types`; that of a plain string is None."""
+    """Return a header value as text, and its type for the user property `gateway-types`.
+
+    The type of a plain string is None.
+    """
     plain, type = _plain(value)
     if isinstance(plain, str):
         return plain, type
@@ -78,9 +81,9 @@ def to_text(value: Value) -> tuple[str, Type]:
 
 
 def from_text(text: str, type: Type) -> Value:
-    """Convert a text and its type to a header value: the inverse of `to_text`.
+    """Convert a text and its type to a header value: the inverse function of `to_text`.
 
-    Return the text as a string if it does not fit the type.
+    If the text is not valid for the type, return it as a string.
     """
     if type is None:
         return string(text)
@@ -92,7 +95,7 @@ def from_text(text: str, type: Type) -> Value:
 
 
 def _loaded(text: str, type: Type) -> Any:
-    """Return the JSON value that a text of this type contains. Raises ValueError if it is not JSON."""
+    """Return the JSON value in a text of this type. Raises ValueError if the text is not JSON."""
     if isinstance(type, str) and type in _TEXTS:
         return text
     if type == ValueType.VOID.value and not text:
@@ -105,10 +108,10 @@ _REALS: Final = frozenset((ValueType.FLOAT, ValueType.DOUBLE))
 
 
 def _typed(plain: Any, type: Type, depth: int) -> Value:
-    """Convert `plain`, the JSON form of a value, to a value of type `type`.
+    """Convert `plain`, the JSON form of a value, to a value of the type `type`.
 
-    The value may still be out of the type's range. Raises ValueError, TypeError, KeyError, AttributeError or
-    ArithmeticError if `plain` does not fit `type`.
+    The result may be out of the type's range. Raises ValueError, TypeError, KeyError, AttributeError or
+    ArithmeticError if `plain` is not valid for `type`.
     """
     if depth > NESTING_MAX:
         raise ValueError("nested too deep")
@@ -149,9 +152,10 @@ def _decimal(text: str) -> Decimal:
 
 
 def _from_string(text: str, type: str | None) -> Value:
-    """Convert the text of a string, decimal, byte string or base64-encoded string to a value.
+    """Convert the text of a string, decimal or bytes value to that value.
 
-    Raises ValueError if it does not parse.
+    `type` is None for a plain string. Bytes, and strings that MQTT cannot carry, are base64-encoded. Raises
+    ValueError if the text is invalid.
     """
     if type is None:
         return string(text)

@@ -49,7 +49,7 @@ from gateway.protocols.mqtt.spec import (
 
 
 def frame(first: int, body: bytes) -> bytes:
-    """Return an encoded packet with this first byte and body, and the remaining length between them."""
+    """Return an encoded packet from its first byte and its body; the remaining length is inserted."""
     return bytes((first,)) + encode_varint(len(body)) + body
 
 
@@ -91,7 +91,7 @@ def encode_connect(packet: Connect, byte_order: ByteOrder = "auto") -> bytes:
 
 
 class _Writer:
-    """Encoding functions for the fields of packets, in one protocol version and byte order."""
+    """Encoder for the fields of packets, in one protocol version and byte order."""
 
     __slots__ = ("_order", "v5", "version")
 
@@ -192,10 +192,10 @@ _WRITERS: Final[dict[type[Any], Callable[[Any, _Writer], bytes]]] = {
 
 
 def encode(packet: Packet, version: Version, byte_order: ByteOrder = "auto") -> bytes:
-    """Encode `packet`; a CONNECT is encoded in its own version.
+    """Encode `packet` in `version`; a CONNECT is encoded in its own version.
 
-    Raises LocalProtocolError if the version has no form for the packet, or for something in it that must not
-    be omitted.
+    Raises LocalProtocolError if the version does not have the packet, or cannot express a part of it that
+    must not be omitted.
     """
     if isinstance(packet, Connect):
         return encode_connect(packet, byte_order)
