@@ -24,7 +24,7 @@ from gateway.transport.websocket import WebSocketClient
 
 READ_BYTES: Final = 262_144
 TICK_SECS: Final = 1.0
-IN_FLIGHT: Final = 1_000  # messages on their way that nobody has answered yet
+IN_FLIGHT: Final = 1_000  # published messages without a response
 Event = TypeVar("Event")
 
 

@@ -257,7 +257,7 @@ class Batch:
 
     @property
     def doubted(self) -> list[int]:
-        """Return the slots of messages that nobody may record as accepted, although they are not settled yet.
+        """Return the slots of messages that must not be recorded as accepted, settled or not.
 
         These are the messages that a recipient or a target behind it has refused, and those whose remaining
         copies a restart would delete.

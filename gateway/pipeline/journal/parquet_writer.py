@@ -34,7 +34,7 @@ GROUP_ROWS: Final = 131_072
 GROUP_BYTES: Final = 16 * 1_048_576  # Bytes of a row group before they are encoded.
 NAMES: Final = (*(column.name for column in COLUMNS), LOW_WATER.name)
 UNORDERED: Final = frozenset(("headers", "properties", "body"))
-"""Columns of which nobody wants a range, so that the least and the largest value are not stored."""
+"""Columns that nobody filters by range, so that their minimum and maximum are not stored."""
 NICENESS: Final = 19
 
 

@@ -73,7 +73,7 @@ class Service(IntEnum):
 
 
 class Scope(Enum):
-    """What a fault of the peer closes: the connection, a channel or a handle."""
+    """Extent of what a fault of the peer closes: the connection, a channel or a handle."""
 
     CONNECTION = "connection"
     CHANNEL = "channel"
