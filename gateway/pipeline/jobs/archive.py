@@ -88,12 +88,12 @@ def run(
 ) -> Archived:
     """Append the new rows of the journal to the archive `to`, then apply retention and merge files.
 
-    `to` is a folder or a URI. Files of days more than `keep_days` days before `today` (None: the current day,
-    UTC) are removed. `file_bytes` is the target size of a file. If `fail` is False, rows that were deleted or
-    damaged before they were archived are skipped. Removed files are deleted after `grace_secs` seconds and,
-    if `sweep` is True, files of interrupted runs as well. Dates and ages are those of the store's clock.
-    Raises OvertakenError if another run has changed the archive meanwhile, PipelineError, and errors of the
-    journal's reader.
+    `to` is a folder or a URI. Files of days more than `keep_days` days before `today` are removed;
+    `keep_days` None removes none, and `today` None means the current day (UTC). `file_bytes` is the target
+    size of a file. If `fail` is False, rows that were deleted or damaged before they were archived are
+    skipped. Removed files are deleted after `grace_secs` seconds and, if `sweep` is True, files of
+    interrupted runs as well. Dates and ages are those of the store's clock. Raises OvertakenError if another
+    run has changed the archive meanwhile, PipelineError, and errors of the journal's reader.
     """
     archive = Archive(place_of(to, hadoop_of(spark)).check_reachable())
     before = archive.manifest()

@@ -132,7 +132,10 @@ class SinkSettings:
         return PublishedRows(rows, refused)
 
     def _publish(self, client: Client, messages: Sequence[Message]) -> int:
-        """Publish messages with retries, and return how many the broker has refused for good."""
+        """Publish messages with retries, and return how many the broker has finally refused.
+
+        Raises LinkError, and PipelineError for refused messages unless `onReject` is "skip".
+        """
         unpublished = dict(enumerate(messages))
         final: dict[int, BrokerRefusal] = {}
         in_flight, wait = self._in_flight, RETRY_SECS

@@ -68,7 +68,8 @@ class UntranslatedError(Exception):
 def condition_of(spark: SparkSession, sql: str) -> Condition | None:
     """Parse the SQL condition `sql` on the journal's columns.
 
-    Return None if only Spark can evaluate it. Raises Spark's errors for invalid SQL.
+    Return None if only Spark can evaluate it, or if it is always or never true. Raises Spark's errors for
+    invalid SQL.
     """
     rows = spark.createDataFrame(spark.sparkContext.emptyRDD(), spark_schema())
     plan = rows.where(sql)._jdf.queryExecution().optimizedPlan()

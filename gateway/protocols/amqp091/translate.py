@@ -703,10 +703,10 @@ def _from_model(properties: Properties, lost: set[str]) -> tuple[BasicProperties
 
 
 def _write_correlation(native: BasicProperties, data: bytes, lost: set[str]) -> list[tuple[str, Value]]:
-    """Set the correlation-id of `native` to `data`.
+    """Set the correlation-id of `native` to `data`, as base64 if `data` is not UTF-8.
 
-    If `data` is too long or not UTF-8, return headers that contain it. The names of losses are added to
-    `lost`.
+    Return the headers that are needed if `data` is not UTF-8, or too long for the correlation-id. The names
+    of losses are added to `lost`.
     """
     try:
         data.decode()
