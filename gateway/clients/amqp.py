@@ -254,9 +254,9 @@ class AmqpClient:
 
 
 class Confirming:
-    """Published messages of one connection: by delivery tag while a confirm is due, and the refused ones.
+    """Published messages that await a confirm, by delivery tag, and refused messages, by position.
 
-    The refused messages are stored by position.
+    `len()` is the number of messages that await a confirm.
     """
 
     def __init__(self) -> None:
@@ -270,7 +270,8 @@ class Confirming:
     def record_sent(self, first: int, rows: Sequence[tuple[int, Sent]]) -> None:
         """Record published messages as unconfirmed.
 
-        `rows` has their positions. Their delivery tags are consecutive, and the first one is `first`.
+        `rows` has the position and the encoded form of each message. Their delivery tags are consecutive,
+        and `first` is that of the first message.
         """
         self._open.update(enumerate(rows, first))
 

@@ -145,7 +145,8 @@ class FastClient:
     ) -> None:
         """Process HANDLE CLOSE from the server: move the handle's unanswered messages to `refused`.
 
-        If several messages are affected and the destination is not the reason, each may be retried.
+        If several messages are affected and the destination is not the reason, each may be retried. The next
+        message for the destination opens a new handle.
         """
         why = _refusal(event.reply_code, event.text)
         keys = [key for key in unanswered if key[0] == event.handle]
@@ -174,11 +175,12 @@ class FastClient:
         selector_type: str = "",
         unreliable: bool = False,
     ) -> None:
-        """Consume the destination `name`, or all destinations that begin with it.
+        """Consume the destination `name`, or all destinations whose names begin with `name`.
 
-        All are meant if `name` is empty or ends in a dot. `identifier` makes the subscription of a topic
-        durable. With `unreliable`, the server regards a message as acknowledged when it is sent. Raises
-        LocalProtocolError if the command with its selector exceeds the server's frame-max.
+        The latter applies if `name` is empty or ends in a dot. `identifier` makes the subscription of a topic
+        durable. `prefetch` is the maximum number of unacknowledged messages. With `unreliable`, the server
+        regards a message as acknowledged when it is sent. Raises LocalProtocolError if the command with its
+        selector exceeds the server's frame-max.
         """
         begin, end = (name, "") if is_prefix(name) else split_name(service, name)
         opening = m.HandleOpen(self._channel, service_type=SERVICES[service], consumer=True, dest_name=begin)

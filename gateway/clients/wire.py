@@ -140,13 +140,14 @@ class ClientMachine(Protocol):
 class Wire:
     """Socket connected to a broker, with the protocol state machine for it.
 
-    `tick` is called once a second with the time in seconds.
+    While the connection is used, `tick` is called about once a second with the present time, in seconds of
+    the monotonic clock.
     """
 
     def __init__(
         self, access: ConnectionOptions, machine: ClientMachine, tick: Callable[[float], None]
     ) -> None:
-        """Connect to the broker, with TLS if the options require it.
+        """Connect to the broker, with TLS and WebSocket if the target URL requires them.
 
         Raises LinkError if the broker is unreachable.
         """
