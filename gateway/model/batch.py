@@ -257,7 +257,7 @@ class Batch:
 
     @property
     def doubted(self) -> list[int]:
-        """Return the slots of messages that must not be recorded as accepted, settled or not.
+        """Slots of messages that must not be recorded as accepted, although some may not be settled yet.
 
         These are the messages that a recipient or a target behind it has refused, and those whose remaining
         copies a restart would delete.
@@ -299,7 +299,8 @@ class Batch:
     def _report_settled(self, done: list[int]) -> None:
         """Report the outcomes of the messages in the slots `done` to the source, and then to their watchers.
 
-        All recipients of these messages have settled them.
+        All recipients of these messages have settled them. Before that, the callbacks `rejected` and `undone`
+        get the names of the routes that rejected or released a message.
         """
         receipts = self.receipts
         worst = self._worst

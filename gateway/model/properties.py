@@ -187,8 +187,9 @@ class PropertySet:
     Translators cache what they derive from this set: several results by key in `forms`, the last pair of key
     and result in `form`, because most sets are translated in one way only. `parsed` is what the encoding
     protocol found in the bytes on arrival, or None. `asks` is False if the set certainly has no reply
-    address. `read_texts` is a function that returns all headers if `raw` has nothing but headers with ASCII
-    texts (see ReadTexts); None means that `raw` may have other content.
+    address, and True if it has to be decoded to find out. `read_texts` is a function that returns all headers
+    if `raw` has nothing but headers with ASCII texts (see ReadTexts); None means that `raw` may have other
+    content.
     """
 
     __slots__ = (

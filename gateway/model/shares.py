@@ -27,9 +27,9 @@ def always() -> bool:
 class UserShares:
     """Usage of one resource, such as retained messages: number and bytes of the items, in total and by user.
 
-    `refused` counts the items that did not fit, `pushed_out` the items that were evicted for others.
-    `last_user` and `last_limit` are the user and the exceeded option of the latest of these items, for the
-    log.
+    `refused` counts the items that did not fit, `pushed_out` the items that were evicted for others. For the
+    log, `last_user` is the user of the latest of these items, and `last_limit` the option that the latest
+    refused item would have exceeded.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class UserShares:
         return count, byte_count, *own
 
     def set_limits(self, count_max: int, bytes_max: int) -> None:
-        """Replace the limits for all users, and accordingly those for one user, which are a fraction."""
+        """Set the limits for all users, and compute those for one user: a fraction of them, or NO_LIMIT."""
         self.count_max, self.bytes_max = count_max, bytes_max
         self.user_count_max = count_max if count_max == NO_LIMIT else _part(count_max, self._user_share)
         self.user_bytes_max = bytes_max if bytes_max == NO_LIMIT else int(bytes_max * self._user_share)

@@ -25,7 +25,7 @@ class OpenBody(Protocol):
 
 
 class BodyFile(Protocol):
-    """Body in a store on disk, which deletes its bytes when this object is destroyed."""
+    """Body in a store on disk; the stored bytes are deleted when this object is destroyed."""
 
     @property
     def name(self) -> str:
