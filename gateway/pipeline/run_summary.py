@@ -53,9 +53,10 @@ Figures = dict[str, float]
 
 
 class RunSummary:
-    """Summary of one run of a command, which is written to a JSON file with the values in `figures`.
+    """Summary of one run of a command, which is written to a file with the values in `figures`.
 
-    If the path is None, no file is written.
+    The file has Prometheus' text format if its name ends in `.prom`, otherwise JSON. If the path is None, no
+    file is written.
     """
 
     def __init__(self, command: str, path: Path | None) -> None:

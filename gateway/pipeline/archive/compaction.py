@@ -55,7 +55,10 @@ def merges_of(manifest: Manifest, file_bytes: int) -> list[Merge]:
 
 
 def _size_class(file: Filed) -> int:
-    """Return the size class of a file: each class covers sizes up to eight times those of the class below."""
+    """Return the size class of a file: each class covers sizes up to eight times those of the class below.
+
+    So eight files of one class, merged, make a file of the next class.
+    """
     return file.byte_count.bit_length() // 3
 
 
@@ -76,7 +79,7 @@ def _filled(files: Iterable[Filed], file_bytes: int) -> Iterator[list[Filed]]:
 def merge(archive: Archive, merge_plan: Merge, file_bytes: int) -> list[Filed]:
     """Write the rows of the files in `merge_plan` into new archive files, and return these.
 
-    A new file has about 2 * `file_bytes` bytes at most. The old files are not deleted.
+    A new file is completed once it has 2 * `file_bytes` bytes. The old files are not deleted.
     """
     first = merge_plan.files[0]
     writer = ArchiveWriter(archive, merge_plan.name, first.date, first.route, 2 * file_bytes)

@@ -107,7 +107,7 @@ class Manifest:
         )
 
     def without_files(self, deleted: Collection[RemovedFile]) -> Manifest:
-        """Return a copy with the next number, from which the deleted files are removed."""
+        """Return a copy with the next number, in which `left` does not contain the files in `deleted`."""
         remaining = tuple(one for one in self.left if one not in deleted)
         return replace(self, number=self.number + 1, left=remaining)
 

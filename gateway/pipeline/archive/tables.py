@@ -315,7 +315,7 @@ class Iceberg:
 
     @staticmethod
     def _history(spark: SparkSession, table: str) -> Iterator[Row]:
-        """Yield the table's snapshots, newest first, without those of branches."""
+        """Yield the table's current snapshot and its ancestors, newest first, without those of branches."""
         spark.sql(f"REFRESH TABLE {table}")  # A catalog caches the table for half a minute.
         main = spark.table(f"{table}.refs").where("name = 'main'").first()
         summary = F.col("summary")

@@ -42,7 +42,7 @@ DAY_US: Final = 86_400_000_000
 
 
 class ArchiveWriter:
-    """Writer for archive files of one day and route; a file is complete at `file_bytes` bytes.
+    """Writer for archive files of one day and route; a file is completed once it has `file_bytes` bytes.
 
     A file is named `name`-NUMBER-RUN-I.parquet: NUMBER is that of the next manifest, RUN the id of the run,
     and I counts from 0.
@@ -104,9 +104,9 @@ class ArchiveWriter:
 
 @dataclass
 class _Open:
-    """File that is being written under a temporary unique name.
+    """File that is being written under a temporary name.
 
-    Spark may run the same task twice at a time.
+    The name is unique, because Spark may run the same task twice at a time.
     """
 
     path: str

@@ -142,8 +142,8 @@ class NoPlaceError(Exception):
 class Placing:
     """Conversion of the values of one body to values that its columns can store.
 
-    `rescued` has the original values that a column would change, by location. `exact` is True if numbers were
-    parsed without loss, as integers and decimals.
+    `rescued` has, by location, the original values that a column would change, or that have no column.
+    `exact` is True if numbers were parsed without loss, as integers and decimals.
     """
 
     def __init__(self, *, exact: bool = False) -> None:
@@ -345,7 +345,7 @@ class Fitted:
 
 
 def captured_as(capture: str) -> str:
-    """Return a temporary column name for a capture that no other column has."""
+    """Return a temporary name for the column of `capture`, different from the names of all other columns."""
     return f"capture {capture}"
 
 
@@ -354,7 +354,7 @@ class BodyVerdict(NamedTuple):
 
     `body` is the body without the five bytes of Confluent's wire format, and `registry_id` the schema number
     in them. `fault` is None if the body is valid, otherwise the error, and `place` is its location. `rescued`
-    is a JSON object, by location, of the values that their column changes or cannot store.
+    is a JSON object, by location, of the values that their column changes, or that have no column.
     """
 
     body: bytes | None
@@ -445,7 +445,10 @@ def _merged_fields(old: StructType, new: StructType, place: str) -> StructType:
 
 
 def additions(old: StructType, new: StructType, place: str) -> Iterator[tuple[str, str]]:
-    """Yield (SQL name, type) of each field that the type `new` has in addition to `old`."""
+    """Yield (SQL name, type) of each field that the type `new` has in addition to `old`.
+
+    Fields of nested types are included. `place` is the SQL name of the column that has these types.
+    """
     there = {one.name: one.dataType for one in old.fields}
     for one in new.fields:
         name = f"{place}.`{one.name}`"

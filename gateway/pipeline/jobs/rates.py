@@ -371,7 +371,8 @@ def _touched(batch: DataFrame, window: str) -> list[Touched]:
 def _windows(spark: SparkSession, to: str, number: int) -> Windows:
     """Return the state of the windows that was stored after micro-batch `number`.
 
-    Raises PipelineError if there is none.
+    Before the first micro-batch (`number` is negative) there are no windows. Raises PipelineError if the
+    stored state is missing.
     """
     if number < 0:
         return Windows()

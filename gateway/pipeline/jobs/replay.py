@@ -228,7 +228,10 @@ class Replay:
             self._sleep(min(remaining_secs, 1.0))
 
     def _messages(self, rows: Iterable[Any]) -> Iterator[Any]:
-        """Yield the first row of each message, or with `at_target` of each target of a message."""
+        """Yield the first row of each message, or with `at_target` of each target of a message.
+
+        With `at_target`, rows without a target are skipped.
+        """
         before = None
         for row in rows:
             here = (_position(row), row["target_address"] if self._at_target else None)

@@ -165,7 +165,8 @@ def _low_water(block: Block, arrow_type: Arrow) -> Arrow:
     """Return the low-water mark for each row: no later row was received before that time.
 
     The mark of a block applies to the rows behind the block, so the block's last row has it. Any other row
-    has the earliest time of receipt of the rows that follow in the block, if that is less.
+    has the earliest time of receipt of the rows that follow in the block, if that is less. The marks are
+    null if the block has none.
     """
     header = block.header
     if not header.low_us:
@@ -243,7 +244,8 @@ def _headers(properties: str | None) -> list[tuple[str, str, str]] | None:
 def matching(block: Block, name: str, texts: frozenset[str]) -> Arrow | None:
     """Return, for each row of a block, whether its text in column `name` is one of `texts`.
 
-    The result is a boolean array. It is None if all rows match, and if the column is not a coded one.
+    The result is a boolean array. None means that no row has to be excluded: all texts of the block match,
+    or the column is not a coded one.
     """
     value_set = pa.array(sorted(texts), pa.string())
     if isinstance(block, ParquetBlock):

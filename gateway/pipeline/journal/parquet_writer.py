@@ -114,7 +114,7 @@ class _ParquetFile:
         """Store the summary in the file, after all row groups. Raises JournalError if a row is missing.
 
         `next_` is the number behind the last row, `low_us` the low-water mark in microseconds UTC, and
-        `replaced` a field of the summary.
+        `replaced` the number of journal blocks that the file replaces.
         """
         summary = self._summary
         if summary.next != next_ or summary.rows + summary.missing != next_ - summary.first:

@@ -56,7 +56,7 @@ class JournalPartition(InputPartition):
     place: BlockPlace | None
 
     def split(self, count: int) -> Iterator[JournalPartition]:
-        """Divide the rows into at most `count` partitions of equal size.
+        """Divide the rows into at most `count` partitions of about equal size.
 
         If a boundary is inside a block, both partitions read that block.
         """
@@ -108,7 +108,7 @@ class Shard:
         return self._routes is not None and routes is not None and not routes & self._routes
 
     def forget(self, end: int) -> None:
-        """Drop the spans whose rows all have numbers up to `end`, exclusive."""
+        """Drop the spans whose rows all have numbers below `end`."""
         first_place = next((place for place, span in enumerate(self._spans) if span.next > end), None)
         del self._spans[: len(self._spans) if first_place is None else first_place]
 
@@ -229,7 +229,7 @@ def count_late_rows(
 def divide_rows(waiting: dict[str, int], most: int) -> dict[str, int]:
     """Return how many rows to read from each shard, in proportion to the unread rows `waiting`.
 
-    The total is at most `most`, and `waiting` itself is returned if that is enough.
+    The total is `most`, or that of `waiting` if it is less.
     """
     total = sum(waiting.values())
     if total <= most:

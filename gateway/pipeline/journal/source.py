@@ -160,7 +160,7 @@ class JournalTable(DataSourceReader):
     def narrow(self, filters: Iterable[Filter]) -> None:
         """Restrict the read to blocks and rows that satisfy `filters`.
 
-        The caller needs only such rows. Spark does not call this method, because it uses one reader for all
-        uses of a table.
+        Every row that the caller needs must satisfy all of them. Spark does not call this method, because it
+        uses one reader for all uses of a table.
         """
         self._selection = narrowed(self._selection, filters)

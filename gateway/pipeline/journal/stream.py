@@ -103,8 +103,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         """Return the partitions of the micro-batch from `start` to before `end`.
 
-        Its first micro-batch may have been planned by a query that was killed, so shards are loaded if
-        necessary.
+        The first micro-batch of a query may have been planned by a query that was killed, so the state of a
+        shard is created if necessary. Raises PipelineError if rows were lost and `failOnDataLoss` is set.
         """
         ranges: dict[str, tuple[int, int]] = {}
         with self._reader.cached_listing():
@@ -139,7 +139,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _shard(self, name: str, first: int) -> Shard:
         """Return the planner's state for a shard; a new state begins at row `first`.
 
-        Raises PipelineError if the journal ends before that row: it is another journal, or its end is lost.
+        Raises PipelineError if `failOnDataLoss` is set and the journal ends before that row: it is another
+        journal, or its end is lost.
         """
         shard = self._shards.get(name)
         if shard is None:

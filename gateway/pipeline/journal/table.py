@@ -90,7 +90,10 @@ def _closed(reader: JournalReader, options: LoadOptions) -> tuple[list[_Closed],
 
 
 def _of_shard(reader: JournalReader, shard: str, first: int, end: int | None) -> _Closed | None:
-    """Return the consecutive Parquet segments of a shard that begin with row `first`, or None."""
+    """Return the consecutive Parquet segments with the rows of a shard from `first` on, or None.
+
+    `end` is the number of the row before which the read ends; None means that it has no end.
+    """
     names: list[str] = []
     next_, is_cut = first, False
     folder = f"{shard.rpartition('/')[0]}/" if "/" in shard else ""

@@ -87,8 +87,8 @@ class RowConversion:
     def messages(self, batch: Any, run: str, first: int) -> Iterator[Message]:
         """Yield the messages of an Arrow record batch in order. Raises PipelineError.
 
-        A row without a message id gets an id from `run` and its position; `first` is the position of the
-        first row.
+        A row without a message id gets one from its shard and sequence number or, without these, from `run`
+        and its position; `first` is the position of the first row.
         """
         columns = {name: batch.column(at).to_pylist() for at, name in enumerate(batch.schema.names)}
         for place in range(batch.num_rows):
@@ -98,7 +98,8 @@ class RowConversion:
     def _message(self, row: dict[str, Any], run: str, place: int) -> Message:
         """Return the message of a row.
 
-        If the row has no message id, the id consists of `run` and `place`, the position of the row.
+        A row without a message id gets one from its shard and sequence number or, without these, from `run`
+        and `place`, the position of the row.
         """
         body = row["body"]
         if isinstance(body, str):

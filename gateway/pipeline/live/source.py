@@ -150,7 +150,10 @@ class LiveFastSource(LiveSource):
         return "gateway_amqpfast"
 
     def check(self) -> None:
-        """Raise PipelineError if no destination is given, or the service of one is unknown."""
+        """Raise PipelineError for missing or invalid options.
+
+        At least one destination is required, each with a known service, and `subscription` needs `clientId`.
+        """
         self.chosen.access(self.protocol)
         if not self.chosen.listed("destinations"):
             self.chosen.required_text("destinations", "queue:orders,topic:plant.")

@@ -48,7 +48,7 @@ Fates = tuple[Fate, ...]
 
 
 def encode_fates(fates: Sequence[Fate]) -> str:
-    """Encode results as text; equal results give equal texts."""
+    """Encode routing results as JSON text; equal results give equal texts."""
     return orjson.dumps([list(fate) for fate in fates]).decode()
 
 
@@ -155,7 +155,7 @@ def fates_of(resolved_routes: Sequence[ResolvedRoute], message: Message) -> Fate
 
 
 def show_fate(fate: Fate) -> str:
-    """Format a result for people."""
+    """Return the text of a routing result for people: the target and its guarantees, or the refusal."""
     if fate.address is None:
         return f"refused by {fate.route} ({fate.refused})"
     durable = "durable" if fate.durable else "transient"
