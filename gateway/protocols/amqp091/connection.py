@@ -433,9 +433,10 @@ class Connection:
         return True
 
     def _take_on(self, data: bytes, events: list[Event]) -> int:
-        """Add the next bytes of the body frame that `_takes_in_parts` has accepted to the body.
+        """Add to the body the next bytes of the body frame that `_takes_in_parts` has accepted.
 
-        Return the position behind the bytes that belong to the frame.
+        Return the position behind the bytes that belong to the frame. Raises RemoteProtocolError 501 if the
+        frame ends with a wrong byte.
         """
         count = self._lacking
         end = min(count, len(data))

@@ -111,7 +111,10 @@ class AmqpDialect(Dialect):
         return None if address.scope else super().return_part(address)
 
     def fault_of(self, address_words: Mapping[str, str]) -> str:
-        """Return why `address_words` names neither a queue nor an exchange, or "" if it does."""
+        """Return why `address_words` is not a valid address, or "" if it is valid.
+
+        An address needs an exchange or a queue, and a queue has no other keys beside it.
+        """
         if "queue" in address_words and len(address_words) > 1:
             return "queue stands without exchange and key"
         return "" if "queue" in address_words or "exchange" in address_words else "give exchange or queue"

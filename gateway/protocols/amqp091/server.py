@@ -346,7 +346,7 @@ class ServerConnection(Connection):
         return lead
 
     def _read_lead(self, lead: Lead, data: bytes, at: int, end: int) -> bool:
-        """Decode the message at `at` into `lead`, whose encoded method is the same.
+        """Decode the message at `at` into `lead`, which already has the method of this message.
 
         Return False if the message is incomplete or empty, or cannot be decoded on the fast path.
         """

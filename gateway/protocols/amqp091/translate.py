@@ -705,8 +705,8 @@ def _from_model(properties: Properties, lost: set[str]) -> tuple[BasicProperties
 def _write_correlation(native: BasicProperties, data: bytes, lost: set[str]) -> list[tuple[str, Value]]:
     """Set the correlation-id of `native` to `data`, as base64 if `data` is not UTF-8.
 
-    Return the headers that are needed if `data` is not UTF-8, or too long for the correlation-id. The names
-    of losses are added to `lost`.
+    If `data` is too long, the correlation-id is not set. Return the headers that are needed if `data` is too
+    long or not UTF-8. The names of losses are added to `lost`.
     """
     try:
         data.decode()
@@ -724,7 +724,8 @@ def _write_correlation(native: BasicProperties, data: bytes, lost: set[str]) -> 
 def _unique(headers: Headers, lost: set[str]) -> list[tuple[str, Value]]:
     """Return header table entries with unique names; the names of losses are added to `lost`.
 
-    The values of a repeated name become an array at the position of the first.
+    The values of a repeated name become an array at the position of the first. Headers with a name that is
+    reserved or cannot be encoded are left out.
     """
     found: dict[str, list[Value]] = {}
     last = None
