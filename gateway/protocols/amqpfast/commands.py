@@ -297,7 +297,7 @@ class HandleUnget(HandleCommand):
 
 @command("handle.query", 36, TO_SERVER)
 class HandleQuery(HandleCommand):
-    """Request for the numbers of those messages in a queue that are above `message_number` (3.5.8)."""
+    """Request for the numbers of a destination's messages that are above `message_number` (3.5.8)."""
 
     handle_id: Short = 0
     message_number: Long = 0

@@ -460,8 +460,8 @@ class Connection(Lifetime):
         """Return name, head, body size and body position of the message at `at`, for the fast path.
 
         The message must have a single fragment, of `fragment_size` bytes. Its command has `size` bytes, of
-        which the name at the end follows `fields` bytes. Return None if the message is incomplete or cannot
-        be decoded on the fast path.
+        which `fields` would remain with an empty name. Return None if the message is incomplete or cannot be
+        decoded on the fast path.
         """
         begin = at + size + 2
         stop = begin + fragment_size

@@ -247,8 +247,8 @@ class Producer(MessageWriter):
     def send_many(self, rows: Iterable[SendRow]) -> list[int]:
         """Queue messages, and return their tags; a row is (name behind that of the handle, head, body).
 
-        A tag is 0 without `confirm`, and -1 for a row that was not queued, because its head does not fit a
-        fragment of the server or because the handle was closed. Raises LocalProtocolError if `capacity` is
+        A tag is 0 without `confirm`, and -1 for a row that was not queued, because name, head or body is too
+        large for the server or because the handle was closed. Raises LocalProtocolError if `capacity` is
         exceeded.
         """
         tags: list[int] = []

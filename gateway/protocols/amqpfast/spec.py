@@ -83,7 +83,8 @@ class Scope(Enum):
 class ReplyCode(IntEnum):
     """Reply codes of AMQP/Fast (RFC 011).
 
-    The first digit means: 2 success, 3 more is needed, 4 temporary failure, 5 permanent failure.
+    The first digit means: 2 success, 3 more is needed, 4 the request may succeed later, 5 an intervention is
+    needed first.
     """
 
     SUCCESS = 200

@@ -283,7 +283,10 @@ class Channel:
         done.clear()
 
     def has_due_reply(self, key: int = -1) -> bool:
-        """Return True if a reply is due; with `key`, if a reply before the one for `key` is due."""
+        """Return True if a reply is due; with `key`, if a reply before the one for `key` is due.
+
+        CREATED, INDEX and responses to CLOSE do not count.
+        """
         for one in self.reply_keys:
             if one >= 0 and not one & ANSWER:
                 return one != key
@@ -481,7 +484,10 @@ class Handle:
         return data[BODY_SIZE.size : end], body_size, data[end:]
 
     def _check_total(self, got: int, body_size: int, *, last: bool) -> None:
-        """Raise ScopedFault if `got` bytes are more than the body, or less although `last` is True."""
+        """Raise ScopedFault if `got` bytes are more than the body, or less although `last` is True.
+
+        If `body_size` is -1, nothing is checked.
+        """
         if body_size >= 0 and (got > body_size or (last and got != body_size)):
             text = f"{got} bytes of a body of {body_size}"
             raise self._fault(text, ReplyCode.MESSAGE_CONTENTS_INVALID)

@@ -138,7 +138,10 @@ REASONS: Final[dict[int, Reason]] = {
 
 
 def refusal(code: int) -> Reason:
-    """Return the Reason for the reply code with which a server has closed a handle or channel."""
+    """Return the Reason for the reply code with which a server has closed a handle or channel.
+
+    For codes without a Reason of their own, this is TARGET_REFUSED.
+    """
     return REASONS.get(code, Reason.TARGET_REFUSED)
 
 
