@@ -319,7 +319,7 @@ class Connection:
 
     @property
     def needed_bytes(self) -> int:
-        """Size in bytes of the incomplete packet, as far as known; 0 if there is none."""
+        """Full size in bytes that the incomplete packet must reach, as far as known; 0 if there is none."""
         return 0 if self._buffer is None else self._needed
 
     def _hold(self, buffer: ByteBuffer) -> None:
