@@ -141,7 +141,8 @@ class SeenRow(NamedTuple):
     """Row of table `seen`: a message identifier of a deduplicating route, which is claimed or accepted.
 
     `replica` is the replica that has claimed the identifier. If `replica` is empty, the target of the route
-    has accepted a message with the identifier, and the row is valid until `until` (UTC seconds).
+    has accepted a message with the identifier, and the row is valid until `until` (UTC seconds). If `route`
+    is empty, `id` is that of a deleted dead letter.
     """
 
     route: str

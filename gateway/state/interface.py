@@ -179,8 +179,8 @@ class OpenedSession(NamedTuple):
     fingerprints that an earlier owner stored with ReleaseSession.
 
     If `refused` is True, the session belongs to another user (`user`), and nothing was changed. `wills` has
-    the epoch and message of each will of an earlier connection that the caller must publish and then settle
-    with SettleWill. `earlier` is the session that the client already had, or None.
+    the epoch and message of each will of an earlier connection that was claimed for the caller, who publishes
+    the will and submits SettleWill. `earlier` is the session that the client already had, or None.
     """
 
     epoch: int
@@ -243,10 +243,11 @@ class OpenSession(OfSession, Operation[OpenedSession]):
 
 @dataclass(frozen=True, slots=True)
 class CancelOpening(OfSession, Operation[LeftSession]):
-    """Undo an OpenSession whose client was not accepted.
+    """Leave the session that an OpenSession has opened, because its client was not accepted.
 
-    A session that it has created ends; an earlier session continues. Nothing is changed if the session was
-    opened again since, or if the OpenSession was not committed. The client's will is deleted in any case.
+    A session that the OpenSession has created ends; an earlier session continues. Nothing is changed if the
+    session was opened again since, or if the OpenSession was not committed. The client's will is deleted in
+    any case.
     """
 
     opened: OpenSession
@@ -256,9 +257,10 @@ class CancelOpening(OfSession, Operation[LeftSession]):
 class ChangeSession(OfSession, Operation[None]):
     """Store the changes of a session since its last ChangeSession.
 
-    A value of None removes the entry. `served` is True just before the client is accepted: until that is
-    stored the client's will is void, and the client gets no CONNACK if another replica opens the session
-    first. `weight` is the size of the session after the change, or None if it has not changed.
+    In the mappings, a value of None removes the entry. `served` is True just before the client is accepted:
+    until that is stored the client's will is void, and the client gets no CONNACK if another replica opens
+    the session first. `weight` is the size of the session after the change, or None if it has not changed.
+    The reply is FENCED if the session has another epoch.
     """
 
     epoch: int
@@ -394,7 +396,7 @@ class FindSession(Query[SessionView | None]):
 
 @dataclass(frozen=True, slots=True)
 class FindSuperseded(Query[list[tuple[SessionKey, int]]]):
-    """Query of the sessions that another replica has opened while `replica` may still consume their queues.
+    """Query of the sessions that were opened in a later epoch while `replica` may still consume their queues.
 
     The reply has their keys, and the epochs in which `replica` opened them. The query is repeated
     periodically, because the notices that report such sessions may be lost.

@@ -433,7 +433,7 @@ class LanedStore(StateStore):
 
     @property
     def health(self) -> Health:
-        """Return the first error of a lane that fails or waits too long, and the number of waiting items."""
+        """First error of a lane that fails or waits too long, or "", and the number of waiting items."""
         failure = next((lane.failure for lane in self._all if lane.failure), "")
         if not failure and (slow := [one for one in self._all if one.busy_secs() >= one.patience_secs]):
             failure = f"the database has not answered for {slow[0].busy_secs():.0f} s"

@@ -357,9 +357,9 @@ class Sessions:
     ) -> tuple[tuple[int, bytes], ...]:
         """Process the wills of a session that is opened again.
 
-        A will is deleted if its client was never accepted, or if it is not yet due and the session is resumed
-        (`present`). All others are claimed for the replica that opens the session (MQTT 5: 3.1.3.2.2). Return
-        (epoch, message) of each claimed will.
+        A will is deleted if its client was never accepted, or if the session is resumed (`present`) before
+        the delay of the will is over. All others are claimed for the replica that opens the session (MQTT 5:
+        3.1.3.2.2). Return (epoch, message) of each claimed will.
         """
         claimed = []
         for will in self._unclaimed_wills(row.key):
@@ -375,9 +375,10 @@ class Sessions:
         return [one for one in self._wills.rows.values() if one[:2] == key and not one.claimed]
 
     def _cancel(self, operation: CancelOpening, row: StoredSessionRow | None, now: float) -> LeftSession:
-        """Undo the opening that `operation` names: delete its will, and leave the session.
+        """Leave the session that the cancelled OpenSession has opened, and delete its will.
 
-        Nothing else is changed if another replica has opened the session meanwhile.
+        If another replica has opened the session meanwhile, only the wills of clients that were never
+        accepted are deleted.
         """
         opened, epoch = operation.opened, None if row is None else row.epoch
         for will in self._unclaimed_wills(operation.key):
@@ -467,7 +468,10 @@ class Sessions:
         return DONE
 
     def _reap(self, now: float) -> list[ClaimedWork]:
-        """End the sessions of dead replicas, and claim due work until `now` + CLAIM_SECS."""
+        """Disconnect the sessions of dead replicas, and claim due work until `now` + CLAIM_SECS.
+
+        Return the claimed work.
+        """
         for key in self._orphans:
             row = self._sessions.rows.get(key)
             if row is not None and row.connected:
