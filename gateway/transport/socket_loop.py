@@ -233,7 +233,8 @@ def attach_socket_loop(steps: Steps) -> SocketLoop | None:
     """Attach a socket loop to the running Trio loop, and return it.
 
     Pollers that start later use it. If a socket loop is attached already, return that one. Return None if the
-    system or the version of Trio does not allow it. The caller must call `detach_socket_loop` at the end.
+    system, the version of Trio or its clock (in tests) does not allow it. The caller must call
+    `detach_socket_loop` at the end.
     """
     attached = LOOP.get()
     if attached is not None:

@@ -746,7 +746,7 @@ class Stream:
         """Shut down the sending side, then read and discard bytes until the peer closes.
 
         To close the socket while bytes of the peer are unread would reset the connection, and the peer could
-        lose the last output.
+        lose the last output. If the peer is to close first (`end`), the sending side stays open.
         """
         if not self._peer_closes:
             if self.layer is not None and not self._write(self.layer.finish()):

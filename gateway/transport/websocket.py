@@ -120,8 +120,8 @@ class WebSocketFilter(_Frames):
     """Server side of one WebSocket connection.
 
     Requests for another path than `path` get 404. `subprotocols` are the supported ones, the preferred first.
-    `origins` are the web pages that may connect; None permits all. A request without an Origin header does
-    not come from a browser and is accepted.
+    `origins` are the origins of the web pages that may connect; None permits all. A request without an Origin
+    header does not come from a browser and is accepted.
     """
 
     def __init__(
