@@ -330,6 +330,7 @@ class AmqpChannel:
     def __init__(self, connection: AmqpGuest, number: int, prefetch_max: int) -> None:
         self.connection = connection
         self.number = number
+        self.closed = False  # what is decided later must not reach a new channel of the same number
         self.sender = connection.sender._replace(channel=number)
         self.prefetch = prefetch_max  # for the next consumer
         self.prefetch_all = 0  # basic.qos(global): for all consumers together; 0 is no limit
@@ -551,12 +552,18 @@ class AmqpChannel:
             self.requester = None
 
     def close(self) -> None:
-        """Release the channel's state: roll back the transaction, remove consumers and requeue deliveries."""
+        """Release the channel's state: roll back the transaction, remove consumers and requeue deliveries.
+
+        A running commit completes without a response. Publishes without an outcome get no confirm any more.
+        """
+        self.closed = True
+        self.unconfirmed.clear()
+        self.settled.clear()
         self.request_no_more()
         if self._raise is not None:
             self._raise.cancel()
         if self.transaction is not None:
-            self.transaction.close()
+            self.transaction.rollback()
         consumers = list(self.consumers.values())
         self.consumers.clear()
         for consumer in consumers:
@@ -572,8 +579,10 @@ class AmqpChannel:
     def send_back(self, content: Content) -> None:
         """Send basic.return for a mandatory message that was not routed; the caller then confirms it.
 
-        Close the channel if the body cannot be read from the spool.
+        Close the channel if the body cannot be read from the spool. Does nothing on a closed channel.
         """
+        if self.closed:
+            return
         number, data, raw, body = content
         method = decode_publish(data)
         connection = self.connection
@@ -702,7 +711,6 @@ class Transaction:
         self._committing: list[Settlement] = []  # those of a commit that waits for its publishes
         self._open = 0  # parts of a commit without an outcome
         self._failed = False
-        self._closed = False
         self._then: Callable[[bool], None] | None = None
 
     @property
@@ -748,16 +756,12 @@ class Transaction:
         settlements, self._settlements = self._settlements, []
         self._channel.restore_unacknowledged([one for taken, _ in settlements for one in taken])
 
-    def close(self) -> None:
-        """Roll back, because the channel is closed. A running commit completes without a response."""
-        self.rollback()
-        self._closed = True
-
     def commit(self, then: Callable[[bool], None]) -> None:
         """Apply everything or nothing. Call `then` with True if everything was applied, at once or later.
 
-        Nothing is applied if one of the messages may not be published any more. Raises Pending, with the
-        transaction unchanged, if that has to wait.
+        `then` is also called if the channel has been closed meanwhile. Nothing is applied if one of the
+        messages may not be published any more. Raises Pending, with the transaction unchanged, if that has
+        to wait.
         """
         ingress = self._channel.connection.ingress
         renewed: list[PendingPublish] | None = self._publishes
@@ -862,7 +866,7 @@ class Transaction:
         become unacknowledged again, or are requeued if the channel is closed.
         """
         settlements, self._committing = self._committing, []
-        if self._failed and not self._closed:
+        if self._failed and not self._channel.closed:
             self._channel.restore_unacknowledged([one for deliveries, _ in settlements for one in deliveries])
             self._answer(False)
             return
@@ -879,9 +883,9 @@ class Transaction:
             self._answer(not self._failed)
 
     def _answer(self, whole: bool) -> None:
-        """Call the callback of `commit` with `whole`, unless the channel is closed."""
+        """Call the callback of `commit` with `whole`."""
         then, self._then = self._then, None
-        if then is not None and not self._closed:
+        if then is not None:
             then(whole)
 
 

@@ -424,7 +424,9 @@ class AmqpActions(AmqpGuest):
         def committed(whole: bool) -> None:
             nonlocal replied
             replied = True
-            if whole:
+            if channel.closed:
+                pass  # by new rules, for example: nobody waits for a response
+            elif whole:
                 self._reply(channel, True, m.TxCommitOk())
             else:
                 self.refuse(channel.number, precondition_failed("partial tx completion"), method)
