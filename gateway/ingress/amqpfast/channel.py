@@ -225,6 +225,10 @@ class DeliveryRun:
         self.count -= count
         return first
 
+    def count_below(self, number: int) -> int:
+        """Return how many messages of the run have a number below `number`."""
+        return min(max(number - self.number, 0), self.count)
+
     def rows(self) -> list[tuple[int, Message]]:
         """Return the messages of the run, each with its position in the queue."""
         messages = self.messages[self.at : self.at + self.count]
@@ -578,18 +582,24 @@ class FastChannel:
         return any(queue.storage is not None for queue in touched)
 
     def rollback(self) -> None:
-        """Roll back: drop publishes, and requeue what was delivered or acknowledged in the transaction."""
+        """Roll back: drop publishes, and requeue what was delivered or acknowledged in the transaction.
+
+        Large messages that are still in line are delivered in the next transaction.
+        """
         self._drop_sent()
         back, self._acked = self._acked, []
         self._final(back)
         touched: dict[Queue, None] = {}
         remaining: deque[DeliveryRun] = deque()
+        unbegun = self.large_deliveries.unbegun
         for delivery in self._deliveries:
-            if before := min(max(self._boundary - delivery.number, 0), delivery.count):
+            if before := delivery.count_below(self._boundary):
                 remaining.append(delivery.split(before))
+            if begun := delivery.count_below(unbegun):
+                delivery.consumer.acknowledged(begun, touched)
+                back.append(delivery.split(begun))
             if delivery.count:
-                delivery.consumer.acknowledged(delivery.count, touched)
-                back.append(delivery)
+                remaining.append(delivery)
         self._deliveries = remaining
         self._begin()
         self._requeue(back, touched)
@@ -616,7 +626,7 @@ class FastChannel:
 
     def _begin(self) -> None:
         """Begin the next transaction of a transacted channel."""
-        self._boundary = self.next_number
+        self._boundary = self.large_deliveries.unbegun
         self.pending_bytes = 0
 
     @staticmethod

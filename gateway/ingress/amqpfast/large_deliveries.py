@@ -163,9 +163,19 @@ class LargeDeliveries:
     @property
     def limit(self) -> int:
         """Lowest message number that has not been sent completely."""
+        return self._lowest(self.active)
+
+    @property
+    def unbegun(self) -> int:
+        """Lowest message number of which nothing has been sent, except for a PREPARE."""
+        active = self.active
+        return self._lowest(None if active is None or active.transfer is not None else active)
+
+    def _lowest(self, active: Large | None) -> int:
+        """Return the lowest message number among `active` and what waits in line, or the next number."""
         limit = self._channel.next_number
-        if self.active is not None:
-            limit = min(limit, self.active.limit)
+        if active is not None:
+            limit = min(limit, active.limit)
         for line in (self._answers, self._waiting):
             if line:
                 limit = min(limit, line[0].limit)

@@ -298,6 +298,43 @@ def test_transactions(gateway: Running) -> None:
     nothing_left(gateway)
 
 
+@pytest.mark.parametrize("restartable", [False, True])
+@pytest.mark.parametrize("ends", [m.ChannelRollback, m.ChannelCommit])
+def test_what_is_still_in_line_belongs_to_the_next_transaction(
+    gateway: Running, ends: type[m.ChannelRollback] | type[m.ChannelCommit], restartable: bool
+) -> None:
+    """A reply is due when three messages come, so that they are in line together when the reply is sent."""
+    bodies = [data(6 * MIB, seed) for seed in range(3)]
+    ready = 0 if restartable else None
+    with (
+        Whole(gateway).open() as other,
+        Whole(gateway).open(transacted=True, restartable=restartable) as client,
+    ):
+        for body in bodies:
+            other.put_large(other.handle("q"), body)
+        handle = client.handle("q")
+        client.ask(m.HandleFlow(handle, flow_pause=True))
+        client.consume(handle)
+        client.say(m.HandleFlow(handle), m.HandleFlow(handle, client.machine.new_tag(1)))
+        client.reply()
+        queue = gateway.gateway.fast_hosts["/"].queues["q"]
+        gateway.until(lambda: queue.unacknowledged == 3)
+        client.say(ends(1, client.machine.new_tag(1)))
+        got = [client.large(ready=ready) for _ in bodies]
+        assert [(row[1], row[4]) for row in got] == list(enumerate(bodies, 1))
+        begun = not restartable  # the first message, before the response to ROLLBACK or COMMIT
+        assert client.reply()[3] == 200
+        again = bodies[:begun] if ends is m.ChannelRollback else []
+        assert [client.large(ready=ready)[4] for _ in again] == again
+        assert client.ask(m.ChannelRollback(1))[3] == 200
+        again = bodies[begun:] if ends is m.ChannelCommit else bodies
+        assert [client.large(ready=ready)[4] for _ in again] == again
+        client.ack(100)
+        assert client.ask(m.ChannelCommit(1))[3] == 200
+        assert (len(queue), queue.unacknowledged) == (0, 0)
+    nothing_left(gateway)
+
+
 def test_routes_take_it_from_memory_or_not_at_all() -> None:
     limits = Limits(fast_memory_bytes_max=MIB, message_bytes_max=2 * MIB)
     with running(settings_of(limits=limits)) as gateway, Mqtt(gateway.mqtt) as device:
