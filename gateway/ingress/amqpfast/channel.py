@@ -934,8 +934,10 @@ class FastConsumer:
             touched[queue] = None
 
     def cancelled(self, queue: Queue) -> None:
-        """Stop consuming the queue, which was deleted."""
+        """Stop consuming the queue, which was deleted; a consumer of no other queue ends."""
         self.queues = [one for one in self.queues if one is not queue]
+        if not self.queues and self in self.handle.consumers:
+            self.handle.consumers.remove(self)
 
     def stop(self) -> None:
         """Stop consuming; unacknowledged messages remain outstanding."""

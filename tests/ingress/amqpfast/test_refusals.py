@@ -201,6 +201,20 @@ def test_limits() -> None:
             assert client.channel_closed() == (1, 506)
 
 
+def test_consumers_of_what_was_deleted_count_no_more() -> None:
+    with (
+        running(settings_of(limits=Limits(consumers_max=2))) as gateway,
+        Fast(gateway, "named").open() as client,
+    ):
+        topic, queue = client.handle("t", TOPIC), client.handle("q")
+        host = gateway.gateway.fast_hosts["/"]
+        for _ in range(3):
+            client.consume(topic, identifier="i")
+            client.consume(queue)
+            assert client.ask(m.HandleCancel(topic, identifier="i"))[3] == 200
+            gateway.ask(lambda: host.delete_queue(host.queues["q"]))
+
+
 OF_CONNECTIONS = [
     ("an unknown type", b"\0\x03\x63\0\xce", 501),
     ("no frame end", b"\0\x03\x0e\0\0", 501),
