@@ -312,15 +312,28 @@ class FastHost:
             text = f"dest-name: more than {SHORT_STRING_MAX} bytes in all"
             raise FastRefused(ReplyCode.BAD_FIELD_VALUE, text)
 
-    def _check_room(self, service: str, count: int, maker: str | None, byte_count: int) -> None:
+    def _check_room(
+        self,
+        service: str,
+        count: int,
+        maker: str | None,
+        byte_count: int,
+        replaced: TopicSubscription | None = None,
+    ) -> None:
         """Check the limits of the host and of one user before a definition of `byte_count` bytes is added.
 
-        Raises FastRefused with 506 at a limit.
+        The definition takes the place of `replaced`. Raises FastRefused with 506 at a limit.
         """
+        own = 0
+        if replaced is not None:
+            count -= 1
+            if replaced.maker == maker:
+                own = 1
+                byte_count -= _defined_bytes(replaced)
         if count >= self._most[service]:
             text = f"limits.{service}s_max ({self._most[service]}) is reached"
             raise FastRefused(ReplyCode.INSUFFICIENT_RESOURCES, text)
-        if maker is not None and self._made[service][maker] >= self._per_user[service]:
+        if maker is not None and self._made[service][maker] - own >= self._per_user[service]:
             limit = "sessions_per_user_max" if service == "session" else "queues_per_user_max"
             text = f"limits.{limit} ({self._per_user[service]}) is reached"
             raise FastRefused(ReplyCode.INSUFFICIENT_RESOURCES, text)
@@ -461,9 +474,10 @@ class FastHost:
                     f"identifier: {key[1]!r} is a subscription to {before.interest.name!r}; cancel that first"
                 )
                 raise FastRefused(ReplyCode.TEMPORARILY_FORBIDDEN, text)
-            self.unsubscribe(before)
         if key is not None:
-            self._check_room("session", len(self.durable), maker, _interest_bytes(interest, key))
+            self._check_room("session", len(self.durable), maker, _interest_bytes(interest, key), before)
+        if before is not None:
+            self.unsubscribe(before)
         found = self._new_subscription(interest, key, maker)
         if key is not None:
             self.durable[key] = found

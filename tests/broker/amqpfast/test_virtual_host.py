@@ -15,6 +15,7 @@ from gateway.errors import ConfigurationError
 from gateway.model.batch import Batch, Recipient
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason
+from gateway.model.shares import UserShares
 from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.amqpfast.spec import ReplyCode
 from gateway.settings import Limits
@@ -115,6 +116,21 @@ def test_limits() -> None:
         with pytest.raises(FastRefused) as refused:
             host.find(service, "b", whole=False)
         assert refused.value.code == 506
+
+
+def test_a_subscription_is_replaced_only_if_the_new_one_is_within_the_limits() -> None:
+    shares = UserShares("definitions", bytes_max=1_000, bytes_option="definitions_bytes_max")
+    host = FastHost("/", Changes(), durable_max=1, durable_per_user_max=1, definition_shares=shares)
+    host.subscribe(Interest("t", prefix=False, selector=b"a"), ("c", "i"), "ann")
+    publish(host, topic("t"))
+    with pytest.raises(FastRefused) as refused:
+        host.subscribe(Interest("t", prefix=False, selector=b"b" * 500), ("c", "i"), "ann")
+    assert refused.value.code == 506
+    assert len(host.durable["c", "i"]) == 1
+    before = shares.of("ann")
+    found = host.subscribe(Interest("t", prefix=False, selector=b"b"), ("c", "i"), "ann")
+    assert host.durable == {("c", "i"): found}
+    assert shares.of("ann") == before
 
 
 def test_a_route_to_a_queue_that_may_not_be_made_is_refused_and_one_that_may_is_made() -> None:
