@@ -37,6 +37,7 @@ from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.events import Confirms
 from gateway.protocols.amqp091.sender import Deliverer
+from gateway.protocols.amqpfast import commands as fm
 from gateway.protocols.amqpfast.sender import Notifier
 from gateway.protocols.mqtt.packets import Connect, Will
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
@@ -193,6 +194,32 @@ def test_a_fault_behind_the_encoding_costs_the_consumer_and_no_message(
             else:
                 found = second.bodies(len(bodies))
             assert found == bodies
+    assert counted == {"connection": 1}
+
+
+def test_a_fault_behind_the_encoding_of_what_waited_for_a_reply_costs_no_message(
+    monkeypatch: pytest.MonkeyPatch, gateway: Running, bystander: Mqtt, counted: Counter[str]
+) -> None:
+    real = Notifier.notify_many
+    armed = [True]
+
+    def once(self: Any, *others: Any) -> Any:
+        if armed:
+            armed.clear()
+            raise ODD
+        return real(self, *others)
+
+    bodies = [b"%d" % number for number in range(20)]
+    with Fast(gateway).open() as first, Fast(gateway).open() as second:
+        handle, other = first.handle("held"), second.handle("held")
+        first.ask(fm.HandleFlow(handle, flow_pause=True))
+        first.consume(handle)
+        second.put(other, *bodies)
+        monkeypatch.setattr(Notifier, "notify_many", once)
+        first.say(fm.HandleFlow(handle), fm.HandleFlow(handle, first.machine.new_tag(1)))
+        first.rest()
+        second.consume(other)
+        assert second.bodies(len(bodies)) == bodies
     assert counted == {"connection": 1}
 
 

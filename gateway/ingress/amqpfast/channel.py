@@ -472,6 +472,8 @@ class FastChannel:
                     consumer.deliver(queue, delivery.position, delivery.messages, redelivered)
                 except Exception as error:
                     consumer.handle_error(error)
+                    queue.requeue(delivery.rows())
+                    queue.dispatch()
             else:
                 queue.requeue(delivery.rows())
                 queue.dispatch()
