@@ -35,6 +35,7 @@ from tests.access.test_doors import OPEN, ORDERS, PASSWORD, amqp, change, crossi
 from tests.broker.parts import newest
 from tests.clients.asking import FastParty
 from tests.ingress.amqpfast.client import QUEUE, TOPIC, Fast
+from tests.ingress.amqpfast.large import MIB, Whole
 from tests.ingress.clients import Mqtt, connect
 from tests.interop.gateway_fixture import Running, running
 
@@ -166,6 +167,19 @@ def test_a_dead_letter_of_a_users_queue_does_not_reach_a_requester() -> None:
         assert "return address" in outcome.text
         assert gateway.ask(lambda: len(gateway.gateway.dead_letters)) == 1
     assert told == []
+
+
+def test_the_right_to_send_ends_for_messages_in_fragments_too() -> None:
+    wide, narrow = (
+        of([], amqpfast={"/": {"queues": {"write": write, "create": "*"}}}) for write in ("q", "r")
+    )
+    with running(wide) as gateway, Whole(gateway, user="bob", password=PASSWORD).open() as client:
+        handle = client.handle("q")
+        client.put(handle, b"small")
+        change(gateway, narrow)
+        client.write(client.transfer(handle, bytes(2 * MIB)), bytes(2 * MIB))
+        assert client.handle_closed() == (handle, 403)
+        assert gateway.ask(lambda: len(gateway.gateway.fast_hosts["/"].queues["q"])) == 1
 
 
 # Transactions

@@ -90,9 +90,9 @@ class FastPublisher:
         dispatcher = ingress.dispatcher
         handles = connection.handles
         sender = connection.sender
-        generation = dispatcher.generation
         replies: list[tuple[int, int]] = []
         handle: FastHandle | None = None
+        cached: dict[bytes, tuple[RoutingEntry, ...]] = {}
         last_number, last_head = -1, b""
         in_turn = iter(rows)
         postponed: list[SendRow] = []
@@ -104,10 +104,8 @@ class FastPublisher:
                     continue  # closed by an earlier row
                 last_number, last_head = number, b""
                 sender = handle.channel.sender
-                if handle.generation != generation:
-                    handle.generation = generation
-                    handle.entries.clear()
-            entries = handle.entries.get(name)
+                cached = self._cached(handle)
+            entries = cached.get(name)
             if head is not last_head:
                 try:
                     properties = _properties(handle, head)
@@ -127,7 +125,7 @@ class FastPublisher:
                     ingress.suspend(connection.stream, pending.awaited)
                     postponed = [row, *in_turn]
                     break
-                generation = dispatcher.generation
+                cached = self._cached(handle)
                 continue
             entry = entries[0]
             message = Message(
@@ -289,7 +287,7 @@ class FastPublisher:
 
         Raises FastRefused if the client may not send to one, and Pending if a decision is pending.
         """
-        found = handle.entries.get(name)
+        found = self._cached(handle).get(name)
         if found is not None:
             return found
         connection = self._connection
@@ -309,12 +307,18 @@ class FastPublisher:
                 maker=connection.sender.user,
             )
         ]
-        if handle.generation != ingress.dispatcher.generation:
-            handle.generation = ingress.dispatcher.generation
+        cached = self._cached(handle)  # a destination may have been created
+        make_room(cached, min(ingress.limits.cache_entries_max, HANDLE_ENTRIES_MAX))
+        cached[name] = tuple(entries)
+        return cached[name]
+
+    def _cached(self, handle: FastHandle) -> dict[bytes, tuple[RoutingEntry, ...]]:
+        """Return the routing entries that a handle has cached, after dropping those that are out of date."""
+        generation = self._ingress.dispatcher.generation
+        if handle.generation != generation:
+            handle.generation = generation
             handle.entries.clear()
-        make_room(handle.entries, min(ingress.limits.cache_entries_max, HANDLE_ENTRIES_MAX))
-        handle.entries[name] = tuple(entries)
-        return handle.entries[name]
+        return handle.entries
 
     def check_destination(self, handle: FastHandle, name: bytes) -> None:
         """Check the permission to send to a destination when the first fragment of a message arrives.
@@ -322,7 +326,7 @@ class FastPublisher:
         Raises Pending if a decision is pending. Refusals are reported when the message is complete.
         """
         rights = self._connection.rights
-        if handle.service != "peer" and not rights.unlimited and name not in handle.entries:
+        if handle.service != "peer" and not rights.unlimited and name not in self._cached(handle):
             with suppress(FastRefused):
                 self._check(handle.service, handle.name + name.decode(), whole=not name)
 

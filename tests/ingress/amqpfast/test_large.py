@@ -335,6 +335,19 @@ def test_what_is_still_in_line_belongs_to_the_next_transaction(
     nothing_left(gateway)
 
 
+def test_a_queue_that_was_deleted_since_the_last_message_is_created_again(gateway: Running) -> None:
+    host = gateway.gateway.fast_hosts["/"]
+    with Whole(gateway).open() as client:
+        handle = client.handle("q")
+        client.put(handle, b"small")
+        gateway.ask(lambda: host.delete_queue(host.queues["q"]))
+        client.put_large(handle, BODY)
+        client.consume(handle)
+        assert client.large()[4] == BODY
+        client.ack(1)
+    nothing_left(gateway)
+
+
 def test_routes_take_it_from_memory_or_not_at_all() -> None:
     limits = Limits(fast_memory_bytes_max=MIB, message_bytes_max=2 * MIB)
     with running(settings_of(limits=limits)) as gateway, Mqtt(gateway.mqtt) as device:
