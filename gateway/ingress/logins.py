@@ -93,10 +93,16 @@ class Login:
     # Interface to the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Store data that the client sends before the login's response, and stop reading."""
+        """Store data that the client sends before the login's response, and stop reading.
+
+        Without data, the turn belongs to the connection, which has postponed packets: it gets it after the
+        login.
+        """
+        self._hold()
         if data:
             self._buffer += data
-            self._hold()
+        else:
+            self.stream.request_turn()
 
     def data_to_send(self) -> bytes | list[Piece]:
         """Return the output of the connection that the login replaces."""

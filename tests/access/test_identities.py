@@ -12,16 +12,21 @@ from typing import Any
 
 import pika
 import pytest
+import trio
 from pydantic import SecretStr
 
 from gateway import clock
 from gateway.access import users as users_module
+from gateway.access.credentials import Credentials
+from gateway.access.tokens import Tokens
+from gateway.ingress.logins import Login
 from gateway.protocols.amqpfast.events import Closed as FastClosed
-from gateway.protocols.mqtt.packets import Auth, Connack, Connect, Disconnect
+from gateway.protocols.mqtt.packets import Auth, Connack, Connect, Disconnect, Suback, Subscription
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
 from gateway.settings import Audit, Settings, User
 from gateway.settings.endpoints import ListenerTls
 from gateway.settings.identity import CertificatesBackend, HttpBackend, JwtBackend, UsersBackend
+from gateway.transport import stream as streams
 from tests.access.logins import PROTOCOLS, log_in, pika_parameters, trusting
 from tests.access.servers import AUDIENCE, ISSUER, Signer, certificate, jwks, served
 from tests.access.test_http_backend import knows
@@ -390,6 +395,42 @@ def test_a_token_in_auth_packets(keys: JwtBackend) -> None:
             connack = client.next(Connack)
             assert connack.reason == ReasonCode.BAD_AUTHENTICATION_METHOD
             assert "OAUTH2-JWT" in connack.properties[Property.REASON_STRING]
+
+
+@pytest.mark.interpreted
+def test_what_is_sent_behind_a_renewal_is_processed_when_its_key_is_there(
+    keys: JwtBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A SUBSCRIBE of many turns, while the token's key is being fetched."""
+    monkeypatch.setattr(streams, "DEAR_SECS", 0.0)
+    judged, fetched = Tokens.authenticate_nowait, trio.Event()
+    token = ONE.token(secs=500)
+
+    def without_key(tokens: Tokens, credentials: Credentials) -> Any:
+        late = credentials.password == token.encode() and not fetched.is_set()
+        return None if late else judged(tokens, credentials)
+
+    async def with_key(tokens: Tokens, credentials: Credentials) -> Any:
+        await fetched.wait()
+        return judged(tokens, credentials)
+
+    monkeypatch.setattr(Tokens, "authenticate_nowait", without_key)
+    monkeypatch.setattr(Tokens, "authenticate", with_key)
+    with running(site(keys)) as gateway, Mqtt(gateway.mqtt) as client:
+        shown(client, ONE.token())
+        assert client.next(Connack).reason == 0
+        properties = {METHOD: "OAUTH2-JWT", DATA: token.encode()}
+        client.machine.send_auth(Auth(ReasonCode.REAUTHENTICATE, properties))
+        client.machine.subscribe(1, [Subscription(f"a/{at}") for at in range(9)])
+        client.flush()
+        (connection,) = gateway.gateway.listeners["mqtt"].connections
+        stream = connection.stream
+        gateway.until(lambda: isinstance(stream.owner, Login) and not (stream.reading and stream.unread))
+        gateway.ask(fetched.set)
+        assert client.next(Auth).reason == 0
+        assert len(client.next(Suback).reasons) == 9
+        client.publish("a/8", b"x")
+        assert client.body() == b"x"
 
 
 def test_a_password_in_auth_packets_is_no_token(keys: JwtBackend) -> None:
