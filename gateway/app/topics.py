@@ -19,7 +19,7 @@ from gateway.engine.namespace import EngineNamespace
 from gateway.engine.outboxes import Delivering, SharedOutboxes
 from gateway.engine.session import EngineSession
 from gateway.protocols import DIALECTS
-from gateway.settings import Settings
+from gateway.settings import MqttListener, Settings
 from gateway.settings.engine import ENGINE, RabbitEngine
 from gateway.store.store import Store
 from gateway.telemetry.metrics import Metrics
@@ -53,6 +53,7 @@ def topics_of(
         may_hold,
         limits.stall_secs,
         limits.session_delay_secs,
+        frozenset(name for name, one in settings.listeners.items() if isinstance(one, MqttListener)),
     )
     shares = SessionShares(
         limits.sessions_per_user_max,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pika
 import pytest
 from pydantic import SecretStr
 
@@ -12,9 +14,9 @@ from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.protocols.mqtt.packets import Ack, Disconnect, Subscription, Will
 from gateway.protocols.mqtt.runs import Acks
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
-from gateway.settings import Limits, User
+from gateway.settings import Limits, StoreSettings, User
 from tests.ingress.clients import Mqtt, connect, stats
-from tests.interop.gateway_fixture import Running, running, settings_of
+from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.passwords import hashed
 
 VERSIONS = (Version.V5, Version.V311, Version.V31)
@@ -426,6 +428,24 @@ def test_subscription_identifiers_and_no_local(gateway: Running) -> None:
         client.publish("a", b"x")
         _, _, _, properties, body = client.row()
         assert (properties, body) == (b"\x0b\x4d", b"x")
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_no_local_is_about_the_client_and_not_its_namesakes(tmp_path: Path, stored: bool) -> None:
+    """The name of an AMQP connection is free, and so is that of a link at its remote broker."""
+    store = {"store": StoreSettings(path=tmp_path / "data")} if stored else {}
+    with running(settings_of(**store)) as gateway, lasting(gateway, "me") as client:
+        client.publish("a/b", b"kept", retain=True)
+        client.subscribe("a/b", 1, no_local=True)
+        assert client.body() == b"kept"
+        client.publish("a/b", b"mine", 1, 1)
+        client.acked(PacketType.PUBACK)
+        parameters = pika.ConnectionParameters(
+            LOOPBACK, gateway.amqp, client_properties={"connection_name": "me"}
+        )
+        with pika.BlockingConnection(parameters) as connection:
+            connection.channel().basic_publish("amq.topic", "a.b", b"theirs")
+        assert client.body() == b"theirs"
 
 
 def test_a_full_session_table_refuses_new_clients_only() -> None:

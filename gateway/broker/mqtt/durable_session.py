@@ -185,10 +185,9 @@ class DurableSession(Session):
         if self.outlet is not None and self.patient:
             self._hold_if_late(part)
         messages = part.messages
-        client = self.client_id if grant.no_local else None
         start = 0
         for stored, group in groupby(
-            messages, lambda one: one.assurance > 0 and (client is None or one.sender.client != client)
+            messages, lambda one: one.assurance > 0 and not (grant.no_local and self._is_own(one))
         ):
             stop = start + len(list(group))
             run = messages if stop - start == len(messages) else messages[start:stop]
@@ -202,7 +201,7 @@ class DurableSession(Session):
                 if end < stop:
                     part.settle_at(range(end, stop))
             else:
-                self._pass(run, grant)
+                self._pass(self._without_own(run, grant), grant)
                 part.settle_at(range(start, stop))
             start = stop
         if self._records.store.congested:
@@ -261,8 +260,6 @@ class DurableSession(Session):
 
     def _pass(self, messages: list[Message], grant: Grant) -> None:
         """Queue messages of QoS 0 in memory; drop and count them if the client is disconnected."""
-        if grant.no_local:
-            messages = [message for message in messages if message.sender.client != self.client_id]
         if self.outlet is None:
             self.tally.offline += len(messages)
             return

@@ -300,6 +300,7 @@ class SessionLimits:
     stall_secs: float = 30.0  # how long, if the client accepts nothing
     # Waiting time for an active client beyond which its sources are paused; 0 for never.
     delay_secs: float = 0.015
+    listeners: frozenset[str] = frozenset()  # of MQTT: the client ids there are those of sessions
 
 
 QueuedRow = tuple[Message, Grant, int]
@@ -451,13 +452,23 @@ class Session:
 
     def take(self, part: SubBatch, grant: Grant) -> None:
         """Queue the messages of the part for the client, and accept the part."""
-        messages = part.messages
-        if grant.no_local:
-            messages = [message for message in messages if message.sender.client != self.client_id]
+        messages = self._without_own(part.messages, grant)
         if self.outlet is not None and self.patient:
             self._hold_if_late(part)
         self.offer(messages, grant)
         part.accept()
+
+    def _without_own(self, messages: list[Message], grant: Grant) -> list[Message]:
+        """Return the messages that the client may get: with no-local, none that it has published itself."""
+        return [one for one in messages if not self._is_own(one)] if grant.no_local else messages
+
+    def _is_own(self, message: Message) -> bool:
+        """Return True if the session's client has published the message.
+
+        The client of a link, or of another protocol, may have the same name.
+        """
+        sender = message.sender
+        return sender.client == self.client_id and sender.endpoint in self.limits.listeners
 
     def offer(self, messages: list[Message], grant: Grant) -> None:
         """Queue `messages` for the client; messages of QoS 0 only while it is connected.

@@ -298,13 +298,14 @@ def test_where_the_newest_are_dropped_nobody_is_held() -> None:
 
 
 def test_a_subscription_may_pass_over_its_own_messages() -> None:
-    space = Space()
+    space = Space(SessionLimits(listeners=frozenset(("mqtt",))))
     session = space.session("me")
     space.subscribe(session, "#", SubscriptionOptions(1, no_local=True))
     outlet = connected(session)
-    source = space.give(mqtt(body=b"mine", sender=Sender("mqtt", "me")), mqtt(body=b"theirs"))
-    assert [body for body, *_ in outlet.said] == [b"theirs"]
-    assert len(source.told) == 2
+    mine, namesake = (mqtt(body=name.encode(), sender=Sender(name, "me")) for name in ("mqtt", "link"))
+    source = space.give(mine, mqtt(body=b"theirs"), namesake)
+    assert [body for body, *_ in outlet.said] == [b"theirs", b"link"]
+    assert len(source.told) == 3
 
 
 def test_overlapping_subscriptions_deliver_once_with_the_best_of_each() -> None:
