@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 import structlog
@@ -497,7 +498,7 @@ class ClientSession(Session):
         if packet_id not in self.in_flight:
             row = self.in_flight[packet_id] = OutgoingPublish(message, grant, 2, packet_id, True)
             self._byte_count += message.byte_count
-            self._again.insert(0, row)
+            self._again[packet_id] = row
             self._engine.pump(self)
 
     def _release_reserved(self) -> None:
@@ -524,13 +525,14 @@ class ClientSession(Session):
         rows: list[OutgoingPublish] = []
         if self._stopped:
             return rows
-        while self._again and len(rows) < ROWS_MAX:
-            row = self._again[-1]
+        for row in islice(self._again.values(), ROWS_MAX):
             if row.dup:  # the others took their credit before they were stored
                 if self.credit <= 0:
                     break
                 self.credit -= 1
-            rows.append(self._again.pop())
+            rows.append(row)
+        for row in rows:
+            del self._again[row.packet_id]
         if rows:
             return rows
         return self._fresh_rows()
@@ -600,7 +602,7 @@ class ClientSession(Session):
     def _send_stored(self, rows: list[OutgoingPublish], outcome: Outcome) -> None:
         """Send QoS 2 messages, because their packet ids are stored (`outcome` is ACCEPTED)."""
         if outcome is ACCEPTED and self.outlet is not None:
-            self._again[:0] = reversed(rows)
+            self._again.update((row.packet_id, row) for row in rows)
             self.pump()
 
     def _free_id(self) -> int:
@@ -641,6 +643,7 @@ class ClientSession(Session):
             return super().received(packet_id)
         if packet_id not in self.released:
             self.released[packet_id] = None
+            self._cancel_resend(packet_id)
             self._note_packet(packet_id, released=True)
             self._record_received(self._reserved[packet_id])
             delivery = self._flight.pop(packet_id, None)

@@ -258,6 +258,18 @@ def test_what_an_earlier_owner_had_sent_may_come_behind_what_is_new(passed: list
     assert sorted(queue.acknowledged.tags) == [1, 2, 3]
 
 
+def test_what_the_client_acknowledges_before_it_is_resent_is_not_resent(passed: list[float]) -> None:
+    queue = Queue(1, {7: (LIFE, 1), 8: (LIFE, 2)})
+    queue.bring(1, 2, redelivered=True)
+    session = queue.session
+    assert session.received(8)
+    assert session.received(7)
+    assert session.finish(7)
+    session.pump()
+    assert session.finish(8)
+    assert (queue.outlet.bodies, session.in_flight, session.credit) == ([1], {}, 1)
+
+
 def test_what_does_not_come_again_for_long_is_over(passed: list[float]) -> None:
     queue = Queue(100, {7: (LIFE, 1)})
     queue.bring(2)

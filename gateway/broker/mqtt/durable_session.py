@@ -505,7 +505,7 @@ class DurableSession(Session):
         self._stays += 1
         self.outlet = outlet
         self.credit = receive_maximum - len(self.released)
-        self._again = list(reversed(self.in_flight.values()))
+        self._again = {at: row.with_dup(before=True) for at, row in self.in_flight.items()}
         self._record(attached=True)
         for packet_id in self.released:
             outlet.send_release(packet_id)
@@ -625,6 +625,8 @@ class DurableSession(Session):
         position = self._positions.pop(packet_id)
         self._subtract_bytes(row.message.byte_count)
         self.released[packet_id] = None
+        if self._again:
+            self._cancel_resend(packet_id)
         self._records.put_released(self.client_id, packet_id, position)
         self._settled(position)
         return True
@@ -640,6 +642,8 @@ class DurableSession(Session):
         elif (row := self.in_flight.pop(packet_id, None)) is not None:
             self._settled(self._positions.pop(packet_id))
             self._subtract_bytes(row.message.byte_count)
+            if self._again:
+                self._cancel_resend(packet_id)
         else:
             return False
         self.credit += 1

@@ -376,9 +376,8 @@ class Session:
         self.patient = limits.holds
         self.moved = False  # something was sent since the last call of `has_stalled`
         self._last_progress = 0.0  # monotonic
-        self._again: list[
-            OutgoingPublish
-        ] = []  # in flight when the last connection was lost; the first is the last here
+        # In flight when the last connection was lost and not resent yet, by packet id; they take credit then.
+        self._again: dict[int, OutgoingPublish] = {}
         self._waiting: deque[QueuedRow] | None = None  # an empty one takes 760 bytes, of each session
         self._byte_count = 0  # that wait or are in flight
         self._tight = False  # sources are held, it has stalled, or copies were dropped
@@ -740,19 +739,34 @@ class Session:
         """
         rows: list[OutgoingPublish] = []
         byte_count = 0
-        while self._again and self.credit > 0 and len(rows) < ROWS_MAX and byte_count < ROWS_BYTES_MAX:
-            row = self._again.pop()
-            self.credit -= 1
+        for row in islice(self._again.values(), max(min(self.credit, ROWS_MAX), 0)):
+            rows.append(row)
             byte_count += row.message.byte_count
-            rows.append(row.with_dup(before=True))
+            if byte_count >= ROWS_BYTES_MAX:
+                break
+        for row in rows:
+            del self._again[row.packet_id]
+        self.credit -= len(rows)
         return rows
+
+    def _cancel_resend(self, packet_id: int) -> None:
+        """Do not resend a message that the client has acknowledged before it was resent.
+
+        A message that has taken no credit on this connection (DUP) gives none back.
+        """
+        row = self._again.pop(packet_id, None)
+        if row is not None and row.dup:
+            self.credit -= 1
 
     def attach(self, outlet: SessionOutlet, receive_maximum: int) -> None:
         """Attach a connection, and first resend the messages that were in flight, in their order."""
         self.outlet = outlet
         self.credit = receive_maximum - len(self.released)
-        self._again = [row for row in self.in_flight.values() if row.packet_id not in self.released]
-        self._again.reverse()
+        self._again = {
+            packet_id: row.with_dup(before=True)
+            for packet_id, row in self.in_flight.items()
+            if packet_id not in self.released
+        }
         for packet_id in self.in_flight:
             if packet_id in self.released:
                 outlet.send_release(packet_id)
@@ -879,6 +893,8 @@ class Session:
         if packet_id not in self.in_flight:
             return False
         self.released[packet_id] = None
+        if self._again:
+            self._cancel_resend(packet_id)
         return True
 
     def finish(self, packet_id: int) -> bool:
@@ -891,6 +907,8 @@ class Session:
             return False
         self.released.pop(packet_id, None)
         self.credit += 1
+        if self._again:
+            self._cancel_resend(packet_id)
         self._byte_count -= row.message.byte_count
         if self._tight:
             self._resume_sources()

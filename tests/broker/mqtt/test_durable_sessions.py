@@ -75,6 +75,8 @@ class SessionModel(RuleBasedStateMachine):
         self.held: set[int] = set()
         self.delivered: list[int] = []
         self.device: Device | None = None
+        self.receive_max = 0
+        self.early: list[OutgoingPublish] = []  # unacknowledged on the last connection
         self.released: list[int] = []  # PUBREC was said, PUBREL was not heard
         self.open()
         self.space.open("c", clean=False, expiry_secs=60.0)
@@ -130,12 +132,15 @@ class SessionModel(RuleBasedStateMachine):
     @rule(receive_max=st.integers(1, 9))
     def attach(self, receive_max: int) -> None:
         self.device = Device(self.held, self.delivered)
+        self.receive_max = receive_max
         self.session.attach(self.device, receive_max)
         self.released += [one for one in self.device.releases if one not in self.released]
 
     @precondition(lambda self: self.device is not None)
     @rule()
     def detach(self) -> None:
+        assert self.device is not None
+        self.early = list({row.packet_id: row for row in self.early + self.device.unanswered}.values())
         self.session.detach()
         self.device = None
 
@@ -145,12 +150,26 @@ class SessionModel(RuleBasedStateMachine):
         assert self.device is not None
         row = data.draw(st.sampled_from(self.device.unanswered))
         self.device.unanswered.remove(row)
+        self._acknowledge(row)
+
+    def _acknowledge(self, row: OutgoingPublish) -> None:
+        self.early = [one for one in self.early if one.packet_id != row.packet_id]
         if row.qos == 1:
             assert self.session.finish(row.packet_id)
         else:
             assert self.session.received(row.packet_id)
             self.released.append(row.packet_id)
         self.session.pump()
+
+    @precondition(lambda self: self.device is not None and self.early)
+    @rule(data=st.data())
+    def acknowledge_early(self, data: st.DataObject) -> None:
+        """The client acknowledges what it has from the last connection before it is resent."""
+        assert self.device is not None
+        resent = {row.packet_id for row in self.device.unanswered}
+        row = data.draw(st.sampled_from(self.early))
+        if row.packet_id not in resent:
+            self._acknowledge(row)
 
     @precondition(lambda self: self.device is not None and self.released)
     @rule()
@@ -173,6 +192,7 @@ class SessionModel(RuleBasedStateMachine):
         self.one.store.close()
         self.lost = set(self.qos) - self.accepted
         self.device = None
+        self.early.clear()
         self.released.clear()
         self.open()
 
@@ -189,12 +209,7 @@ class SessionModel(RuleBasedStateMachine):
             assert turns < 10 * (self.next + 10), "it never ends"
             self.commit()
             while device.unanswered:
-                row = device.unanswered.pop(0)
-                known = session.finish if row.qos == 1 else session.received
-                assert known(row.packet_id)
-                if row.qos == 2:
-                    self.released.append(row.packet_id)
-            session.pump()
+                self._acknowledge(device.unanswered.pop(0))
             self.commit()
             while self.released:
                 self.held.discard(self.released[0])
@@ -210,6 +225,12 @@ class SessionModel(RuleBasedStateMachine):
     def once(self) -> None:
         twice = [one for one in self.delivered if self.qos[one] == 2]
         assert len(twice) == len(set(twice))
+
+    @invariant()
+    def no_more_is_in_flight_than_the_client_takes(self) -> None:
+        if self.device is not None:
+            in_flight = len(self.device.unanswered) + len(self.session.released)
+            assert self.session.credit == self.receive_max - in_flight
 
     @invariant()
     def memory_is_bounded(self) -> None:
@@ -286,6 +307,25 @@ def sends(world: World, outlet: Connection, count: int) -> None:
         return len(outlet.rows) >= count
 
     world.one.loop.run_until(has_sent)
+
+
+def test_what_a_client_acknowledges_before_it_is_resent_is_not_resent(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        session = world.session("c", "#", qos=2)
+        outlet = connected(session)
+        world.space.give(*several(2), *several(3, qos=2))
+        sends(world, outlet, 5)
+        session.detach()
+        outlet = connected(session, receive_maximum=1)
+        assert session.finish(2)
+        assert session.received(4)
+        session.pump()
+        assert [packet_id for *_, packet_id, _ in outlet.said] == [1]
+        for packet_id in (1, 4, 3, 5):
+            session.finish(packet_id)
+            session.pump()
+        assert [packet_id for *_, packet_id, _ in outlet.said] == [1, 3, 5]
+        assert (session.in_flight, session.credit) == ({}, 1)
 
 
 def waits(answers: Answers) -> bool:

@@ -83,6 +83,24 @@ def test_a_returning_client_that_takes_less_than_was_in_flight_is_not_overrun() 
     assert (session.in_flight, session.credit) == ({}, 2)
 
 
+def test_what_a_client_acknowledges_before_it_is_resent_is_not_resent() -> None:
+    space = Space()
+    session = space.session("c", "#", qos=2)
+    connected(session)
+    space.give(*several(2), *several(3, qos=2))
+    session.detach()
+    outlet = connected(session, receive_maximum=1)
+    assert session.finish(2)
+    assert session.received(4)
+    session.pump()
+    assert [packet_id for *_, packet_id, _ in outlet.said] == [1]
+    for packet_id in (1, 4, 3, 5):
+        session.finish(packet_id)
+        session.pump()
+    assert [packet_id for *_, packet_id, _ in outlet.said] == [1, 3, 5]
+    assert (session.in_flight, session.credit) == ({}, 1)
+
+
 def test_a_client_without_a_lasting_session_is_owed_nothing_while_away() -> None:
     space = Space()
     session = space.session("c", "#", persistent=False)
