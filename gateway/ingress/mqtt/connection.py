@@ -915,9 +915,8 @@ class MqttConnection(AdmittedGuest):
             if self.machine.version is not Version.V5:
                 self._ingress.disconnect_client(self, ReasonCode.QUOTA_EXCEEDED)
                 return
-            if qos == 2 and packet_id in self.session.received_ids:  # it was accepted earlier
-                if self.session.received_ids.is_accepted(packet_id):
-                    self.send_received(packet_id)
+            if qos == 2 and packet_id in self.session.received_ids:
+                self._note_repeat(packet_id)
                 continue
             kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
             self.machine.send_ack(kind, packet_id, publish_refused(LOW_ON_MEMORY), LOW_ON_MEMORY.text)
@@ -997,13 +996,21 @@ class MqttConnection(AdmittedGuest):
             if held_receipts is None:
                 self.note_local_delivery(packet_id, entry)
             return True
+        self._note_repeat(packet_id)
+        return False
+
+    def _note_repeat(self, packet_id: int) -> None:
+        """Answer a repeated QoS 2 message if the first attempt was accepted.
+
+        Otherwise record the repeat: this connection is informed of the outcome.
+        """
+        assert self.session is not None
         self._ingress.stats.duplicates += 1
-        if session.received_ids.is_accepted(packet_id):
+        if self.session.received_ids.is_accepted(packet_id):
             self.send_received(packet_id)
         else:
             self._repeated = self._repeated or set()
             self._repeated.add(packet_id)
-        return False
 
     def note_local_delivery(self, packet_id: int, entry: RoutingEntry) -> None:
         """Have the packet identifier of a QoS 2 message recorded together with its delivery to local targets.

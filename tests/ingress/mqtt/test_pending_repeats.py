@@ -68,3 +68,30 @@ def test_the_client_hears_what_became_of_it(
         client.publish(topic, b"another", 1, 7)
         assert client.acked(PacketType.PUBACK) == (7, reason)
         client.cut()
+
+
+def test_a_repeat_while_memory_is_scarce_is_told_the_outcome_too(tmp_path: Path) -> None:
+    file = tmp_path / "mapping.yaml"
+    file.write_text(MAPPING)
+    with running(settings_of(mappings=(str(file),))) as gateway:
+        dispatcher = gateway.gateway.dispatcher
+        gateway.ask(lambda: dispatcher.pauses.pause("route", "away"))
+        first = connected(gateway, Version.V5, present=False)
+        first.subscribe("c")  # a client that consumes is refused, and not held
+        first.publish("a/b", b"once", 2, 7)
+        first.ping()
+        memory = dispatcher.memory
+
+        def use(part: float) -> None:
+            memory._resident = lambda: int(part * memory.mark)
+            memory.measure()
+
+        gateway.ask(lambda: use(2.0))
+        with connected(gateway, Version.V5, present=True) as client:
+            first.cut()
+            client.publish("a/b", b"once", 2, 7, dup=True)
+            client.ping()
+            gateway.ask(lambda: use(0.1))
+            gateway.ask(lambda: dispatcher.pauses.resume("route", "away"))
+            gateway.ask(gateway.gateway.writes.flush)
+            assert client.acked(PacketType.PUBREC) == (7, 0x83)
