@@ -1,9 +1,9 @@
 """Shared subscriptions: each message goes to one member of a group (5: 4.8.2; in 3.x by the same filters).
 
 Members get messages in turn. A member with credit in its Receive Maximum comes before one without, and a
-connected member before a session whose client is disconnected, which gets only messages to be acknowledged. A
-full member is left out while another has space. A group is one sink, so changes of its members do not affect
-publishers.
+connected member before a session whose client is disconnected. That gets only messages to be acknowledged,
+and only if it has subscribed at QoS 1 or 2. A full member is left out while another has space. A group is one
+sink, so changes of its members do not affect publishers.
 
 When a client is lost, its messages that are not acknowledged at QoS 1, or not sent yet, go to another
 connected member; when its session ends, also to a disconnected one. Messages that were sent at QoS 2 stay in
@@ -43,7 +43,8 @@ class SharedGroup:
     def publish(self, part: SubBatch) -> None:
         """Distribute the messages of a part among the members; each settles its own messages."""
         here = [grant for session, grant in self.members.items() if session.outlet is not None]
-        candidates = here or [grant for session, grant in self.members.items() if session.persistent]
+        away = [] if here else [grant for session, grant in self.members.items() if session.persistent]
+        candidates = here or [grant for grant in away if grant.qos] or away
         candidates = [grant for grant in candidates if not grant.session.full] or candidates
         rooms = [grant.session.send_capacity if here else grant.session.space for grant in candidates]
         pieces: dict[Grant, SubBatch] = {}

@@ -65,6 +65,14 @@ def test_when_all_are_away_they_are_owed_what_must_be_acknowledged() -> None:
     assert space.tally.offline == 2
 
 
+def test_a_member_at_quality_0_that_is_away_takes_nothing_from_one_that_stores() -> None:
+    space = Space()
+    space.session("gets only what is sent at once", SHARED, qos=0)
+    away = space.session("away", SHARED)
+    give(space, numbered(4))
+    assert (len(away), space.tally.offline) == (4, 0)
+
+
 def test_a_full_member_that_is_away_gets_nothing_while_another_has_space(tmp_path: Path) -> None:
     with World(tmp_path, messages_max=10) as world:
         full, other = (world.session(name, SHARED) for name in ("full", "other"))
