@@ -547,17 +547,36 @@ class DurableSession(Session):
         """Pass the message at this position to another session. Return False if none accepts it.
 
         It leaves this log in the transaction that adds it to the other one; if the disk refuses it there, it
-        is queued here again.
+        is queued here again. A message of QoS 2 that the disk may still refuse is passed on when it is on
+        disk: its publisher would repeat a refused one, which another client may have already.
         """
         if position == UNKEPT:
             return super()._passed(message, grant, position, pass_on)
         self._moving[position] = (message, grant, position)
-        if not pass_on(message, grant, partial(self._moved, position)):
+        if message.assurance == 2 and position >= self._safe:
+            self._records.store.after_commit(partial(self._pass_stored, position, pass_on))
+        elif not self._hand_over(position, pass_on):
             del self._moving[position]
+            return False
+        return True
+
+    def _hand_over(self, position: int, pass_on: PassOn) -> bool:
+        """Pass a moving message to another session. Return False if none accepts it."""
+        message, grant, _ = self._moving[position]
+        if not pass_on(message, grant, partial(self._moved, position)):
             return False
         if position in self._moving:
             self._records.store.settle_beside(self.log, (position,))
         return True
+
+    def _pass_stored(self, position: int, pass_on: PassOn, _: Outcome) -> None:
+        """Pass on a moving message that has waited for its commit, unless the disk has refused it.
+
+        If the session has ended, the message is passed on with its log.
+        """
+        is_here = position in self._moving and not self._log_passed_on
+        if is_here and not self._hand_over(position, pass_on):
+            self._requeue(self._moving.pop(position))
 
     def _moved(self, position: int, outcome: Outcome) -> None:
         """Handle the outcome of passing a message to another session: settle it, or queue it here again."""
@@ -568,10 +587,14 @@ class DurableSession(Session):
             self._records.store.settle(self.log, (position,))
             if self._renumbered:
                 self._renumbered.forget(position)
-            return
+        else:
+            self._requeue(row)
+
+    def _requeue(self, row: QueuedRow) -> None:
+        """Queue a message in its place again that could not be passed to another session."""
         if self._waiting is None:
             self._waiting = deque()
-        self._waiting.insert(bisect(self._waiting, position, key=_position), row)
+        self._waiting.insert(bisect(self._waiting, row[2], key=_position), row)
         self._byte_count += row[0].byte_count
         self.pump()
 

@@ -464,13 +464,13 @@ class MqttNamespace:
                 return True
             if self.failing and ended:
                 self._leave_over(grant.shared, message)
+            elif self.failing:
+                self._unshared[session] = None
             return self.failing and ended
 
         unshared = session.share(pass_to_group)
         if ended:
             self.tally.unshared += unshared
-        elif unshared and self.failing:
-            self._unshared[session] = None
 
     def _handed(
         self, session: Session, message: Message, shared: str, ended: bool, on_outcome: Told, outcome: Outcome

@@ -479,6 +479,65 @@ def test_a_member_that_returns_before_the_disk_is_well_gets_its_own_again(
         world.one.until_healthy(True)
 
 
+@pytest.mark.parametrize("granted", [1, 2])
+@pytest.mark.parametrize("full", [True, False])
+def test_quality_2_is_not_passed_on_before_it_is_on_disk(tmp_path: Path, granted: int, full: bool) -> None:
+    """Its publisher would repeat what the disk refuses, and the other client would have it twice."""
+    with World(tmp_path) as world:
+        lost = world.session("a", SHARED, qos=granted)
+        connected(lost, 1)
+        (sink,) = world.space.sinks(topic_address("a/b"))
+        told = publish(sink, numbered(3, qos=2))
+        outlet = connected(world.space.session("b", SHARED, qos=2, persistent=False))
+        if full:
+            world.fail()
+        lost.detach()
+        world.space.requeue_shared(lost)
+        assert outlet.rows == []
+        if full:
+            world.one.store.flush()
+            world.one.until_healthy(False)
+            world.one.until(lambda: len(told.outcomes) == 3)
+            assert ACCEPTED not in told.outcomes
+            assert (outlet.rows, len(lost), len(lost.in_flight)) == ([], 0, 0)
+        else:
+            assert world.one.commit() is ACCEPTED
+            assert {int(row.message.body) for row in outlet.rows} == {0, 1, 2}
+        world.disk.fault = ""
+        world.one.until_healthy(True) if full else world.one.commit()
+
+
+def test_what_waits_for_its_commit_is_passed_on_with_the_log_of_an_ended_session(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        lost = world.session("a", SHARED, qos=2)
+        connected(lost, 1)
+        (sink,) = world.space.sinks(topic_address("a/b"))
+        publish(sink, numbered(3, qos=2))
+        outlet = connected(world.space.session("b", SHARED, qos=2, persistent=False))
+        lost.detach()
+        world.space.requeue_shared(lost)
+        world.space.discard(lost)
+        settle(world)
+        assert [int(row.message.body) for row in outlet.rows] == [0, 1, 2]
+
+
+def test_what_waited_for_its_commit_stays_if_nobody_takes_it(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        lost = world.session("a", SHARED, qos=2)
+        connected(lost, 1)
+        (sink,) = world.space.sinks(topic_address("a/b"))
+        publish(sink, numbered(3, qos=2))
+        other = world.space.session("b", SHARED, qos=2, persistent=False)
+        connected(other)
+        lost.detach()
+        world.space.requeue_shared(lost)
+        other.detach()
+        world.space.discard(other)
+        assert world.one.commit() is ACCEPTED
+        assert len(lost) == 3
+        assert received(world, lost, 3) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["known to be full", "full since just now"])
 def test_a_session_in_memory_ends_while_the_disk_is_full(tmp_path: Path, known: bool) -> None:
     with World(tmp_path) as world:
