@@ -447,6 +447,8 @@ class MqttNamespace:
         The session's client was lost, or the session has `ended`. What an ended session has on disk is read
         and passed on later, in pieces.
         """
+        if not session.shares:
+            return
         if ended:
             self.tally.unshared += session.unfinished_count()
         left_log = session.detach_log() if ended else None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gateway.broker.mqtt.session import Grant, SessionLimits, SubscriptionOptions, decode_grant
+from gateway.broker.mqtt.session import Grant, QueuedRow, SessionLimits, SubscriptionOptions, decode_grant
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
 from gateway.protocols.mqtt.dialect import topic_address
@@ -122,6 +124,29 @@ def test_what_a_lost_member_has_not_acknowledged_goes_to_another(ended: bool) ->
         assert len(lost) == 0
     assert sorted(bodies(outlet)[0]) == [0, 2, 3]
     assert not any(row.dup for row in outlet.rows)
+
+
+class Examined(deque[QueuedRow]):
+    """Waiting messages, and how often somebody looked at all of them."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[QueuedRow]:
+        self.looks += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("topic_filter, is_searched", [("a/#", False), (SHARED, True)])
+def test_only_a_member_is_searched_for_what_others_may_have(topic_filter: str, is_searched: bool) -> None:
+    """Otherwise each lost connection would cost as much as its client has waiting."""
+    space = Space()
+    session = space.session("c", topic_filter)
+    give(space, numbered(3))
+    waiting = session._waiting = Examined(session._waiting or ())
+    connected(session, 1)
+    session.detach()
+    space.requeue_shared(session)
+    assert (waiting.looks > 0) is is_searched
 
 
 def test_without_another_member_it_stays() -> None:
