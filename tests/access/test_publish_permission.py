@@ -148,6 +148,21 @@ def test_a_return_address_gets_only_replies_that_were_refused_behind_it(route: s
     assert told == ([b"!"] if route.endswith(ANSWERS) else [])
 
 
+def test_a_reply_in_the_form_of_its_requester_reaches_the_requester_alone() -> None:
+    """The requester's queue has the name of a topic that another client has subscribed to."""
+    refused = Outcome(Verdict.REJECTED, Reason.INTERNAL, "an internal error")
+    route = "amqp091-to-mqtt" + ANSWERS
+    with running(of([])) as gateway, closing(amqp(gateway, "bob")) as connection, heard(gateway) as told:
+        channel = connection.channel()
+        channel.queue_declare("cmd/door")
+        message = Message(amqp_address("", "cmd/door"), b"private", sender=Sender("mqtt", "", "ann"))
+        letters = gateway.gateway.dead_letters
+        gateway.ask(lambda: letters.add([message], route, refused, crossed=True))
+        assert redriven(gateway) == [ACCEPTED]
+        assert channel.basic_get("cmd/door", auto_ack=True)[2] == b"private"
+    assert told == []
+
+
 def test_a_dead_letter_of_a_users_queue_does_not_reach_a_requester() -> None:
     with running(of([])) as gateway, closing(amqp(gateway, "bob")) as connection, heard(gateway) as told:
         channel = connection.channel()

@@ -1,8 +1,9 @@
 """Redriving: dead letters are published again.
 
-A dead letter that its route had built goes directly to what the route leads to now. One that is as its source
-sent it crosses the route again. One without a route, or of a reply, is published again for the current routes
-and subscribers, as far as that needs no rights of its sender (`redriven_entry`).
+A dead letter that its route had built goes directly to what the route leads to now, also that of a reply.
+One that is as its source sent it crosses the route again. One without a route, and a reply that is as its
+responder sent it, is published again for the current routes and subscribers, as far as that needs no rights
+of its sender (`redriven_entry`).
 Deduplication is skipped, because the first attempt would count. A message that is refused again stays the
 dead letter that it was, with its first reason; so does one whose body or properties were not kept. A dead
 letter is deleted when its message was accepted, however late. One that replicas have in common is claimed
@@ -116,9 +117,10 @@ class Redriving:
             return STALE
         router = self._dispatcher.router
         is_reply = any(one.name == letter.route for one in router.answers)
-        if is_reply or not letter.route:
+        if not letter.route or (is_reply and not letter.crossed):
             return self._publish(published, letter.message, receipt, is_reply=is_reply)
-        route = next((one for one in router.routes if one.name == letter.route), None)
+        named = router.answers if is_reply else router.routes
+        route = next((one for one in named if one.name == letter.route), None)
         if route is None:
             return _no(f"the route {letter.route!r} is in no mapping")
         made = self._deliverable_message(route, letter)
