@@ -1,10 +1,15 @@
 """Topic filters that a link has subscribed to.
 
 `_requested_filters` are those that were requested on this session and not refused or cancelled; `granted` are
-those that the broker has confirmed, and that it therefore still knows when it resumes the session. A refused
-filter is requested again after a wait that doubles, as permissions change while a gateway runs. A filter that
-the broker's CONNACK or packet limit excludes is not requested on that connection, which would violate the
-protocol (5: 3.2.2.3.11, 3.2.2.3.13).
+those that the broker has confirmed, and that it therefore still knows when it resumes the session.
+`_known_filters` are all that it may know: a SUBSCRIBE was sent, and no UNSUBACK has followed. When a session
+is resumed, those of them that the mapping no longer needs are cancelled again, because SUBACK or UNSUBSCRIBE
+may have been lost with the connection. Otherwise a member of a group would be sent messages that another
+member has routes for.
+
+A refused filter is requested again after a wait that doubles, as permissions change while a gateway runs. A
+filter that the broker's CONNACK or packet limit excludes is not requested on that connection, which would
+violate the protocol (5: 3.2.2.3.11, 3.2.2.3.13).
 
 With a group, the filters are sent as `$share/GROUP/FILTER`: the members of the group, for instance the
 replicas of a gateway, share the messages.
@@ -46,7 +51,9 @@ class Filters:
         self._refused: set[str] = set()
         self._machine: ClientConnection | None = None
         self._requested_filters: set[str] = set()
+        self._known_filters: set[str] = set()
         self._unanswered: dict[int, tuple[str, ...]] = {}
+        self._cancelled: dict[int, str] = {}  # filters without UNSUBACK, by packet id
         self._attempts: dict[str, int] = {}
         self._retry_times: dict[str, float] = {}
         self._next_id = FIRST_ID
@@ -73,14 +80,16 @@ class Filters:
         self._machine = machine
         self._clear_refusals()
         self._unanswered.clear()
+        self._cancelled.clear()
         self._attempts.clear()
         self._retry_times.clear()
         if not present:
             self.granted.clear()
+            self._known_filters.clear()
         changed = machine.version is not self._version
         self._version = machine.version
         self._requested_filters = set(self.granted)
-        self._unsubscribe([one for one in self.granted if changed or one not in self.topic_filters])
+        self._unsubscribe([one for one in self._known_filters if changed or one not in self.topic_filters])
         repeats = machine.version is Version.V5
         self._subscribe([one for one in self.topic_filters if repeats or one not in self._requested_filters])
 
@@ -102,6 +111,15 @@ class Filters:
             self._attempts.pop(one, None)
             if reason < self.qos:
                 log.warning("link subscription granted lower QoS", link=self._link, filter=one, qos=reason)
+
+    def handle_unsuback(self, packet_id: int, reasons: tuple[int, ...]) -> None:
+        """Handle UNSUBACK: the broker no longer knows the filter, unless it was requested again since.
+
+        `reasons` is empty before MQTT 5.
+        """
+        one = self._cancelled.pop(packet_id, "")
+        if one not in self._requested_filters and max(reasons, default=0) < FAILURE:
+            self._known_filters.discard(one)
 
     def tick(self, now: float) -> None:
         """Request refused filters again whose wait is over. `now` is in loop-clock seconds."""
@@ -148,7 +166,9 @@ class Filters:
             packet_id = self._take_id()
             self._unanswered[packet_id] = chunk
             self._requested_filters.update(chunk)
-            if not machine.subscribe(packet_id, [self._subscription(one) for one in chunk]):
+            if machine.subscribe(packet_id, [self._subscription(one) for one in chunk]):
+                self._known_filters.update(chunk)
+            else:
                 del self._unanswered[packet_id]
                 self._requested_filters.difference_update(chunk)
                 if len(chunk) > 1:
@@ -173,7 +193,9 @@ class Filters:
         for one in filters:
             self._requested_filters.discard(one)
             self.granted.discard(one)
-            machine.unsubscribe(self._take_id(), [one])
+            packet_id = self._take_id()
+            self._cancelled[packet_id] = one
+            machine.unsubscribe(packet_id, [one])
 
     def _subscription(self, one: str) -> Subscription:
         shared = one.startswith(SHARE)  # 5: 3.8.3.1 forbids no_local there

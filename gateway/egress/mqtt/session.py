@@ -37,7 +37,7 @@ from gateway.model.spooled_bodies import Piece
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.data_types import Bounds, violation
-from gateway.protocols.mqtt.packets import Auth, Connack, Connect, Disconnect, Event, Suback
+from gateway.protocols.mqtt.packets import Auth, Connack, Connect, Disconnect, Event, Suback, Unsuback
 from gateway.protocols.mqtt.properties import PropertyMap
 from gateway.protocols.mqtt.runs import Acks, Publishes, PublishRow
 from gateway.protocols.mqtt.spec import (
@@ -214,6 +214,8 @@ class MqttLinkConnection(DeliveringConnection):
                 self._acks(event.kind, event.rows)
             elif isinstance(event, Suback):
                 session.filters.handle_suback(event.packet_id, event.reasons, now)
+            elif isinstance(event, Unsuback):
+                session.filters.handle_unsuback(event.packet_id, event.reasons)
             elif isinstance(event, Connack):
                 # Or the machine was closed by an error that is reported next.
                 if event.reason or self.machine.state is not State.CLOSED:

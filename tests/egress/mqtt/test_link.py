@@ -196,6 +196,30 @@ async def test_a_reload_says_the_difference() -> None:
     assert [packet.filters for packet in remote.said(Unsubscribe)] == [("b",)]
 
 
+@pytest.mark.parametrize("version", ["5.0", "3.1.1"])
+@pytest.mark.parametrize("lost", [Subscribe, Unsubscribe])
+async def test_what_no_route_needs_is_cancelled_although_a_packet_was_lost(lost: type, version: str) -> None:
+    """The broker may have handled SUBSCRIBE, or may not have received UNSUBSCRIBE."""
+    world = World(share="gateways", version=version)
+    world.subscribe("a", "b")
+    if lost is Unsubscribe:
+        world.connect()
+        world.subscribe("a")
+    else:
+        world.asks = True
+        world.connect()
+        world.asks = False
+        world.connection.receive(YES_5 if version == "5.0" else YES_3, 0.0)
+        world.connection.data_to_send()
+    world.drop()
+    world.subscribe("a")
+    world.present = True
+    remote = world.connect()
+    assert [packet.filters for packet in remote.said(Unsubscribe)] == [("$share/gateways/b",)]
+    world.drop()
+    assert world.connect().said(Unsubscribe) == [], "UNSUBACK has arrived"
+
+
 async def test_a_refused_filter_is_asked_for_again() -> None:
     world = World()
     world.refused_filters = {"b": ReasonCode.NOT_AUTHORIZED}
