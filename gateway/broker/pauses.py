@@ -4,7 +4,7 @@ Messages that a paused route would deliver wait in a PauseGate in front of its e
 and HELD_BYTES_MAX. Beyond that its sources get the same outcome as for a link that is down. In an outbox
 messages wait as they do for a link. Waiting messages are not accepted, so a gateway that is killed has
 promised nothing. When the route resumes, they are delivered first, in order of arrival, some in each pass of
-the event loop.
+the event loop. One that has expired meanwhile is rejected, because a queue or broker may deliver it at once.
 
 The names are in the store, if there is one, so that a restart does not resume a paused route. A route that is
 no longer in the mapping is no longer paused, and its waiting messages are delivered.
@@ -18,12 +18,13 @@ from typing import Final
 
 import structlog
 
+from gateway import clock
 from gateway.broker.poison import outcome_of_error
 from gateway.broker.routing import OneSink
 from gateway.broker.shares import UserQuotas
 from gateway.mapping.routes import Route
 from gateway.model.batch import Recipient, SubBatch
-from gateway.model.message import Message, Sender, weight_of
+from gateway.model.message import NEVER, Message, Sender, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.times import Monotonic
 from gateway.store.recovery import contain_failure
@@ -41,6 +42,8 @@ HELD_FULL: Final = Outcome(
 HELD_USER_FULL: Final = Outcome(
     Verdict.RELEASED, Reason.QUOTA, "the route is paused, and this user has its share (limits.user_share)"
 )
+
+EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it expired while its route was paused")
 
 RecipientsOf = Callable[[Route, Message], tuple[Recipient, ...]]
 
@@ -116,7 +119,12 @@ class PauseGate(OneSink):
     def _forward(self, part: SubBatch, count: int) -> None:
         """Send the first `count` messages of a part to the recipients behind the gate."""
         batch = part.batch.onward(PassedPart(part))
+        utc = clock.utc()
         for at, message in enumerate(part.messages[:count]):
+            if NEVER < message.expires <= utc:
+                self.route.failed += 1
+                part.settle_at((at,), EXPIRED)
+                continue
             try:
                 recipients = self._recipients_of(self.route, message)
             except Exception as error:

@@ -3,7 +3,8 @@
 The messages are not acknowledged, so the sending broker still has them. They are not requeued there: a quorum
 queue counts each requeue and finally drops the message. Instead they wait here, at most as many as the broker
 sends without acknowledgement. They are retried in order and with back-off on the routes that have not
-accepted them. New messages for the same routes wait behind them; other routes are not affected.
+accepted them. New messages for the same routes wait behind them; other routes are not affected. A message
+that has expired meanwhile is not retried, because a queue or broker may deliver it at once.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ ROUTE_REMOVED: Final = Outcome(
 TOO_LONG: Final = Outcome(
     Verdict.REJECTED, Reason.EXPIRED, "its target refused it for longer than the link's retry_secs_max"
 )
+EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it expired before its target accepted it")
 BEHIND: Final = 1 << 40  # above the number of any released message
 
 R = TypeVar("R")

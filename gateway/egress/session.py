@@ -18,10 +18,10 @@ from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import HeldReceipts
 from gateway.broker.routing import OneSink, RoutingEntry
 from gateway.egress.confirms import WAITING_FULL, ConfirmedSink
-from gateway.egress.held_back import ROUTE_REMOVED, TOO_LONG, HeldBack, LineKey, line_of
+from gateway.egress.held_back import EXPIRED, ROUTE_REMOVED, TOO_LONG, HeldBack, LineKey, line_of
 from gateway.egress.link import LinkStatus
 from gateway.model.batch import Batch
-from gateway.model.message import Message, Sender
+from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import NO_TAKER, Outcome, Reason
 from gateway.model.times import Monotonic
 from gateway.settings import Limits
@@ -295,9 +295,17 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             self._sending_held_back = False
 
     def retry(self, receipt: tuple[ConsumerT, int, Message], batch: Batch) -> None:
-        """Publish a released message again, to the routes that have not accepted it."""
+        """Publish a released message again, to the routes that have not accepted it.
+
+        If it has expired, store a dead letter for each of them instead.
+        """
         if self.dispatcher.memory.short:
             self.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
+            return
+        if NEVER < receipt[2].expires <= clock.utc():
+            routes = self.held_back.remaining_routes(receipt, self._entry_of(receipt))
+            self.held_back.record_settled(receipt, by_target=False)
+            self.store_dead_letter(receipt, EXPIRED, routes)
             return
         entry = self.held_back.remaining_entry(receipt, self._entry_of(receipt))
         for branch in entry.plan.branches:

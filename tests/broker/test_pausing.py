@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway import clock
 from gateway.broker.core import BrokerCore
 from gateway.broker.dead_letters.redrive import Redriving
 from gateway.broker.memory import unlimited_memory
-from gateway.broker.pauses import HELD_FULL, HELD_USER_FULL, KIND, PauseGate, Pauses
+from gateway.broker.pauses import EXPIRED, HELD_FULL, HELD_USER_FULL, KIND, PauseGate, Pauses
 from gateway.broker.shares import UserQuotas
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
@@ -55,6 +56,21 @@ def test_what_comes_waits_and_goes_in_its_order() -> None:
     bench.publish("mqtt", *out(4))
     assert bench.link.parts[0].recipient is not None
     assert bench.counts("out") == (4, 3, 0, 1), "it goes straight through again"
+
+
+def test_what_expires_while_its_route_is_paused_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker, or a queue with a waiting consumer, would deliver it at once."""
+    bench = paused(OUT % "")
+    utc = clock.utc()
+    old, new = (mqtt("out/x", body, expires=utc + secs) for body, secs in ((b"old", 60), (b"new", 600)))
+    source, _ = bench.publish("mqtt", old, new)
+    monkeypatch.setattr(clock, "utc", lambda: utc + 100)
+    bench.dispatcher.pauses.resume("route", "out")
+    (part,) = bench.link.parts
+    assert [message.body for message in part.messages] == [b"new"]
+    part.accept()
+    assert source.told == [(0, EXPIRED), (1, ACCEPTED)]
+    assert bench.counts("out") == (2, 1, 1, 0)
 
 
 @pytest.mark.parametrize("is_full", [True, False])

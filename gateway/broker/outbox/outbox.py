@@ -452,7 +452,7 @@ class Outbox(OneSink):
         """
         route = self._route
         assert route is not None
-        utc = clock.utc() if self._queue.keeps_expired else NEVER
+        utc = clock.utc()
         self._queue.keeps_expired = False
         fitting: list[int] = []
         unfit: list[tuple[int, Outcome]] = []
@@ -587,9 +587,7 @@ class Outbox(OneSink):
             while self._later and self._later[0][0] <= now:
                 due_positions.append(heapq.heappop(self._later)[1])
             if due_positions:
-                due_positions.sort()
-                if due_positions[0] < self._unsure_before:
-                    due_positions = self._deliverable(due_positions)
+                due_positions = self._deliverable(sorted(due_positions))
             if due_positions:
                 recipient = self._recipient or self._find_recipient(self._open[due_positions[0]])
                 self._send(recipient, due_positions, [self._open[position] for position in due_positions])

@@ -21,7 +21,7 @@ from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import HeldReceipts
 from gateway.broker.routing import RoutingEntry
-from gateway.egress.held_back import ROUTE_REMOVED, TOO_LONG, HeldBack, LineKey, line_of
+from gateway.egress.held_back import EXPIRED, ROUTE_REMOVED, TOO_LONG, HeldBack, LineKey, line_of
 from gateway.errors import RemoteProtocolError
 from gateway.model.batch import Batch
 from gateway.model.caches import make_room
@@ -412,13 +412,18 @@ class MqttLinkReceiver:
     def _retry(self, receipt: Receipt, batch: Batch) -> None:
         """Add a held-back message to `batch`, for the routes that have not accepted it.
 
-        If the broker delivers the message again, forget it instead. If a reload has removed its routes, it
-        becomes a dead letter.
+        If the broker delivers the message again, forget it instead. If it has expired, or a reload has
+        removed its routes, it becomes a dead letter.
         """
         message = receipt[3]
         if self._is_redelivered(receipt):
             self.unsettled -= 1
             self._held_back.record_settled(receipt, by_target=False)
+            return
+        if NEVER < message.expires <= clock.utc():
+            routes = self._held_back.remaining_routes(receipt, self._entry_of(receipt))
+            self._held_back.record_settled(receipt, by_target=False)
+            self._abandon_message(receipt, EXPIRED, routes)
             return
         entry = self._held_back.remaining_entry(receipt, self._entry_of(receipt))
         for branch in entry.plan.branches:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from gateway import clock
 from gateway.broker import storage
 from gateway.broker.dispatcher import RouteRecipient
 from gateway.mapping import parse
@@ -184,6 +185,23 @@ def test_a_poison_message_becomes_a_dead_letter_and_blocks_nobody(tmp_path: Path
     bench.restart()
     assert bench.outboxes.states()[0].messages == 0
     assert bench.dead() == [(1, "out", "target_refused")]
+    bench.one.store.close()
+
+
+def test_what_expires_before_its_retry_becomes_a_dead_letter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link may send it, and its broker deliver it at once."""
+    bench = made(tmp_path, ", attempts_max: 9")
+    utc = clock.utc()
+    bench.stored(1, expires=utc + 60)
+    bench.link.settle(REFUSED)
+    monkeypatch.setattr(clock, "utc", lambda: utc + 100)
+    bench.after(1)
+    assert bench.link.bodies == []
+    bench.commit()
+    assert bench.dead() == [(1, "out", "expired")]
+    assert bench.state.messages == 0
     bench.one.store.close()
 
 

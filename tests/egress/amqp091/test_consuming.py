@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import trio
 
+from gateway import clock
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dead_letters.redrive import Redriving
 from gateway.broker.dispatcher import Dispatcher
-from gateway.egress.held_back import ROUTE_REMOVED, TOO_LONG, HeldBack
+from gateway.egress.held_back import EXPIRED, ROUTE_REMOVED, TOO_LONG, HeldBack
 from gateway.egress.session import message_of
 from gateway.model.address import Address
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
@@ -362,6 +363,30 @@ async def test_what_is_refused_for_too_long_becomes_a_dead_letter(
     consume(one, "commands", EVENTS, b"d")
     assert shelf.accepted == [b"d"]
     assert sorted(ack[1] for ack in one.world.acks) == [2, 3, 4]
+    assert one.session.idle
+    assert not one.session.held_back.on
+
+
+@pytest.mark.parametrize("refusal", [BUSY, FULL])
+async def test_what_expires_while_it_is_held_back_becomes_a_dead_letter(
+    tmp_path: Path,
+    shelf: Shelf,
+    refusal: Outcome,
+    autojump_clock: trio.testing.MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    letters = DeadLetters()
+    one = rig(tmp_path, shelf, letters)
+    shelf.outcome = refusal
+    consume(one, "commands", EVENTS, b"old", raw=b"\x11\0\x02\x0560000")
+    consume(one, "commands", EVENTS, b"new")
+    shelf.outcome, utc = ACCEPTED, clock.utc()
+    monkeypatch.setattr(clock, "utc", lambda: utc + 100)
+    await pass_time(one, 2)
+    (letter,) = newest(letters)
+    assert (letter.message.body, letter.route, letter.outcome) == (b"old", "commands", EXPIRED)
+    assert shelf.accepted == [b"new"]
+    assert [ack[1:] for ack in one.world.acks] == [(2, True)]
     assert one.session.idle
     assert not one.session.held_back.on
 

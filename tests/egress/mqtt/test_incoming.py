@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import trio
 
+from gateway import clock
 from gateway.broker.dead_letters.redrive import Redriving
-from gateway.egress.held_back import ROUTE_REMOVED, TOO_LONG
+from gateway.egress.held_back import EXPIRED, ROUTE_REMOVED, TOO_LONG
 from gateway.egress.mqtt.publisher import PACKET_IDS
 from gateway.mapping.loader import parse
 from gateway.mapping.router import Router
@@ -208,6 +209,27 @@ async def test_what_is_refused_for_too_long_becomes_a_dead_letter(
     world.local.answer = ACCEPTED
     world.deliver(row("four", 1, 8))
     assert remote.acks_of(PUBACK)[2:] == [(8, 0)]
+    assert world.session.idle
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("refusal", [RELEASED, FULL])
+async def test_what_expires_while_it_is_held_back_becomes_a_dead_letter(
+    refusal: Outcome, qos: int, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    world.local.answer = refusal
+    remote = world.connect()
+    raw = encode_list({Property.MESSAGE_EXPIRY_INTERVAL: 60}, PacketType.PUBLISH)
+    world.deliver(row("old", qos, 5, raw=raw), row("new", qos, 6))
+    world.local.answer, tried = ACCEPTED, len(world.local.messages)
+    utc = clock.utc()
+    monkeypatch.setattr(clock, "utc", lambda: utc + 100)
+    await tick_after(world, 10)
+    assert [message.body for message in world.local.messages[tried:]] == [b"new"]
+    (letter,) = newest(world.dead_letters)
+    assert (letter.message.body, letter.route, letter.outcome) == (b"old", "up", EXPIRED)
+    assert remote.acks_of(PUBACK if qos == 1 else PUBREC) == [(5, 0), (6, 0)]
     assert world.session.idle
 
 
