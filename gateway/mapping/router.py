@@ -221,7 +221,7 @@ class Router:
                 if unheard(route):
                     resolved = route.unheard
                 else:
-                    resolved = self._identified(route.resolve_levels(levels, address.name, self.hops_max))
+                    resolved = self.identified(route.resolve_levels(levels, address.name, self.hops_max))
             else:
                 resolved = self._resolve(route, address, levels, queue)
             if resolved is not None:
@@ -235,10 +235,10 @@ class Router:
             return None
         captures = pattern.match_levels(levels)
         resolved = None if captures is None else route.resolve(address, captures, queue, self.hops_max)
-        return None if resolved is None else self._identified(resolved)
+        return None if resolved is None else self.identified(resolved)
 
-    def _identified(self, resolved: ResolvedRoute) -> ResolvedRoute:
-        """Return `resolved`, wrapped in an IdentifyingRoute if the route adds message ids."""
+    def identified(self, resolved: ResolvedRoute) -> ResolvedRoute:
+        """Return `resolved`, wrapped in an IdentifyingRoute if its route adds message ids."""
         return IdentifyingRoute(resolved, self._ids) if resolved.route.rule.message_id == "add" else resolved
 
     def is_return(self, address: Address) -> bool:

@@ -466,6 +466,16 @@ def test_a_letter_as_its_source_sent_it_crosses_its_own_route_again() -> None:
     assert bench.devices.messages == [], "the other targets have had it"
 
 
+def test_a_letter_that_crosses_its_route_again_gets_a_message_id() -> None:
+    bench = Bench(ROUTES.replace("deduplicate: {window: 1h}", "message_id: add"))
+    said = property_set(Properties(message_id="7"))
+    bench.letters.add([mqtt("in/1", b"x"), mqtt("in/1", b"y", properties=said)], "up", REFUSED)
+    bench.redrive()
+    ids = {message.body: message.properties.message_id for message in bench.erp.messages}
+    assert ids[b"x"]
+    assert ids[b"y"] == "7"
+
+
 def test_a_letter_without_a_route_is_published_again() -> None:
     bench = Bench()
     bench.letters.add([mqtt("in/1", sender=Sender("mqtt", "c"))], "", LOST)

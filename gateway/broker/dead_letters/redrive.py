@@ -141,8 +141,7 @@ class Redriving:
         placed.add(receipt, [(recipient, made) for recipient in found])
         return None
 
-    @staticmethod
-    def _deliverable_message(route: Route, letter: Letter) -> Message | Outcome:
+    def _deliverable_message(self, route: Route, letter: Letter) -> Message | Outcome:
         """Return the message in the form that the route delivers, or the outcome if that is impossible."""
         message = letter.message
         if letter.crossed:
@@ -155,7 +154,7 @@ class Redriving:
         resolved = None
         if captures is not None:
             resolved = route.resolve(message.address, captures, queue, message.hops + 1)
-        crossed = None if resolved is None else resolved.cross(message)
+        crossed = None if resolved is None else self._dispatcher.router.identified(resolved).cross(message)
         return _no(f"the route {route.name!r} does not take it any more") if crossed is None else crossed
 
     def _publish(self, batch: Batch, message: Message, receipt: Receipt, *, is_reply: bool) -> Outcome | None:
