@@ -50,6 +50,7 @@ IN_FLIGHT_BYTES_MAX: Final = 16 * 1024 * 1024
 RETRY_SECS_MIN: Final = 0.5
 RETRY_SECS_MAX: Final = 30.0
 EXPIRED_AT_ONCE: Final = 1_000  # messages that each tick checks at the head of the queue
+REMOVED_AT_ONCE: Final = 100  # dead letters for which space is requested together
 
 OUTBOX_FULL: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "the outbox is full")
 OUTBOX_USER_FULL: Final = Outcome(
@@ -359,16 +360,21 @@ class Outbox(OneSink):
         Depending on the policy they are dropped or become dead letters. Does nothing with the policy
         `reject`.
         """
+        while self._remove_oldest():
+            pass
+
+    def _remove_oldest(self) -> bool:
+        """Remove up to REMOVED_AT_ONCE messages as `_make_room` does. Return True if there may be more."""
         limits = self._limits
         self._letters_full = False
         if limits.policy == "reject":
-            return
+            return False
         queue = self._queue
         positions: list[int] = []
         crowded: list[Message] = []
         old: list[Message] = []
         cutoff = None if limits.age_secs_max is None else self._utc() + -limits.age_secs_max
-        while len(queue):
+        while len(queue) and len(positions) < REMOVED_AT_ONCE:
             too_many = len(queue) > limits.messages_max or queue.byte_count > limits.bytes_max
             if not too_many and not self._head_is_older(cutoff):
                 break
@@ -391,6 +397,7 @@ class Outbox(OneSink):
             queue.acknowledged(positions)
             self._discard(crowded, CROWDED_OUT)
             self._discard(old, TOO_OLD)
+        return len(positions) == REMOVED_AT_ONCE
 
     def _head_is_older(self, cutoff: WallTime | None) -> bool:
         """Return True if the oldest waiting message arrived before `cutoff` (POSIX seconds).

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.broker.outbox.marks import MARKS
-from gateway.broker.outbox.outbox import OutboxLimits
-from gateway.model.message import MESSAGE_BYTES
+from gateway.broker.outbox.outbox import REMOVED_AT_ONCE, OutboxLimits
+from gateway.model.message import MESSAGE_BYTES, Message
 from gateway.model.outcome import ACCEPTED, Reason, Verdict
 from gateway.store.store import Store
 from tests.broker.outbox.bench import DOWN, REFUSED, Bench, made
@@ -73,6 +73,29 @@ def test_the_oldest_make_room(tmp_path: Path, policy: str, paged: bool) -> None:
         got += bench.link.bodies
         bench.link.settle()
     assert got == list(range(len(gone), count))
+    bench.one.store.close()
+
+
+def test_the_cost_of_many_dead_letters_is_proportional_to_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = made(tmp_path, ", outbox: {age_secs_max: 10, policy: dead_letter}")
+    bench.link.up = False
+    count = 1_000
+    bench.stored(*range(count))
+    checked = 0
+
+    def has_room_for(messages: list[Message], *, is_awaited: bool = True) -> bool:
+        nonlocal checked
+        checked += len(messages)
+        return True
+
+    monkeypatch.setattr(bench.letters, "has_room_for", has_room_for)
+    bench.after(20)
+    bench.until(lambda: not bench.state.messages)
+    bench.commit()
+    assert len(bench.dead()) == 999, "as many as are asked for"
+    assert checked <= count * REMOVED_AT_ONCE // 2 + count
     bench.one.store.close()
 
 
