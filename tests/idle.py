@@ -196,7 +196,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     QueueLinkConnection: ("_owing",),
     QueueLinkSession: ("_burials",),
     AmqpLinkConsumer: ("_later",),
-    Topology: ("_leftovers",),
+    Topology: ("_asked_leftovers", "_leftovers"),
     FastLinkConsumer: ("_later",),
     FastLinkConnection: ("_unanswered",),
     LinkSources: ("_left_behind",),

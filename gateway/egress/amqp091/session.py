@@ -333,6 +333,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
 
     def _finish_declaration(self, declaration: Declaration, why: str) -> None:
         session = self._session
+        session.topology.forget_leftover(declaration)
         if why:
             session.mark_failed(declaration, why, clock.now())
         elif session.mark_met(declaration) and declaration.consume:

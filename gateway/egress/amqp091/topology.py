@@ -188,7 +188,8 @@ class Topology:
         self.declarations: dict[tuple[Kind, str], Declaration] = {}
         self._client_id = client_id
         self._wait_max = wait_max
-        self._leftovers: list[Declaration] = []
+        self._leftovers: list[Declaration] = []  # see `leftovers`; not requested on this connection
+        self._asked_leftovers: list[Declaration] = []  # requested on this connection, without a reply
 
     @property
     def surveyed(self) -> bool:
@@ -262,6 +263,8 @@ class Topology:
 
     def connected(self) -> list[Declaration]:
         """Begin a new connection. Return all declarations, which have to be checked on it."""
+        self._leftovers = self._asked_leftovers + self._leftovers
+        self._asked_leftovers = []
         for declaration in self.declarations.values():
             declaration.state = DeclarationState.NEW
             declaration.was_there = False
@@ -269,9 +272,23 @@ class Topology:
         return [*self.leftovers(), *self.declarations.values()]
 
     def leftovers(self) -> list[Declaration]:
-        """Return declarations that remove bindings that are no longer needed; each is returned only once."""
+        """Return declarations that remove bindings that are no longer needed, once on each connection.
+
+        Each is to be passed to `forget_leftover` when the broker has replied. If the connection is lost
+        before, it is returned again on the next one.
+        """
         leftovers, self._leftovers = self._leftovers, []
+        for leftover in leftovers:
+            needed = self.current(leftover)
+            if needed is not None:  # again, since
+                leftover.drop -= needed.keys
+        self._asked_leftovers += leftovers
         return leftovers
+
+    def forget_leftover(self, declaration: Declaration) -> None:
+        """Forget a declaration that `leftovers` has returned, if it is one, because it is answered."""
+        if declaration in self._asked_leftovers:
+            self._asked_leftovers.remove(declaration)
 
     def take_due(self, now: float) -> list[Declaration]:
         """Return the failed declarations whose retry is due, and mark them as being retried."""

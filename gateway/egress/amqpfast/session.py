@@ -223,7 +223,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         session.stats.set_version(self.machine, VERSION)
         self.open = True
         self._open_sending()
-        for source in session.sources.take_obsolete():
+        for source in session.sources.obsolete():
             self._abandon(source)
         for source in session.sources.connected():
             self._consume(source)
@@ -279,7 +279,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         self.machine.close_handle(event.handle)
         self._forget_handle(consumer)
         if consumer.stopping:
-            self._close_stopped(consumer)
+            self._stopped(consumer)
             return
         consumer.resting = True
         self._session.mark_failed(consumer.source, f"{event.reply_code} {event.text}")
@@ -310,7 +310,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         consumer = self._by_handle.get(event.handle) if event.handle else None
         if consumer is not None:
             self._forget_handle(consumer)
-            self._close_stopped(consumer)
+            self._stopped(consumer)
         else:
             self._session.publisher.pump()
 
@@ -419,6 +419,12 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         if not consumer.stopping:
             self._session.mark_failed(consumer.source, why)
         self._arranged()
+
+    def _stopped(self, consumer: FastLinkConsumer) -> None:
+        """Record that the server has closed the handle of a stopped consumer, and processed its CANCEL."""
+        if consumer.stopping:
+            self._session.sources.mark_cancelled(consumer.source)
+        self._close_stopped(consumer)
 
     def _close_stopped(self, consumer: FastLinkConsumer) -> None:
         """Close the channel of a stopped consumer when all its messages are acknowledged."""
@@ -590,10 +596,9 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         `targets` is not used: destinations of an AMQP/Fast server cannot be declared.
         """
         fresh, obsolete = self.sources.set_needs(subscriptions)
+        self.sources.add_obsolete(obsolete)  # the connection may be lost before the server has cancelled
         if self._connection is not None and self._connection.open:
             self._connection.update_consumers(fresh, obsolete)
-        else:
-            self.sources.add_obsolete(obsolete)
 
     def connect(self, stream: Stream, target: LinkUrl, now: float) -> FastLinkConnection:
         """Begin the negotiation on a new connection. Return the owner of its stream."""

@@ -114,7 +114,7 @@ class LinkSources:
         self._durable = durable
         self._wait_max = wait_max
         self._sources: dict[tuple[str, str], LinkSource] = {}
-        self._left_behind: list[LinkSource] = []
+        self._left_behind: list[LinkSource] = []  # whose durable subscriptions may exist, and are not needed
 
     @property
     def surveyed(self) -> bool:
@@ -137,13 +137,18 @@ class LinkSources:
         return fresh, [source for key, source in before.items() if key not in self._sources]
 
     def add_obsolete(self, obsolete: list[LinkSource]) -> None:
-        """Store sources whose durable subscriptions have to be cancelled on the next connection."""
+        """Store sources whose durable subscriptions have to be cancelled, until `mark_cancelled`."""
         self._left_behind += [source for source in obsolete if source.identifier]
 
-    def take_obsolete(self) -> list[LinkSource]:
-        """Remove and return the stored sources that the mapping has not come to need again."""
-        sources, self._left_behind = self._left_behind, []
-        return [source for source in sources if source.key not in self._sources]
+    def obsolete(self) -> list[LinkSource]:
+        """Return the stored sources, after removing those that the mapping has come to need again."""
+        self._left_behind = [one for one in self._left_behind if one.key not in self._sources]
+        return list(self._left_behind)
+
+    def mark_cancelled(self, source: LinkSource) -> None:
+        """Forget a stored source: the server has cancelled its durable subscription, or has none."""
+        if source in self._left_behind:
+            self._left_behind.remove(source)
 
     def is_current(self, source: LinkSource) -> bool:
         """Return True if the current mapping needs the source."""

@@ -188,6 +188,26 @@ async def test_a_changed_mapping_is_put_in_force_while_connected() -> None:
     assert one.remote.consumed == ["commands"]
 
 
+@pytest.mark.parametrize("needed_again", [False, True])
+async def test_bindings_that_no_route_needs_go_although_the_connection_was_lost(needed_again: bool) -> None:
+    """Nobody consumes the queue, which would grow at the broker."""
+    one = LinkRig()
+    one.route(BOUND)
+    one.connect()
+    assert {key for _, _, key in one.world.bindings} == {"a.#", "b.*"}
+    one.route()
+    one.lose()
+    if needed_again:
+        one.route(Subscriptions(bindings=(("events", "a.#"),)))
+    one.connect()
+    assert {key for _, _, key in one.world.bindings} == ({"a.#"} if needed_again else set())
+    unbound = [method.routing_key for method in one.world.heard if isinstance(method, m.QueueUnbind)]
+    assert unbound == (["b.*"] if needed_again else ["a.#", "b.*"])
+    one.lose()
+    one.connect()
+    assert [method.routing_key for method in one.world.heard if isinstance(method, m.QueueUnbind)] == unbound
+
+
 async def test_publishing_waits_until_a_new_exchange_is_declared() -> None:
     one = LinkRig()
     one.connect()

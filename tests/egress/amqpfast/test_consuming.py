@@ -504,6 +504,18 @@ async def test_what_is_not_wanted_any_more_is_cancelled_at_the_next_connection(o
     assert one.world.cancelled == ["gateway.plant."]
 
 
+async def test_what_is_not_wanted_any_more_is_cancelled_although_a_packet_was_lost(one: LinkRig) -> None:
+    one.session.route(Subscriptions(prefixes=(("queue", "commands"),)), Targets())
+    one.lose()
+    assert one.world.cancelled == []
+    one.connect()
+    assert one.world.cancelled == ["gateway.plant."]
+    one.lose()
+    one.connect()
+    assert one.world.cancelled == ["gateway.plant."]
+    assert one.session.idle
+
+
 async def test_an_exact_name_is_never_taken_for_a_prefix(one: LinkRig) -> None:
     opened = {said.handle_id: said.dest_name for said in one.world.said if isinstance(said, m.HandleOpen)}
     consumed = {
