@@ -511,8 +511,10 @@ class MqttLinkReceiver:
         qos = flags >> 1 & 3
         address = topic_address(topic.decode(errors="replace"))
         message = Message(address, body, NO_PROPERTIES, qos, sender=connection.sender)
+        if qos == 2 and not self._first_time(connection, packet_id):
+            return
         self._stats.refuse(outcome)
-        if qos and (qos == 1 or self._first_time(connection, packet_id)):
+        if qos:
             self.unsettled += 1
             receipt = (connection, packet_id, qos, message)
             self._store_dead_letters(receipt, outcome, ("",))

@@ -479,6 +479,15 @@ async def test_a_topic_that_is_none_is_a_dead_letter_and_the_link_stays(topic: s
     assert world.dispatcher.dead_letters.counted == {("", "malformed"): 1}
 
 
+async def test_a_repeat_of_what_became_a_dead_letter_is_acknowledged_again() -> None:
+    world = World()
+    remote = world.connect()
+    for dup in (0, 8):
+        world.deliver(row("x", 2, 5, topic="up/#", flags=dup))
+    assert remote.acks_of(PUBREC) == [(5, 0), (5, 0)]
+    assert len(world.dead_letters) == 1
+
+
 async def test_a_dead_letter_tells_that_its_properties_are_lost() -> None:
     world = World(limits={"properties_bytes_max": 2_000})
     raw = encode_list({Property.CONTENT_TYPE: "x" * 2_000}, PacketType.PUBLISH)
