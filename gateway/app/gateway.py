@@ -775,7 +775,7 @@ class Gateway:
         all messages that wait for it are stored in its outboxes.
         """
         session = link.session
-        of_link = sum(count for sender, count in held_counts.items() if sender.endpoint == link.name)
+        of_link = sum(count for sender, count in held_counts.items() if sender.endpoint == link.endpoint)
         if link.is_up or session.idle_but(of_link):
             return session.idle_but(of_link)
         return session.unconfirmed == self.core.in_flight_count(link.name)

@@ -98,6 +98,23 @@ def test_the_broker_knows_them_apart_and_so_do_the_figures(tmp_path: Path) -> No
         near.until(lambda: not near.gateway.readiness.reasons())
 
 
+@pytest.mark.parametrize("connections", [1, 2])
+def test_what_a_paused_route_holds_delays_no_stop(tmp_path: Path, connections: int) -> None:
+    with (
+        site(tmp_path, connections=connections) as (near, far),
+        connect(near, "reader")[0] as reader,
+        connect(far, "writer")[0] as writer,
+    ):
+        reader.subscribe("down/#", 0)
+        pauses = near.gateway.core.pauses
+        near.ask(lambda: pauses.pause("route", "down"))
+        writer.publish("down/a", b"waits", 1, 1)
+        near.until(lambda: pauses.waiting_by_route() == {"down": 1})
+        assert near.ask(near.gateway._are_links_idle)
+        near.ask(lambda: pauses.resume("route", "down"))
+        assert reader.body() == b"waits"
+
+
 def test_routes_that_change_change_the_right_one(tmp_path: Path) -> None:
     with site(tmp_path, connections=2) as (near, far):
         mapping = tmp_path / "far.yaml"
