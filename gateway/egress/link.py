@@ -379,7 +379,7 @@ class Link:
         )
         layer = stack_filters(tls_to(target, self.settings.tls, self.name), websocket)
         sock = await open_socket(target, self.settings.connect_timeout_secs)
-        if self._held_down:
+        if self._held_down or self._stopping:
             sock.close()
             raise LinkError(self.down_reason)
         self.status.connected()

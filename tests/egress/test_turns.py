@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Final
+import socket
+from typing import Any, Final
+from unittest.mock import MagicMock
 
 import pytest
+import trio
+import trio.testing
 
-from gateway.egress.link import UrlOrder
+from gateway.egress.link import Link, LinkStatus, UrlOrder
+from gateway.telemetry.stats import LinkStats
+from gateway.transport.stream import WriteSet
+from tests.configured import make_link
 
 FAILED, HELD = False, True
 
@@ -49,3 +56,25 @@ def test_turns(name: str, count: int, ends: list[bool], expected: list[tuple[int
 def test_waits_are_jittered_down_to_half() -> None:
     assert UrlOrder(1, 2.0, 5.0, lambda: 0.0).advance(FAILED) == 1.0
     assert 1.0 <= UrlOrder(1, 2.0, 5.0).advance(FAILED) <= 2.0
+
+
+@pytest.mark.interpreted
+async def test_a_link_that_stops_while_it_connects_uses_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broker would deliver messages to it, and the gateway wait for its end."""
+    session = MagicMock()
+    status = LinkStatus("far", LinkStats("far", "mqtt"))
+    link = Link(status, make_link(url="mqtt://broker"), session, WriteSet())
+
+    async def open_socket(*_: Any) -> socket.socket:
+        link.shut_down()
+        return socket.socket()
+
+    monkeypatch.setattr("gateway.egress.link.open_socket", open_socket)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.run)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert link.stats.failures.counts == {"failed": 1}
+    assert session.connect.mock_calls == []
