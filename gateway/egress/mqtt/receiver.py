@@ -289,10 +289,14 @@ class MqttLinkReceiver:
                 self._retry(receipt, self.batch)
         burials, self._burials = self._burials, []
         for receipt, outcome, routes in burials:
-            self._store_dead_letters(receipt, outcome, routes)
+            if self._is_redelivered(receipt):
+                self.unsettled -= 1
+            else:
+                self._store_dead_letters(receipt, outcome, routes)
         for receipt, routes in self._held_back.overdue(Monotonic(now), self._entry_of):
             self._abandon_message(receipt, TOO_LONG, routes)
         self._send_held_back(Monotonic(now))
+        self._settled()
 
     def _entry_of(self, receipt: Receipt) -> RoutingEntry:
         return self._dispatcher.entry(self._name, None, receipt[3].address)

@@ -6,6 +6,7 @@ import pytest
 import trio
 
 from gateway import clock
+from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dead_letters.redrive import Redriving
 from gateway.egress.held_back import EXPIRED, ROUTE_REMOVED, TOO_LONG
 from gateway.egress.mqtt.publisher import PACKET_IDS
@@ -486,6 +487,32 @@ async def test_a_repeat_of_what_became_a_dead_letter_is_acknowledged_again() -> 
         world.deliver(row("x", 2, 5, topic="up/#", flags=dup))
     assert remote.acks_of(PUBREC) == [(5, 0), (5, 0)]
     assert len(world.dead_letters) == 1
+
+
+async def test_what_waits_for_room_among_the_dead_letters_waits_once_over_reconnects(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The broker sends a QoS 1 message again on each connection; the link has to read on meanwhile."""
+    world = World(prefetch=2)
+    world.dispatcher.dead_letters = letters = DeadLetters(messages_max=1)
+    letters.add([message("other")], "r", REJECTED)
+    world.present = True
+    for _ in range(4):
+        remote = world.connect()
+        world.deliver(row("x", 1, 5, topic="up/#"))
+        await tick_after(world, 1)
+        world.deliver(row("y", 1, 6))
+        assert (remote.acks_of(PUBACK), world.stream.holds) == ([(6, 0)], 0)
+        world.drop()
+    remote = world.connect()
+    world.deliver(row("x", 1, 5, topic="up/#"))
+    letters.delete([letter.id for letter in newest(letters)])
+    await tick_after(world, 1)
+    await tick_after(world, 1)
+    assert [letter.message.body for letter in newest(letters)] == [b"x"]
+    assert letters.counted["", "malformed"] == 1
+    assert remote.acks_of(PUBACK) == [(5, 0)]
+    assert world.session.idle
 
 
 async def test_a_dead_letter_tells_that_its_properties_are_lost() -> None:
