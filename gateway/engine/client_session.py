@@ -642,6 +642,7 @@ class ClientSession(Session):
         if packet_id not in self._reserved:
             return super().received(packet_id)
         if packet_id not in self.released:
+            self._forget_resend(packet_id)
             self.released[packet_id] = None
             self._cancel_resend(packet_id)
             self._note_packet(packet_id, released=True)
@@ -660,16 +661,25 @@ class ClientSession(Session):
         if is_known:
             number = self._reserved.pop(packet_id)
             if packet_id not in self.released:  # else it is remembered already
+                self._forget_resend(packet_id)
                 self._record_received(number)
             if number is not None:
                 self._sent.pop(number, None)
             self.change().packets[OUTGOING, packet_id] = None
         if super().finish(packet_id):
             return True
-        if is_known and packet_id in self.released:
-            del self.released[packet_id]
+        if is_known:
+            self.released.pop(packet_id, None)
             self.credit += 1
         return is_known
+
+    def _forget_resend(self, packet_id: int) -> None:
+        """Count a message as sent that the client acknowledges although only an earlier owner has sent it."""
+        waiting = [row for row in self._again if row.packet_id == packet_id and row.dup]
+        for row in waiting:
+            self._again.remove(row)
+        if waiting or packet_id not in self.in_flight:
+            self.credit -= 1
 
     def _record_received(self, number: Number | None) -> None:
         """Record the number of a message that the client has, so that the message is not sent again.

@@ -130,6 +130,23 @@ def test_all_that_a_replica_had_on_its_way_is_sent_once_though_it_is_published_a
     assert len(queue.acknowledged.tags) == 6_002
 
 
+@pytest.mark.parametrize("answers", ["received", "finish"])
+@pytest.mark.parametrize("redelivered", [True, False])
+def test_who_acknowledges_what_was_not_sent_again_has_no_more_credit(
+    passed: list[float], answers: str, redelivered: bool
+) -> None:
+    """A client may acknowledge over its next connection what it was sent over the one before."""
+    queue = Queue(1, {packet_id: (LIFE, packet_id) for packet_id in (1, 2)})
+    if redelivered:
+        queue.bring(1, 2, redelivered=True)
+    for packet_id in (2, 1):
+        assert getattr(queue.session, answers)(packet_id)
+        if answers == "received":
+            assert queue.session.finish(packet_id)
+    queue.bring(3, 4, 5)
+    assert queue.outlet.bodies == ([1, 3] if redelivered else [3])
+
+
 def prints(*numbers: int) -> list[int]:
     """Of messages as `bring` brings them."""
     return [print_of((b"", b"", b"%d" % number)) for number in numbers]
