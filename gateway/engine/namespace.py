@@ -640,9 +640,9 @@ class EngineNamespace(MqttNamespace):
         session.user, session.place, session.expiry_secs = user, place, expiry_secs
         self.sessions[client_id] = session
         self._count(session)
-        if opening.coming.will is not None:
+        if opening.coming.will is not None or found.has_delayed_will:
             self._engine.sessions.serve(session)
-            self._change_count += 1  # CONNACK waits until the will is stored
+            self._change_count += 1  # CONNACK waits until it is stored which will is in force
         if found.queue:
             session.begin(found.contents, found.queue, self._arguments)
             session.fresh = not found.present

@@ -441,7 +441,7 @@ class SharedSessions:
                 self.clients.publish_due_will(claim, message)
 
     def serve(self, session: ClientSession) -> None:
-        """Store that a client with a will is accepted, so that its will is published when it is lost.
+        """Store that a client is accepted, so that its will is published when it is lost, and no earlier one.
 
         The CONNACK waits until that is stored.
         """

@@ -180,7 +180,9 @@ class OpenedSession(NamedTuple):
 
     If `refused` is True, the session belongs to another user (`user`), and nothing was changed. `wills` has
     the epoch and message of each will of an earlier connection that was claimed for the caller, who publishes
-    the will and submits SettleWill. `earlier` is the session that the client already had, or None.
+    the will and submits SettleWill. `earlier` is the session that the client already had, or None. If
+    `has_delayed_will` is True, an earlier connection has left a delayed will, which becomes void when the
+    caller submits that the client is `served`.
     """
 
     epoch: int
@@ -194,6 +196,7 @@ class OpenedSession(NamedTuple):
     user: str = ""
     wills: tuple[tuple[int, bytes], ...] = ()
     earlier: EarlierSession | None = None
+    has_delayed_will: bool = False
 
 
 class LeftSession(NamedTuple):
@@ -258,9 +261,9 @@ class ChangeSession(OfSession, Operation[None]):
     """Store the changes of a session since its last ChangeSession.
 
     In the mappings, a value of None removes the entry. `served` is True just before the client is accepted:
-    until that is stored the client's will is void, and the client gets no CONNACK if another replica opens
-    the session first. `weight` is the size of the session after the change, or None if it has not changed.
-    The reply is FENCED if the session has another epoch.
+    until that is stored the client's will is void, and delayed wills of its earlier connections are not. The
+    client gets no CONNACK if another replica opens the session first. `weight` is the size of the session
+    after the change, or None if it has not changed. The reply is FENCED if the session has another epoch.
     """
 
     epoch: int

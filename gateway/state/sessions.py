@@ -348,8 +348,9 @@ class Sessions:
         if operation.will is not None:
             self._wills.put(WillRow(*key, epoch, *operation.will, None, 0, 0))
         contents, user = self._contents[key].copy(), operation.user
+        has_will = any(will.epoch != epoch for will in self._unclaimed_wills(key))
         return OpenedSession(
-            epoch, contents, present, False, queue, before, ended, given_back, user, wills, earlier
+            epoch, contents, present, False, queue, before, ended, given_back, user, wills, earlier, has_will
         )
 
     def _inherit_wills(
@@ -357,15 +358,18 @@ class Sessions:
     ) -> tuple[tuple[int, bytes], ...]:
         """Process the wills of a session that is opened again.
 
-        A will is deleted if its client was never accepted, or if the session is resumed (`present`) before
-        the delay of the will is over. All others are claimed for the replica that opens the session (MQTT 5:
-        3.1.3.2.2). Return (epoch, message) of each claimed will.
+        The will of a client that was never accepted is deleted. A delayed will that is not due stays if the
+        session is resumed (`present`): it becomes void when the client is accepted. All others are claimed
+        for the replica that opens the session (MQTT 5: 3.1.3.2.2). Return (epoch, message) of each claimed
+        will.
         """
         claimed = []
         for will in self._unclaimed_wills(row.key):
-            is_later = will.delay > 0 and (will.due_at is None or will.due_at > now)
-            if not will.served or (present and is_later):
+            due_at = now + min(will.delay, row.expiry) if will.due_at is None else will.due_at
+            if not will.served:
                 self._wills.remove(will[:3])
+            elif present and due_at > now:
+                self._wills.put(will._replace(due_at=due_at))
             else:
                 self._wills.put(will._replace(due_at=now + CLAIM_SECS, claimed=1))
                 claimed.append((will.epoch, will.message))
@@ -395,9 +399,11 @@ class Sessions:
         if operation.weight is not None:
             subscriptions, weight = operation.weight
             self._sessions.put(row._replace(subscriptions=subscriptions, weight=weight))
-        will = self._wills.rows.get((*key, operation.epoch))
-        if operation.served and will is not None:
-            self._wills.put(will._replace(served=1))
+        for will in self._unclaimed_wills(key) if operation.served else ():
+            if will.epoch == operation.epoch:
+                self._wills.put(will._replace(served=1))
+            else:  # delayed, and its client is back
+                self._wills.remove(will[:3])
         contents = self._contents.get(key, Contents())
         for topic_filter, options in operation.subscriptions.items():
             if options is None:

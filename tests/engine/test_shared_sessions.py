@@ -184,7 +184,7 @@ class World:
         if arrival.found.queue:
             session.begin(arrival.found.contents, arrival.found.queue, ())
         self.here[client] = session
-        if will is not None:
+        if will is not None or arrival.found.has_delayed_will:
             self.sessions.serve(session)
         if arrival.found.queue:
             self.sessions.acquire(session, arrival.found)

@@ -59,7 +59,7 @@ def opens(
     user: str = "user",
     only_own: bool = False,
 ) -> OpenedSession:
-    """Open a session. A client with a will is accepted."""
+    """Open a session. A client with a will, or an earlier one, is accepted."""
     found = replica.do(
         OpenSession(
             key,
@@ -74,7 +74,7 @@ def opens(
             BYTES,
         )
     )
-    if will is not None:
+    if will is not None or found.has_delayed_will:
         replica.do(ChangeSession(key, found.epoch, served=True))
     return found
 
@@ -315,6 +315,20 @@ class TestWills:
         assert opens(two).present
         world.advance(60)
         assert one.do(Reap(WEEK)) == []
+
+    @pytest.mark.parametrize("is_lost", [True, False])
+    def test_delayed_and_the_client_comes_back_and_is_not_accepted(
+        self, world: World, one: Replica, two: Replica, is_lost: bool
+    ) -> None:
+        epoch = opens(two, will=WillRecord(b"bye", 5.0)).epoch
+        if is_lost:
+            leaves(two, epoch)
+        opened = opening("x", will=WillRecord(b"other", 0.0))
+        assert one.do(opened).has_delayed_will
+        one.do(CancelOpening(KEY, opened))
+        assert two.do(Reap(WEEK)) == []
+        world.advance(6)
+        assert [due.will for due in two.do(Reap(WEEK))] == [b"bye"]
 
     def test_delayed_and_due(self, world: World, one: Replica, two: Replica) -> None:
         epoch = opens(one, will=WillRecord(b"bye", 5.0)).epoch
