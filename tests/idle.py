@@ -210,8 +210,8 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     Store: ("_calls", "_releases", "_refused"),
     SocketLoop: ("_calls",),
     # Replicas, and their database.
-    ClusterConnection: ("_callbacks",),
-    Consumers: ("_checks", "_lacking", "_own", "_removals", "_waiting"),
+    ClusterConnection: ("_requests",),
+    Consumers: ("_checks", "_lacking", "_own", "_removals"),
     RequeuedMessages: ("_buffer",),
     SharedLetters: ("_added", "_unsaved"),
     EngineNamespace: ("_barrier_walks", "_lost", "_unbound", "_walks"),

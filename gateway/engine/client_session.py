@@ -720,6 +720,10 @@ class ClientSession(Session):
         """Disconnect the client, because the cluster node with its queue is down."""
         self._engine.disconnect_client(self, "the node that has its queue is down")
 
+    def refuse(self, why: str) -> None:
+        """Disconnect the client, because the cluster refuses to declare its queue."""
+        self._engine.disconnect_client(self, f"the cluster refuses its queue: {why}")
+
     def discarded(self) -> None:
         """Release what is cached for a session that has ended. LeaveSession deletes its stored contents."""
         self._grant = None

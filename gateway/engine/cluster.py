@@ -3,7 +3,8 @@
 Such a connection publishes with confirms, declares, and consumes queues. A request that the broker denies
 ends the connection with the broker's reason, and the link reconnects. Each connection has a channel for
 declarations, whose replies arrive in the order of the requests, one to publish, and those on which queues are
-consumed (consumers.py).
+consumed (consumers.py). Only the queue of a client that the broker does not declare costs no more than that
+client.
 
 All bytes of a wake-up are parsed before the first of their events is processed, so the connection or a
 channel may have ended when an event is processed. Of the events before that end, only publisher confirms and
@@ -15,7 +16,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -24,7 +25,7 @@ from gateway.egress.amqp091.consumer import AmqpLinkConsumer
 from gateway.egress.amqp091.publisher import AmqpLinkPublisher
 from gateway.egress.amqp091.session import CONTENT_FAULTS, POLITE, PUBLISH_METHOD, VERSION
 from gateway.egress.connection import QueueLinkConnection
-from gateway.engine.consumers import Consumers, Done
+from gateway.engine.consumers import ClusterConsumer, Consumers, Done
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection, Delivery
 from gateway.protocols.amqp091.events import (
@@ -46,6 +47,20 @@ from gateway.transport.stream import Stream
 log = structlog.get_logger(limited=True)
 
 UNUSED: Final = frozenset({ReplyCode.NOT_FOUND, ReplyCode.PRECONDITION_FAILED})
+
+
+class DeclarationRequest(NamedTuple):
+    """Declaration without a reply, or (`method` None) a callback for when those before it have replies.
+
+    `consumer` is the consumer of the queue that the declaration concerns, or None.
+    """
+
+    method: m.Method | None
+    done: Done | None
+    consumer: ClusterConsumer | None = None
+
+
+NOTHING: Final = DeclarationRequest(None, None)
 
 
 class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
@@ -72,7 +87,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         super().__init__(machine, stats, stream, deadline)
         self.consumers = Consumers(self, exchange, direct)
         self._publisher = publisher
-        self._callbacks: deque[Done | None] = deque()  # of declarations, in the order of the requests
+        self._requests: deque[DeclarationRequest] = deque()
         self._declaring = self._publishing = 0
         self.answered_at = clock.now()  # when the last reply to a declaration arrived
 
@@ -99,12 +114,15 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         self._why = why
         self._stream.abort(why)
 
-    def ask(self, method: m.Method, done: Done | None = None) -> None:
+    def ask(
+        self, method: m.Method, done: Done | None = None, consumer: ClusterConsumer | None = None
+    ) -> None:
         """Send a declaration on the channel for declarations; `done` is called when the reply arrives.
 
-        A declaration that the broker denies ends the connection.
+        A declaration that the broker denies ends the connection, or the consumer of the queue that it
+        declares.
         """
-        self._callbacks.append(done)
+        self._requests.append(DeclarationRequest(method, done, consumer))
         self.machine.send_method(self._declaring, method)
         self._stream.mark()
 
@@ -151,9 +169,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
             return True
         elif number == self._declaring:
             self.answered_at = clock.now()
-            done = self._callbacks.popleft() if self._callbacks else None
-            if done is not None:
-                done()
+            self._call_waiting(replies=1)
         elif isinstance(method, m.ConfirmSelectOk) and number in self.machine.channels:
             self._publisher.open(self.machine, number, self._stream)
             self._publisher.flow(not self._stats.blocked)
@@ -161,6 +177,20 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         else:
             return False
         return True
+
+    def _call_waiting(self, *, replies: int) -> None:
+        """Call the callbacks of the oldest requests: of `replies` with a reply, and of those behind them."""
+        while self._requests and (replies or self._requests[0].method is None):
+            method, done, _ = self._requests.popleft()
+            replies -= method is not None
+            if done is not None:
+                done()
+
+    def _send_requests(self) -> None:
+        """Send all declarations without a reply on the channel for declarations, which was opened again."""
+        for method, _, _ in self._requests:
+            if method is not None:
+                self.machine.send_method(self._declaring, method)
 
     def _confirming(self) -> None:
         """Do nothing. Called when the publishing channel confirms, so that messages can be published."""
@@ -215,9 +245,9 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         self._publisher.flow(not on)
 
     def _channel_closed(self, event: ChannelClosed) -> None:
-        """End the connection if a channel was closed, unless a check of a queue has failed there."""
+        """End the connection if a channel was closed, unless that concerns queues of clients alone."""
         looked = event.by_peer and event.reply_code in UNUSED and not self.machine.ending
-        if looked and self.consumers.closed(event.channel, event.text):
+        if looked and (self.consumers.closed(event.channel, event.text) or self._is_refused(event)):
             return
         if event.channel == self._publishing:
             self._publisher.close_over(event.reply_code, event.text)
@@ -225,6 +255,20 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
             self._count_fault(event.reply_code)
         log.warning("channel closed by cluster", link=self._stats.name, why=event.text)
         self._end(event.text)
+
+    def _is_refused(self, event: ChannelClosed) -> bool:
+        """Return True if the broker has refused to declare the queue of a consumer, which is ended then.
+
+        Its other declarations are dropped; those of others are sent again on another channel.
+        """
+        method, _, consumer = self._requests[0] if self._requests else NOTHING
+        if event.channel != self._declaring or consumer is None or not isinstance(method, m.QueueDeclare):
+            return False
+        self._requests = deque([one for one in self._requests if one.consumer is not consumer])
+        self._declaring = self.machine.open_channel()
+        self._call_waiting(replies=0)
+        self.consumers.refuse(consumer, event.text)
+        return True
 
     def _end(self, why: str) -> None:
         """Close the connection with connection.close; `why` is reported unless there is an earlier reason."""

@@ -20,7 +20,7 @@ from gateway import clock
 from gateway.egress.amqp091.session import new_machine
 from gateway.engine.arguments import type_arguments
 from gateway.engine.bindings import Bindings
-from gateway.engine.cluster import ClusterConnection
+from gateway.engine.cluster import ClusterConnection, DeclarationRequest
 from gateway.engine.cluster_clock import ClusterClock, dead_lettered_at
 from gateway.engine.consumers import Done
 from gateway.engine.names import Names
@@ -187,11 +187,10 @@ class EngineConnection(ClusterConnection):
 
     def after_bound(self, done: Done) -> None:
         """Call `done` when the broker has confirmed all declarations requested until now."""
-        if not self._callbacks:
+        if self._requests:
+            self._requests.append(DeclarationRequest(None, done))
+        else:
             done()
-            return
-        last = self._callbacks.pop()
-        self._callbacks.append(done if last is None else _call_both(last, done))
 
     def shut_down(self) -> None:
         """Close the connection because the gateway stops or the link pauses.
@@ -216,7 +215,9 @@ class EngineConnection(ClusterConnection):
         """Declare what the engine needs once the channel for declarations is open; set up other channels."""
         if self.consumers.use_channel(number):
             return
-        if number == self._declaring:
+        if number == self._declaring and self._answering:
+            self._send_requests()
+        elif number == self._declaring:
             self._answering = True
             for method in self._needed():
                 self.ask(method)
@@ -350,11 +351,3 @@ def _queue_arguments(settings: RabbitEngine, names: Names) -> Headers:
         ("x-overflow", string("drop-head")),
         ("x-dead-letter-exchange", string(names.dropped)),
     )
-
-
-def _call_both(one: Done, other: Done) -> Done:
-    def call() -> None:
-        one()
-        other()
-
-    return call

@@ -10,6 +10,9 @@ on its log; a batch of more than 32 is put into an order of its own (RabbitMQ 3.
 16 at a time. Messages that are published meanwhile add to the count as if they had been requeued, so the
 order is not guaranteed: the next consumer gets the fingerprints of the requeued messages (requeue_order.py).
 
+The broker closes a channel on which a message is unacknowledged for too long (its `consumer_timeout`). Then
+its consumers restart on the others.
+
 Queues have a single active consumer, so a consumer that starts before the last one has ended waits in the
 broker. A replica that stops closes its channels: all messages delivered over one are requeued in one step.
 """
@@ -43,6 +46,7 @@ RETURNED_MAX: Final = 16  # messages that are requeued at a time
 LOOKS_MIN: Final = 3  # polls after each requeued chunk, at least
 REMOVING_MAX: Final = 16  # queues that are being deleted at a time
 PREFETCH_MAX: Final = 65_535  # basic.qos has two bytes for it
+CHECKS_MAX: Final = 64  # checks that are sent at a time: when one fails, all of them are sent again
 CHANNELS: Final = 8  # several, as a broker searches all unacknowledged deliveries of a channel
 Done = Callable[[], None]
 Freed = Callable[[Sequence["Content"]], None]
@@ -78,6 +82,9 @@ class QueueOwner(Protocol):
     def unreachable(self) -> None:
         """Handle that the queue cannot be consumed because its cluster node is down."""
 
+    def refuse(self, why: str) -> None:
+        """Handle that the cluster refuses to declare the queue, for the reason `why`."""
+
 
 Content = tuple[bytes, bytes, Body]
 """Encoded address, encoded content header, and body of a message."""
@@ -91,8 +98,13 @@ class ConsumerConnection(Protocol):
     def wake(self) -> None:
         """Schedule the writing of encoded data for the end of this wake-up."""
 
-    def ask(self, method: m.Method, done: Done | None = None) -> None:
-        """Send a declaration on the channel for declarations; `done` is called when the reply arrives."""
+    def ask(
+        self, method: m.Method, done: Done | None = None, consumer: ClusterConsumer | None = None
+    ) -> None:
+        """Send a declaration on the channel for declarations; `done` is called when the reply arrives.
+
+        `Consumers.refuse` is called if the broker refuses to declare the queue of `consumer`.
+        """
 
     def open_channel(self) -> int:
         """Open another channel. Return its number."""
@@ -223,11 +235,13 @@ class Consumers:
         self._exchange = exchange
         self._direct = direct
         self._channels: list[int] = []
+        self._reopening: set[int] = set()  # channels in place of closed ones, which are not open yet
         # Consumers without consume-ok yet, by channel and tag, with True if they are to be cancelled then:
         # RabbitMQ (3.10) ends the connection over a cancel that overtakes its own consume-ok.
         self._beginning: dict[tuple[int, str], bool] = {}
         self._checking = 0
         self._checks: deque[Check] = deque()
+        self._sent = 0  # how many of the first checks were sent
         self._lacking: set[ClusterConsumer] = (
             set()
         )  # whose queues are missing, while their owners are looked up
@@ -238,7 +252,6 @@ class Consumers:
         self._by_name: dict[tuple[int, bytes], ClusterConsumer] = {}
         self._numbers = 0
         self._turn = 0
-        self._waiting: list[ClusterConsumer] = []  # consumers that wait for channels
         self._acks: list[tuple[int, int]] = []
         self._live = True
         self._closed = False  # True when no queue is consumed any more
@@ -254,17 +267,23 @@ class Consumers:
     def use_channel(self, channel: int) -> bool:
         """Use a channel, which has opened. Return False if it is not a channel of the consumers."""
         if channel == self._checking:
-            for check in self._checks:
-                self._send_check(check)
+            self._sent = 0
+            self._send_checks()
             return True
+        if channel in self._reopening:
+            self._reopening.discard(channel)
+            self._channels.append(channel)
         return channel in self._channels
 
     def closed(self, channel: int, text: str) -> bool:
-        """Handle that a check has failed, so that the broker has closed the channel of the checks.
+        """Handle that the broker has closed a channel of consumers, or of the checks because one has failed.
 
         The oldest check is the failed one: its queue is missing or still in use. Return False if `channel` is
-        another channel.
+        another channel, or the only one of consumers.
         """
+        if channel in self._channels and len(self._channels) > 1:
+            self._restart_consumers(channel, text)
+            return True
         if channel != self._checking or not self._checks:
             return False
         lacking = self._checks.popleft()
@@ -288,9 +307,7 @@ class Consumers:
         """Query if a queue that cannot be consumed must be declared; give up if its node is down."""
         target = consumer.target
         if UNREACHABLE in text:
-            log.warning("queue unreachable", queue=target.queue, why=text)
-            consumer.ending = True
-            self._remove_consumer(consumer)
+            self._give_up(consumer, text)
             target.unreachable()
             return
         if consumer.ending or not target.needs_queue:  # its session may be over
@@ -298,6 +315,33 @@ class Consumers:
             return
         self._lacking.add(consumer)
         target.confirm(partial(self._confirmed, consumer))
+
+    def refuse(self, consumer: ClusterConsumer, text: str) -> None:
+        """Give up a consumer, because the broker has refused to declare its queue for the reason `text`."""
+        self._give_up(consumer, text)
+        consumer.target.refuse(text)
+
+    def _give_up(self, consumer: ClusterConsumer, text: str) -> None:
+        log.warning("queue unreachable", queue=consumer.target.queue, why=text)
+        consumer.ending = True
+        self._remove_consumer(consumer)
+
+    def _restart_consumers(self, channel: int, text: str) -> None:
+        """Restart the consumers of a channel that the broker has closed for the reason `text`.
+
+        The broker has requeued all messages that were not acknowledged there.
+        """
+        log.warning("channel closed by cluster, its consumers restarted", why=text)
+        self._channels.remove(channel)
+        self._acks = [ack for ack in self._acks if ack[0] != channel]
+        self._beginning = {key: on for key, on in self._beginning.items() if key[0] != channel}
+        self._reopening.add(self._broker.open_channel())
+        for consumer in list(self._consumers.values()):
+            if consumer.has_channel and consumer.channel == channel:
+                consumer.given_back += consumer.drain().values()
+                if consumer.returning is not None:
+                    consumer.returning.tags.clear()
+                self._restart(consumer)
 
     def _confirmed(self, consumer: ClusterConsumer, is_ours: bool) -> None:
         """Declare a missing queue, unless its session has ended or has another owner (`is_ours` is False)."""
@@ -315,6 +359,8 @@ class Consumers:
         if channel == self._checking:
             if self._checks and isinstance(method, CHECK_REPLIES):
                 found = self._checks.popleft()
+                self._sent -= 1
+                self._send_checks()
                 self._report_own_queue(found, there=True)
                 if isinstance(found, ClusterConsumer) and isinstance(method, m.QueueDeclareOk):
                     found.target.set_backlog(method.message_count)
@@ -485,10 +531,15 @@ class Consumers:
 
     def _check(self, check: Check) -> None:
         self._checks.append(check)
-        self._send_check(check)
+        self._send_checks()
+
+    def _send_checks(self) -> None:
+        """Send the oldest checks, CHECKS_MAX at a time. All are sent again when the channel opens."""
+        while self._sent < min(len(self._checks), CHECKS_MAX):
+            self._send_check(self._checks[self._sent])
+            self._sent += 1
 
     def _send_check(self, check: Check) -> None:
-        """Send the request of a check. If the channel is not open yet, it is sent when the channel opens."""
         if isinstance(check, ClusterConsumer):
             method: m.Method = m.QueueDeclare(check.target.queue, passive=True)
         elif isinstance(check, RequeueingConsumer):
@@ -506,12 +557,13 @@ class Consumers:
         keys = dict.fromkeys([*target.keys, *target.unbound])
         declare = m.QueueDeclare(target.queue, durable=True, arguments=target.arguments)
         bound = bool(keys or self._direct)
-        self._broker.ask(declare, None if bound else partial(self._consume, consumer))
+        consume = partial(self._consume, consumer)
+        self._broker.ask(declare, None if bound else consume, consumer)
         if self._direct:
-            self._broker.ask(m.QueueBind(target.queue, self._direct, target.queue))
+            self._broker.ask(m.QueueBind(target.queue, self._direct, target.queue), None, consumer)
         self._bind(consumer, keys)
         if bound:
-            self._broker.ask(m.QueueDeclare(target.queue, passive=True), partial(self._consume, consumer))
+            self._broker.ask(m.QueueDeclare(target.queue, passive=True), consume, consumer)
 
     def bind(self, target: QueueOwner, key: str) -> None:
         """Bind or unbind a key of the queue of `target`, as `target.unbound` requests.
@@ -527,9 +579,8 @@ class Consumers:
         target = consumer.target
         for key in keys:
             on, done = target.unbound.get(key, (True, _do_nothing))
-            self._broker.ask(
-                _binding(target.queue, self._exchange, key, on), _clear_then_call(target, key, done)
-            )
+            binding = _binding(target.queue, self._exchange, key, on)
+            self._broker.ask(binding, _clear_then_call(target, key, done), consumer)
 
     def _consume(self, consumer: ClusterConsumer) -> None:
         """Assign a channel to a consumer, and consume its queue unless its prefetch is 0."""
@@ -629,14 +680,16 @@ class Consumers:
         """
         self._beginning.pop((channel, name), None)
         consumer = self._by_name.pop((channel, encode_short_string(name)), None)
-        if consumer is None:
-            return
-        consumer.drain()
-        target = consumer.target
+        if consumer is not None:
+            log.warning("consumer cancelled by cluster", queue=consumer.target.queue)
+            consumer.drain()
+            self._restart(consumer)
+
+    def _restart(self, consumer: ClusterConsumer) -> None:
+        """Forget a consumer that the broker has ended. Start another one if its queue is still needed."""
         self._remove_consumer(consumer)
-        if not consumer.ending and target.needs_queue:
-            log.warning("consumer cancelled by cluster, restarting", queue=target.queue)
-            self.begin(target)
+        if not consumer.ending and consumer.target.needs_queue:
+            self.begin(consumer.target)
 
     # Messages.
 

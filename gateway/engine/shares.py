@@ -79,6 +79,12 @@ class SharedQueue:
     def unreachable(self) -> None:
         """Do nothing: the timer of the namespace tries again to consume the queue."""
 
+    def refuse(self, why: str) -> None:
+        """Disconnect the members, which would get no messages."""
+        for session in list(self.group.members):
+            if isinstance(session, ClientSession):
+                session.refuse(why)
+
     def deliver(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:
         """Queue a message for one of the members, or requeue it on the cluster if there is none.
 

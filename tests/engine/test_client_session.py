@@ -350,7 +350,7 @@ class Storing(Engine):
     def bind_queue(self, session: ClientSession, key: str) -> None:
         self.consumers.bind(session, key)
 
-    def ask(self, method: object, done: Callable[[], None] | None = None) -> None:
+    def ask(self, method: object, done: Callable[[], None] | None = None, consumer: object = None) -> None:
         assert done is not None
         self.asked.append(done)
 

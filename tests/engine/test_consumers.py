@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from gateway import clock
-from gateway.engine.consumers import LOOKS_MIN, REMOVING_MAX, Consumers
+from gateway.engine.consumers import CHECKS_MAX, LOOKS_MIN, REMOVING_MAX, Consumers
 from gateway.model.properties import Value, ValueType
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091 import methods as m
@@ -45,7 +45,7 @@ class Asking:
     def wake(self) -> None:
         pass
 
-    def ask(self, method: m.Method, done: Any = None) -> None:
+    def ask(self, method: m.Method, done: Any = None, consumer: Any = None) -> None:
         self.asked.append(method)
         if done is not None:
             done()
@@ -330,6 +330,45 @@ def test_a_queue_that_cannot_be_deleted_costs_a_channel(consumers: Consumers, as
     assert asking.written.of(m.QueueDelete)[-1] == (asking.channels, m.QueueDelete("there"))
     consumers.process_method(asking.channels, m.QueueDeleteOk(0))
     assert gone == ["there"]
+
+
+@pytest.mark.parametrize("state", ["consuming", "cancelling", "returning"])
+def test_a_channel_that_the_cluster_closes_is_replaced(
+    consumers: Consumers, asking: Asking, state: str
+) -> None:
+    """It does so over a message that is not acknowledged for long, and has requeued all of the channel."""
+    queue, channel, name = consumed(consumers, asking)
+    consumers.process_method(channel, m.BasicConsumeOk(name))
+    consumers.delivered(channel, encode_short_string(name), 7, False, (b"", b"", b"x"))
+    freed: list[str] = []
+    if state != "consuming":
+        consumers.end(queue, lambda given_back: freed.append(f"then {len(given_back)}"))
+    if state == "returning":
+        consumers.process_method(channel, m.BasicCancelOk(name))
+    consumers.acknowledge(channel, 8)
+    assert consumers.closed(channel, "PRECONDITION_FAILED - delivery acknowledgement timed out")
+    assert freed == ([] if state == "consuming" else ["then 1"])
+    checking, _ = asking.written.of(m.QueueDeclare)[0]
+    consumers.process_method(checking, m.QueueDeclareOk("q", 1, 0))
+    consumers.flush()  # the number of the channel may be another's by now
+    assert not asking.written.nacked
+    again = [at for at, _ in asking.written.of(m.BasicConsume)[1:]]
+    assert len(again) == (state == "consuming")
+    assert not {channel, asking.channels} & {*again}
+    assert consumers.use_channel(asking.channels)
+
+
+def test_some_queues_are_looked_for_at_a_time(consumers: Consumers, asking: Asking) -> None:
+    """Behind one that is missing, all that were sent are sent again."""
+    queues = [Queue() for _ in range(2 * CHECKS_MAX)]
+    for queue in queues:
+        consumers.begin(queue)
+    for _ in queues:
+        checking, _ = asking.written.of(m.QueueDeclare)[-1]
+        assert consumers.closed(checking, "NOT_FOUND - no queue 'q'")
+        consumers.use_channel(asking.channels)
+    assert len(asking.written.of(m.QueueDeclare)) <= (2 * len(queues) + 1) * CHECKS_MAX
+    assert all(queue.confirming for queue in queues)
 
 
 def test_some_queues_are_deleted_at_a_time(consumers: Consumers, asking: Asking) -> None:
