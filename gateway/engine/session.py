@@ -480,9 +480,9 @@ class EngineSession(OneSink):
         for session in self.clients.queue_sessions():
             if not self.sessions.is_waiting(session):
                 self.consume(session)
-        self._ask_when_bound()
         if not self.stopped:
             self.clients.sweep(self._connection.consumers, clock.now())
+        self._ask_when_bound()
 
     def _restart_incarnation(self, incarnation: str) -> None:
         """Disconnect all clients and the connection, because other replicas have declared this one dead.

@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 
 from gateway.engine import shares
+from tests.chaos.proxy import Proxy
 from tests.engine.replicas import PATIENCE_SECS, Client, Replica, lasting, replicas
 from tests.ingress.clients import eventually
 from tests.interop.servers import RabbitMQ
@@ -134,3 +135,21 @@ def test_members_that_have_gone_for_good_leave_no_queue(
         member.subscribe(shared, qos=1)
         assert queue in rabbitmq.queues
     eventually(lambda: queue not in rabbitmq.queues, SLOW_SECS)
+
+
+def test_who_subscribes_while_the_cluster_is_away_is_answered_when_the_queue_is_there(
+    two: tuple[Replica, Replica], topic: str, rabbitmq: RabbitMQ
+) -> None:
+    with Proxy(rabbitmq.port) as proxy, Client(two[1].mqtt, f"p {topic}") as publisher:
+        url = rabbitmq.url.replace(str(rabbitmq.port), str(proxy.port))
+        cut = Replica("cut", url, NAMESPACE, queue_type="classic", reconnect_max_secs=0.5)
+        with replicas(cut), Client(cut.mqtt, f"m {topic}") as member:
+            proxy.cut()
+            proxy.shut()
+            cut.until(lambda: bool(cut.gateway.readiness.reasons()))
+            member.paho.subscribe(f"$share/g/{topic}", qos=1)
+            proxy.delay(0.1)
+            proxy.open()
+            member.until(lambda: member.answers)
+            publisher.publish(topic, b"x")
+            member.until(lambda: member.messages)
