@@ -457,6 +457,8 @@ class SharedSessions:
         self._cancel(operation, found.queue)
         if found.present:
             self._count_earlier(found, 1)
+        else:  # it ends, and may be one of many that a full user opens
+            self.count -= 1
         if found.before is None:
             self._release(operation.key, found.epoch, found.given_back)
 

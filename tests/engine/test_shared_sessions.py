@@ -434,10 +434,12 @@ def test_a_client_that_goes_before_it_is_let_in_leaves_what_was_there(
         one.leave("c")
         one.ends.pop(session)([])
         one.run()
+    count = other.sessions.count = int(present)
     other.open("c")
     other.run()
     other.sessions.abandon_arrival(other.arrivals.pop())
     other.run()
+    assert other.sessions.count == count, "others are refused at sessions_max"
     view = one.view("c")
     assert (view is not None and not view.connected and view.holder is None) is present
     assert len(other.deleted) == (not present)
