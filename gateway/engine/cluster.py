@@ -20,7 +20,6 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from gateway import clock
 from gateway.egress.amqp091.consumer import AmqpLinkConsumer
 from gateway.egress.amqp091.publisher import AmqpLinkPublisher
 from gateway.egress.amqp091.session import CONTENT_FAULTS, POLITE, PUBLISH_METHOD, VERSION
@@ -89,7 +88,6 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         self._publisher = publisher
         self._requests: deque[DeclarationRequest] = deque()
         self._declaring = self._publishing = 0
-        self.answered_at = clock.now()  # when the last reply to a declaration arrived
 
     # Interface for the stream.
 
@@ -168,7 +166,6 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         if self.consumers.process_method(number, method):
             return True
         elif number == self._declaring:
-            self.answered_at = clock.now()
             self._call_waiting(replies=1)
         elif isinstance(method, m.ConfirmSelectOk) and number in self.machine.channels:
             self._publisher.open(self.machine, number, self._stream)

@@ -81,6 +81,7 @@ RELEASE_SECS: Final = 1.0  # until the heartbeat of an owner that has not releas
 RELEASE_SECS_MAX: Final = 5.0  # how long an owner that is alive may take to release a queue
 ALIVE_SECS: Final = 4.0  # maximum age of the last heartbeat of a replica that is alive
 GIVEN_BACK_SECS: Final = 3.0  # how long requeued messages of a queue are awaited
+WILL_SECS: Final = 5.0  # how long a client waits until another replica has published its will
 TAKEN_OVER: Final = "a later connection has the same client identifier"
 AWAY: Final = "the database of sessions cannot be reached"
 NOT_OURS: Final = Outcome(Settled.RELEASED, Reason.TARGET_DOWN, "the session has another owner")
@@ -416,7 +417,24 @@ class SharedSessions:
             return
         self.clients.handle_new_owner(client, owner, at_once=True)
         self.clients.add_arrival(arrival)
-        opening.answer()
+        if found.has_claimed_will:
+            self._await_will(arrival, Monotonic(clock.now() + WILL_SECS))
+        else:
+            opening.answer()
+
+    def _await_will(self, arrival: OpeningClient, deadline: Monotonic) -> None:
+        """Accept a client when the will of its earlier connection is published, at the latest at `deadline`.
+
+        Another replica has claimed the will. What the client publishes must not come before it.
+        """
+
+        def on_view(reply: Reply[SessionView | None]) -> None:
+            if reply.value is not None and reply.value.has_claimed_will and clock.now() < deadline:
+                self._repeats.call_later(partial(self._await_will, arrival, deadline))
+            else:
+                arrival.opening.answer()
+
+        self._state.query(FindSession(arrival.operation.key), on_view)
 
     def _count_earlier(self, found: OpenedSession, count: int) -> None:
         """Change the count of its user's sessions at other replicas by `count`.

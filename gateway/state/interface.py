@@ -182,7 +182,8 @@ class OpenedSession(NamedTuple):
     the epoch and message of each will of an earlier connection that was claimed for the caller, who publishes
     the will and submits SettleWill. `earlier` is the session that the client already had, or None. If
     `has_delayed_will` is True, an earlier connection has left a delayed will, which becomes void when the
-    caller submits that the client is `served`.
+    caller submits that the client is `served`. If `has_claimed_will` is True, another replica still publishes
+    a will of an earlier connection.
     """
 
     epoch: int
@@ -197,6 +198,7 @@ class OpenedSession(NamedTuple):
     wills: tuple[tuple[int, bytes], ...] = ()
     earlier: EarlierSession | None = None
     has_delayed_will: bool = False
+    has_claimed_will: bool = False
 
 
 class LeftSession(NamedTuple):
@@ -373,6 +375,7 @@ class SessionView(NamedTuple):
 
     `expires_in` is in seconds, and None while the client is connected. `holder` is the owner that may still
     consume the queue, or None. `given_back` has the fingerprints that the last ReleaseSession stored.
+    `has_claimed_will` is True while a replica publishes a will of an earlier connection.
     """
 
     owner: Owner
@@ -383,6 +386,7 @@ class SessionView(NamedTuple):
     queue: str
     expires_in: float | None
     given_back: bytes
+    has_claimed_will: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,8 @@ from gateway.state.interface import (
 
 SESSION: Final = (
     "{op} SELECT t.epoch, t.owner, t.holder, t.holder_epoch, t.connected, t.login, t.place, t.queue,"
-    " t.expires_at - state_now(), t.given_back"
+    " t.expires_at - state_now(), t.given_back,"
+    " EXISTS (SELECT 1 FROM will AS w WHERE w.domain = t.domain AND w.client = t.client AND w.claimed = 1)"
     " FROM op JOIN session AS t ON t.domain = op.domain AND t.client = op.client"
 )
 TAKEN: Final = (
@@ -170,7 +171,8 @@ def _session(database: Database, key: SessionKey) -> SessionView | None:
     rows = database.run([OperationStatement(SESSION, "domain text, client text", [key])])[0]
     if not rows:
         return None
-    epoch, owner, holder, holder_epoch, connected, login, place, queue, expires_in, given_back = rows[0]
+    epoch, owner, holder, holder_epoch, connected, login, place, queue, expires_in, *rest = rows[0]
+    given_back, has_claimed_will = rest
     return SessionView(
         Owner(owner, epoch),
         Owner(holder, holder_epoch) if holder else None,
@@ -180,4 +182,5 @@ def _session(database: Database, key: SessionKey) -> SessionView | None:
         queue,
         expires_in,
         bytes(given_back),
+        bool(has_claimed_will),
     )

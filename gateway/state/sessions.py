@@ -312,6 +312,7 @@ class Sessions:
         before, queue, ended, given_back = None, operation.queue, "", b""
         wills: tuple[tuple[int, bytes], ...] = ()
         weight, earlier = Weight(0, operation.byte_count), None
+        is_claimed = any(will.claimed for will in self._wills_of(key))
         if row is not None:
             earlier = _earlier_session(row, operation.replica)
             weight = earlier.weight if present else weight
@@ -348,9 +349,21 @@ class Sessions:
         if operation.will is not None:
             self._wills.put(WillRow(*key, epoch, *operation.will, None, 0, 0))
         contents, user = self._contents[key].copy(), operation.user
-        has_will = any(will.epoch != epoch for will in self._unclaimed_wills(key))
+        is_delayed = any(will.epoch != epoch for will in self._unclaimed_wills(key))
         return OpenedSession(
-            epoch, contents, present, False, queue, before, ended, given_back, user, wills, earlier, has_will
+            epoch,
+            contents,
+            present,
+            False,
+            queue,
+            before,
+            ended,
+            given_back,
+            user,
+            wills,
+            earlier,
+            is_delayed,
+            is_claimed,
         )
 
     def _inherit_wills(
@@ -375,8 +388,11 @@ class Sessions:
                 claimed.append((will.epoch, will.message))
         return tuple(claimed)
 
+    def _wills_of(self, key: SessionKey) -> list[WillRow]:
+        return [one for one in self._wills.rows.values() if one[:2] == key]
+
     def _unclaimed_wills(self, key: SessionKey) -> list[WillRow]:
-        return [one for one in self._wills.rows.values() if one[:2] == key and not one.claimed]
+        return [one for one in self._wills_of(key) if not one.claimed]
 
     def _cancel(self, operation: CancelOpening, row: StoredSessionRow | None, now: float) -> LeftSession:
         """Leave the session that the cancelled OpenSession has opened, and delete its will.

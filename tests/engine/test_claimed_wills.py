@@ -101,3 +101,27 @@ def test_a_will_comes_before_what_its_client_publishes_elsewhere(rabbitmq: Rabbi
             mortal.leave()
             hears.until(lambda: hears.has_more_than(2 * number + 1))  # noqa: B023 - it is called at once
             assert hears.told[-2:] == [("wills/mortal", b"gone"), ("wills/next", b"%d" % number)]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_will_that_another_replica_publishes_comes_before_what_its_client_publishes(
+    rabbitmq: RabbitMQ, clean: bool
+) -> None:
+    """The client waits: the replica that has lost it reaches the cluster slowly."""
+    with Proxy(rabbitmq.port) as way:
+        url = rabbitmq.url.replace(str(rabbitmq.port), str(way.port))
+        one = Replica("slow", url, f"waits-{clean}")
+        other = Replica("quick", rabbitmq.url, f"waits-{clean}")
+        with replicas(one, other), Client(other.mqtt, "hears") as hears:
+            hears.subscribe("wills/#", qos=1)
+            mortal = (Client if clean else lasting)(one.mqtt, "mortal", will="wills/mortal")
+            way.delay(0.5)
+            mortal.paho.reconnect_delay_set(60, 60)
+            connection = mortal.paho.socket()
+            assert connection is not None
+            connection.shutdown(2)
+            with (Client if clean else lasting)(other.mqtt, "mortal") as again:
+                again.publish("wills/mortal", b"here")
+            hears.until(lambda: hears.has_more_than(1))
+            assert hears.told == [("wills/mortal", b"gone"), ("wills/mortal", b"here")]
+            mortal.leave()

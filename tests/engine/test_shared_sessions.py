@@ -19,7 +19,7 @@ from gateway.engine.consumers import Content
 from gateway.engine.membership import Membership
 from gateway.engine.pending_clients import Opening, OpeningClient
 from gateway.engine.requeue_order import print_of
-from gateway.engine.sessions import AWAY, DOMAIN, NOT_OURS, TAKEN_OVER, SharedSessions
+from gateway.engine.sessions import AWAY, DOMAIN, NOT_OURS, TAKEN_OVER, WILL_SECS, SharedSessions
 from gateway.model.message import Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.times import Monotonic
@@ -63,6 +63,8 @@ class World:
         self.store: LocalState = local.store()
         self.membership = Membership(self.store, name, "1", SILENT_SECS)
         self.is_up = self.is_binding = True
+        self.is_slow = False
+        self.unsettled: list[ClaimedWill] = []
         self.recent_chunks = 64
         self.here: dict[str, ClientSession] = {}
         self.arrivals: list[OpeningClient] = []
@@ -129,7 +131,15 @@ class World:
 
     def publish_claimed(self, claim: ClaimedWill, publish: Callable[[], None]) -> None:
         publish()
-        self.sessions.settle_will(claim.key, claim.epoch)
+        self.unsettled.append(claim)
+        if not self.is_slow:
+            self.settle()
+
+    def settle(self) -> None:
+        """The cluster has the wills that were published."""
+        while self.unsettled:
+            claim = self.unsettled.pop()
+            self.sessions.settle_will(claim.key, claim.epoch)
 
     def publish_due_will(self, claim: ClaimedWill, message: bytes) -> None:
         self.wills.append(message)
@@ -563,6 +573,41 @@ def test_a_will_is_published_by_whoever_claims_it(two: tuple[World, World], loca
     local.utc += 60.0
     one.run()
     assert not one.wills
+
+
+@pytest.mark.parametrize("how", ["settled", "late", "lost"])
+@pytest.mark.parametrize("secs", [0.0, 60.0])
+def test_a_client_that_comes_back_elsewhere_waits_for_its_will(
+    two: tuple[World, World], passed: list[float], how: str, secs: float
+) -> None:
+    """What it publishes, such as that it is there, would come before the will, such as that it is lost."""
+    one, other = two
+    published: list[str] = []
+    session = one.let_in("c", will=WILL, secs=secs)
+    one.run()
+    one.is_slow = True
+    one.leave("c", lambda: published.append("c"))
+    if secs:
+        one.ends.pop(session)([])
+    one.run()
+    assert published == ["c"]
+    guest = other.open("c")
+    for _ in range(2):
+        other.run()
+        (arrival,) = other.arrivals
+        assert not arrival.opening._answered.is_set()
+    if how == "settled":
+        one.settle()
+        one.run()
+    elif how == "late":
+        passed[0] += WILL_SECS
+    else:
+        other.store.is_away = True
+    other.run()
+    other.store.is_away = False
+    other.run()
+    assert arrival.opening._answered.is_set()
+    assert not guest.why
 
 
 def test_a_will_of_a_client_that_came_back_elsewhere_is_published_once(

@@ -277,6 +277,21 @@ def test_a_client_that_comes_back_while_its_session_is_reaped(
 class TestWills:
     """A will is published once, when it is due, by whoever claims it."""
 
+    @pytest.mark.parametrize("expiry_secs", [0.0, WEEK])
+    def test_claimed_before_the_client_comes_back(
+        self, one: Replica, two: Replica, expiry_secs: float
+    ) -> None:
+        epoch = opens(one, will=WillRecord(b"bye", 0.0), expiry_secs=expiry_secs).epoch
+        leaves(one, epoch, expiry_secs=expiry_secs)
+        found = opens(two)
+        assert (found.wills, found.has_claimed_will, found.has_delayed_will) == ((), True, False)
+        for is_settled in (False, True):
+            view = two.ask(FindSession(KEY))
+            assert view is not None
+            assert view.has_claimed_will is not is_settled
+            one.do(SettleWill(KEY, epoch))
+        assert not opens(one).has_claimed_will
+
     def test_without_a_delay_who_has_lost_the_client_publishes(self, world: World, one: Replica) -> None:
         epoch = opens(one, will=WillRecord(b"bye", 0.0)).epoch
         assert leaves(one, epoch).publish_will
