@@ -83,6 +83,8 @@ class Group:
         self.things: dict[tuple[str, Key], bytes | Message | None] = {}  # None: deleted
         # The keys among `things` that are valid only if the messages are written.
         self.beside: list[tuple[str, Key]] = []
+        # Records that are written only if the messages are refused.
+        self.if_refused: dict[tuple[str, Key], bytes] = {}
         # Messages that are settled only if the messages are written.
         self.moved: list[tuple[Log, Sequence[int] | range]] = []
         self.callbacks: list[Done] = []
@@ -190,12 +192,17 @@ class Group:
 
     def put(self, kind: str, key: Key, value: bytes | Message | None) -> None:
         """Set the value of a record; None deletes it."""
+        self.if_refused.pop((kind, key), None)
         self.things[kind, key] = value
 
     def put_with_messages(self, kind: str, key: Key, value: bytes) -> None:
         """Set the value of a record if the messages of this group are written; otherwise delete it."""
         self.things[kind, key] = value
         self.beside.append((kind, key))
+
+    def put_if_refused(self, kind: str, key: Key, value: bytes) -> None:
+        """Set the value of a record if the messages of this group are refused; otherwise do nothing."""
+        self.if_refused[kind, key] = value
 
     def empty(self, kind: str, prefix: Key) -> None:
         """Delete the records of `kind` whose keys begin with `prefix`; without a prefix, all of them."""
@@ -245,6 +252,8 @@ class Group:
         for one in self.beside:
             self.things[one] = None
         self.beside.clear()
+        self.things.update(self.if_refused)
+        self.if_refused.clear()
         self.moved.clear()
 
     def take_callbacks(self) -> tuple[list[Done], int, int]:

@@ -403,6 +403,17 @@ class Store:
         else:
             self._calls.append((Group.put_with_messages, kind, _valid_key(key), value))
 
+    def put_if_refused(self, kind: str, key: Key, value: bytes) -> None:
+        """Store a small record if the messages appended in this wake-up are refused.
+
+        It is written in the transaction of the other operations of this wake-up. If the messages are written,
+        nothing is stored.
+        """
+        if self._failure:
+            self.put(kind, key, value)
+        else:
+            self._calls.append((Group.put_if_refused, kind, _valid_key(key), value))
+
     def delete(self, kind: str, key: Key) -> None:
         """Delete the small record of this kind and key, if there is one."""
         self._calls.append((Group.put, kind, _valid_key(key), None))

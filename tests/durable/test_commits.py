@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -340,3 +341,27 @@ def test_a_will_that_one_queue_has_refused_is_recorded_until_it_is_published_aga
     with_room.queue_purge("full")
     with_room.connection.close()
     eventually(lambda: not site.crashes.last.wills)
+
+
+def test_a_will_is_recorded_until_its_message_is_stored(site: Site) -> None:
+    """The commit of its message fails, and the next one succeeds before the gateway knows of that."""
+    opened = site.channel()
+    opened.queue_declare("roomy", durable=True)
+    opened.queue_bind("roomy", "amq.topic", "w.#")
+    opened.connection.close()
+    client, _ = connect(site.started, "dev", clean=False, will=Will("w/x", b"last", 1))
+    stored = site.crashes.states
+    count = len(stored)
+    assert stored[-1].wills
+    failures: list[sqlite3.OperationalError] = []
+
+    def fail_once() -> None:
+        if not failures:
+            failures.append(sqlite3.OperationalError("database or disk is full"))
+            raise failures[0]
+
+    with patch.object(site.disk, "check", fail_once):
+        client.cut()
+        eventually(lambda: b"last" in site.crashes.last.bodies and not site.crashes.last.wills)
+    assert failures
+    assert all(state.wills or b"last" in state.bodies for state in stored[count:])

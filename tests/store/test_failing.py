@@ -135,6 +135,32 @@ def test_a_value_beside_messages_goes_with_them(tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_value_is_stored_only_if_the_messages_beside_it_are_refused(tmp_path: Path) -> None:
+    """Whenever the process ends: one of the old value, the message and the new value is on disk."""
+    disk = Disk()
+    with Opened(tmp_path, factory=disk.factory()) as one:
+        log = one.store.log("queue", "q")
+        for name in ("first", "second"):
+            one.store.put("will", f"old {name}", b"1")
+        one.store.delete("will", "old first")
+        one.store.put_if_refused("will", "new first", b"1")
+        assert one.append(log, 0, b"stored") is ACCEPTED
+        disk.fault = FULL
+        one.store.delete("will", "old second")
+        one.store.put_if_refused("will", "new second", b"1")
+        one.store.put_if_refused("will", "settled before", b"1")
+        one.store.delete("will", "settled before")
+        refused(one.append(log, 1, b"refused"))
+        one.until_healthy(False)
+        one.store.put_if_refused("will", "at once", b"1")
+        refused(one.append(log, 2, b"refused at once"))
+        disk.fault = ""
+        one.until_healthy(True)
+    again = opened(tmp_path)
+    assert dict(again.records("will")) == {"new second": b"1", "at once": b"1"}
+    again.close()
+
+
 def test_positions_of_refused_messages_can_be_used_again(tmp_path: Path) -> None:
     """A settlement of a message that was refused is not one of the message that comes in its place."""
     disk = Disk()

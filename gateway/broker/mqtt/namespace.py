@@ -712,6 +712,14 @@ class MqttNamespace:
         else:
             self.records.put_will(client_id, will, sender, principal)
 
+    def keep_will_if_refused(self, key: str, will: Will, sender: Sender, principal: Principal) -> None:
+        """Record a will that is being published if the store refuses the messages of this wake-up.
+
+        Meant for a will whose earlier record is deleted in this wake-up.
+        """
+        if self.records is not None:
+            self.records.put_will(key, will, sender, principal, if_refused=True)
+
     def forget_will(self, key: str) -> None:
         """Delete the record of a will that is settled or will not be published."""
         if self.records is not None:

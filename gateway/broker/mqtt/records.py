@@ -169,11 +169,14 @@ class Records:
 
     # Wills.
 
-    def put_will(self, key: str, will: Will, sender: Sender, principal: Principal) -> None:
+    def put_will(
+        self, key: str, will: Will, sender: Sender, principal: Principal, *, if_refused: bool = False
+    ) -> None:
         """Store the will of a client, or one that is being published.
 
-        The value is a JSON object with the fields of Will, Sender and Principal; the body and the property
-        list (as MQTT 5 encodes it) are base64.
+        With `if_refused` it is stored only if the store refuses the messages of this wake-up. The value is a
+        JSON object with the fields of Will, Sender and Principal; the body and the property list (as MQTT 5
+        encodes it) are base64.
         """
         record = {
             "topic": will.topic,
@@ -185,7 +188,9 @@ class Records:
             "principal": principal.to_dict(),
         }
         self._wills.add(key)
-        self._put(WILL, key.encode(), json.dumps(record).encode())
+        self.changes += 1
+        put = self.store.put_if_refused if if_refused else self.store.put
+        put(WILL, key.encode(), json.dumps(record).encode())
 
     def delete_will(self, key: str) -> None:
         """Delete the record of a will that was published or will not be."""

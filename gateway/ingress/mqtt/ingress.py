@@ -523,7 +523,8 @@ class MqttIngress(ListenerSource):
         The will is checked as in a CONNECT of the same client now, as the rules may have changed; a will that
         is not allowed, and that of a removed user, is dropped. The caller then deletes the will's record. If
         the message is not written in this wake-up (in front of a paused route or a postponed selector, for
-        example), or if the check is pending, it gets a new record until it is settled.
+        example), if the store refuses it, or if the check is pending, it gets a new record until it is
+        settled.
         """
         if self.access.is_removed(principal):
             self.record_denial(sender, "will", will.topic, "the user was removed")
@@ -569,6 +570,8 @@ class MqttIngress(ListenerSource):
         self.end_turn()
         if self.dispatcher.postponed_count() != put_off or slot in batch.doubted:
             sent.persist()
+        else:
+            sent.persist_if_refused()
 
     async def _publish_will_later(
         self, pending: Pending, will: Will, sender: Sender, principal: Principal, key: str
@@ -598,7 +601,7 @@ class SentWill:
     the share of its user in such wills, becomes a dead letter.
     """
 
-    __slots__ = ("_ingress", "_is_accepted", "_principal", "_will", "key", "message")
+    __slots__ = ("_ingress", "_is_accepted", "_is_stored", "_principal", "_will", "key", "message")
 
     def __init__(
         self,
@@ -613,17 +616,30 @@ class SentWill:
         self._principal = principal
         self.key = ""  # of the record
         self._is_accepted = False
+        self._is_stored = False
 
     def persist(self) -> None:
         """Store a record of the will, unless there is one already or the will was accepted.
 
         The will is published again if this process ends before it is settled.
         """
-        if self.key or self._is_accepted:
+        if self._is_stored or self._is_accepted:
+            return
+        namespace, sender = self._ingress.namespace, self.message.sender
+        self._is_stored = True
+        self.key = self.key or namespace.new_will_key(sender.client)
+        namespace.keep_will(self.key, self._will, sender, self._principal)
+
+    def persist_if_refused(self) -> None:
+        """Have a record of the will stored if the store refuses its message, unless its outcome is known.
+
+        Otherwise the will would be lost with this process until that refusal is processed.
+        """
+        if self._is_stored or self._is_accepted:
             return
         namespace, sender = self._ingress.namespace, self.message.sender
         self.key = namespace.new_will_key(sender.client)
-        namespace.keep_will(self.key, self._will, sender, self._principal)
+        namespace.keep_will_if_refused(self.key, self._will, sender, self._principal)
 
     def process_outcome(self, outcome: Outcome | None) -> None:
         """Delete the record of an accepted will (`outcome` None), or process its refusal.
