@@ -20,8 +20,8 @@ from gateway.protocols.amqp091.events import ChannelClosed as ChannelClosed091
 from gateway.protocols.amqp091.events import GetResponse
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import ChannelClosed, Replies
-from gateway.protocols.mqtt.packets import Will
-from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
+from gateway.protocols.mqtt.packets import Connack, Connect, Will
+from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.settings import StoreSettings as StoreSettings
 from gateway.store.store import Store
 from tests.durable.test_amqp import PERSISTENT, channel
@@ -29,7 +29,7 @@ from tests.durable.test_full_disk import BODY, filled, gateway, small
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.amqpfast.client import PERSISTENT as PERSISTENT_HEAD
 from tests.ingress.amqpfast.client import Fast
-from tests.ingress.clients import connect, eventually
+from tests.ingress.clients import Mqtt, connect, eventually
 from tests.interop.gateway_fixture import Running, running, settings_of
 from tests.interop.gateway_process import GatewayProcess
 from tests.store.crashes import Crashes
@@ -365,3 +365,26 @@ def test_a_will_is_recorded_until_its_message_is_stored(site: Site) -> None:
         eventually(lambda: b"last" in site.crashes.last.bodies and not site.crashes.last.wills)
     assert failures
     assert all(state.wills or b"last" in state.bodies for state in stored[count:])
+
+
+def test_a_session_whose_connack_the_disk_has_refused_is_not_present(site: Site) -> None:
+    lasting = {Property.SESSION_EXPIRY_INTERVAL: 600}
+    reader, _ = connect(site.started, "reader")
+    reader.subscribe("w/#")
+    site.disk.fault = "database or disk is full"
+    with Mqtt(site.started.port("mqtt")) as lost:
+        lost.say(Connect("dev", Version.V5, False, will=Will("w/x", b"last"), properties=lasting))
+        with pytest.raises(ConnectionError):
+            lost.next(Connack)
+    site.disk.fault = ""
+    gateway = site.started.gateway
+    site.started.until(lambda: gateway.store is not None and gateway.store.healthy)
+    client, connack = connect(site.started, "dev", clean=False, properties=lasting)
+    assert (connack.reason, connack.session_present) == (ReasonCode.SUCCESS, False)
+    client.cut()
+    assert reader.quiet()
+    reader.cut()
+    site.started.until(lambda: gateway.mqtt.sessions["dev"].outlet is None)
+    client, connack = connect(site.started, "dev", clean=False, properties=lasting)
+    assert connack.session_present
+    client.cut()

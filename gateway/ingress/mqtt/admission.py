@@ -108,12 +108,22 @@ def connack_properties(
 class AdmittedGuest(MqttGuest):
     """Client connection from CONNECT to the open session, and its later AUTH packets."""
 
-    __slots__ = ("_decisions", "_ingress", "authentication", "is_closed", "principal", "session", "will")
+    __slots__ = (
+        "_decisions",
+        "_ingress",
+        "authentication",
+        "is_closed",
+        "is_new",
+        "principal",
+        "session",
+        "will",
+    )
 
     def __init__(self, ingress: MqttIngress, stream: Stream, machine: ServerConnection) -> None:
         super().__init__(stream, Sender(ingress.name), machine)
         self.is_closed = False
         self.session: Session | None = None
+        self.is_new = False  # the session was created for a CONNACK that waits for the disk
         self.principal: Principal | None = None
         self.will: Will | None = None
         self.authentication: Authentication | TokenShown | None = None
@@ -393,11 +403,33 @@ class AdmittedGuest(MqttGuest):
             place=place,
         )
         self._decisions = None
-        self._ingress.end_subscriptions(session, forbidden, sender)
-        namespace.keep_will(client_id, packet.will, sender, principal)
-        most = self._ingress.limits.inflight_max
-        self.open(session, min(packet.properties.get(Property.RECEIVE_MAXIMUM, most), most))
+        self.is_new = not present
+        try:
+            self._ingress.end_subscriptions(session, forbidden, sender)
+            namespace.keep_will(client_id, packet.will, sender, principal)
+            most = self._ingress.limits.inflight_max
+            self.open(session, min(packet.properties.get(Property.RECEIVE_MAXIMUM, most), most))
+        except Exception:
+            self._abandon(session)
+            raise
         self.wait_for_commit(before)
+
+    def _abandon(self, session: Session) -> None:
+        """Leave the session of a client that could not be accepted, without a will.
+
+        A new session ends with the connection, as its client never heard of it.
+        """
+        self.will = None
+        if self.is_new:
+            session.expiry_secs = 0.0
+        if session.outlet is not None:
+            return  # the end of the connection does the rest
+        namespace = self._ingress.namespace
+        namespace.forget_will(session.client_id)
+        if self.is_new:
+            namespace.discard(session)
+        else:
+            namespace.detach_session(session, self._ingress.now())
 
     def _admit_later(
         self,

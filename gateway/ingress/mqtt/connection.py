@@ -1161,12 +1161,20 @@ class MqttConnection(AdmittedGuest):
         if namespace.has_unstored_changes(before):
             self.stream.hold_output()
             namespace.after_recorded(self.session, self._committed)
+        else:
+            self.is_new = False
 
     def _committed(self, outcome: Outcome) -> None:
-        """Release the output after a successful commit; abort the connection after a failed one."""
+        """Release the output after a successful commit; abort the connection after a failed one.
+
+        A session whose CONNACK was in the output ends then, as its client never heard of it.
+        """
         if outcome is not ACCEPTED:
+            if self.is_new and self.session is not None and not self.is_closed:
+                self._abandon(self.session)
             self.stream.abort(outcome.text)
             return
+        self.is_new = False
         self.stream.release_output()
         self.send_due_retained()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
 import structlog
@@ -263,3 +264,27 @@ def test_a_connect_of_128_kib_is_taken(gateway: Running) -> None:
     client, connack = connect(gateway, will=will, properties={Property.USER_PROPERTY: (("a", "b" * 60_000),)})
     with client:
         assert connack.reason == 0
+
+
+@pytest.mark.interpreted
+def test_a_session_whose_opening_has_failed_is_not_present() -> None:
+    """The gateway has an error of its own behind the CONNACK."""
+    properties = {Property.SESSION_EXPIRY_INTERVAL: 600}
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("of this test")
+
+    with running(but="internal error, contained") as gateway:
+        for broken in (
+            "gateway.broker.mqtt.namespace.MqttNamespace.keep_will",
+            "gateway.broker.mqtt.session.Session.attach",
+        ):
+            with patch(broken, fail):
+                client = Mqtt(gateway.mqtt)
+                client.say(Connect("c", Version.V5, False, will=Will("w/x", b"last"), properties=properties))
+                client.rest()
+                client.cut()
+            assert "c" not in gateway.gateway.mqtt.sessions
+        client, connack = connect(gateway, "c", clean=False, properties=properties)
+        assert not connack.session_present
+        client.cut()
