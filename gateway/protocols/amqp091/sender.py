@@ -204,7 +204,7 @@ class Publisher(ContentWriter):
 
         The queued messages get consecutive confirm tags, beginning with `published` + 1. Return the positions
         of the rows that were not queued because their properties do not fit a frame of the server. Raises
-        OSError if a body cannot be read from disk.
+        OSError if a body cannot be read from disk; the rows before it are queued and counted.
         """
         unsent: list[int] = []
         if not self.usable:
@@ -215,24 +215,26 @@ class Publisher(ContentWriter):
         if size >= APART_BYTES_MIN:
             self._connection.large = True  # `_prepare` sets it for other sizes
         count = bodies = 0
-        for address, row_properties, body in rows:
-            if row_properties is not properties or len(body) != size:
-                size = len(body)
-                if not self._prepare(row_properties, size):
-                    unsent.append(count + len(unsent))
-                    size = -1
-                    continue
-                properties, middle, whole = row_properties, self._middle, self._whole
-            head = heads.get(len(address)) or self._head(len(address))
-            if whole:
-                out += (head, address, middle, body, END)
-                bodies += 1
-            else:
-                out += (head, address, middle, *self._frames(body))
-            count += 1
-        self._channel.published += count
-        sent = self._sent
-        sent["basic.publish"] += count
-        sent["header"] += count
-        sent["body"] += bodies
+        try:
+            for address, row_properties, body in rows:
+                if row_properties is not properties or len(body) != size:
+                    size = len(body)
+                    if not self._prepare(row_properties, size):
+                        unsent.append(count + len(unsent))
+                        size = -1
+                        continue
+                    properties, middle, whole = row_properties, self._middle, self._whole
+                head = heads.get(len(address)) or self._head(len(address))
+                if whole:
+                    out += (head, address, middle, body, END)
+                    bodies += 1
+                else:
+                    out += (head, address, middle, *self._frames(body))
+                count += 1
+        finally:  # the peer numbers what is queued, also if a later body cannot be read
+            self._channel.published += count
+            sent = self._sent
+            sent["basic.publish"] += count
+            sent["header"] += count
+            sent["body"] += bodies
         return unsent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from errno import EMFILE
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.address import Address
 from gateway.model.properties import string
-from gateway.model.spooled_bodies import join_pieces
+from gateway.model.spooled_bodies import Spooled, join_pieces
 from gateway.protocols.amqp091 import events as e
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
@@ -136,6 +137,25 @@ def test_a_close_that_is_not_answered() -> None:
     )
     assert wire.server.receive_data(encode_method_frame(0, m.ConnectionClose()), 101) == []
     assert wire.server.closed
+
+
+def test_messages_before_one_whose_body_cannot_be_read_are_numbered() -> None:
+    class Unreadable:
+        def read(self, at: int, count: int) -> bytes:
+            raise OSError(EMFILE, "too many open files")
+
+    wire = open_wire(2)
+    publisher = Publisher(wire.client, 2)
+    large = Spooled(Unreadable(), 1_000_000)  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="too many open files"):
+        publisher.publish_many([(KEY.wire, RAW, b"one"), (KEY.wire, RAW, large), (KEY.wire, RAW, b"three")])
+    assert publisher.published == 1
+    publisher.publish_many([(KEY.wire, RAW, b"two")])
+    assert publisher.published == 2
+    wire.move()
+    (found,), _ = wire.take()
+    assert isinstance(found, e.Publishes)
+    assert [content[3] for content in found.contents] == [b"one", b"two"]
 
 
 def test_publish_and_deliver() -> None:
