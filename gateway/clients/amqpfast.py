@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from gateway.clients.wire import IN_FLIGHT, BrokerRefusal, ConnectionOptions, ReceivedMessage, Wire
-from gateway.egress.amqpfast.deliveries import Assembly
+from gateway.egress.amqpfast.deliveries import Assembly, Joined
 from gateway.egress.amqpfast.login import (
     FOR_NOW,
     OF_DESTINATIONS,
@@ -54,7 +54,7 @@ class FastClient:
         self._producers: dict[tuple[str, str], tuple[Producer, bytes, int]] = {}
         self._services: dict[int, str] = {}
         self._assembly = Assembly(MESSAGE_BYTES_MAX)
-        self._early: list[Any] = []
+        self._oversized: Joined | None = None  # received, and skipped because it is too large
         try:
             self._wire.wait(Opened, Closed)
         except LinkError:
@@ -192,20 +192,34 @@ class FastClient:
         self._wire.flush()
 
     def arrivals(self, seconds: float) -> list[ReceivedMessage]:
-        """Return received messages after at most `seconds` seconds, as Client.arrivals defines."""
+        """Return received messages after at most `seconds` seconds, as Client.arrivals defines.
+
+        Raises LinkError for a message that is too large, once the messages before it were returned. It and
+        later messages are not acknowledged, so that the server requeues them when the connection is closed.
+        """
+        if self._oversized is not None:
+            raise LinkError(_too_large(self._oversized, self._assembly.bytes_max))
         found: list[ReceivedMessage] = []
         for event in self._wire.turn(seconds):
+            if self._oversized is not None:
+                break
             if isinstance(event, Notifies):
                 found += [self._arrival(row) for row in event.rows if row[2] & DELIVERED]
             elif isinstance(event, Fragment):
                 joined = self._assembly.take(event)
-                if joined is not None and joined.body is not None and joined.bits & DELIVERED:
-                    row = (joined.handle, joined.number, joined.bits, joined.head, joined.body, joined.name)
-                    found.append(self._arrival(row))
+                if joined is None or not joined.bits & DELIVERED:
+                    continue
+                if joined.body is None:
+                    self._oversized = joined
+                    continue
+                row = (joined.handle, joined.number, joined.bits, joined.head, joined.body, joined.name)
+                found.append(self._arrival(row))
             elif isinstance(event, HandleClosed | ChannelClosed | Closed):
                 raise LinkError(f"{event.text} ({event.reply_code})")
         if self._machine.timed_out(time.monotonic()):
             raise LinkError("the server is silent")
+        if self._oversized is not None and not found:
+            raise LinkError(_too_large(self._oversized, self._assembly.bytes_max))
         return found
 
     def _arrival(self, row: NotifyRow) -> ReceivedMessage:
@@ -252,6 +266,13 @@ def _send_run(
             unanswered[handle, tag] = position
         else:
             refused[position] = TOO_LARGE if machine.usable else LOST
+
+
+def _too_large(message: Joined, bytes_max: int) -> str:
+    return (
+        f"a message of {message.name.decode()!r} has {message.size} bytes, and this client accepts at most"
+        f" {bytes_max}: it stays there; read it with another client, or delete it"
+    )
 
 
 def _refusal(code: int, text: str) -> BrokerRefusal:

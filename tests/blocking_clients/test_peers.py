@@ -71,9 +71,10 @@ def peers(gateway: Running, protocol: str, name: str) -> tuple[Client, Client, A
 def taken(consumer: Client, count: int) -> list[ReceivedMessage]:
     """The next `count` messages, acknowledged."""
     found: list[ReceivedMessage] = []
+    end = time.monotonic() + PATIENCE_SECS
     while len(found) < count:
         arrivals = consumer.arrivals(PATIENCE_SECS)
-        assert arrivals, "nothing comes"
+        assert arrivals or time.monotonic() < end, "nothing comes"
         consumer.acknowledge(arrivals)
         found += arrivals
     return found
@@ -124,6 +125,26 @@ def test_what_is_not_acknowledged_comes_again(gateway: Running) -> None:
         publisher, consumer, _ = peers(gateway, protocol, "again")
         again = taken(consumer, 2)
         assert [(one.message.body, one.redelivered) for one in again] == [(b"2", True), (b"3", True)]
+        consumer.close()
+        publisher.close()
+
+
+def test_a_message_that_is_too_large_stays_in_its_queue() -> None:
+    with running() as gateway:
+        publisher, consumer, address = peers(gateway, "amqpfast", "large")
+        assert isinstance(consumer, FastClient)
+        consumer._assembly.bytes_max = 600_000
+        bodies = [b"before", b"x" * 900_000, b"behind"]
+        messages = [Message(address, body, assurance=1, durable=True) for body in bodies]
+        assert publisher.publish_many(messages) == {}
+        assert [one.message.body for one in taken(consumer, 1)] == [b"before"]
+        for _ in range(2):
+            with pytest.raises(LinkError, match="'large' has 900000 bytes.*at most 600000"):
+                taken(consumer, 1)
+        consumer.close()
+        consumer = FastClient(access(gateway, "amqpfast"))
+        consumer.consume("queue", "large")
+        assert [one.message.body for one in taken(consumer, 2)] == bodies[1:]
         consumer.close()
         publisher.close()
 
