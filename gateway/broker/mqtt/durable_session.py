@@ -417,7 +417,7 @@ class DurableSession(Session):
             positions, self._settled_positions = self._settled_positions, []
             self._records.store.settle(self.log, positions)
 
-    def has_stalled(self, now: float) -> bool:
+    def has_stalled(self, now: float, *, is_read: bool = True) -> bool:
         """Return True if nothing was sent for `stall_secs`, as `Session.has_stalled` does.
 
         Returns False while the client waits for the disk.
@@ -426,7 +426,7 @@ class DurableSession(Session):
             self.moved = True
         if self._renumbered:
             self._renumbered.retry()
-        return super().has_stalled(now)
+        return super().has_stalled(now, is_read=is_read)
 
     def _refill(self) -> bool:
         """Move the next messages from disk into memory, if no message waits in memory.

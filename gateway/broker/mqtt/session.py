@@ -319,6 +319,7 @@ class Session:
         "_allowed",
         "_byte_count",
         "_grant",
+        "_is_unread",
         "_last_id",
         "_last_progress",
         "_lossy",
@@ -375,6 +376,7 @@ class Session:
         # Its sources may be paused; after a stall only once half of its content was sent.
         self.patient = limits.holds
         self.moved = False  # something was sent since the last call of `has_stalled`
+        self._is_unread = False  # the gateway did not read from the client at a call since then
         self._last_progress = 0.0  # monotonic
         # In flight when the last connection was lost and not resent yet, by packet id; they take credit then.
         self._again: dict[int, OutgoingPublish] = {}
@@ -715,11 +717,13 @@ class Session:
             if not self._tight:
                 self.pressure.relieve()
 
-    def has_stalled(self, now: float) -> bool:
+    def has_stalled(self, now: float, *, is_read: bool = True) -> bool:
         """Return True if publishers were paused for `stall_secs` while nothing was sent to the client.
 
         Must be called once a second, with `now` in monotonic seconds. Afterwards the session pauses no
-        publisher until half of its limits is free.
+        publisher until half of its limits is free. With `is_read` False, the gateway does not read what the
+        client sends, so that its acknowledgements may be on their way: this is not the client's fault, and
+        the result is False if that was so at any call since something was sent.
         """
         if not self.moved and self._pace is not None:
             self._unpace()  # sources do not wait early for an inactive client
@@ -727,10 +731,15 @@ class Session:
         if self.moved or not self.pressure:
             self.moved = False
             self._last_progress = now
-        elif now - self._last_progress >= self.limits.stall_secs:
-            self.patient = False
-            return True
-        return False
+            self._is_unread = not is_read
+            return False
+        self._is_unread = self._is_unread or not is_read
+        if now - self._last_progress < self.limits.stall_secs:
+            return False
+        self.patient = False
+        if self._is_unread:
+            self.pressure.relieve()
+        return not self._is_unread
 
     def _rows_again(self) -> list[OutgoingPublish]:
         """Return the next packets to resend, which were in flight on an earlier connection.

@@ -371,7 +371,7 @@ class MqttConnection(AdmittedGuest):
         if not self.stream.listening:
             self.machine.last_received = now  # the gateway does not read, so silence is no fault
         timed_out = self.machine.timed_out(now)
-        if timed_out or self.session.has_stalled(now):
+        if timed_out or self.session.has_stalled(now, is_read=self.stream.reading):
             self._ingress.disconnect_client(
                 self, ReasonCode.KEEP_ALIVE_TIMEOUT if timed_out else ReasonCode.QUOTA_EXCEEDED
             )

@@ -181,6 +181,28 @@ def test_a_connected_client_that_does_not_keep_up_holds_its_sources() -> None:
     assert len(outlet.rows) == 6
 
 
+def test_a_client_that_the_gateway_does_not_read_has_not_stalled() -> None:
+    """Its acknowledgements may be on their way; its sources are let go all the same."""
+    space = Space(SessionLimits(messages_max=4, stall_secs=10.0))
+    session = space.session("c", "#")
+    connected(session, receive_maximum=1)
+    source = space.give(*several(6))
+    assert not session.has_stalled(0.0)
+    assert (len(source.held), source.released) == (1, 0)
+    read = {5.0: False}
+    assert not any(session.has_stalled(now, is_read=read.get(now, True)) for now in (1.0, 5.0, 9.0, 10.0))
+    assert source.released == 1
+    assert not session.has_stalled(11.0)
+    while session.in_flight:
+        session.finish(next(iter(session.in_flight)))
+        session.pump()
+    again = space.give(*several(6))
+    assert (len(again.held), again.released) == (1, 0)
+    assert not session.has_stalled(12.0)
+    assert [session.has_stalled(now) for now in (21.9, 22.0)] == [False, True]
+    session.detach()
+
+
 def test_sources_are_held_for_a_client_that_goes_on_and_not_for_one_that_stalls() -> None:
     space = Space(SessionLimits(messages_max=4, stall_secs=10.0))
     session = space.session("c", "#")
