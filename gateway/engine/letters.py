@@ -65,7 +65,7 @@ class UnsavedLetter(NamedTuple):
     """Dead letter that is not confirmed by the database, and the callback for its confirmation."""
 
     letter: DeadLetter
-    then: Then | None
+    then: Then
     crowds: bool  # True if the limits were reached when it was added
 
 
@@ -116,13 +116,23 @@ class SharedLetters:
     ) -> None:
         """Store messages as dead letters of a route, with the outcome as the reason.
 
-        `crossed` is True if the route has translated them. `then` is called when the database has stored the
-        last of them, or when that one is lost because it exceeds the limits.
+        `crossed` is True if the route has translated them. `then` is called when the database has stored all
+        of them, except those that are lost because they exceed the limits.
         """
         message_list = list(messages)
+        remaining = len(message_list)
+
+        def on_stored() -> None:
+            nonlocal remaining
+            remaining -= 1
+            if remaining <= 0 and then is not None:
+                then()
+
+        if not message_list:
+            on_stored()
         reason = _encode(outcome, crossed)
         crowds = not self.has_room(message_list)
-        for at, message in enumerate(message_list, start=1):
+        for message in message_list:
             self._last += 1
             id = f"{self._membership.incarnation}-{self._last:08}"
             byte_count = message.byte_count
@@ -135,7 +145,7 @@ class SharedLetters:
                 byte_count,
             )
             self.shares.add(letter.user, byte_count)
-            self._unsaved[id] = UnsavedLetter(letter, then if at == len(message_list) else None, crowds)
+            self._unsaved[id] = UnsavedLetter(letter, on_stored, crowds)
             self._waiting.add(id, letter.user, byte_count)
             self._submit(letter)
             while (crowded_out := self._waiting.entry_to_evict(letter.user)) is not None:
@@ -175,11 +185,10 @@ class SharedLetters:
         unsaved = self._unsaved.pop(id)
         self._unsubmitted.pop(id, None)
         self._waiting.discard(id)
-        if unsaved.then is not None:
-            try:
-                unsaved.then()
-            except Exception as error:  # it concerns one dead letter
-                contained("batch", error)
+        try:
+            unsaved.then()
+        except Exception as error:  # it concerns one dead letter
+            contained("batch", error)
 
     def is_one(self, id: str) -> bool:
         """Return True if `id` has the form of the ids that this class assigns.

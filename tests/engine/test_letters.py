@@ -379,6 +379,20 @@ async def test_while_the_database_is_away_letters_wait_within_limits(local: Loca
     assert len(one.letters) == 3
 
 
+async def test_a_source_waits_until_all_letters_of_one_call_are_stored(local: LocalDatabase) -> None:
+    one = Replica(local)
+    told = one.add(b"1", b"2")
+    one.state.is_away = True
+    assert one.state.step()  # the first one has to be repeated
+    one.state.is_away = False
+    local.settle()
+    assert (one.bodies(), told) == ([b"2"], [])
+    one.tick()
+    assert (one.bodies(), told) == ([b"2", b"1"], ["kept"])
+    one.common.add([], "up", REFUSED, crossed=True, then=lambda: told.append("none"))
+    assert told == ["kept", "none"]
+
+
 async def test_what_is_read_while_the_database_is_away_has_no_answer(local: LocalDatabase) -> None:
     one = Replica(local)
     one.add(b"1")
