@@ -737,14 +737,16 @@ class EngineNamespace(MqttNamespace):
         at: float,
         publish: Callable[[], None],
         dropped: Callable[[], None] | None = None,
+        *,
+        retry_at: float = OVERDUE,
     ) -> None:
         """Have the database decide if the will of a lost client is due; `publish` publishes it.
 
         If `at` is OVERDUE the will was claimed before, or the cluster has refused it, and it is published at
-        the next tick.
+        the next tick, or at the first one after `retry_at`.
         """
         if at <= OVERDUE:
-            super().delay_will(client_id, at, publish, dropped)
+            super().delay_will(client_id, at, publish, dropped, retry_at=retry_at)
         else:
             self._lost[client_id] = publish
 
@@ -775,7 +777,7 @@ class EngineNamespace(MqttNamespace):
     def _publish_will(self, client_id: str) -> None:
         claim = self._publishing.get(client_id)
         if claim is not None and claim.is_ending and client_id in self._wills:
-            self._wills.pop(client_id)[2]()
+            self._wills.pop(client_id).dropped()
         self.publish_kept_will(client_id, partial(MqttNamespace._publish_will, self, client_id))
 
     @property

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
-from math import inf
 from typing import Final, NamedTuple
 
 import structlog
@@ -58,7 +57,6 @@ RETRIED_MAX: Final = 500  # refused wills that are published again at one tick
 EXPIRE_SECS: Final = 0.005  # time budget for discarding sessions at once
 CHECKED_AT_ONCE: Final = 4  # sessions that look for expired messages
 LEFTOVERS_MAX: Final = 10_000  # messages of ended sessions in memory that wait for a full disk
-NEVER: Final = (inf, None)
 
 
 class SessionShares(NamedTuple):
@@ -130,6 +128,23 @@ class LeftWill(NamedTuple):
     key: str = ""
 
 
+class DelayedWill(NamedTuple):
+    """Will that waits: `publish` publishes it at `at` (monotonic seconds), or when its session ends before.
+
+    `dropped` is called instead if it is not published here. A will that is overdue is published at a tick, at
+    `retry_at` (monotonic seconds) or later.
+    """
+
+    at: float
+    publish: Callable[[], None]
+    dropped: Callable[[], None]
+    retry_at: float
+
+    def is_overdue(self, now: float) -> bool:
+        """Return True if an overdue will may be published at `now` (monotonic seconds)."""
+        return self.at <= OVERDUE and self.retry_at <= now
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class MqttNamespace:
     """Subscriptions, retained messages and sessions of one gateway."""
@@ -173,8 +188,7 @@ class MqttNamespace:
         self._trie: Trie[Subscriber] = Trie("+", "#")
         self._groups: dict[str, SharedGroup] = {}  # by filter
         self._members = 0  # of all groups
-        # delayed wills, by client id: when, and what publishes it or is told that it is not published
-        self._wills: dict[str, tuple[float, Callable[[], None], Callable[[], None]]] = {}
+        self._wills: dict[str, DelayedWill] = {}  # by client id or key
         self.will_shares = UserShares("waiting wills")  # in those that were refused
         self._left_wills: list[LeftWill] = []
         # Called after the start: a listener takes over the sessions that were restored.
@@ -670,7 +684,7 @@ class MqttNamespace:
             self.discard(session)
             session = None
         present = session is not None
-        if session is None or self._wills.get(client_id, NEVER)[0] <= OVERDUE:
+        if session is None or (client_id in self._wills and self._wills[client_id].at <= OVERDUE):
             self._publish_will(client_id)  # due since an earlier process ended
         if session is None:
             if self.records is not None and expiry_secs > 0:
@@ -746,14 +760,16 @@ class MqttNamespace:
         at: float,
         publish: Callable[[], None],
         dropped: Callable[[], None] | None = None,
+        *,
+        retry_at: float = OVERDUE,
     ) -> None:
         """Publish a will by calling `publish` at `at` (monotonic seconds), or when the session ends before.
 
         Instead of a client id, `new_will_key` is for a will that does not depend on the session. OVERDUE
-        means at one of the next ticks, the oldest first, or when the client returns before. `dropped` is
-        called instead of `publish` if the will is not published here.
+        means at one of the next ticks, but not before `retry_at`, the oldest first, or when the client
+        returns before. `dropped` is called instead of `publish` if the will is not published here.
         """
-        self._wills[client_id] = (at, publish, dropped or _do_nothing)
+        self._wills[client_id] = DelayedWill(at, publish, dropped or _do_nothing, retry_at)
 
     def end_delays(self) -> bool:
         """Publish all delayed wills at the end of the process. Return False if there were none.
@@ -767,7 +783,7 @@ class MqttNamespace:
 
     def _publish_will(self, client_id: str) -> None:
         if client_id in self._wills:
-            publish = self._wills.pop(client_id)[1]
+            publish = self._wills.pop(client_id).publish
             try:
                 publish()
             except Exception as error:  # not a fault of the caller
@@ -779,9 +795,9 @@ class MqttNamespace:
 
         Return True if not all expired sessions could be discarded at once: `expire_more` continues.
         """
-        for client_id in [client_id for client_id, (at, *_) in self._wills.items() if OVERDUE < at <= now]:
+        for client_id in [client_id for client_id, will in self._wills.items() if OVERDUE < will.at <= now]:
             self._publish_will(client_id)
-        refused = (client_id for client_id, (at, *_) in self._wills.items() if at <= OVERDUE)
+        refused = (client_id for client_id, will in self._wills.items() if will.is_overdue(now))
         for client_id in list(islice(refused, RETRIED_MAX)):
             self._publish_will(client_id)
         if (self._unshared or self._leftovers) and not self.failing:

@@ -56,6 +56,9 @@ log = structlog.get_logger(limited=True)
 # Time for a DISCONNECT to arrive: bytes delayed by Nagle's algorithm wait 40 ms, or 200 ms on some systems.
 GOODBYE_SECS: Final = 0.25
 UNREAD_SECS: Final = 0.05  # between two checks if clients have read the retained messages sent to them
+WILL_RETRY_SECS_MIN: Final = 1.0
+WILL_RETRY_SECS_MAX: Final = 10.0
+WILL_DOUBLINGS_MAX: Final = 6
 
 
 class MqttIngress(ListenerSource):
@@ -517,8 +520,8 @@ class MqttIngress(ListenerSource):
         self.record_denial(sender, "will", will.topic, rule)
         raise WillDenied(reason, text)
 
-    def publish_will(self, will: Will, sender: Sender, principal: Principal) -> None:
-        """Publish a will. Its message expiry starts now (5: 3.1.3.2.4).
+    def publish_will(self, will: Will, sender: Sender, principal: Principal, refusals: int = 0) -> None:
+        """Publish a will that was refused `refusals` times. Its message expiry starts now (5: 3.1.3.2.4).
 
         The will is checked as in a CONNECT of the same client now, as the rules may have changed; a will that
         is not allowed, and that of a removed user, is dropped. The caller then deletes the will's record. If
@@ -554,7 +557,7 @@ class MqttIngress(ListenerSource):
             0,
             sender,
         )
-        sent = SentWill(self, will, message, principal)
+        sent = SentWill(self, will, message, principal, refusals)
         if self.namespace.claims_wills or not self.delivers_locally(entry):
             sent.persist()
         slot = len(self.batch)
@@ -597,11 +600,20 @@ class WillDenied(Exception):
 class SentWill:
     """Receipt of a published will; the will's record is stored until the message is settled.
 
-    A will that is refused for now is published again at a tick; one that is refused for good, or that exceeds
-    the share of its user in such wills, becomes a dead letter.
+    A will that is refused for now is published again, after a delay that doubles with each refusal; one that
+    is refused for good, or that exceeds the share of its user in such wills, becomes a dead letter.
     """
 
-    __slots__ = ("_ingress", "_is_accepted", "_is_stored", "_principal", "_will", "key", "message")
+    __slots__ = (
+        "_ingress",
+        "_is_accepted",
+        "_is_stored",
+        "_principal",
+        "_refusals",
+        "_will",
+        "key",
+        "message",
+    )
 
     def __init__(
         self,
@@ -609,8 +621,10 @@ class SentWill:
         will: Will,
         message: Message,
         principal: Principal,
+        refusals: int,
     ) -> None:
         self._ingress = ingress
+        self._refusals = refusals
         self._will = will
         self.message = message
         self._principal = principal
@@ -660,11 +674,15 @@ class SentWill:
             return
         self.persist()
         shares.add(message.sender.user, message.byte_count)
-        ingress.namespace.delay_will(self.key, OVERDUE, self._publish_again, self._give_back)
+        wait = min(WILL_RETRY_SECS_MIN * (1 << self._refusals), WILL_RETRY_SECS_MAX)
+        ingress.namespace.delay_will(
+            self.key, OVERDUE, self._publish_again, self._give_back, retry_at=ingress.now() + wait
+        )
 
     def _publish_again(self) -> None:
         self._give_back()
-        self._ingress.publish_will(self._will, self.message.sender, self._principal)
+        refusals = min(self._refusals + 1, WILL_DOUBLINGS_MAX)
+        self._ingress.publish_will(self._will, self.message.sender, self._principal, refusals)
 
     def _give_back(self) -> None:
         """Subtract the will from the share of its user, because it does not wait here any more."""

@@ -6,12 +6,18 @@ import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
+from unittest.mock import patch
 
 import pytest
 
+from gateway.access.principal import Principal
 from gateway.broker.mqtt.namespace import OVERDUE, RETRIED_MAX
 from gateway.ingress.client import CloseReason
+from gateway.ingress.mqtt.ingress import WILL_DOUBLINGS_MAX, MqttIngress, SentWill
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import Value, ValueType, string
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from tests.broker.parts import Space
@@ -176,3 +182,46 @@ def test_few_refused_wills_are_published_at_one_tick() -> None:
     space.expire(1.0)
     space.expire(1.0)
     assert published == [-1, *range(2 * RETRIED_MAX + 1)]
+
+
+def test_a_will_is_published_again_later_and_later_while_it_is_refused() -> None:
+    with running() as gateway:
+        mqtt = gateway.gateway.mqtt
+        ingress = gateway.gateway.listeners["mqtt"]._protocol
+        assert isinstance(ingress, MqttIngress)
+        will, sender = Will("w/x", b"gone", 1), Sender("mqtt", "c", "", "127.0.0.1:1")
+        message = Message(topic_address("w/x"), b"gone", assurance=1, sender=sender)
+
+        def refuse(refusals: int) -> float:
+            """Return the seconds until the next attempt."""
+            sent = SentWill(ingress, will, message, Principal(""), refusals)
+            sent.process_outcome(Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "down"))
+            delayed = mqtt._wills.pop(sent.key)
+            assert delayed.is_overdue(delayed.retry_at)
+            assert not delayed.is_overdue(delayed.retry_at - 0.1)
+            delayed.dropped()
+            mqtt.forget_will(sent.key)
+            return delayed.retry_at - ingress.now()
+
+        waits = gateway.ask(lambda: [refuse(refusals) for refusals in range(WILL_DOUBLINGS_MAX + 1)])
+        assert [round(wait) for wait in waits] == [1, 2, 4, 8, 10, 10, 10]
+        assert gateway.ask(lambda: (mqtt.will_shares.count, len(mqtt._wills))) == (0, 0)
+
+
+@pytest.mark.interpreted
+def test_a_refused_will_counts_its_refusals() -> None:
+    with running() as gateway:
+        mqtt, ingress = gateway.gateway.mqtt, gateway.gateway.listeners["mqtt"]._protocol
+        assert isinstance(ingress, MqttIngress)
+        will, sender = Will("w/x", b"gone", 1), Sender("mqtt", "c", "", "127.0.0.1:1")
+        message = Message(topic_address("w/x"), b"gone", assurance=1, sender=sender)
+        counts: list[int] = []
+
+        def publish_again(refusals: int) -> None:
+            sent = SentWill(ingress, will, message, Principal(""), refusals)
+            sent.process_outcome(Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "down"))
+            with patch.object(MqttIngress, "publish_will", lambda *given: counts.append(given[-1])):
+                mqtt._publish_will(sent.key)
+
+        gateway.ask(lambda: [publish_again(refusals) for refusals in (0, 1, WILL_DOUBLINGS_MAX)])
+        assert counts == [1, 2, WILL_DOUBLINGS_MAX]
