@@ -15,7 +15,6 @@ messages in memory.
 from __future__ import annotations
 
 import heapq
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -26,7 +25,7 @@ from gateway.broker.pressure import FullQueues
 from gateway.broker.queue import DISPATCH_BYTES_MAX, DISPATCH_MESSAGES_MAX, HOLE, Consumer, Queue
 from gateway.broker.selection_work import UNBOUNDED, SelectionWork
 from gateway.containment import contained
-from gateway.model.message import NEVER, Message
+from gateway.model.message import Message
 
 STALE_MAX: Final = 1_024  # consumed positions that may be in a heap, in addition to as many as wait
 
@@ -408,27 +407,6 @@ class PriorityQueue(Queue):
                 self._taken((message,))
                 return position, message, redelivered
         return None
-
-    def drop_expired(self, most: int = sys.maxsize) -> float:
-        """Drop expired messages. Return when the next one expires (POSIX seconds), or NEVER.
-
-        All sorted messages are checked.
-        """
-        if self._unsorted:
-            self._sort()
-        if not self._sorted:
-            return super().drop_expired(most)
-        if self._aside:
-            self._drop_expired_aside()
-        utc = clock.utc()
-        soonest = NEVER
-        for position, (message, _) in list(self._waiting.items()):
-            if self._drop_expired(position, message, utc):
-                del self._waiting[position]
-                self._avoided.pop(position, None)
-            elif message.expires and (soonest == NEVER or message.expires < soonest):
-                soonest = message.expires
-        return soonest
 
     @property
     def loading(self) -> bool:

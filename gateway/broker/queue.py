@@ -174,6 +174,7 @@ class Queue:
         self._ready: deque[Message] = deque()
         self._returned: list[tuple[int, Message]] = []
         self._aside: dict[int, UnfitMessage] = {}  # by position
+        self._aside_expires = NEVER  # no message that is set aside expires earlier
         self._offered: tuple[int, UnfitMessage] | None = None  # to a consumer, right now
         self._offers = False  # some consumer may accept a message that is set aside
         self._first = 0  # position of the first in `_ready`
@@ -426,6 +427,7 @@ class Queue:
         if consumer is not None:
             aside.unable.append(consumer)
         self._aside[position] = aside
+        self._note_expiry_aside(message)
         self.unacknowledged -= 1
         self.count_in((message,))
         self._offers = self._offers or any(one not in aside.unable for one in self._eligible())
@@ -474,11 +476,21 @@ class Queue:
                 return position, aside.message, aside.redelivered
         return None
 
+    def _note_expiry_aside(self, message: Message) -> None:
+        if message.expires and (not self._aside_expires or message.expires < self._aside_expires):
+            self._aside_expires = message.expires
+
     def _drop_expired_aside(self) -> None:
+        """Drop expired messages that are set aside. Nothing is examined before the first one expires."""
         utc = clock.utc()
+        if not self._aside_expires or utc < self._aside_expires:
+            return
+        self._aside_expires = NEVER
         for position, aside in list(self._aside.items()):
             if self._drop_expired(position, aside.message, utc):
                 del self._aside[position]
+            else:
+                self._note_expiry_aside(aside.message)
 
     def take(self) -> tuple[int, Message, bool] | None:
         """Remove and return the next message, for a single request (basic.get), or None.

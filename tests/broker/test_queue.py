@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -11,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.broker.pressure import FULL, FullQueues
 from gateway.broker.queue import DISPATCH_BYTES_MAX, DISPATCH_MESSAGES_MAX, Queue
-from gateway.model.message import MESSAGE_BYTES, Message, weight_of
+from gateway.model.message import MESSAGE_BYTES, NEVER, Message, weight_of
 from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import PropertySet
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -70,6 +71,36 @@ def test_a_consumer_gets_what_waits_and_what_comes_as_far_as_its_credit_goes() -
     queue.dispatch()
     assert taker.bodies[-1] == b"4"
     assert len(queue) == 1
+
+
+@pytest.mark.interpreted
+def test_messages_that_are_set_aside_are_not_examined_before_the_first_expires() -> None:
+    examined: list[int] = []
+
+    class Examined(Queue):
+        """One that notes which messages may have expired."""
+
+        def _drop_expired(self, position: int, message: Message, utc: float) -> bool:
+            examined.append(position)
+            return super()._drop_expired(position, message, utc)
+
+    queue, taker = Examined("q"), Taker(credit=9)
+    lives = (FUTURE, NEVER, FUTURE - 60.0, FUTURE)
+    publish(queue, [Message(amqp_address("", "key"), b"x", expires=one, sender=SENDER) for one in lives])
+    queue.add(taker)
+    for position, message, _ in taker.taken:
+        queue.set_aside(taker, position, message, False)
+    examined.clear()
+    assert queue.take_aside(lambda message: False) is None
+    assert (examined, len(queue)) == ([], 4)
+    with patch("gateway.clock.utc", lambda: FUTURE - 30.0):
+        assert queue.take_aside(lambda message: False) is None
+        assert (examined, len(queue)) == ([0, 1, 2, 3], 3)
+        assert queue.take_aside(lambda message: False) is None
+        assert len(examined) == 4
+    with patch("gateway.clock.utc", lambda: FUTURE + 30.0):
+        queue.take_aside(lambda message: False)
+        assert len(queue) == 1
 
 
 def test_what_returns_comes_first_in_its_old_place_and_is_redelivered() -> None:
