@@ -128,6 +128,11 @@ class MqttLinkReceiver:
         """Forget the connection, because it is lost."""
         self._connection = None
 
+    @property
+    def held_back_count(self) -> int:
+        """Number of unacknowledged messages that wait until a target accepts them."""
+        return len(self._held_back)
+
     # Interface for the connection.
 
     def publish_packets(  # noqa: C901, PLR0912, PLR0915 - every message

@@ -332,11 +332,17 @@ class MqttLinkSession(OneSink):
 
     @property
     def idle(self) -> bool:
-        """True if no message waits for the broker, and every message received from it is settled."""
+        """True if no message waits for the broker, and every received one is settled or held back."""
         return self.idle_but(0)
 
     def idle_but(self, held_count: int) -> bool:
-        """Return True if the session is idle, except for at most `held_count` unsettled received messages."""
+        """Return True if the session is idle, except for at most `held_count` unsettled received messages.
+
+        Messages that the receiver holds back are not counted if the broker stores the session, and therefore
+        delivers them again.
+        """
+        if self._settings.session_expiry_secs:
+            held_count += self.receiver.held_back_count
         return self.publisher.idle and self.receiver.unsettled <= held_count
 
     @property

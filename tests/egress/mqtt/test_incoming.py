@@ -603,3 +603,15 @@ async def test_what_is_rejected_is_no_dead_letter_while_the_broker_has_it() -> N
     assert remote.acks_of(PUBACK) == [], "it comes again"
     assert remote.acks_of(PUBREC) == [(8, ReasonCode.QUOTA_EXCEEDED)]
     assert world.session.receiver.unsettled == 0
+
+
+@pytest.mark.parametrize("session_expiry_secs", [3_600, 0])
+async def test_what_is_held_back_waits_at_the_broker_if_that_stores_the_session(
+    session_expiry_secs: int,
+) -> None:
+    world = World(session_expiry_secs=session_expiry_secs)
+    world.local.answer = RELEASED
+    world.connect()
+    world.deliver(row("one", 1, 5), row("two", 2, 6))
+    assert world.session.receiver.unsettled == 2
+    assert world.session.idle is bool(session_expiry_secs)
