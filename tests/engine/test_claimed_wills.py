@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import trio
 
 from gateway.access.rights import Rights
+from gateway.broker.mqtt.namespace import OVERDUE, DelayedWill
 from gateway.broker.routing import RoutingEntry
+from gateway.engine.namespace import EngineNamespace
 from gateway.ingress.mqtt.ingress import MqttIngress
 from gateway.model.address import Address
 from gateway.model.pending import Pending
@@ -125,3 +131,23 @@ def test_a_will_that_another_replica_publishes_comes_before_what_its_client_publ
             hears.until(lambda: hears.has_more_than(1))
             assert hears.told == [("wills/mortal", b"gone"), ("wills/mortal", b"here")]
             mortal.leave()
+
+
+@pytest.mark.interpreted
+def test_a_refused_will_leaves_the_share_of_its_user_when_its_claim_ends() -> None:
+    """Another replica publishes it."""
+    calls: list[str] = []
+
+    class Namespace:
+        _publish_will = EngineNamespace._publish_will
+        publish_kept_will = EngineNamespace.publish_kept_will
+
+        def __init__(self) -> None:
+            published, dropped = partial(calls.append, "published"), partial(calls.append, "dropped")
+            self._publishing = {"c": SimpleNamespace(is_ending=True)}
+            self._wills = {"c": DelayedWill(OVERDUE, published, dropped, 0.0)}
+
+    namespace: Any = Namespace()
+    for _ in range(2):
+        namespace._publish_will("c")
+    assert (calls, namespace._wills, namespace._publishing) == (["dropped"], {}, {})

@@ -229,6 +229,16 @@ def test_a_cleared_topic_is_fenced_for_a_while(world: World, one: Replica) -> No
     assert one.do(late).stored
 
 
+@pytest.mark.parametrize("is_cleared", [False, True])
+def test_a_clear_beyond_the_share_fences_where_something_was(one: Replica, is_cleared: bool) -> None:
+    one.do(Retain("t", b"1", client="c", epoch=1))
+    if is_cleared:
+        one.do(Retain("t", None, client="c", epoch=2))
+    one.do(Retain("t", None, client="c", epoch=3, remembered=False))
+    assert one.reply(Retain("t", b"late", client="c", epoch=2)).verdict is OperationOutcome.FENCED
+    assert one.ask(MatchRetained("#")) == []
+
+
 def test_no_row_of_a_cleared_topic_stays(shared: PostgreSQLWorld) -> None:
     one = shared.replica("one")
     one.do(Retain("t", b"1", client="c", epoch=1))

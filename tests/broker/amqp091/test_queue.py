@@ -363,6 +363,40 @@ def test_queues_of_a_user_who_holds_too_much_memory_wait_for_their_deaths() -> N
     assert list(dead_lettering.claims()) == []
 
 
+def test_expired_messages_stay_in_their_queue_while_too_many_of_its_user_are_dead() -> None:
+    host = Host(full_queues=halves())
+    publish(spread(host, "mallory", 600), [native(bytes(50_000), "source") for _ in range(10)])
+    ((claim, _, _),) = host.dead_lettering.claims()
+    claim.restrain(True)
+    one = declared(host, "q", "mallory", dead_letter_exchange="", dead_letter_routing_key="to0")
+    plain = declared(host, "plain", "mallory")
+    waiting = len(host.dead_lettering.noted)
+    for queue_ in (one, plain):
+        queue_.put([native(b"old", life=time.time() - 1), native(b"new")])
+        queue_.settle_head()
+    assert (len(one), len(plain), len(host.dead_lettering.noted)) == (2, 1, waiting)
+    live = declared(host, "live", "mallory", dead_letter_exchange="", dead_letter_routing_key="to0")
+    live.put([native(b"live")])
+    assert (one.take(), live.take()) == (None, None)
+    assert drained(plain) == [b"new"]
+    claim.restrain(False)
+    rung(host)
+    assert (drained(one), drained(live)) == ([b"new"], [b"live"])
+    rung(host)
+    assert host.dead_lettering.dropped["dead_letter_refused"] == 0
+
+
+def test_a_queue_with_priorities_forgets_positions_when_it_stops_sorting() -> None:
+    one = queue(Host(), "q", max_priority=5)
+    publish(one, [native(b"%d" % level, priority=level) for level in (1, 3, 2)])
+    taker = Taker()
+    one.add(taker)
+    assert taker.bodies == [b"3", b"2", b"1"]
+    assert not one._lines  # type: ignore[attr-defined]
+    publish(one, [native(b"next", priority=1)])
+    assert taker.bodies[3:] == [b"next"]
+
+
 def test_a_chain_of_queues_ends_where_a_letter_has_died_too_often() -> None:
     lost: list[bytes] = []
     host = Host()
