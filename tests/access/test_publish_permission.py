@@ -10,8 +10,8 @@ import base64
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ from gateway.protocols.amqpfast.events import Opened
 from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, Version
 from gateway.settings import Http
+from tests.access.received import received
 from tests.access.test_authorizer import Server, given, server
 from tests.access.test_doors import OPEN, ORDERS, PASSWORD, amqp, change, crossing, fast, settings
 from tests.broker.parts import newest
@@ -46,6 +47,8 @@ FAST: Final = {
     "/": {word: {"write": "*", "read": "*", "create": "*"} for word in ("queues", "topics")},
 }
 
+heard = partial(received, user="ann", root="cmd")
+
 
 def rules(publish: list[str], **more: Any) -> dict[str, Any]:
     """Roles of bob, who may publish these topics, and of ann."""
@@ -60,19 +63,6 @@ def of(publish: list[str], **more: Any) -> Any:
     return settings(
         rules(publish, **more), {"ann": ("ann",), "bob": ("bob",)}, http=Http(enabled=True, port=0)
     )
-
-
-@contextmanager
-def heard(gateway: Running) -> Iterator[list[bytes]]:
-    """What ann has heard at `cmd/door` by the end, when a message of her own has come last."""
-    found: list[bytes] = []
-    client, _ = connect(gateway, "hears", user=("ann", PASSWORD.encode()))
-    with client:
-        assert client.subscribe("cmd/#") == 0
-        yield found
-        client.publish("cmd/last", b"last", 0)
-        while (body := client.body()) != b"last":
-            found.append(body)
 
 
 def ask(gateway: Running) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.spec import Property
 from gateway.settings import Settings, StoreSettings
 from gateway.settings.access import DefaultRoles
+from tests.access.received import received
 from tests.access.test_doors import HASH, PASSWORD, change, settings
 from tests.ingress.clients import connect
 from tests.interop.gateway_fixture import Running, running
@@ -32,6 +34,8 @@ LESS: Final[dict[str, dict[str, Any]]] = {
     "deny_publish": {"deny_publish": "+/door"},
 }
 
+heard = partial(received, user="root", root="plant")
+
 
 def given(less: dict[str, Any], users: tuple[str, ...] = ("ann",), **more: Any) -> Settings:
     """Settings in which the role `dev`, of ann and of clients without a name, has less."""
@@ -39,19 +43,6 @@ def given(less: dict[str, Any], users: tuple[str, ...] = ("ann",), **more: Any) 
     names = dict.fromkeys(users, ("dev",)) | {"root": ("all",)}
     found = settings(roles, names, **more)
     return found.model_copy(update={"default_roles": DefaultRoles(anonymous=("dev",))})
-
-
-@contextmanager
-def heard(gateway: Running) -> Iterator[list[bytes]]:
-    """What root has heard of wills by the end, when a message of its own has come last."""
-    found: list[bytes] = []
-    client, _ = connect(gateway, "hears", user=("root", PASSWORD.encode()))
-    with client:
-        assert client.subscribe("plant/#") == 0
-        yield found
-        client.publish("plant/last", b"last", 0)
-        while (body := client.body()) != b"last":
-            found.append(body)
 
 
 def leave(gateway: Running, user: str, properties: dict[Property, Any]) -> None:

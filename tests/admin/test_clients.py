@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
 import pytest
-import trio
 
-from gateway.admin import AdminState, ClientsApi, Connected, Readiness, serve
+from gateway.admin import ClientsApi, Connected
 from gateway.admin.models import ConnectionRow
-from gateway.settings import Http
-from tests.operator import admitting
-from tests.telemetry.samples import metrics_with_traffic
+from tests.admin.served import serving
 
-LOOPBACK = "127.0.0.1"
 AT = "/api/v1/connections"
 ROWS = (
     ("mqtt", "mqtt", "ann", "a", "10.0.0.1:1"),
@@ -39,17 +34,8 @@ class Scene:
     def flush(self) -> None:
         self.flushes += 1
 
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[httpx.AsyncClient]:
-        admission, headers = admitting()
-        api = ClientsApi(self.connected, self.flush)
-        state = AdminState(metrics_with_traffic(), Readiness(), admission, (api,))
-        async with trio.open_nursery() as nursery:
-            port = await nursery.start(serve, Http(host=LOOPBACK, port=0), state)
-            url = f"http://{LOOPBACK}:{port}"
-            async with httpx.AsyncClient(base_url=url, trust_env=False, headers=headers) as client:
-                yield client
-            nursery.cancel_scope.cancel()
+    def serving(self) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+        return serving(ClientsApi(self.connected, self.flush))
 
 
 @pytest.mark.parametrize(

@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
 import pytest
-import trio
 
-from gateway.admin import AdminState, LettersApi, Readiness, serve
+from gateway.admin import LettersApi
 from gateway.broker.dead_letters.redrive import Redriving
 from gateway.model.message import Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, property_set, string
-from gateway.settings import Http
+from tests.admin import served
 from tests.broker.parts import amqp, mqtt, unreadable
 from tests.broker.test_dead_letters import Bench
-from tests.operator import admitting
-from tests.telemetry.samples import metrics_with_traffic
 
-LOOPBACK = "127.0.0.1"
 AT = "/api/v1/dead-letters"
 REFUSED = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no")
 
 
-@asynccontextmanager
-async def serving(
+def serving(
     bench: Bench, *, redrive_secs: float = 5.0, read_secs: float = 5.0
-) -> AsyncIterator[httpx.AsyncClient]:
+) -> AbstractAsyncContextManager[httpx.AsyncClient]:
     redriving = Redriving(bench.dispatcher, bench.letters)
-    admission, headers = admitting()
-    api = LettersApi(bench.letters, redriving, lambda: None, redrive_secs=redrive_secs, read_secs=read_secs)
-    state = AdminState(metrics_with_traffic(), Readiness(), admission, (api,))
-    async with trio.open_nursery() as nursery:
-        port = await nursery.start(serve, Http(host=LOOPBACK, port=0), state)
-        url = f"http://{LOOPBACK}:{port}"
-        async with httpx.AsyncClient(base_url=url, trust_env=False, headers=headers) as client:
-            yield client
-        nursery.cancel_scope.cancel()
+    return served.serving(
+        LettersApi(bench.letters, redriving, lambda: None, redrive_secs=redrive_secs, read_secs=read_secs)
+    )
 
 
 def filled() -> Bench:

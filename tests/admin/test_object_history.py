@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
-import httpx
 import pytest
-import trio
 
-from gateway.admin import AdminState, ClientsApi, Connected, Readiness, object_history, serve
+from gateway.admin import ClientsApi, Connected, object_history
 from gateway.admin.object_history import STEP_SECS, ObjectHistory
-from gateway.settings import Http
-from tests.operator import admitting
-from tests.telemetry.samples import metrics_with_traffic
-
-LOOPBACK = "127.0.0.1"
+from tests.admin.served import serving
 
 
 class Bag:
@@ -99,18 +91,6 @@ class Streamed:
 
     def unwatch(self, _: Streamed) -> None:
         self.watchers -= 1
-
-
-@asynccontextmanager
-async def serving(api: ClientsApi) -> AsyncIterator[httpx.AsyncClient]:
-    admission, headers = admitting()
-    state = AdminState(metrics_with_traffic(), Readiness(), admission, (api,))
-    async with trio.open_nursery() as nursery:
-        port = await nursery.start(serve, Http(host=LOOPBACK, port=0), state)
-        url = f"http://{LOOPBACK}:{port}"
-        async with httpx.AsyncClient(base_url=url, trust_env=False, headers=headers) as client:
-            yield client
-        nursery.cancel_scope.cancel()
 
 
 async def test_bytes_of_a_client_are_counted_until_it_is_gone() -> None:

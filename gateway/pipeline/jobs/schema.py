@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
@@ -95,13 +95,13 @@ def route_of(candidate: CandidateMapping, name: str) -> Route:
     raise PipelineError(f"unknown route {name}; known: {there or 'none'}")
 
 
-def column_of(capture: str) -> str:
+def column_of(capture: str, others: Collection[str] = (*OWN, BODY)) -> str:
     """Return the column name for a capture: its name, with other characters replaced by underscores.
 
-    If the table has another column of that name, an underscore is appended.
+    If one of `others`, the columns besides those of captures, has that name, an underscore is appended.
     """
     found = NAME.sub("_", capture)
-    return f"{found}_" if found in (*OWN, BODY) else found
+    return f"{found}_" if found in others else found
 
 
 def table(traffic: DataFrame, candidate: CandidateMapping, name: str, body: DataType | None) -> DataFrame:

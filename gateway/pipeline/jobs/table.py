@@ -43,7 +43,7 @@ from gateway.pipeline.jobs.bodies import (
     parsed,
 )
 from gateway.pipeline.jobs.registry import Registry
-from gateway.pipeline.jobs.schema import NAME, route_of
+from gateway.pipeline.jobs.schema import column_of, route_of
 from gateway.pipeline.progress import Tell
 from gateway.pipeline.stores import hadoop_of, place_of, spark_writes
 from gateway.pipeline.traffic.fates import CandidateMapping
@@ -61,6 +61,7 @@ KEPT: Final = (*MESSAGE, "sequence", "address", "client", "message_id", "mapping
 BATCH_ROWS: Final = 500_000  # Rows of a micro-batch, which is cached: about 200 MiB of memory and disk.
 BODY: Final = "body"
 FAULTS: Final = ("registry_id", "fault", "place")
+OTHERS: Final = ("date", "event_time", "schema_version", BODY, *KEPT, *ADDED)  # columns besides captures
 NO_TIME: Final = "no valid time at this place"
 NO_PLACE: Final = "a value does not fit its column"
 
@@ -233,7 +234,7 @@ class _Shaped:
         """Return the rows for the table: the messages that fit the schema."""
         times = [] if self._event_time is None else ["event_time"]
         body: Column = F.col("parsed").dropFields(CORRUPT).alias(BODY)
-        captures = [F.col(captured_as(one)).alias(_column_of(one)) for one in self._captures]
+        captures = [F.col(captured_as(one)).alias(column_of(one, OTHERS)) for one in self._captures]
         rows = found.where(F.col("fault").isNull())
         return rows.select("date", *KEPT, *times, "schema_version", "registry_id", "rescued", *captures, body)
 
@@ -250,15 +251,6 @@ def _compared(to: str, there: StructType, fields: Mapping[str, str]) -> None:
             raise PipelineError(
                 f"the column {one.name} of {to} is {one.dataType.simpleString()}, not {expected_type}"
             )
-
-
-def _column_of(capture: str) -> str:
-    """Return the column name for a capture: its name, with other characters replaced by underscores.
-
-    If the table has another column of that name, a suffix is appended.
-    """
-    found = NAME.sub("_", capture)
-    return f"{found}_" if found in ("date", "event_time", "schema_version", BODY, *KEPT, *ADDED) else found
 
 
 class _Target:
