@@ -110,12 +110,12 @@ def checked(config: Path | None, *, connect: bool) -> Checked:
         with progress_bar("logging in at the brokers of links"):
             findings += try_links(settings, router)
     order = list(Severity)
-    placed = [one if one.file else one._replace(**_said(settings, one.text)) for one in findings]
+    placed = [one if one.file else one._replace(**_origin_of(settings, one.text)) for one in findings]
     return Checked(settings, sorted(placed, key=lambda one: order.index(one.severity)))
 
 
-def _said(settings: Settings, text: str) -> dict[str, Any]:
-    """Return file, line and column of the configuration key with which a finding's text begins."""
+def _origin_of(settings: Settings, text: str) -> dict[str, Any]:
+    """Return file, line and column of the configuration key with which the text of a finding begins."""
     return settings.origin_of_key(text.partition(": ")[0])._asdict()
 
 

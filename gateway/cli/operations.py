@@ -82,7 +82,7 @@ class ObjectCommands:
         def run(*, count: int, url: str, token_file: Path | None, as_json: bool, **options: Any) -> None:
             if options.get("sort") in measured:
                 options["rates"] = True
-            choice = {**_said(options, operation), **always}
+            choice = {**_chosen(options, operation), **always}
             stated = {word: _in_query(value) for word, value in choice.items()}
             query = urlencode({**stated, "count": count})
             found = ask(url, token_file, f"{operation.url}?{query}")
@@ -134,7 +134,7 @@ class ObjectCommands:
         """
 
         def run(*, url: str, token_file: Path | None, as_json: bool, **options: Any) -> None:
-            choice = _removal(options, operation) if operation.removes else _said(options, operation)
+            choice = _removal(options, operation) if operation.removes else _chosen(options, operation)
             check(choice)
             act(operation, url, token_file, choice, tell, failed=failed, as_json=as_json)
 
@@ -229,8 +229,8 @@ class _Names:
         return name
 
 
-def _said(options: Document, operation: ApiOperation) -> Document:
-    """Return the parameters that the user has given; omit flags that are off and empty lists."""
+def _chosen(options: Document, operation: ApiOperation) -> Document:
+    """Return the parameters that the user has given, without flags that are off and without empty lists."""
     return {
         word: value
         for word, value in options.items()
@@ -244,7 +244,7 @@ def _removal(options: Document, operation: ApiOperation) -> Document:
     Raises BadParameter if the user selected nothing, or selected everything without the option --yes.
     """
     every, yes = options.pop("every"), options.pop("yes")
-    choice = _said(options, operation)
+    choice = _chosen(options, operation)
     if every is not choice.keys().isdisjoint(operation.choice):
         raise typer.BadParameter("say which: give options that choose, or --all")
     if every and not yes:

@@ -143,7 +143,7 @@ class EngineConnection(ClusterConnection):
 
     # Interface for the session.
 
-    def dealt_with(self) -> None:
+    def acknowledge_arrived(self) -> None:
         """Acknowledge all messages of the replica's queue that have arrived, because they are processed.
 
         The messages that queues have dropped are acknowledged as well.

@@ -7,8 +7,8 @@ confirmed.
 MQTT sessions are in the database that replicas share (sessions.py). Their queues are consumed by the replica
 to which the client is connected.
 
-The name of the replica's queue contains a random id, `life`, so that two processes of one name cannot take
-each other's messages. The queue outlives a short absence of its replica. When the cluster has been
+The name of the replica's queue contains a random id, `queue_id`, so that two processes of one name cannot
+take each other's messages. The queue outlives a short absence of its replica. When the cluster has been
 unavailable for `engine_timeout_secs`, or other replicas have declared this one dead, all clients are
 disconnected and a new queue is used.
 """
@@ -115,7 +115,7 @@ class ServedClients(LocalClients, SessionClients, Protocol):
 class EngineSession(OneSink):
     """Session of this replica with the cluster: the link session of the engine.
 
-    `life` is the random id in the name of the replica's present queue.
+    `queue_id` is the random id in the name of the replica's present queue.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class EngineSession(OneSink):
         self.recent_chunks = recent_chunks(settings.in_flight_max, limits.inflight_max)
         self.sessions = SharedSessions(state, membership, self, self.names.sessions, _call_soon)
         self.clients: LocalClients  # set by `serve`
-        self.life = ""
+        self.queue_id = ""
         self.stopped = False  # True when the process ends
         self.hear_dropped: list[Callable[[str, bytes], None]] = []  # called with queue and body
         self.once = DuplicateFilter(max(ONCE_MIN, 2 * settings.in_flight_max))
@@ -182,16 +182,16 @@ class EngineSession(OneSink):
         membership.on_buried.append(self._restart_incarnation)
         membership.on_due.append(self.sessions.run_due_work)
         membership.may_act = partial(getattr, self, "is_up")
-        self._begin_life()
+        self._choose_queue_id()
 
-    def _begin_life(self) -> None:
+    def _choose_queue_id(self) -> None:
         """Choose a new random id for the name of the replica's queue."""
-        self.life = secrets.token_hex(6)
+        self.queue_id = secrets.token_hex(6)
 
     @property
     def queue(self) -> str:
         """Name of the replica's present queue."""
-        return f"{self.names.queues}.{self.replica}.{self.life}"
+        return f"{self.names.queues}.{self.replica}.{self.queue_id}"
 
     def gauges(self) -> dict[str, Callable[[], float]]:
         """Return the engine's gauges, functions by metric name."""
@@ -272,7 +272,7 @@ class EngineSession(OneSink):
             except Exception as error:
                 contained("delivery", error, client=session.client_id)
         if self._connection is not None:
-            self._connection.dealt_with()
+            self._connection.acknowledge_arrived()
 
     def tick(self, now: float) -> None:
         """Run the timer, once per second, connected or not; `now` is in loop-clock seconds.
@@ -293,7 +293,7 @@ class EngineSession(OneSink):
         self._down_since = now
         self._let_go()
         if self._connection is None:
-            self._begin_life()
+            self._choose_queue_id()
 
     # Interface for batches, whose source this is.
 
@@ -490,7 +490,7 @@ class EngineSession(OneSink):
         A new queue is used at the next connection.
         """
         self._let_go()
-        self._begin_life()
+        self._choose_queue_id()
         if self._connection is not None:
             self._connection.abort("other replicas held this one for dead")
 

@@ -52,8 +52,8 @@ class ListenerConnections(Generic[Holder]):
         self._most = connections_max
         self._per_address = share_of(connections_max, limits.connections_per_address_max)
         self._per_user = share_of(connections_max, limits.connections_per_user_max)
-        self._address_said = limits.connections_per_address_max > 0
-        self._user_said = limits.connections_per_user_max > 0
+        self._is_address_limited = limits.connections_per_address_max > 0
+        self._is_user_limited = limits.connections_per_user_max > 0
         self._rate = HolderRate(limits.connects_per_second_max)
         self._places = Shares()
         self._users = Shares()
@@ -73,7 +73,7 @@ class ListenerConnections(Generic[Holder]):
         """
         if self.full(now):
             return "connections_max"
-        counted = self._address_said or place != LOOPBACK
+        counted = self._is_address_limited or place != LOOPBACK
         if counted and self._places[place] >= self._per_address:
             return "connections_per_address_max"
         return ""
@@ -99,7 +99,7 @@ class ListenerConnections(Generic[Holder]):
 
     def may_be(self, user: str, place: str) -> bool:
         """Return True if the user's connections are below their limit, so that one more is allowed."""
-        counted = self._user_said or place != LOOPBACK
+        counted = self._is_user_limited or place != LOOPBACK
         return not counted or self._users[user] < self._per_user
 
     def set_user(self, guest: Holder, user: str) -> None:
@@ -112,7 +112,7 @@ class ListenerConnections(Generic[Holder]):
             return  # removed, or named before
         self._forget_stranger(guest, place)
         self._set_seat(guest, (place, user))
-        if self._user_said or place != LOOPBACK:
+        if self._is_user_limited or place != LOOPBACK:
             self._users.add(user)
 
     def _set_seat(self, guest: Holder, seat: Seat) -> None:
@@ -128,7 +128,7 @@ class ListenerConnections(Generic[Holder]):
         self._places.remove(place)
         if user is None:
             self._forget_stranger(guest, place)
-        elif self._user_said or place != LOOPBACK:
+        elif self._is_user_limited or place != LOOPBACK:
             self._users.remove(user)
 
     def _forget_stranger(self, guest: Holder, place: str) -> None:

@@ -364,7 +364,7 @@ class Server:
             with self.connect(name, wire) as connection, connection.transaction():
                 self._migrate(connection)
         except psycopg.Error as error:
-            raise StoreError(f"PostgreSQL: {_said(error)}") from error
+            raise StoreError(f"PostgreSQL: {_text_of(error)}") from error
         finally:
             wire.close()
 
@@ -432,10 +432,10 @@ def _translated(connection: Connection | None) -> Iterator[None]:
         yield
     except (UnicodeError, psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError) as error:
         if connection is None or connection.broken:
-            raise LostError(f"PostgreSQL: {_said(error)}") from error
-        raise RefusedError(f"PostgreSQL: {_said(error)}") from error
+            raise LostError(f"PostgreSQL: {_text_of(error)}") from error
+        raise RefusedError(f"PostgreSQL: {_text_of(error)}") from error
     except psycopg.Error as error:
-        text, state = f"PostgreSQL: {_said(error)}", error.sqlstate or ""
+        text, state = f"PostgreSQL: {_text_of(error)}", error.sqlstate or ""
         if connection is None or connection.broken or not state or state.startswith(AWAY):
             raise LostError(text) from error
         if state.startswith(ABORTED):
@@ -443,7 +443,7 @@ def _translated(connection: Connection | None) -> Iterator[None]:
         raise RefusedError(text) from error  # for example too large for an index: it would fail again
 
 
-def _said(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 

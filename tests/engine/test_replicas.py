@@ -323,10 +323,10 @@ def test_clients_are_let_go_when_the_cluster_is_away_for_too_long(rabbitmq: Rabb
         cut = Replica("let go", url, NAMESPACE, engine_timeout_secs=0.5, reconnect_max_secs=0.5)
         with replicas(cut), Client(cut.mqtt, "here") as here:
             here.subscribe(topic, qos=1)
-            life = cut.engine.life
+            queue_id = cut.engine.queue_id
             proxy.shut()
             here.until(lambda: here.ended)
             assert here.ended[0].value == 0x89
-            cut.until(lambda: cut.engine.life != life)
+            cut.until(lambda: cut.engine.queue_id != queue_id)
             proxy.open()
             cut.until_ready()

@@ -193,8 +193,8 @@ class Redriving:
 
         def report_outcomes(_: Outcome) -> None:
             self._open.difference_update(accepted_ids)
-            for (id, told), outcome in rows:
-                told(id, outcome)
+            for (id, on_outcome), outcome in rows:
+                on_outcome(id, outcome)
 
         self._dead_letters.delete(accepted_ids, report_outcomes)
 

@@ -84,7 +84,7 @@ class DurableSession(Session):
 
     def __init__(self, client_id: str, limits: SessionLimits, tally: SessionTally, records: Records) -> None:
         super().__init__(client_id, limits, tally)
-        self._ids = self.received_ids = DurableReceivedIds(records.store, client_id, self._send_pubrel)
+        self._ids = self.received_ids = DurableReceivedIds(records.store, client_id, self._send_pubrec)
         self.log = records.store.log(SESSION, client_id)
         self.next = 0  # position of the next message
         self.sent = 0  # messages below this position may have been sent
@@ -672,7 +672,7 @@ class DurableSession(Session):
         self.credit += 1
         return True
 
-    def _send_pubrel(self, packet_id: int) -> None:
+    def _send_pubrec(self, packet_id: int) -> None:
         if self.outlet is not None:
             self.outlet.send_received(packet_id)
 

@@ -16,16 +16,16 @@ from gateway.model.times import WallTime
 from gateway.store.recovery import contain_failure
 from gateway.store.store import Store
 
-MARKS: Final = "outbox-mark"  # the kind of record in the store
-MARK_SECS: Final = 1.0
-MARKS_MAX: Final = 2_000
+KIND: Final = "outbox-mark"  # the kind of record in the store
+RECORD_SECS: Final = 1.0
+RECORDS_MAX: Final = 2_000
 
 
-class Marks:
+class ArrivalTimes:
     """Marks (position, POSIX seconds) of one outbox, in memory and in the store."""
 
     def __init__(self, store: Store, name: str) -> None:
-        self.interval = MARK_SECS
+        self.interval = RECORD_SECS
         self._store = store
         self._name = name
         self._marks: deque[tuple[int, WallTime]] = deque()
@@ -34,10 +34,10 @@ class Marks:
     def load(store: Store) -> dict[str, list[tuple[int, WallTime]]]:
         """Return the marks of all outboxes in the store, by outbox name. Only valid before it starts."""
         found: dict[str, list[tuple[int, WallTime]]] = {}
-        for key, value in store.records(MARKS):
+        for key, value in store.records(KIND):
             assert isinstance(key, str)
             assert isinstance(value, bytes)
-            with contain_failure(MARKS, key):
+            with contain_failure(KIND, key):
                 name, _, position = key.partition(" ")
                 came = store.timeline.restored(struct.unpack(">d", value)[0])
                 found.setdefault(name, []).append((int(position), came))
@@ -52,7 +52,7 @@ class Marks:
             if position < end:
                 self._marks.append((position, min(came, utc)))
             else:
-                self._store.delete(MARKS, self._key(position))
+                self._store.delete(KIND, self._key(position))
         self.forget_before(first)
 
     def note(self, position: int, utc: WallTime) -> None:
@@ -60,8 +60,8 @@ class Marks:
         if self._marks and utc - self._marks[-1][1] < self.interval:
             return
         self._marks.append((position, utc))
-        self._store.put(MARKS, self._key(position), struct.pack(">d", self._store.timeline.stored(utc)))
-        if len(self._marks) > MARKS_MAX:
+        self._store.put(KIND, self._key(position), struct.pack(">d", self._store.timeline.stored(utc)))
+        if len(self._marks) > RECORDS_MAX:
             self._thin()
 
     def _thin(self) -> None:
@@ -70,18 +70,18 @@ class Marks:
         marks = list(self._marks)
         self._marks = deque(marks[::2])
         for position, _ in marks[1::2]:
-            self._store.delete(MARKS, self._key(position))
+            self._store.delete(KIND, self._key(position))
 
     def forget_before(self, position: int) -> None:
         """Delete marks that only concern messages at positions before `position`."""
         marks = self._marks
         while len(marks) > 1 and marks[1][0] <= position:
-            self._store.delete(MARKS, self._key(marks.popleft()[0]))
+            self._store.delete(KIND, self._key(marks.popleft()[0]))
 
     def clear(self) -> None:
         """Delete all marks, because the outbox is empty."""
         for position, _ in self._marks:
-            self._store.delete(MARKS, self._key(position))
+            self._store.delete(KIND, self._key(position))
         self._marks.clear()
 
     def time_of(self, position: int) -> WallTime | None:

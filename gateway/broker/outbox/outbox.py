@@ -26,7 +26,7 @@ from gateway import clock
 from gateway.broker.backoff import Backoff
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import RouteRecipient, protocol_mismatch
-from gateway.broker.outbox.marks import MARK_SECS, Marks
+from gateway.broker.outbox.arrival_times import RECORD_SECS, ArrivalTimes
 from gateway.broker.queue import HOLE, Queue
 from gateway.broker.routing import Namespace, OneSink
 from gateway.broker.shares import UserQuotas
@@ -219,8 +219,8 @@ class Outbox(OneSink):
         self._later: list[tuple[Monotonic, int]] = []  # when to retry which of them
         log = store.log(KIND, name)
         extent = store.extent(log)
-        self._marks = Marks(store, name)
-        self._marks.recover(marks, extent.first, extent.end, utc())
+        self._arrivals = ArrivalTimes(store, name)
+        self._arrivals.recover(marks, extent.first, extent.end, utc())
         self._queue = OutboxQueue(name, dead_letters, self._expired)
         self._storage = QueueStorage(
             self._queue,
@@ -258,13 +258,13 @@ class Outbox(OneSink):
             self._shares.set_limits(self._limits.messages_max, self._limits.bytes_max)
             self._attempts_max = route.rule.attempts_max
             age = self._limits.age_secs_max
-            self._marks.interval = MARK_SECS if age is None else min(MARK_SECS, max(age / 100, 0.1))
+            self._arrivals.interval = RECORD_SECS if age is None else min(RECORD_SECS, max(age / 100, 0.1))
         self._make_room()
         self._queue.dispatch()
 
     def drop(self) -> None:
         """Delete the outbox with its queue and its stored arrival times."""
-        self._marks.clear()
+        self._arrivals.clear()
         self._queue.delete()
 
     def stop(self) -> None:
@@ -312,7 +312,7 @@ class Outbox(OneSink):
         refuses = self._limits.policy == "reject" or self._letters_full
         fits = self._room_for(messages) if refuses else count
         if fits:
-            self._marks.note(self._queue.next, self._utc())
+            self._arrivals.note(self._queue.next, self._utc())
             accepted_count = self._storage.take(part, messages if fits == count else messages[:fits])
             self._shares.add_messages(accepted_count)
             self._queue.dispatch()
@@ -407,8 +407,8 @@ class Outbox(OneSink):
         if cutoff is None:
             return False
         head = self._queue.head
-        came = None if head is None else self._marks.time_of(head)
-        return came is not None and came + self._marks.interval <= cutoff
+        came = None if head is None else self._arrivals.time_of(head)
+        return came is not None and came + self._arrivals.interval <= cutoff
 
     def _discard(self, messages: list[Message], outcome: Outcome) -> None:
         if not messages:
@@ -601,10 +601,10 @@ class Outbox(OneSink):
         self._queue.drop_expired(EXPIRED_AT_ONCE)
         oldest = self._oldest()
         if oldest is None:
-            self._marks.clear()
+            self._arrivals.clear()
             self._shares.replace({})  # messages may have been counted that the disk has lost
         else:
-            self._marks.forget_before(oldest)
+            self._arrivals.forget_before(oldest)
         age = self._limits.age_secs_max
         self._stale = age is not None and self._oldest_secs() > age
         self._make_room()
@@ -617,5 +617,5 @@ class Outbox(OneSink):
 
     def _oldest_secs(self) -> float:
         oldest = self._oldest()
-        came = None if oldest is None else self._marks.time_of(oldest)
+        came = None if oldest is None else self._arrivals.time_of(oldest)
         return 0.0 if came is None else max(0.0, self._utc() - came)

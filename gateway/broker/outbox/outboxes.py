@@ -9,7 +9,7 @@ import structlog
 
 from gateway import chance, clock
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.outbox.marks import Marks
+from gateway.broker.outbox.arrival_times import ArrivalTimes
 from gateway.broker.outbox.outbox import KIND, Left, Outbox, OutboxState, OutboxTarget
 from gateway.broker.shares import UserQuotas
 from gateway.mapping.routes import Route
@@ -50,7 +50,7 @@ class Outboxes:
         self._dead_letters = dead_letters
         self._memory = (memory_messages_max, memory_bytes_max)
         self._time = (jitter, clock, utc)
-        self._marks = Marks.load(store)
+        self._arrivals = ArrivalTimes.load(store)
         self._on_departure = on_departure
         self._quotas = quotas or UserQuotas(Limits(user_share=1.0))
         self._targets: dict[str, OutboxTarget] = {}
@@ -61,7 +61,7 @@ class Outboxes:
             if found.kind == KIND:
                 with contain_failure(KIND, found.name):
                     self._open(found.name)
-        self._marks.clear()
+        self._arrivals.clear()
 
     def __iter__(self) -> Iterator[Outbox]:
         return iter(self._boxes.values())
@@ -133,7 +133,7 @@ class Outboxes:
             name,
             self._store,
             self._dead_letters,
-            marks=self._marks.get(name, ()),
+            marks=self._arrivals.get(name, ()),
             memory_messages_max=messages_max,
             memory_bytes_max=bytes_max,
             quotas=self._quotas,

@@ -876,7 +876,7 @@ class FastConsumer:
                     name,
                     head,
                     body,
-                    partial(self._said, queue, position + at, message, first + at),
+                    partial(self._end_delivery, queue, position + at, message, first + at),
                     redelivered=redelivered,
                 )
             )
@@ -887,7 +887,7 @@ class FastConsumer:
         assert self._notifier is not None  # or there was no room
         return all(self._notifier.fits(name, head) for _, name, head, _ in rows)
 
-    def _said(self, queue: Queue, position: int, message: Message, number: int, sent: bool) -> None:
+    def _end_delivery(self, queue: Queue, position: int, message: Message, number: int, sent: bool) -> None:
         """Handle the end of a message that `_deliver_in_line` queued: requeue it unless it was `sent`.
 
         If its body cannot be read any more, it becomes a dead letter. A message that an unreliable consumer

@@ -30,7 +30,7 @@ from gateway.transport.stream import Stream
 LARGE_BYTES: Final = 1_048_576  # of a body; smaller ones are written whole
 
 
-class SayingClient(Protocol):
+class LargeDeliveryClient(Protocol):
     """Interface of a client connection to large deliveries."""
 
     machine: ServerConnection
@@ -63,7 +63,7 @@ class Starting(Protocol):
         """Write what was encoded outside a wake-up."""
 
 
-class SayingChannel(Protocol):
+class LargeDeliveryChannel(Protocol):
     """Interface of a channel to large deliveries."""
 
     next_number: int
@@ -72,7 +72,7 @@ class SayingChannel(Protocol):
     folder: SharedFolder | None
 
     @property
-    def connection(self) -> SayingClient:
+    def connection(self) -> LargeDeliveryClient:
         """Client connection of the channel."""
 
     def resume(self) -> None:
@@ -86,7 +86,7 @@ class SayingHandle(Protocol):
     silent: bool
 
     @property
-    def channel(self) -> SayingChannel:
+    def channel(self) -> LargeDeliveryChannel:
         """Channel of the handle."""
 
 
@@ -145,7 +145,7 @@ class Large:
 class LargeDeliveries:
     """Outgoing messages of one channel that are sent one after the other."""
 
-    def __init__(self, channel: SayingChannel) -> None:
+    def __init__(self, channel: LargeDeliveryChannel) -> None:
         self.active: Large | None = None
         self.over = False
         self._channel = channel

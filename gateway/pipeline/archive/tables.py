@@ -529,14 +529,14 @@ def create_or_extend(
             added = ", ".join(f"`{name}` {kind}" for name, kind in fresh.items())
             spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({added})")
     except (PySparkException, Py4JJavaError) as error:
-        raise PipelineError(f"{to} cannot be created as a table of {form.name}: {_said(error)}") from error
+        raise PipelineError(f"{to} cannot be created as a table of {form.name}: {_text_of(error)}") from error
     for name, kind in columns.items():
         if name in there and there[name] != kind:
             raise PipelineError(f"the column {name} of {to} is {there[name]}, but should be {kind}")
     return table
 
 
-def _said(error: PySparkException | Py4JJavaError) -> str:
+def _text_of(error: PySparkException | Py4JJavaError) -> str:
     """Return the first line of Spark's error text."""
     text = str(error.java_exception if isinstance(error, Py4JJavaError) else error)
     return text.strip().partition("\n")[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.broker.outbox.marks import MARKS
+from gateway.broker.outbox.arrival_times import KIND
 from gateway.broker.outbox.outbox import REMOVED_AT_ONCE, OutboxLimits
 from gateway.model.message import MESSAGE_BYTES, Message
 from gateway.model.outcome import ACCEPTED, Reason, Verdict
@@ -136,7 +136,7 @@ def test_what_is_too_old(
 def test_marks_of_time_are_bounded_and_go_with_the_messages(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.broker.outbox.marks.MARKS_MAX", 8)
+    monkeypatch.setattr("gateway.broker.outbox.arrival_times.RECORDS_MAX", 8)
     bench.link.up = False
     for number in range(40):
         bench.stored(number)
@@ -144,7 +144,7 @@ def test_marks_of_time_are_bounded_and_go_with_the_messages(
     assert bench.state.oldest_secs == 80
     bench.one.store.close()
     store = Store(bench.folder)
-    assert 1 <= len(list(store.records(MARKS))) <= 8
+    assert 1 <= len(list(store.records(KIND))) <= 8
     store.close()
     bench.open(bench.dispatcher.router)
     bench.link.up = True
@@ -154,7 +154,7 @@ def test_marks_of_time_are_bounded_and_go_with_the_messages(
     bench.after(1)
     bench.one.store.close()
     store = Store(bench.folder)
-    assert list(store.records(MARKS)) == []
+    assert list(store.records(KIND)) == []
     store.close()
     bench.open(bench.dispatcher.router)
 
