@@ -644,7 +644,6 @@ class ClientSession(Session):
         if packet_id not in self.released:
             self._forget_resend(packet_id)
             self.released[packet_id] = None
-            self._cancel_resend(packet_id)
             self._note_packet(packet_id, released=True)
             self._record_received(self._reserved[packet_id])
             delivery = self._flight.pop(packet_id, None)
@@ -675,10 +674,9 @@ class ClientSession(Session):
 
     def _forget_resend(self, packet_id: int) -> None:
         """Count a message as sent that the client acknowledges although only an earlier owner has sent it."""
-        waiting = [row for row in self._again if row.packet_id == packet_id and row.dup]
-        for row in waiting:
-            self._again.remove(row)
-        if waiting or packet_id not in self.in_flight:
+        if packet_id in self.in_flight:
+            self._cancel_resend(packet_id)
+        else:
             self.credit -= 1
 
     def _record_received(self, number: Number | None) -> None:
