@@ -215,7 +215,7 @@ class LargeDeliveries:
         channel = self._channel
         connection = channel.connection
         machine = connection.machine
-        if large.handle.number not in machine.handles or large.handle.silent:
+        if not self._is_open(large):
             self._end(large, sent=False)
             return
         if channel.folder is not None:
@@ -231,6 +231,10 @@ class LargeDeliveries:
             self._fail(large, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
         else:
             connection.stream.mark()
+
+    def _is_open(self, large: Large) -> bool:
+        """Return True if the handle of a message is open; the client's CLOSE may not be processed yet."""
+        return large.handle.number in self._channel.connection.machine.handles and not large.handle.silent
 
     def ready(self, handle: SayingHandle, size: int) -> None:
         """Send the announced message of a handle, of which the client already has `size` bytes."""
@@ -251,7 +255,13 @@ class LargeDeliveries:
             self._resume()
 
     def _transfer(self, large: Large, *, resumed: bool = False, out_of_band: bool = False) -> bool:
-        """Create the transfer of a message. Return False if that fails, which closes the channel."""
+        """Create the transfer of a message. Return False if its handle is closed, or if that fails.
+
+        A failure closes the channel.
+        """
+        if not self._is_open(large):
+            self._end(large, sent=False)
+            return False
         try:
             large.transfer = Transfer(
                 self._channel.connection.machine,

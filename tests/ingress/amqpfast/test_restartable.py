@@ -362,6 +362,22 @@ def test_what_was_prepared_and_never_sent_goes_to_another(gateway: Running) -> N
         producer.ack(1)
 
 
+def test_a_handle_may_be_closed_behind_its_ready(gateway: Running) -> None:
+    with Whole(gateway).open() as producer, Whole(gateway).open(restartable=True) as client:
+        source = producer.handle("q")
+        producer.put_large(source, BODY)
+        handle, other = client.handle("q"), client.handle("other")
+        client.consume(handle)
+        prepared = client.next(Prepared)
+        client.machine.ready(prepared.handle, 0)
+        client.machine.close_handle(handle)
+        client.flush()
+        client.put(other, b"the channel goes on")
+        producer.consume(source)
+        assert producer.large()[4] == BODY
+        producer.ack(1)
+
+
 def test_small_messages_are_not_prepared(gateway: Running) -> None:
     with Fast(gateway).open(restartable=True) as client:
         handle = client.handle("q")
