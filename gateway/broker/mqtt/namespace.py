@@ -34,7 +34,7 @@ from gateway.broker.mqtt.session import (
     Walk,
     is_shared,
 )
-from gateway.broker.mqtt.shared_subscriptions import SharedGroup, shared_pattern
+from gateway.broker.mqtt.shared_subscriptions import MemberTurns, SharedGroup, shared_pattern
 from gateway.broker.mqtt.system import SYS, System
 from gateway.broker.shares import Shares, filter_bytes, share_of, text_bytes
 from gateway.broker.topics import Trie
@@ -471,12 +471,16 @@ class MqttNamespace:
             self._ended.add(left_log, session.user)
             return
 
+        turns: dict[str, MemberTurns] = {}
+
         def pass_to_group(message: Message, grant: Grant, on_outcome: Told) -> bool:
             group = self._groups.get(grant.shared)
             if group is None:
                 return False
+            if grant.shared not in turns:
+                turns[grant.shared] = MemberTurns(group, session, away=ended)
             on_handed = partial(self._handed, session, message, grant.shared, ended, on_outcome)
-            if group.redeliver(message, session, on_handed, away=ended):
+            if turns[grant.shared].redeliver(message, on_handed):
                 return True
             if self.failing and ended:
                 self._leave_over(grant.shared, message)

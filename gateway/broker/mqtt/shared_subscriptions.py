@@ -51,11 +51,10 @@ class SharedGroup:
         nobody = SubBatch(part.batch, part.recipient)
         any_room = True
         for message, slot in zip(part.messages, part.slots, strict=True):
-            at = self._next_index(rooms) if any_room else -1
+            at = self.next_index(rooms) if any_room else -1
             if at < 0:
                 any_room = False
-                at = self._turn % max(len(candidates), 1)
-                self._turn = at + 1
+                at = self.take_turn(len(candidates))
             piece = nobody
             if candidates:
                 grant = candidates[at]
@@ -74,7 +73,13 @@ class SharedGroup:
         if nobody.messages:
             nobody.accept()
 
-    def _next_index(self, rooms: list[int]) -> int:
+    def take_turn(self, count: int) -> int:
+        """Return the index of the next of `count` members, whether it has credit or not."""
+        at = self._turn % max(count, 1)
+        self._turn = at + 1
+        return at
+
+    def next_index(self, rooms: list[int]) -> int:
         """Return the index of the next member in turn that has credit; -1 if there is none.
 
         `rooms` has the credit of each member.
@@ -97,27 +102,61 @@ class SharedGroup:
         Return False if no member can accept it. With `away` the member's client need not be connected.
         `on_outcome` is called with the outcome.
         """
-        chosen = self.choose(but, away=away)
-        if chosen is None:
-            return False
-        chosen.hand(message, self.members[chosen], on_outcome)
-        return True
+        return MemberTurns(self, but, away=away).redeliver(message, on_outcome)
 
-    def choose(self, but: Session | None = None, *, away: bool = False) -> Session | None:
-        """Return the next member in turn that can accept a message, except the session `but`, or None.
+    def choose(self) -> Session | None:
+        """Return the next connected member in turn that can accept a message, or None."""
+        return MemberTurns(self, None, away=False).choose()
 
-        With `away` its client need not be connected.
+
+class MemberTurns:
+    """Members of a group that messages of a lost or ended session may go to, in turn.
+
+    There may be very many messages and members, so the members are examined once for all the messages.
+    """
+
+    __slots__ = ("_candidates", "_group", "_has_room", "_here", "_rooms")
+
+    def __init__(self, group: SharedGroup, but: Session | None, *, away: bool) -> None:
+        """Find the members that can accept a message, except the session `but`.
+
+        With `away` their clients need not be connected.
         """
-        able = [one for one in self.members if one is not but and not one.full and not one.failing]
+        able = [one for one in group.members if one is not but and not one.full and not one.failing]
         here = [one for one in able if one.outlet is not None]
-        candidates = here or [one for one in able if away and one.persistent and self.members[one].qos]
-        if not candidates:
-            return None
-        at = self._next_index([one.send_capacity for one in candidates])
-        if at < 0:
-            at = self._turn % len(candidates)
-            self._turn = at + 1
-        return candidates[at]
+        self._group = group
+        self._here = bool(here)
+        self._candidates = here or [one for one in able if away and one.persistent and group.members[one].qos]
+        self._rooms = [one.send_capacity for one in self._candidates]
+        self._has_room = True
+
+    def redeliver(self, message: Message, on_outcome: Told) -> bool:
+        """Queue a message for the next member in turn; `on_outcome` is called with the outcome.
+
+        Return False if no member can accept it.
+        """
+        chosen = self.choose()
+        if chosen is not None:
+            chosen.hand(message, self._group.members[chosen], on_outcome)
+        return chosen is not None
+
+    def choose(self) -> Session | None:
+        """Return the next member in turn that can still accept a message, or None."""
+        while self._candidates:
+            at = self._next_index()
+            chosen = self._candidates[at]
+            is_here = chosen in self._group.members and (chosen.outlet is not None or not self._here)
+            if is_here and not chosen.full and not chosen.failing:
+                self._rooms[at] -= 1
+                return chosen
+            del self._candidates[at], self._rooms[at]
+        return None
+
+    def _next_index(self) -> int:
+        """Return the index of the next candidate: one with credit, or if there is none, any."""
+        at = self._group.next_index(self._rooms) if self._has_room else -1
+        self._has_room = at >= 0
+        return self._group.take_turn(len(self._candidates)) if at < 0 else at
 
 
 def _ignore_outcome(outcome: Outcome) -> None:

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.broker.mqtt.session import Grant, QueuedRow, SessionLimits, SubscriptionOptions, decode_grant
+from gateway.broker.mqtt.session import (
+    Grant,
+    QueuedRow,
+    Session,
+    SessionLimits,
+    SubscriptionOptions,
+    decode_grant,
+)
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
 from gateway.protocols.mqtt.dialect import topic_address
@@ -147,6 +154,35 @@ def test_only_a_member_is_searched_for_what_others_may_have(topic_filter: str, i
     session.detach()
     space.requeue_shared(session)
     assert (waiting.looks > 0) is is_searched
+
+
+class Members(dict[Session, Grant]):
+    """Members of a group, and how often all of them were examined."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Session]:
+        self.looks += 1
+        return super().__iter__()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("connects", [True, False])
+def test_members_are_examined_once_for_all_that_one_leaves(connects: bool) -> None:
+    """With 800 members away, and 20 000 messages, all clients waited for 16 s."""
+    space = Space()
+    lost = space.session("lost", SHARED)
+    connected(lost, 1)
+    give(space, numbered(50))
+    others = [space.session(name, SHARED) for name in ("b", "c")]
+    outlets = [connected(one, 1) for one in others if connects]
+    (group,) = space._groups.values()
+    members = group.members = Members(group.members)
+    lost.detach()
+    space.requeue_shared(lost)
+    assert members.looks <= 2
+    assert [len(outlet.rows) for outlet in outlets] == [1, 1][: len(outlets)]
+    assert [len(one) for one in (lost, *others)] == ([0, 24, 24] if connects else [49, 0, 0])
 
 
 def test_without_another_member_it_stays() -> None:
