@@ -80,7 +80,7 @@ def _require(folder: Path) -> None:
 
 @contextmanager
 def _guard(folder: Path) -> Iterator[None]:
-    """Lock the store's folder within the block, so that no gateway starts with it.
+    """Lock the store's folder during the `with` block, so that no gateway starts with it.
 
     If a gateway uses the folder already, the block runs without the lock.
     """
@@ -96,7 +96,10 @@ def _guard(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _errors(folder: Path, to: Path) -> Iterator[None]:
-    """Convert OSError and sqlite3.Error raised in the block to StoreError, with both folders in the text."""
+    """Convert OSError and sqlite3.Error raised in the `with` block to StoreError.
+
+    The text names both folders. A StoreError raised in the block is raised again, with `folder` in its text.
+    """
     try:
         yield
     except StoreError as error:

@@ -14,9 +14,10 @@ from pathlib import Path
 
 
 def is_copied(descriptor: int) -> bool:
-    """Return True if another process copies the store; `descriptor` is that of its open heap file.
+    """Return True if another process is copying the store.
 
-    May also return True for a moment while another thread of this gateway calls this function.
+    `descriptor` is the file descriptor of the store's open heap file. May also return True for a moment while
+    another thread of this gateway calls this function.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -39,5 +40,8 @@ def is_store_copied(heap: Path) -> bool:
 
 
 def lock_for_copy(descriptor: int) -> None:
-    """Take the lock that marks a store as being copied, held until `descriptor`, its heap file, is closed."""
+    """Take the lock that marks a store as being copied.
+
+    `descriptor` is the file descriptor of the store's open heap file; closing it releases the lock.
+    """
     fcntl.flock(descriptor, fcntl.LOCK_SH)

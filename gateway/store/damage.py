@@ -108,7 +108,7 @@ def examine(connection: sqlite3.Connection, path: Path, findings: Findings, keep
 
 
 class _Examination:
-    """One examination of all tables."""
+    """Examination of all tables of one database; `run` adds the losses to `findings`."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class _Examination:
         self._keep_readable("logs", good)
 
     def _lose_log(self, id: int) -> None:
-        """Do nothing: the loss is reported for the rows of the log."""
+        """Do nothing for an unreadable row of `logs`: the messages of that log are counted as lost later."""
 
     def _read_settled(self) -> None:
         good = []
@@ -177,7 +177,7 @@ class _Examination:
                 self._places[row] = RowPlace(at, byte_count)
 
     def _lose_place(self, _: int) -> None:
-        """Do nothing: the loss is reported for the row whose place is missing."""
+        """Do nothing for an unreadable row of `places`: its messages are counted as lost later."""
 
     def _from_heap(self, id: int) -> bytes:
         """Return the encoded messages of a row that is in the heap.
@@ -319,7 +319,10 @@ class _Examination:
                 yield row
 
     def _ids(self, table: str, key: str) -> list[int]:
-        """Return the reachable keys of a table, in order, and record the unreachable ranges."""
+        """Return the readable keys of a table, in order.
+
+        The unreadable ranges of keys are counted in the findings, and added to `_ranges`.
+        """
         query = f"SELECT {key} FROM {table} WHERE {key} BETWEEN ? AND ? ORDER BY {key}"
         found: list[int] = []
         failed: list[tuple[int, int]] = []
@@ -418,9 +421,9 @@ class _Examination:
 
 
 class _BodyFile:
-    """Existing file of a message body, as decoding a message requires it.
+    """Reference to the existing file of a message body, which the decoder stores in the message.
 
-    The examination does not read it.
+    The examination does not read the file.
     """
 
     checked = b""

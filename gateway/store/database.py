@@ -434,8 +434,8 @@ class StoreDatabase:
     def references(self) -> Iterator[tuple[int, int, Message]]:
         """Yield log id, position and message of each stored message that has its body in a file.
 
-        Their rows are found without reading all messages: such a row is much shorter than the weight of its
-        message, which includes the body.
+        Only the rows of such messages are read. A query finds them by size: the encoded row is much shorter
+        than the weight of its message, which includes the body.
         """
         ids = self.connection.execute(
             "SELECT id, log FROM rows WHERE octets > ? AND octets > 2 * length(messages) AND tag != ?",
@@ -570,7 +570,10 @@ class StoreDatabase:
 
 
 def gaps_of(run: MessageRun) -> int:
-    """Return the settled bits of a run that has `offsets`: one for each position without a message."""
+    """Return an integer whose bit k is set if position `first` + k of `run` has no message.
+
+    `run` must have `offsets`. The positions without a message are stored as settled.
+    """
     assert run.offsets is not None
     live = 0
     for offset in run.offsets:

@@ -13,9 +13,10 @@ from gateway.containment import contained
 
 
 class Gate:
-    """Gate that is shut from the first refusal after a failed commit to the last one.
+    """Gate that is shut while refusals are being reported after a failed commit.
 
-    The last one is that of the last message which was appended before the event loop learnt of the failure.
+    It is shut from the first refusal until all messages that were appended before the event loop learnt of
+    the failure are refused.
     """
 
     __slots__ = ("_waiting", "shut")

@@ -119,7 +119,7 @@ class StoredLetters:
         return self.find([id for id in reversed(self._entries) if before is None or id < before])
 
     def has_text(self, text: str) -> bool:
-        """Return True if a dead letter on disk has this text of the outcome."""
+        """Return True if the outcome of a dead letter on disk has exactly this text."""
         query = "SELECT 1 FROM dead_letters WHERE text = ? LIMIT 1"
         return self._connection.execute(query, (text,)).fetchone() is not None
 

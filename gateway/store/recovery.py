@@ -15,9 +15,10 @@ from gateway.containment import contained
 
 @contextmanager
 def contain_failure(kind: str, name: Any) -> Iterator[None]:
-    """Log an exception raised in the block, which restores one record, so that the start continues.
+    """Log and suppress an exception raised in the `with` block, which restores one stored record.
 
-    `kind` and `name` identify the record in the log.
+    So a record that cannot be restored does not prevent the start. `kind` and `name` identify the record in
+    the log.
     """
     try:
         yield

@@ -197,9 +197,9 @@ class Store:
         self._writer.call_soon(self._passed)
 
     def _passed(self) -> None:
-        """Report the queued refusals and open the gate, after the writer thread's refusals.
+        """Report the refusals that `refuse` has queued, and open the gate.
 
-        Runs in the event loop.
+        Called in the event loop when the writer thread has reported all refusals of its own.
         """
         self._fenced = True
         self._tell_refused()

@@ -24,13 +24,16 @@ EVERY_SECS: Final = 1.0  # between two records of it
 
 
 def time_record(ahead_secs: float) -> str:
-    """Return the present time of the scale as JSON, from which the next process continues the scale."""
+    """Return the present time of a time scale as JSON, from which the next process continues the scale.
+
+    The scale is `ahead_secs` seconds ahead of `clock.utc`.
+    """
     now = {"utc": clock.utc() + ahead_secs, "boot": clock.boot_id(), "since_boot": clock.since_boot()}
     return json.dumps(now)
 
 
 def scale_ahead_secs(record: str) -> float:
-    """Return how many seconds the store's time scale is ahead of `clock.utc`.
+    """Return how many seconds a time scale, continued from its last record, is ahead of `clock.utc`.
 
     `record` is the last `time_record` of the previous process. Small differences (below STEP_SECS_MAX) return
     0.0. Raises ValueError, KeyError or TypeError for an invalid record.

@@ -216,7 +216,7 @@ class Appender:
         return lock
 
     def _continue_time(self) -> None:
-        """Read the time scale of the previous process, on which the ages of segments are measured.
+        """Continue the time scale of the segments' ages where the previous process ended.
 
         So setting the wall clock while no gateway runs does not change the ages.
         """
@@ -395,7 +395,10 @@ class Appender:
         self._retire()
 
     def _close_file(self) -> None:
-        """Sync and close the current segment; set its modification time on the age scale."""
+        """Sync and close the current segment.
+
+        Its modification time is set to the time of its last write, on the scale of the segments' ages.
+        """
         file = self._file
         assert file is not None
         if self._unsynced and self._sync_secs:

@@ -11,12 +11,12 @@ from gateway.model.message import Message
 
 
 class Bursts:
-    """Bursts of one batch, so that the journal need not examine each message.
+    """Bursts of one batch, which the journal records without examining each message.
 
     `firsts` (the first message of each burst, as received), `targets` (the address to which the burst is
-    delivered) and `lengths` (the number of its messages) are parallel lists; `bodies` are those of all
-    messages in order. Reading each message again later costs as much as recording it, because by then others
-    have displaced it from the processor's caches.
+    delivered) and `lengths` (the number of its messages) are parallel lists; `bodies` has the bodies of all
+    messages in order. They are collected while the messages are in the processor's caches: reading each
+    message again later would cost as much as recording it.
     """
 
     __slots__ = ("bodies", "firsts", "lengths", "targets")
@@ -28,7 +28,10 @@ class Bursts:
         self.bodies: list[bytes] = []
 
     def add(self, messages: list[Message], target: Address) -> None:
-        """Record a burst of messages that were delivered to the address `target`, otherwise unchanged."""
+        """Record one burst: messages that differ only in their bodies.
+
+        `target` is the address to which they were delivered. Nothing else of them was changed.
+        """
         self.firsts.append(messages[0])
         self.targets.append(target)
         self.lengths.append(len(messages))

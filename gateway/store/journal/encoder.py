@@ -142,7 +142,7 @@ class Encoder:
 
     @property
     def unshared_columns(self) -> UnsharedColumns:
-        """Columns whose values most likely repeat so rarely that the next rows should not be looked up."""
+        """Columns that the next rows should encode without a dictionary: their values rarely repeat."""
         return UnsharedColumns(self._sets.differ, self._sources.differ, self._targets.differ)
 
     def _encoded_sets(self, gathering: Gathering) -> _Encoded:
@@ -184,7 +184,7 @@ class _Addresses:
 
     @property
     def differ(self) -> bool:
-        """True if most addresses were new, so that the next rows are not looked up."""
+        """True if the next rows should be encoded without a look-up, because most addresses were new."""
         return self._dictionary.differ
 
     def passed(self, rows: int) -> None:
@@ -268,7 +268,11 @@ def _bodies(gathering: Gathering) -> tuple[Buffer, bytes, bytes, Bytes]:
 
 
 class _ByPart(NamedTuple):
-    """Buffers of columns that are constant in a part: those of the rows, and those of the dictionaries."""
+    """Buffers of the columns that have one value in each part (rows that were settled together).
+
+    `rows` has the values, or the dictionary indices, of the rows; `entries` has the buffers of the
+    dictionaries.
+    """
 
     rows: list[Buffer]
     entries: list[bytes]

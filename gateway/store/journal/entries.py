@@ -65,7 +65,8 @@ class BlockDictionary:
     def begin(self, rows: int) -> bool:
         """Begin a block of `rows` rows. Return True if all entries were removed.
 
-        They are if the dictionary is mostly unused or too large; numbers returned before are then invalid.
+        The entries are removed if most of them are unused, or if they are too many or too large. Numbers that
+        were returned before are then invalid.
         """
         count = len(self)
         afresh = (

@@ -437,9 +437,9 @@ class JournalReader:
 
     @contextmanager
     def cached_listing(self) -> Iterator[None]:
-        """List the files once for the whole block, and again only if a file is missing.
+        """List the journal's files once, for all reads in the `with` block.
 
-        Raises NoFolderError.
+        The files are listed again only if one is missing. Raises NoFolderError.
         """
         self._listing = self._listed()
         try:

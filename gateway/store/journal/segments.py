@@ -103,7 +103,8 @@ def segments_in(folder: Path, prefix: str = "") -> list[Segment]:
 
     `prefix` is put before the shards' numbers. A segment in Parquet precedes the segments whose rows it has.
     A folder on disk is listed until two listings agree, because a listing during a conversion may contain
-    neither. In an object store both exist for a while, so one listing is enough.
+    neither the Parquet file nor the segments that it replaces. In an object store both exist for a while, so
+    one listing is enough.
     """
     before, found = None, _listed(folder, prefix)
     while found is None or (isinstance(folder, Path) and (before is None or before.keys() != found.keys())):

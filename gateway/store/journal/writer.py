@@ -90,7 +90,7 @@ class _Block(NamedTuple):
 
 
 def no_open_receipt() -> None:
-    """Return None: no received message is unsettled."""
+    """Return None, as `oldest` of a JournalWriter: no received message is unsettled."""
 
 
 class JournalWriter:
