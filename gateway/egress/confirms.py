@@ -192,11 +192,11 @@ class ConfirmedSink:
         return sum(len(waiting.positions) for waiting in again)
 
     def _suspect(self, count: int, outcome: Outcome, *, window: int = 0, times: int = 1) -> Message | None:
-        """Narrow the window, because one of the first `count` messages has caused a close or an error.
+        """Narrow the window, as one of the first `count` waiting messages has caused a close or an error.
 
-        If `count` is 1, the message is settled with this outcome and returned, once this was called `times`
-        times in succession. Otherwise return None; then at most `window` messages (0: half of `count`) are
-        sent at a time.
+        If there are several, at most `window` messages (0: half of `count`) are sent at a time from now on,
+        and None is returned. A single message is sent alone again, and None is returned. When this method was
+        called `times` times in succession, that message is settled with this outcome and returned instead.
         """
         self._blamed += 1
         if count > 1:
@@ -387,7 +387,7 @@ class ConfirmedSink:
         return not rest
 
     def _settle_unsent(self, positions: Positions, outcome: Outcome) -> None:
-        """Have messages of the part being sent settled with this outcome, when the others are queued.
+        """Record messages of the part being sent, to be settled with this outcome once the others are queued.
 
         Their source may publish more messages as soon as they are settled, which must not overtake the others
         of the part.

@@ -18,7 +18,7 @@ GOODBYE: Final = "the gateway is stopping"
 
 
 class Flushable(Protocol):
-    """Interface of a consumer for its connection."""
+    """Interface of a consumer that its connection uses."""
 
     live: bool
 
@@ -27,7 +27,7 @@ class Flushable(Protocol):
 
 
 class LinkMachine(Protocol):
-    """Interface of a protocol's client state machine to its connection."""
+    """Interface of a protocol's client state machine that the connection uses."""
 
     def tick(self, now: float) -> None:
         """Send a heartbeat if one is due at `now`."""
@@ -44,7 +44,7 @@ MachineT = TypeVar("MachineT", bound=LinkMachine)
 
 
 class QueueLinkConnection(Generic[MachineT, ConsumerT]):
-    """Owner of the stream of a link while one connection exists.
+    """Connection of a link to a broker with queues, which processes the events of one stream.
 
     The handshake must be complete (`open` is set) by `deadline`, in loop-clock seconds.
     """

@@ -201,7 +201,7 @@ class HeldBack(Generic[R]):
         return line_of(entry) or self.named(receipt)
 
     def note_routes(self, receipt: R, routes: Iterable[str]) -> None:
-        """Record the routes of a message until it is settled. Without any, earlier ones stay recorded."""
+        """Record the routes of a message until it is settled. An empty `routes` changes nothing."""
         names = tuple(routes)
         if not names:
             return
@@ -239,7 +239,7 @@ class HeldBack(Generic[R]):
         return entry if undone is None else _remaining(entry, undone[1])
 
     def take_all(self) -> list[R]:
-        """Remove all receipts. Return those that waited, whose messages their broker delivers again."""
+        """Remove all receipts. Return those that waited; the broker redelivers their messages."""
         waiting = [receipt for line in self._lines.values() for _, _, receipt in sorted(line.waiting)]
         self._lines.clear()
         self._tried.clear()

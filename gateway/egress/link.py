@@ -45,7 +45,7 @@ log = structlog.get_logger()
 
 
 class LinkConnection(StreamOwner, Protocol):
-    """Interface of a protocol's connection to its link."""
+    """Interface of a protocol's connection that its link uses."""
 
     @property
     def machine(self) -> FrameCounts:
@@ -152,9 +152,9 @@ class UrlOrder:
     """Order in which a link tries its URLs, with the waits between connection attempts.
 
     After a failure the next URL is always another one, if there is one: the cause of the failure (no reply, a
-    refusal, a shutdown) is likely to persist. The URLs of a round are tried without a wait between them. A
-    connection that lasted ends its round, so that the gateways of a broker that goes down do not all connect
-    to the next one at the same moment.
+    refusal, a shutdown) is likely to persist. The URLs of a round are tried without a wait between them; when
+    all have failed, the link waits. The loss of a stable connection ends the round, too, so that the gateways
+    of a broker that goes down do not all connect to the next one at the same moment.
     """
 
     def __init__(

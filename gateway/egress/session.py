@@ -36,7 +36,7 @@ def message_of(receipt: tuple[Any, int, Message]) -> Message:
 
 
 class LinkConsumer(Protocol):
-    """Interface of a consumer to its link session."""
+    """Interface of a consumer that its link session uses."""
 
     accepted: list[int]  # tags to acknowledge when the wake-up ends
     stopping: bool  # True if the queue is no longer wanted
@@ -50,7 +50,7 @@ class LinkConsumer(Protocol):
 
 
 class ConsumingConnection(Protocol):
-    """Interface of a connection to its link session."""
+    """Interface of a connection that its link session uses."""
 
     @property
     def outstanding(self) -> int:

@@ -60,7 +60,7 @@ Raises Pending while a permission check is pending.
 
 
 class Cluster(Protocol):
-    """Interface of the connection to the cluster that a review uses."""
+    """Interface of the connection to the cluster that AbsentReview uses."""
 
     @property
     def is_up(self) -> bool:
@@ -144,7 +144,10 @@ class AbsentReview:
             log.info("subscriptions of absent clients ended, no longer permitted", subscriptions=ended)
 
     async def _check(self, absent: AbsentSession) -> int:
-        """Remove the forbidden subscriptions of a session and unbind its queue. Return their number."""
+        """Remove the forbidden subscriptions of a session, and unbind its queue from their keys.
+
+        Return the number of removed subscriptions.
+        """
         options = {name: decode_options(data) for name, data in absent.subscriptions.items()}
         forbidden = await self._forbidden(absent, options)
         if not forbidden:

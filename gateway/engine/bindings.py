@@ -31,7 +31,7 @@ class Bindings:
     def add(self, levels: list[str]) -> str | None:
         """Count a new subscription. `levels` are the levels of its filter.
 
-        Return the key to bind if no other subscription has needed it, else None.
+        Return the key to bind if this is the first subscription that needs it, else None.
         """
         key = None if levels[0] == SYS else binding_of(levels)
         if key is None:
@@ -40,7 +40,7 @@ class Bindings:
         return key if count == 1 else None
 
     def remove(self, levels: list[str]) -> str | None:
-        """Discount a subscription that has ended. `levels` are the levels of its filter.
+        """Stop counting a subscription that has ended. `levels` are the levels of its filter.
 
         Return the key to unbind if no other subscription needs it, else None.
         """

@@ -114,7 +114,7 @@ class Engine(Protocol):
     recent_chunks: int  # maximum number of chunks of received QoS 2 numbers per session
 
     def change(self, session: ClientSession) -> SessionChange:
-        """Return the collected changes of a session, to which the caller adds; they are stored soon."""
+        """Return the changes of a session that are stored together soon; the caller adds to them."""
 
     def after_stored(self, session: ClientSession, done: Told) -> None:
         """Call `done` with ACCEPTED when all changes that a session has collected until now are stored.
@@ -208,7 +208,8 @@ class ClientSession(Session):
     def begin(self, contents: Contents, queue: str, arguments: Headers) -> None:
         """Restore the QoS 2 state of a session that has a queue from its stored `contents`.
 
-        The subscriptions only count for the weight; the caller adds them. `arguments` are those of the queue.
+        The stored subscriptions are only added to the session's weight here; the caller subscribes.
+        `arguments` are those of the queue.
         """
         self.queue, self.arguments = queue, arguments
         for topic_filter in contents.subscriptions:
@@ -228,7 +229,7 @@ class ClientSession(Session):
         self._recent = Recent(self._engine.recent_chunks, contents.received)
 
     def change(self) -> SessionChange:
-        """Return the collected changes of this session, to which the caller adds; they are stored soon."""
+        """Return the changes of this session that are stored together soon; the caller adds to them."""
         return self._engine.change(self)
 
     def _note_packet(self, packet_id: int, *, released: bool = False) -> None:
@@ -280,7 +281,11 @@ class ClientSession(Session):
             self._engine.bind_queue(self, key)
 
     def _needs(self, key: str, without: str) -> bool:
-        """Return True if another filter than `without` has this key, of which one is shortened."""
+        """Return True if a filter of this session other than `without` needs the same binding key `key`.
+
+        Two filters have the same key only if the key of a long filter was shortened. A filter whose binding
+        is pending counts, too.
+        """
         if self._unbound_options.get(key):
             return True
         others = [
@@ -309,7 +314,7 @@ class ClientSession(Session):
         self.weight = Weight(subscriptions + count, byte_count + count * filter_bytes(topic_filter))
 
     def _granted(self, address: Address) -> Grant | None:
-        """Return the grant of the unshared subscriptions that match a topic, None without any."""
+        """Return the Grant of all unshared subscriptions that match a topic, or None if none matches."""
         topic = address.name
         if topic in self._cached:
             return self._cached[topic]
@@ -396,7 +401,11 @@ class ClientSession(Session):
                 self._receive(*buffered)
 
     def _receive(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:
-        """Queue a message for the client, or settle it if no subscription wants it or it is out of date."""
+        """Queue a message for the client, or settle it if the client must not get it.
+
+        The client does not get a message that cannot be decoded, that no subscription matches, or that is
+        older than a retained message of the topic that was sent to it.
+        """
         old = self._old > 0
         self._old -= old
         left_at = self._left_since
@@ -483,10 +492,10 @@ class ClientSession(Session):
         return True
 
     def _reattach(self, packet_id: int, message: Message, grant: Grant, delivery: ClusterOrigin) -> None:
-        """Make `delivery` the one by which a QoS 2 message that was sent before is settled.
+        """Settle the QoS 2 message with this packet id by `delivery`, and no longer by an earlier delivery.
 
-        The message has this packet id here, or had it at an earlier owner of the session. In the second case
-        it is resent, unless PUBREC was received.
+        The message was sent before, here or by an earlier owner of the session. In the second case it is
+        resent. If its PUBREC was received, `delivery` is settled at once.
         """
         if packet_id in self.released:
             delivery.settle()
@@ -504,7 +513,7 @@ class ClientSession(Session):
     def _release_reserved(self) -> None:
         """Send PUBREL for messages that an earlier owner has sent and that are not redelivered here.
 
-        They have expired in the queue, but the client may have them and wait for PUBREL.
+        Such messages have expired in the queue, but the client may have them and wait for PUBREL.
         """
         for packet_id in list(self._reserved):
             if packet_id not in self.in_flight and packet_id not in self.released:
@@ -513,7 +522,7 @@ class ClientSession(Session):
                 self._engine.after_stored(self, partial(self._release, packet_id))
 
     def _release(self, packet_id: int, outcome: Outcome) -> None:
-        """Send PUBREL for a packet id once that is stored."""
+        """Send PUBREL for a packet id, if its new state is stored (`outcome` is ACCEPTED)."""
         if outcome is ACCEPTED and self.outlet is not None and packet_id in self.released:
             self.credit -= 1
             self.outlet.send_release(packet_id)
@@ -587,9 +596,9 @@ class ClientSession(Session):
         return rows
 
     def _number_of(self, message: Message) -> Number | None:
-        """Return the number of a retained message that a walk has sent, or None.
+        """Return and forget the number of a retained message that a walk has sent, or None.
 
-        By the number the session recognizes the message if it arrives live as well.
+        If the same message arrives live as well, the session recognizes it by this number.
         """
         return None if self.walked is None else self.walked.number_of(message)
 
@@ -635,7 +644,7 @@ class ClientSession(Session):
         return super().expects_ack(kind, packet_id)
 
     def received(self, packet_id: int) -> bool:
-        """Process PUBREC: have it stored that the client has the message. PUBREL is sent after that.
+        """Process PUBREC: store that the client has the message; PUBREL is sent when that is stored.
 
         Return False if the packet id is unknown.
         """

@@ -63,7 +63,7 @@ NOTHING: Final = DeclarationRequest(None, None)
 
 
 class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
-    """Connection to the cluster: the owner of its stream, until the connection is lost."""
+    """Connection to the cluster, which processes the events of its stream until the stream is lost."""
 
     _codes = ReplyCode
 

@@ -87,7 +87,7 @@ class ConnectionSession(Protocol):
 
 
 class EngineConnection(ClusterConnection):
-    """Connection of the engine to the cluster: the owner of its stream, until the connection is lost."""
+    """Connection of the engine to the cluster, which processes the events of one stream."""
 
     def __init__(self, session: ConnectionSession, stream: Stream, target: LinkUrl, now: float) -> None:
         settings = session.settings
@@ -156,7 +156,7 @@ class EngineConnection(ClusterConnection):
     def bind(self, key: str, on: bool) -> None:
         """Bind a key to this replica's queue, or unbind it if `on` is False.
 
-        Before the queue exists do nothing, because all keys are bound when it does.
+        Before the queue is declared do nothing, because all keys are bound when it has been declared.
         """
         session = self._session
         if self._bound:

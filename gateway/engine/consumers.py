@@ -171,7 +171,7 @@ class ClusterConsumer:
             self.then(self.given_back)
 
     def order(self, tag: int) -> None:
-        """Move a message behind all other unsettled ones, in whose order they are requeued.
+        """Move a message behind all other unsettled ones, so that it is requeued last.
 
         `tag` is its delivery tag.
         """
@@ -575,7 +575,10 @@ class Consumers:
             self._bind(consumer, [key])
 
     def _bind(self, consumer: ClusterConsumer, keys: Iterable[str]) -> None:
-        """Request the bindings of these keys that `unbound` has; others are bound."""
+        """Request the binding of the consumer's queue to each of these keys.
+
+        A key for which `unbound` of the consumer's target requests the removal is unbound instead.
+        """
         target = consumer.target
         for key in keys:
             on, done = target.unbound.get(key, (True, _do_nothing))
@@ -735,7 +738,10 @@ def _room_of(target: QueueOwner) -> int:
 
 
 def _combine(first: Freed | None, second: Freed | None) -> Freed | None:
-    """Return a callback that calls both callbacks. If only one is given return it, else None."""
+    """Return a callback that calls both callbacks.
+
+    If only one callback is given, that one is returned; if none is given, None.
+    """
     if first is None or second is None:
         return first or second
 

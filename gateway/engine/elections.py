@@ -75,7 +75,10 @@ class Candidate:
         return now - self._served_at >= self._timeout_secs
 
     def decide(self, elected: bool, why: str = "") -> None:
-        """Record that this replica consumes over the link or not, for the reason `why`, and report that."""
+        """Record that this replica consumes over the link (`elected`) or not, and call `on_decision`.
+
+        `why` is the reason not to consume. A change is logged.
+        """
         if elected and not self.is_elected:
             log.info("replica started consuming over link", link=self.link)
             self._served_at = clock.lease_time()

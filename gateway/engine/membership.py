@@ -76,7 +76,10 @@ class Membership:
         return "" if self._is_joined else "it has not joined the other replicas yet"
 
     def tick(self, now: LeaseTime) -> None:
-        """Join or send a heartbeat, and reap, if that is due."""
+        """Run the timer: submit JoinReplica or Heartbeat, and Reap, when they are due.
+
+        Reap declares silent replicas dead, and claims wills and sessions that have become due.
+        """
         if now - self._now > 2 * HEARTBEAT_SECS:
             self._steady_since = None  # the process was frozen, and the database may have been away
         self._now = now
@@ -131,7 +134,10 @@ class Membership:
                 contained("store", error)
 
     def _reaped(self, requested_at: LeaseTime, reply: Reply[list[ClaimedWork]]) -> None:
-        """Do the work that was claimed since `requested_at`, unless the claims may end while it is done."""
+        """Process the reply to a Reap that was submitted at `requested_at`: do the work that it has claimed.
+
+        If the claims may end while the work is done, nothing is done.
+        """
         self._is_reaping = False
         if is_ending(requested_at):
             return

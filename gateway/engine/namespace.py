@@ -359,10 +359,10 @@ class EngineNamespace(MqttNamespace):
         self._engine.share(shared, on=True)
 
     def _use(self, topic_filter: str) -> None:
-        """Stop counting an unused shared filter for the user of its last member here.
+        """Subtract an unused shared filter from the subscriptions of its last member's user.
 
-        Called when the filter has a member again or its queue is deleted. Until then it counts, because its
-        queue exists, and a client could leave behind any number of them.
+        Called when the filter has a member here again, or when its queue is deleted. Until then it counts for
+        that user, because its queue exists, and a client could leave behind any number of them.
         """
         self._unused.pop(topic_filter, None)
         user = self._unused_of.pop(topic_filter, None)
@@ -557,8 +557,8 @@ class EngineNamespace(MqttNamespace):
     def make_room(self, user: str, place: str, client_id: str = "") -> str:
         """Make another session of a user possible. Return the limit that forbids it, or "".
 
-        The number of sessions of all replicas is limited, too; no session is ended to make another possible
-        there.
+        The number of sessions at all replicas is limited, too. If that limit is exceeded, "sessions_max" is
+        returned, and no session is ended.
         """
         if self._engine.sessions.count > self.sessions_max:
             return "sessions_max"
@@ -674,7 +674,10 @@ class EngineNamespace(MqttNamespace):
         self._engine.sessions.leave(session, self._lost.pop(session.client_id, None))
 
     def requeue_shared(self, session: Session, *, ended: bool = False) -> None:
-        """Requeue messages of shared subscriptions that a lost client has not acknowledged."""
+        """Requeue messages of shared subscriptions that a lost client has not acknowledged.
+
+        `ended` has no effect here.
+        """
         if isinstance(session, ClientSession):
             session.requeue_shared()
 
@@ -766,7 +769,8 @@ class EngineNamespace(MqttNamespace):
     def publish_kept_will(self, key: str, publish: Callable[[], None]) -> None:
         """Publish a will by calling `publish`, unless its claim is ending.
 
-        In that case another replica claims and publishes the will. `key` is the one of `keep_will`.
+        If the claim is ending, another replica claims and publishes the will. `key` is the `client_id` that
+        was passed to `keep_will`.
         """
         claim = self._publishing.pop(key, None)
         if claim is None:

@@ -20,7 +20,7 @@ from typing import Final
 
 from gateway.engine.envelope import Number
 
-LIVES_MAX: Final = 64  # beyond that, the least recently used one is forgotten
+LIVES_MAX: Final = 64  # replica processes that are remembered; beyond that, the least recently used is forgotten
 RECENT_LIVES_MAX: Final = 32  # replica processes that a session remembers, some of them lost
 CHUNK_BITS: Final = 6  # bits of a number that are the position in its chunk
 CHUNK: Final = 1 << CHUNK_BITS
@@ -29,7 +29,7 @@ Chunk = tuple[bytes, int]
 
 
 class NumberSet:
-    """Set of the message counts of one replica process, in chunks of 64 bits."""
+    """Set of the counts in the message numbers of one replica process, as bits in chunks of 64."""
 
     __slots__ = ("_bits", "_chunks")
 

@@ -70,7 +70,10 @@ class SharedOutboxShares:
             periods.append(Period())
 
     def admit(self, user: str, byte_count: int) -> bool:
-        """Count a message that a user adds. Return False if it exceeds the user's share, which is counted."""
+        """Count a message that a user adds to the outbox, if it is within the user's share.
+
+        Return False if it is not; then it is counted as refused.
+        """
         if limit := self._limit_of(user, byte_count):
             self._refusals.refuse(user, limit, 1)
             return False

@@ -103,7 +103,7 @@ class OutboxPublisher(AmqpLinkPublisher):
 
 
 class SharedOutboxes(AmqpLinkSession):
-    """Outboxes of one link on the cluster: the link session of the connection that serves them.
+    """Link session that serves the outboxes of one link, which are queues on the cluster.
 
     A message is in hand if it was consumed from an outbox here and is not acknowledged yet.
     """
@@ -245,7 +245,7 @@ class SharedOutboxes(AmqpLinkSession):
         return found
 
     def _new_shares(self) -> SharedOutboxShares:
-        """Return the shares of users in another outbox of this link."""
+        """Create the shares of users in one more outbox of this link."""
         quota = self._quotas.outbox()
         quota.set_limits(self._limits.messages_max, self._limits.bytes_max)
         removes = self._limits.policy != "reject"
@@ -425,11 +425,11 @@ class SharedOutboxes(AmqpLinkSession):
 
 
 class OutboxConsumer(AmqpLinkConsumer):
-    """Consumer of an outbox, which ends without a cancel when all its messages are confirmed.
+    """Consumer of an outbox, whose `stop` ends it without basic.cancel once its messages are confirmed.
 
-    A cancel would let the next consumer start before that. While it is leaving (ending) it acknowledges
-    nothing, so that the cluster sends no more than the prefetch. Messages that arrive after its last
-    acknowledgement are requeued when its channel is closed, and so are released ones.
+    With basic.cancel the next consumer would start before they are confirmed. A consumer is leaving after
+    `stop`: it acknowledges nothing, so that the cluster sends no more than the prefetch. Messages that arrive
+    after its last acknowledgement are requeued when its channel is closed, and so are released ones.
     """
 
     __slots__ = ("_confirmed", "_leaves")
@@ -753,9 +753,9 @@ class Drain:
         return found
 
     def tries_again(self, part: SubBatch, at: int, outcome: Outcome) -> bool:
-        """Count a refusal of the message at position `at`. Return True if it is tried again.
+        """Count a refusal of the message at position `at`. Return True if the caller must retry the message.
 
-        It is requeued then, so later messages may be delivered before it.
+        A retried message is requeued, so later messages may be delivered before it.
         """
         if outcome.reason in FINAL:
             return False
@@ -773,7 +773,8 @@ class Drain:
     ) -> None:
         """Store a message as a dead letter. It is acknowledged when the dead letter is stored.
 
-        If there is no capacity for it the message is requeued.
+        If there is no capacity for it the message is requeued. `crossed` is False if the message could not be
+        decoded.
         """
         then = partial(self._settle_stored, part, at, message if crossed else None, outcome)
         letters = self.outboxes.dispatcher.dead_letters
@@ -841,5 +842,5 @@ class DrainSource:
                 self._drain.store_dead_letter(self._part, position, message, outcome)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Return no functions: there are no senders to hold, because they were acknowledged long ago."""
+        """Return an empty list: no sender can be paused, because the senders were acknowledged long ago."""
         return []

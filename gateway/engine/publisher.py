@@ -98,8 +98,8 @@ class EnginePublisher(AmqpLinkPublisher):
     def close_over(self, code: int, text: str) -> None:
         """Handle that the broker has closed the publishing channel with a reply code.
 
-        A missing or denied exchange concerns all messages, which wait for the next connection. Any other code
-        is attributed to a message.
+        If the exchange is missing or may not be used, all messages wait for the next connection. With any
+        other code, one of the unconfirmed messages is assumed to be the cause.
         """
         if code in GONE:
             self.close()

@@ -214,7 +214,11 @@ class SharedRetained(LocalRetained):
         )
 
     def _may_remember(self, user: str, byte_count: int) -> bool:
-        """Count a topic that a user clears. Return False if too many are remembered already."""
+        """Count a topic that a user clears and that the database is to remember for a minute.
+
+        Return False, without counting, if the remembered topics of the user, or of all users, reach their
+        limits.
+        """
         remembered, quota = self._remembered, self.quota
         count, total = remembered.count_of(user), remembered.of(user)
         if (

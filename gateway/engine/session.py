@@ -260,7 +260,10 @@ class EngineSession(OneSink):
         return self._connection
 
     def end_turn(self) -> None:
-        """Deliver the messages of this wake-up to sessions, have these send, and acknowledge the messages."""
+        """Deliver the messages of this wake-up to sessions, and acknowledge them to the cluster.
+
+        Sessions with queued messages send them to their clients.
+        """
         batch = self._batch
         if len(batch):
             self._batch = Batch(self, clock.now())
@@ -302,7 +305,10 @@ class EngineSession(OneSink):
         self.stats.accepted_messages += len(receipts)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Return no functions: the cluster is not held, because one slow client must not stop the others."""
+        """Return an empty list: reading from the cluster goes on when a client is slow.
+
+        One slow client must not stop the others.
+        """
         return []
 
     # Interface for the connection.
@@ -426,7 +432,7 @@ class EngineSession(OneSink):
             self._connection.bind(key, True)
 
     def unbind(self, levels: list[str]) -> None:
-        """Discount a subscription that has ended. Unbind its key if no other subscription needs it.
+        """Stop counting a subscription that has ended. Unbind its key if no other subscription needs it.
 
         `levels` are the levels of the subscription's filter.
         """
@@ -551,7 +557,7 @@ class EngineSession(OneSink):
     # Interface for sessions.
 
     def change(self, session: ClientSession) -> SessionChange:
-        """Return the collected changes of a session, to which the caller adds; they are stored soon."""
+        """Return the changes of a session that are stored together soon; the caller adds to them."""
         return self.sessions.change(session)
 
     def after_stored(self, session: ClientSession, done: Told) -> None:

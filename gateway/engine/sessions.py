@@ -89,7 +89,7 @@ Done = Callable[[], None]
 
 
 class SessionClients(Protocol):
-    """Interface of this replica's clients that their shared sessions use."""
+    """Interface of this replica's clients that SharedSessions uses."""
 
     def session_of(self, client: str) -> ClientSession | None:
         """Return the session of a client that is connected here, or None."""
@@ -248,7 +248,7 @@ class SessionWriter:
 
 
 class Takeover:
-    """Wait of a session here for the previous owner (`before`) to release the session's queue."""
+    """State of a session that waits until its previous owner (`before`) has released its queue."""
 
     __slots__ = ("before", "started_at")
 
@@ -260,8 +260,9 @@ class Takeover:
 class Sweep:
     """Comparison of the clients that are connected here with the database's sessions of this replica.
 
-    `here` has the sessions that were here at the begin and have not been found in the database yet. `strays`
-    has client and epoch of sessions that are connected here by the database, but have no client here.
+    `here` has the sessions that were here at the beginning and have not been found in the database yet.
+    `strays` has client and epoch of sessions that are connected here by the database, but have no client
+    here.
     """
 
     __slots__ = ("here", "incarnation", "strays")
@@ -337,9 +338,9 @@ class SharedSessions:
     def open(self, opening: Opening) -> None:
         """Open the session of a connecting client in the database.
 
-        An earlier client that is opening the same session is denied. But if it is another user's, and this
-        client may only have a session of its own user, this client waits: it may be refused, and then the
-        earlier one need not be denied.
+        An earlier client that is opening the same session is denied. There is one exception: if that client
+        has another user, and this client may only have a session of its own user, this client waits for the
+        reply to the earlier one. This client may be refused, and then the earlier one need not be denied.
         """
         client, coming = opening.client, opening.coming
         before = self._openings.get(client)
@@ -437,9 +438,9 @@ class SharedSessions:
         self._state.query(FindSession(arrival.operation.key), on_view)
 
     def _count_earlier(self, found: OpenedSession, count: int) -> None:
-        """Change the count of its user's sessions at other replicas by `count`.
+        """Change the usage at other replicas of the user whose earlier session `found` reports.
 
-        -1 means that the client's earlier session, which was elsewhere, is here now; 1 takes that back.
+        `count` is -1 when that session, which was at another replica, is here now, and 1 to undo that.
         """
         earlier = found.earlier
         if earlier is not None and not earlier.is_here:
@@ -488,14 +489,17 @@ class SharedSessions:
         self._repeats.submit(CancelOpening(operation.key, operation), partial(self._left_nobody, queue))
 
     def _left_nobody(self, queue: str, reply: Reply[LeftSession]) -> None:
-        """Delete the queue of a session that has ended without its client."""
+        """Process the reply to an operation that left a session here without a client.
+
+        If the session has ended, its queue is deleted.
+        """
         if reply.value is not None and reply.value.ended and queue:
             self._delete(queue)
 
     # Changes of sessions.
 
     def change(self, session: ClientSession) -> SessionChange:
-        """Return the collected changes of a session, to which the caller adds; they are submitted soon."""
+        """Return the changes of a session that are stored together soon; the caller adds to them."""
         writer = self._writers.get(session)
         if writer is None:
             writer = self._writer(session)

@@ -36,7 +36,10 @@ class SessionsElsewhere:
         self.subscriptions += weight.subscriptions
 
     def end_leaving(self, user: str, weight: Weight, *, remains: bool) -> None:
-        """Process the reply to a LeaveSession: the session counts further only if it `remains` stored."""
+        """Process the reply to a LeaveSession: stop counting the session as leaving.
+
+        If the session `remains` stored, it is added to the user's usage instead.
+        """
         _change(self._leaving, user, weight, -1)
         self.subscriptions -= weight.subscriptions
         if remains:

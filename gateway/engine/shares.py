@@ -39,7 +39,7 @@ class DeliveryDecoder(Protocol):
 
 
 class SharedQueue:
-    """Queue of one shared subscription's filter, as this replica consumes it."""
+    """State of the queue of one shared filter, which this replica consumes for its members."""
 
     def __init__(
         self, reader: DeliveryDecoder, group: SharedGroup, queue: str, arguments: Headers, prefetch: int

@@ -112,7 +112,7 @@ class Walked:
     def send(self, message: Message, number: Number, *, is_alone: bool) -> None:
         """Record that a walk is about to send a retained message at QoS 2.
 
-        `is_alone` is the result of the method with that name.
+        `is_alone` is the result of the method `is_alone` for the message's topic.
         """
         self.has_sent = True
         self._sent.add(number)

@@ -172,11 +172,11 @@ class Group:
         return self.index.settled.get(row, 0) if change is None else change.bits
 
     def create(self, log: Log) -> None:
-        """Create a log."""
+        """Add the creation of a log to the transaction."""
         self.created[log.id] = log
 
     def rename(self, log: Log) -> None:
-        """Change kind and name of a log."""
+        """Add the change of a log's kind and name to the transaction; `log` has the new ones."""
         (self.created if log.id in self.created else self.renamed)[log.id] = log
 
     def drop(self, log: Log) -> None:
@@ -211,7 +211,10 @@ class Group:
         self.emptied.append((kind, prefix))
 
     def add_letters(self, messages: Iterable[Message], route: str, outcome: Outcome, utc: WallTime) -> None:
-        """Add dead letters."""
+        """Add a dead letter for each message to the transaction.
+
+        `route` is the name of the route that refused them, or ""; `utc` is the time of the refusal.
+        """
         self.letters.add(messages, route, outcome, utc)
 
     def delete_letters(self, ids: Iterable[int] | None) -> None:

@@ -20,7 +20,7 @@ from gateway.model.times import WallTime
 from gateway.store.recovery import contain_failure
 
 KEY: Final = "time"  # of the table meta: when the last commits were, JSON
-EVERY_SECS: Final = 1.0  # between two records of it
+EVERY_SECS: Final = 1.0  # minimum time between two records of the time
 
 
 def time_record(ahead_secs: float) -> str:

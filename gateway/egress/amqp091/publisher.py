@@ -147,7 +147,11 @@ class AmqpLinkPublisher(ConfirmedSink):
         return super().close()
 
     def close_over(self, code: int, text: str) -> None:
-        """Handle the broker's close of the channel or connection that a published message has caused."""
+        """Handle that the broker has closed the channel or connection because of a published message.
+
+        If `text` names an exchange, all messages for that exchange are refused. Otherwise any unconfirmed
+        message may be the cause, and the search for it begins (`_suspect`).
+        """
         unconfirmed_count = self.close()
         if not unconfirmed_count:
             return

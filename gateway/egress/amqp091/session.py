@@ -91,7 +91,10 @@ def client_properties(connection_name: str) -> Headers:
 
 
 def new_machine(target: LinkUrl, limits: Limits, *, name: str, **more: int) -> ClientConnection:
-    """Return the machine of a connection called `name` that accepts contents within limits."""
+    """Return the protocol machine of a client connection called `name` to `target`.
+
+    `limits` has the maximum sizes of frames and bodies. `more` are further parameters of ClientConnection.
+    """
     return ClientConnection(
         mechanism=PLAIN,
         response=encode_response(PLAIN, target.username or GUEST, target.password or GUEST),
@@ -106,7 +109,7 @@ def new_machine(target: LinkUrl, limits: Limits, *, name: str, **more: int) -> C
 
 
 class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
-    """Owner of the stream of a link while one connection exists."""
+    """Connection of an AMQP 0-9-1 link, which processes the events of one stream."""
 
     _codes = ReplyCode
     _consuming: ClassVar[type[AmqpLinkConsumer]] = AmqpLinkConsumer
@@ -343,8 +346,8 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     def _consume(self, declaration: Declaration) -> None:
         """Start to consume a queue that has been declared, on a channel of its own.
 
-        A consumer that exists already is used, unless the broker does not count it any more; then it is
-        replaced.
+        If a consumer of the queue exists, it continues. It is replaced if the broker has dropped it (see
+        `_is_gone`).
         """
         for consumer in self._consumers.values():
             if consumer.declaration.name == declaration.name and not consumer.stopping:
@@ -363,7 +366,11 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
 
     @staticmethod
     def _is_gone(consumer: AmqpLinkConsumer, declaration: Declaration) -> bool:
-        """Return True if the broker does not count this consumer any more, but has counted it before."""
+        """Return True if the broker has dropped this consumer, by the consumer count of its queue.
+
+        That is certain if the broker reports no consumer of the queue, but has reported one while this
+        consumer existed.
+        """
         if consumer.tag and declaration.consumer_count:
             consumer.counted = True
         return consumer.counted and not declaration.consumer_count

@@ -45,7 +45,7 @@ Opened = TypeVar("Opened", ClientSender, ConsumerHandle, StreamHandle)
 
 
 class ChannelConnection(Carrier, Protocol):
-    """Interface of the client's connection to its channels."""
+    """Interface of the client's connection that its channels use."""
 
     def adopt(self, handle: int, channel: ClientChannel) -> None:
         """Pass events of this handle to the channel from now on."""

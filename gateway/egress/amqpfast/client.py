@@ -209,7 +209,11 @@ class FastLinkClient:
         return Unreached(f"{self._place}: {explained(self._target.protocol, self._first, why)}")
 
     async def _run(self, task: Callable[[trio.abc.Stream], Awaitable[None]], stream: trio.abc.Stream) -> None:
-        """Run a background task that is not cancelled with the block, so that the close can still be sent."""
+        """Run a background task until `aclose` cancels it.
+
+        The task is shielded from a cancellation of the program's block, so that the closing handshake can
+        still be sent.
+        """
         with trio.CancelScope(shield=True) as scope:
             self._background.append(scope)
             await task(stream)

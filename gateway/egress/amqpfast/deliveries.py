@@ -61,7 +61,7 @@ class Joined(NamedTuple):
 
 
 class Assembly:
-    """Joins the fragments of messages that arrive on one channel.
+    """Assembly of messages from the fragments that arrive on one channel.
 
     A body of more than `bytes_max` bytes is skipped: a refusal would close the channel, and the server would
     send the message again on each new one.

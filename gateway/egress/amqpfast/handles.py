@@ -89,7 +89,7 @@ class PendingReplies:
 
 
 class Carrier(Protocol):
-    """Interface of the client's connection to its handles."""
+    """Interface of the client's connection that its handles use."""
 
     machine: ClientConnection
 
@@ -110,7 +110,7 @@ class Carrier(Protocol):
 
 
 class HandleChannel(Protocol):
-    """Interface of a channel to its handles."""
+    """Interface of a channel that its handles use."""
 
     number: int
     restartable: bool
@@ -197,7 +197,10 @@ class OpenHandle:
 
 
 class ClientSender(OpenHandle):
-    """Handle that sends to one destination; responses of a peer service are its deliveries, without ack."""
+    """Handle that sends to one destination.
+
+    Its deliveries are the responses of a peer service, which are not acknowledged.
+    """
 
     def __init__(self, channel: HandleChannel, number: int, service: str, name: bytes) -> None:
         super().__init__(channel, number, service)
@@ -258,7 +261,7 @@ class ClientSender(OpenHandle):
         digest: bytes,
         progress: Progress | None,
     ) -> None:
-        """Send a body of `size` bytes in fragments, from where the server already has it.
+        """Send a body of `size` bytes in fragments, without the bytes that the server already has.
 
         `read` returns bytes of the body from an offset, as many as requested; `digest` is the hash for
         PREPARE.

@@ -21,7 +21,7 @@ from gateway.protocols.amqpfast.client import ClientConnection
 from gateway.protocols.amqpfast.spec import ReplyCode
 from gateway.transport.stream import Stream
 
-LARGE_BYTES: Final = 1_048_576  # larger bodies are sent this way
+LARGE_BYTES: Final = 1_048_576  # larger bodies are sent in fragments by LargeSender
 READY_SECS: Final = 30.0  # PREPARE is answered from memory; a server that takes longer never replies
 # Codes of servers that do not know PREPARE.
 UNKNOWN: Final = frozenset((ReplyCode.COMMAND_NOT_VALID, ReplyCode.NOT_IMPLEMENTED))

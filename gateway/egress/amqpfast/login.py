@@ -47,9 +47,10 @@ def client_machine(
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     bounded: bool = False,
 ) -> ClientConnection:
-    """Return the client machine for a connection to `target`.
+    """Return the protocol machine of a client connection to `target`.
 
-    `heartbeat` is in seconds; `channel_max` 0 means no limit. `pings` is that of ClientConnection.
+    `heartbeat` is in seconds; `channel_max` 0 means no limit. `pings` and `bounded` are those of
+    ClientConnection.
     """
     return ClientConnection(
         mechanism=PLAIN,

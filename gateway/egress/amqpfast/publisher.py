@@ -195,7 +195,11 @@ class FastLinkPublisher(ConfirmedSink):
         chosen: list[int],
         sent: list[int],
     ) -> None:
-        """Send rows to one destination, and append the positions of sent messages to `sent`."""
+        """Send rows to one destination, and append the positions of sent messages to `sent`.
+
+        A row is name, head and body of a message; `chosen` has the messages' positions. A message whose head
+        is too long is settled.
+        """
         tags = destination.producer.send_many(rows)
         if -1 in tags:
             unsent = [at for at, tag in zip(chosen, tags, strict=True) if tag < 0]

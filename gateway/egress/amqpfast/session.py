@@ -80,7 +80,7 @@ CONTENT_FAULTS: Final = frozenset(
 
 
 class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]):
-    """Owner of the stream of a link while one connection exists."""
+    """Connection of an AMQP/Fast link, which processes the events of one stream."""
 
     _codes = ReplyCode
 
@@ -344,7 +344,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 self.machine.send(m.HandleQuery(survey.handle))
 
     def _idle(self, source: LinkSource) -> FastLinkConsumer | None:
-        """Return the consumer of a source if it has no unacknowledged message, else None."""
+        """Return the consumer of a source if it is consuming and has no unacknowledged message, else None."""
         for consumer in self._consumers.values():
             away = consumer.stopping or consumer.resting or consumer.handle in self._unanswered
             if consumer.source is source and not away:

@@ -52,8 +52,8 @@ class Digest:
 class Upload:
     """Upload of one message on an open handle.
 
-    `at` is the offset in the body up to which it is written, or need not be. Call `begin`, then `write` as
-    long as the upload is `writable` and the stream accepts more.
+    `at` is the offset in the body of the next byte to write; the server may have had some of the bytes before
+    it already. Call `begin`, then `write` as long as the upload is `writable` and the stream accepts more.
     """
 
     def __init__(

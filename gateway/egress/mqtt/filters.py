@@ -122,7 +122,7 @@ class Filters:
             self._known_filters.discard(one)
 
     def tick(self, now: float) -> None:
-        """Request refused filters again whose wait is over. `now` is in loop-clock seconds."""
+        """Subscribe again to refused filters whose wait is over. `now` is in loop-clock seconds."""
         due_filters = [one for one, at in self._retry_times.items() if at <= now]
         if due_filters and self._machine is not None:
             for one in due_filters:

@@ -71,7 +71,7 @@ PlaceInBatch = tuple[SubBatch, int]
 
 
 class PublisherOutlet(Protocol):
-    """Interface of the connection to its publisher."""
+    """Interface of the connection that its publisher uses."""
 
     @property
     def is_open(self) -> bool:
@@ -141,7 +141,8 @@ class MqttLinkPublisher(ConfirmedSink):
     ) -> None:
         """Create the sink of an MQTT link.
 
-        `make_ledger` creates the record of messages sent before MQTT 5, which cannot contain a hop count.
+        `make_ledger` creates the record of sent messages by which messages that return in a loop are
+        recognized. It is used before MQTT 5, whose messages have a hop count.
         """
         most = min(in_flight_max, PACKET_IDS)
         super().__init__(stats, in_flight_max=most, messages_max=messages_max, bytes_max=bytes_max)
@@ -314,7 +315,11 @@ class MqttLinkPublisher(ConfirmedSink):
         return message.address.wire
 
     def _send_capacity(self) -> int:
-        """Return how many messages may be sent now; QoS 0 messages need no acknowledgement."""
+        """Return how many messages may be sent now.
+
+        If the window is full, the result is 0 unless the next waiting message has QoS 0, which needs no
+        acknowledgement.
+        """
         room = super()._send_capacity()
         if room > 0:
             return room
@@ -401,10 +406,10 @@ class MqttLinkPublisher(ConfirmedSink):
     def _send_chunk(
         self, outlet: PublisherOutlet, part: SubBatch, positions: Positions, chunk: list[Message], sent: _Sent
     ) -> int:
-        """Send the first messages that have QoS 0, or that have a higher one. Return how many were handled.
+        """Send the first messages of `chunk`: all with QoS 0, or all with a higher QoS.
 
-        Return 0 if the window is full, or if QoS 2 has to wait until old packet ids are released
-        (`_handle_sweep`).
+        Return how many were handled. Return 0 if the window is full, or if QoS 2 has to wait until old packet
+        ids are released (`_handle_sweep`).
         """
         table = self._flags
         flags = [table[message.assurance * 2 + message.retain] for message in chunk]
@@ -584,7 +589,10 @@ class MqttLinkPublisher(ConfirmedSink):
         return ACCEPTED
 
     def _sweep(self) -> None:
-        """Send PUBREL for every possible packet id, once on each connection."""
+        """Send PUBREL for every possible packet id, unless that was done on this connection.
+
+        The broker then releases the ids that an earlier process of this gateway has left in use.
+        """
         if self._patient_until is None:
             assert self._outlet is not None
             self._outlet.release(list(range(1, PACKET_IDS + 1)))
@@ -726,7 +734,7 @@ class MqttLinkPublisher(ConfirmedSink):
             self._clear()
 
     def _clear(self) -> None:
-        """Widen the window, because no message has caused the end of the barren connections."""
+        """Widen the window again if it is narrow because a connection was barren (acknowledged nothing)."""
         if self._barren:
             self._barren = False
             self._widen()

@@ -117,7 +117,10 @@ class MqttLinkReceiver:
         self._held_receipts: HeldReceipts[Receipt] = HeldReceipts(lambda: dispatcher.disk_healthy())
 
     def attach(self, connection: DeliveringConnection, *, present: bool) -> None:
-        """Use a new connection. `present` is True if the broker resumed the session."""
+        """Receive from a new connection. `present` is True if the broker resumed the session.
+
+        If `present` is False, the stored packet ids of QoS 2 messages are forgotten.
+        """
         if not present:
             self.epoch += 1
             self._once.clear()

@@ -68,10 +68,10 @@ BUSY: Final = frozenset(
 
 
 class MqttLinkConnection(DeliveringConnection):
-    """Owner of the link's stream while one connection exists.
+    """Connection of an MQTT link, which processes the events of one stream.
 
-    The handshake must be complete by `deadline`, in loop-clock seconds. `proof` is the exchange of an
-    authentication by AUTH packets.
+    The handshake must be complete by `deadline`, in loop-clock seconds. `proof` is the state of an
+    authentication by AUTH packets, or None.
     """
 
     def __init__(

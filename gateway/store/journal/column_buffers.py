@@ -430,7 +430,8 @@ def _guarantees(runs: Runs[Message]) -> Guarantees:
 def _alike(messages: list[Message]) -> bool:
     """Return True if all messages have the same guarantees, hops and expiry.
 
-    Most messages of one device have. Comparing all of them costs a fraction of encoding the columns.
+    Most messages of one device are equal in these. Comparing all of them costs a fraction of encoding the
+    columns.
     """
     first = messages[0]
     assurance, durable, retain = first.assurance, first.durable, first.retain

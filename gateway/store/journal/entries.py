@@ -84,7 +84,7 @@ class BlockDictionary:
         return afresh
 
     def end(self, rows: int) -> list[bytes]:
-        """End a block of `rows` rows. Return the offsets and the joined texts of each column, in turn."""
+        """End a block of `rows` rows. Return the offsets and the joined texts of every column."""
         # Most entries are new beside old ones: traffic that does not repeat itself.
         self._stale = self._were > 0 and len(self) - self._were > rows // 2
         if self._buffers is None:

@@ -46,7 +46,10 @@ def store_mappings(journal: Path, texts: Mapping[str, tuple[str, str]]) -> None:
 
 
 def folders_of(journal: Path, shards: Iterable[str]) -> list[Path]:
-    """Return the folders that may have copies: the journal's folder, and those below it that have shards."""
+    """Return the folders that may have copies of mapping files.
+
+    These are the journal's folder, and the folders below it that have shards.
+    """
     return [journal, *(journal / head for head in sorted({one.rpartition("/")[0] for one in shards}) if head)]
 
 
