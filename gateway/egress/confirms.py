@@ -361,9 +361,9 @@ class ConfirmedSink:
     def _try(self, part: SubBatch, positions: Positions, messages: list[Message]) -> bool:
         """Send messages of a part by `_send`. Return False if some have to wait.
 
-        Those are inserted in front of the waiting ones. An error closes the connection and makes all
-        unconfirmed messages suspects. After several connections, each with fewer messages in flight, the
-        faulty message is alone and thereby identified.
+        The messages that have to wait are inserted in front of the waiting ones. An error closes the
+        connection, and any unconfirmed message may be its cause. After several connections, each with fewer
+        messages in flight, the faulty message is alone and thereby identified.
         """
         try:
             rest = self._send(part, positions, messages)

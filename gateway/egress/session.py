@@ -46,7 +46,7 @@ class LinkConsumer(Protocol):
         """True while the connection can send acknowledgements."""
 
     def wake(self) -> None:
-        """Have the acknowledgements in `accepted` sent; called when the first one is added."""
+        """Cause the acknowledgements in `accepted` to be sent; called when the first one is added."""
 
 
 class ConsumingConnection(Protocol):

@@ -759,7 +759,7 @@ class SharedReceivedIds(ReceivedIds):
         return self._numbers.get(packet_id)
 
     def announce(self, packet_ids: Iterable[int]) -> dict[int, Number]:
-        """Have packet ids stored. Return those that are not stored yet, with the numbers of their messages.
+        """Submit packet ids to be stored. Return those that are not stored yet, with their messages' numbers.
 
         The caller calls `record_stored` with the result when all changes of the session until now are stored.
         """

@@ -460,7 +460,7 @@ class EngineNamespace(MqttNamespace):
         return (session.client_id, session.owner.epoch) if isinstance(session, ClientSession) else ("", 0)
 
     def reserve_packet_ids(self, session: Session, packet_ids: list[int]) -> None:
-        """Have the packet ids of QoS 2 messages that a client has sent stored before these are published.
+        """Store the packet ids of QoS 2 messages that a client has sent, before the messages are published.
 
         Raises Pending until they are stored, and Superseded if the session has another owner.
         """
@@ -743,7 +743,7 @@ class EngineNamespace(MqttNamespace):
         *,
         retry_at: float = OVERDUE,
     ) -> None:
-        """Have the database decide if the will of a lost client is due; `publish` publishes it.
+        """Leave it to the database when the will of a lost client is due; `publish` publishes the will.
 
         If `at` is OVERDUE the will was claimed before, or the cluster has refused it, and it is published at
         the next tick, or at the first one after `retry_at`.
@@ -828,7 +828,7 @@ class EngineNamespace(MqttNamespace):
 
 
 def _pull(session: Session) -> None:
-    """Have the client of a session receive the retained messages that its walks have read."""
+    """Send a session's client the retained messages that its walks have read."""
     outlet: object = session.outlet
     if isinstance(outlet, AdmittedGuest):
         outlet.send_due_retained()

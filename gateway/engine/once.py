@@ -20,7 +20,7 @@ from typing import Final
 
 from gateway.engine.envelope import Number
 
-LIVES_MAX: Final = 64  # replica processes that are remembered; beyond that, the least recently used is forgotten
+LIVES_MAX: Final = 64  # remembered replica processes; beyond that, the least recently used is forgotten
 RECENT_LIVES_MAX: Final = 32  # replica processes that a session remembers, some of them lost
 CHUNK_BITS: Final = 6  # bits of a number that are the position in its chunk
 CHUNK: Final = 1 << CHUNK_BITS

@@ -261,7 +261,7 @@ class SharedOutboxes(AmqpLinkSession):
     def note(self, route: Route | None, messages: list[Message], outcome: Outcome, word: str) -> None:
         """Report to the journal that messages have left the outbox of a route for the reason `word`.
 
-        Without a route, because it is in the mapping no more, do nothing.
+        `route` is None if the mapping no longer has the route; then do nothing.
         """
         if self._on_departure is not None and route is not None and messages:
             self._on_departure(route, messages, exit_outcome(word, outcome), clock.now())
@@ -653,7 +653,7 @@ class SubBatchSource:
 
 
 class RequeuingSink:
-    """Sink of messages from the outbox of a route that is in the mapping no more: it requeues them."""
+    """Sink of messages from the outbox of a route that the mapping no longer has: it requeues them."""
 
     def publish(self, part: SubBatch) -> None:
         """Release all messages of the part, which requeues them."""

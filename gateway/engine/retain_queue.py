@@ -122,7 +122,7 @@ class Retaining:
             self._submit(topic)
 
     def _submit(self, topic: str) -> None:
-        """Have the newest waiting message of a topic retained, if there is one."""
+        """Submit the newest waiting message of a topic to the database, if there is one."""
         waiting = [held for held in self._queues.get(topic, ()) if not held.is_ready]
         if not waiting:
             self._submitted.discard(topic)

@@ -128,7 +128,7 @@ def decode_retained(found: Retained) -> Numbered | None:
 class SharedRetained(LocalRetained):
     """Retained messages of all replicas in the database, and those of `$SYS` in memory.
 
-    As a sink it accepts all messages, because the cluster's publisher has them stored in the database.
+    As a sink it accepts all messages, because the cluster's publisher stores them in the database itself.
     """
 
     def __init__(self, state: StateStore, quota: UserShares) -> None:

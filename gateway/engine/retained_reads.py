@@ -72,7 +72,7 @@ class RetainedReads:
             self._is_sending = False
 
     def _pop_next(self) -> Read:
-        """Remove the next query and return it. Its user becomes the last one in turn."""
+        """Remove the next query and return it. Its user moves to the end of the queue of users."""
         user, line = next(iter(self._lines.items()))
         read = line.popleft()
         del self._lines[user]

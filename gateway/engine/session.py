@@ -450,7 +450,7 @@ class EngineSession(OneSink):
         self._ask_when_bound()
 
     def _ask_when_bound(self) -> None:
-        """Have the callbacks of `after_bound` called once the bindings requested until now are confirmed.
+        """Arrange that the callbacks of `after_bound` are called once all requested bindings are confirmed.
 
         While queues are being checked their bindings are not requested yet; then the callbacks wait.
         """

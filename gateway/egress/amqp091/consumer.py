@@ -74,7 +74,10 @@ class AmqpLinkConsumer:
         return not self.outstanding
 
     def begin(self, prefetch: int, priority: int) -> None:
-        """Send basic.consume on the open channel. `priority` is the consumer's among those of the queue."""
+        """Send basic.qos with this prefetch count, and basic.consume, on the open channel.
+
+        `priority` is the consumer priority (x-priority); 0 is the default.
+        """
         arguments = (("x-priority", Value(ValueType.INT32, priority)),) if priority else ()
         self._machine.send_method(self.channel, m.BasicQos(prefetch_count=prefetch))
         self._machine.send_method(self.channel, m.BasicConsume(self.declaration.name, arguments=arguments))

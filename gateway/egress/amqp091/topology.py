@@ -109,7 +109,7 @@ class Declaration:
         return self.name if self.kind == "queue" else ""
 
     def steps(self, declare: Declare, arguments: Headers = ()) -> Steps:
-        """Return a generator of the methods to send to the broker, which receives the replies.
+        """Return a generator that yields the methods to send, and is sent the broker's reply to each.
 
         `arguments` are those of a queue that has to be created. The generator returns the reason why the
         object cannot be declared, or "" if it can.
