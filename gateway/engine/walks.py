@@ -78,9 +78,10 @@ class Walked:
             self._first.discard(topic_filter)
 
     def is_alone(self, topic_filter: str, topic: str, session: Session) -> bool:
-        """Return True if no other subscription of the session has matched a topic since the walk began.
+        """Return True if certainly only the walk's own subscription in the session matches a topic.
 
-        False is returned if that is not certain.
+        Return False if the client had subscribed to `topic_filter` before the walk, or has too many
+        subscriptions to compare.
         """
         subscriptions, levels = session.subscriptions, topic.split("/")
         if topic_filter not in self._first or len(subscriptions) > COMPARED_MAX:

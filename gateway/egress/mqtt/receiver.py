@@ -485,7 +485,10 @@ class MqttLinkReceiver:
         return entry
 
     def _first_time(self, connection: DeliveringConnection, packet_id: int) -> bool:
-        """Record the packet id of a QoS 2 message. Return False if it is already in use (5: 4.3.3)."""
+        """Record the packet id of a QoS 2 message. Return False if it is already in use (5: 4.3.3).
+
+        If the message with that id was accepted before, its PUBREC is sent again.
+        """
         accepted = self._once.get(packet_id)
         if accepted is None:
             self._once[packet_id] = False

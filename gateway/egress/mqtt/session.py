@@ -398,7 +398,10 @@ class MqttLinkSession(OneSink):
         self.receiver.end_turn()
 
     def tick(self, now: float) -> None:
-        """Retry refused filters and released messages; called once per second."""
+        """Run the timers of filters, receiver and publisher; called once per second.
+
+        They retry refused filters and released messages, and check deadlines.
+        """
         self.filters.tick(now)
         self.receiver.tick(now)
         self.publisher.tick(now)
