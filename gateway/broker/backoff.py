@@ -22,9 +22,9 @@ WINDOW_MAX: Final = 1_024  # a wider window is unlimited
 
 
 class Backoff:
-    """Back-off of one target, or of one route to it.
+    """Retry delay and in-flight window of one target, or of one route to a target.
 
-    `window` is the maximum number of messages in flight.
+    The delay doubles with each attempt. `window` is the maximum number of unsettled messages at the target.
     """
 
     __slots__ = (
@@ -57,9 +57,10 @@ class Backoff:
         return self._attempts > 0 and self._retry_at is not None and now < self._retry_at
 
     def record_release(self, now: Monotonic) -> None:
-        """Record that the target has released a message at `now` (loop-clock seconds).
+        """Record that the target has refused a message for now (released it), at `now` in loop-clock seconds.
 
-        Several releases during one wait count once.
+        Starts the next delay and sets the window to one message. Several releases during one delay count
+        once.
         """
         if not self.is_waiting(now):
             self._attempts += 1
@@ -82,6 +83,6 @@ class Backoff:
                     self.window = UNLIMITED
 
     def wait(self, attempts: int) -> float:
-        """Return how many seconds to wait after attempt number `attempts`, with jitter."""
+        """Return the delay in seconds after failed attempt number `attempts`, with random jitter."""
         doublings = min(attempts - 1, DOUBLINGS_MAX)
         return min(self._secs_min * (1 << doublings), self._secs_max) * (0.5 + self._jitter() / 2)

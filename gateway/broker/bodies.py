@@ -23,7 +23,7 @@ from gateway.store.store import Store
 
 
 class Bodies:
-    """Spool of a gateway, with the bodies to which messages in the store refer."""
+    """Spool of a gateway, with the spooled bodies of the messages that the store has."""
 
     def __init__(self, limits: Limits, store: Store | None, shares: UserShares | None = None) -> None:
         """Open the spool, before the store starts. Raises StoreError.
@@ -48,7 +48,7 @@ class Bodies:
         return self._by_log.get(log.id, {})
 
     def gauges(self) -> dict[str, Callable[[], float]]:
-        """Return the values of the spool's gauges, by metric name."""
+        """Return functions that read the spool's gauges, by metric name."""
         return {
             "gateway_spool_bytes": lambda: self.spool.used_bytes,
             "gateway_spool_files": lambda: len(self.spool.files),

@@ -196,7 +196,10 @@ class BrokerCore:
             self.outboxes.pause(self.pauses.routes)
 
     def targets(self, link: str, targets: Targets) -> Targets:
-        """Return what must exist at a link: targets of its routes, and that of dead letter copies."""
+        """Return `targets` of a link's routes, plus the target of dead letter copies if they go to that link.
+
+        `targets` are the exchanges and queues that must exist at the link's broker.
+        """
         forward = self._forward
         if forward is None or forward.endpoint != link or not forward.dialect.queue_word:
             return targets
@@ -210,7 +213,7 @@ class BrokerCore:
     async def run(self, flush: Callable[[], None], *others: Callable[[], None]) -> None:
         """Run the timers of the core, and call `others`, several times a second until cancelled.
 
-        `flush` is called at the end of each round, as at the end of a wake-up, to write the results.
+        `flush` is called after each round. It passes changes to the store and writes to sockets.
         """
         ticks = [self._quotas.tick, self.dead_letters.tick, self.deduplication.tick, self.pauses.tick]
         ticks += others
@@ -254,7 +257,7 @@ class BrokerCore:
         return {ids.route: ids.forgotten for ids in self.deduplication}
 
     def gauges(self) -> dict[str, Callable[[], float]]:
-        """Return the values of the core's gauges, by metric name."""
+        """Return functions that read the core's gauges, by metric name."""
         return {
             "gateway_dead_letters": lambda: len(self.dead_letters),
             "gateway_dead_letters_unwanted": lambda: self.dead_letters.unwanted_count,

@@ -51,8 +51,8 @@ class Ids:
     """Message ids that one route has seen.
 
     `accepted` has the accepted ids, oldest first, with the time in POSIX seconds until which they are known.
-    `open` has the ids that are not settled. If there are too many, those of a user with more than an equal
-    part are forgotten first; after a restart the users of older ids are unknown.
+    `open` has the ids of unsettled messages. If there are too many accepted ids, those of a user who has more
+    than an equal part of them are forgotten first. After a restart the users of older ids are unknown.
     """
 
     __slots__ = ("_entries", "accepted", "forgotten", "is_loaded", "open", "route")
@@ -66,7 +66,10 @@ class Ids:
         self.is_loaded = False  # from the store, with times of a clock that may have been wrong
 
     def load(self, rows: Iterable[tuple[float, str]]) -> None:
-        """Add ids from the store with the times until which they are known, the oldest first."""
+        """Add accepted ids from the store, oldest first.
+
+        Each of `rows` is (time in POSIX seconds until which the id is known, id).
+        """
         for expires_at, id in rows:
             self.accept(id, "", expires_at)
         self.is_loaded = True
@@ -91,9 +94,10 @@ class Ids:
         return id
 
     def bound(self, latest: float, ids_max: int) -> None:
-        """Limit the number of ids, and the times of those from the store to `latest`.
+        """Limit the number of accepted ids to `ids_max`.
 
-        They were accepted now at the latest.
+        The times of ids that were loaded from the store are reduced to `latest` (POSIX seconds), the time
+        until which an id accepted now is known: a wrong clock may have written later times.
         """
         self._entries.shares.set_limits(ids_max, NO_LIMIT)
         if self.is_loaded:
@@ -102,12 +106,13 @@ class Ids:
 
 
 class RouteEnd(NamedTuple):
-    """End of a route, with what the guard in front of it must know.
+    """End of a route, as the duplicate check (Guard) in front of it uses it.
 
-    `recipients_of` returns the recipients of a message. `local` is True if the target stores a message in
-    memory or writes it in the wake-up that brings it, unless `put_off_count` returns another value
-    afterwards. `unrouted` is the outcome of a message without a recipient. `accepts_in_memory` returns True
-    while targets receive messages that were held or postponed before.
+    `recipients_of` returns the recipients of a message. `unrouted` is the outcome of a message without a
+    recipient. `local` is True if the target accepts each message in the wake-up of the event loop that brings
+    it: in memory, or in the transaction of that wake-up. Messages for which `put_off_count` (the number of
+    postponements by selectors) has changed are an exception. `accepts_in_memory` returns True while targets
+    receive messages that were held or postponed in an earlier wake-up.
     """
 
     route: Route
@@ -119,7 +124,7 @@ class RouteEnd(NamedTuple):
 
 
 class Deduplication:
-    """Message ids of all routes that deduplicate. With a store it must be created before that starts."""
+    """Message ids of all routes that deduplicate. Must be created before the store, if any, starts."""
 
     def __init__(self, store: Store | None = None, utc: Callable[[], float] = clock.utc) -> None:
         self.store = store
@@ -166,7 +171,7 @@ class Deduplication:
     def record(self, ids: Ids, id: str, expires_at: float, *, beside: bool = False) -> None:
         """Store an accepted id until `expires_at` (POSIX seconds).
 
-        With `beside` it is stored only if the store accepts the messages of this wake-up, too.
+        With `beside` the id is stored only if the transaction with the messages of this wake-up succeeds.
         """
         if self.store is not None:
             put = self.store.put_with_messages if beside else self.store.put
@@ -262,11 +267,10 @@ class Guard(OneSink):
             self._record_what_is_written(part, batch, passed)
 
     def _record_what_is_written(self, part: SubBatch, batch: Batch, passed: list[str]) -> None:
-        """Store the ids of messages that their targets are writing in this wake-up.
+        """Store the ids of messages that their targets are writing in this wake-up of the event loop.
 
-        These are the passed ids that are not settled yet and that no target has refused. The id of a message
-        that is stored only until a restart is in memory, too. `batch` has the messages of `part` that were
-        passed on.
+        The ids are in the transaction that has the messages. They are those of `passed` whose messages are
+        neither settled nor refused by a target. `batch` has the messages of `part` that were passed on.
         """
         open_, expires_at = self.ids.open, self._deduplication.utc() + self._window
         refused = [batch.receipts[slot] for slot in batch.doubted]
@@ -314,10 +318,10 @@ class Guard(OneSink):
     def settle_messages(
         self, part: SubBatch, rows: list[tuple[int, str]], outcome: Outcome, local: bool
     ) -> None:
-        """Settle messages of `part` with the target's outcome, and remember the ids of accepted ones.
+        """Settle messages of `part` with the target's outcome, and remember the ids of accepted messages.
 
         Each of `rows` is (position in `part`, id or ""). If `local` is True, every target got its messages in
-        the wake-up in which they arrived, and the ids are written already or need not be. Otherwise accepted
+        the wake-up in which they arrived, and the ids are already written or need not be. Otherwise accepted
         messages are settled once their ids are on disk.
         """
         positions = [at for at, _ in rows]
@@ -347,10 +351,11 @@ class Guard(OneSink):
         expires_at: float,
         written: Outcome,
     ) -> None:
-        """Accept messages that the target has, and remember their ids, each with the user who sent it.
+        """Settle messages that the target has accepted, and remember their ids in memory.
 
-        `written` is the outcome of writing the ids. The messages are accepted even if the disk has failed:
-        the ids are in memory, and the store keeps trying to write them.
+        `positions` are those of the messages in `part`; each of `owners` is (id, user who sent the message).
+        `written` is the outcome of writing the ids to disk. The messages are accepted even if the disk has
+        failed: the store keeps trying to write the ids.
         """
         ids = self.ids
         for id, user in owners:

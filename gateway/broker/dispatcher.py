@@ -238,10 +238,10 @@ def _always() -> bool:
 class Surroundings(NamedTuple):
     """Objects that a dispatcher works with.
 
-    `links` are the endpoints that are remote brokers; `namespaces` has the local ones, by endpoint. `outbox`
-    returns the outbox of a route with `settle: stored`; None without a store and such routes. `pauses` has
-    the paused routes. `disk_healthy` returns True if the store, if any, accepts messages. `memory` tells
-    sources whether it has space for more messages. `quotas` has the shares of users.
+    `links` are the endpoints that are remote brokers; `namespaces` has the local endpoints. `outbox` returns
+    the outbox of a route with `settle: stored`; None if there are no outboxes. `pauses` has the paused
+    routes. `disk_healthy` returns True if the store accepts messages, or if there is none. `memory` pauses
+    publishers while memory is short. `quotas` has the shares of users.
     """
 
     deduplication: Deduplication | None = None
@@ -352,9 +352,10 @@ class Dispatcher:
     ) -> RoutingEntry:
         """Return a new routing entry for messages that `endpoint` receives for `address`.
 
-        `namespace` is None for a link, whose broker has the messages already: they only take routes. `queue`
-        is the queue from which a link has consumed them, if a route names it. An error becomes part of the
-        entry, and each message gets it as its outcome.
+        `namespace` is that of the endpoint. It is None for a link: messages from its broker only take routes,
+        and go to no subscriber of the endpoint itself. `queue` is the queue from which the link has consumed
+        the messages, if a route names it. An error of the routing becomes part of the entry, and the outcome
+        of each message.
         """
         try:
             return self._entry(endpoint, namespace, address, queue)
@@ -422,7 +423,10 @@ class Dispatcher:
         return plan
 
     def _has_no_receivers(self, route: Route) -> bool:
-        """Return True if a route has a constant target scope in which no client can receive messages."""
+        """Return True if no client can receive messages in the target scope of a route.
+
+        The route must have a constant target scope (exchange or service). The result is cached.
+        """
         is_unheard = self._unheard_routes.get(route)
         if is_unheard is None:
             assert route.short is not None
@@ -496,9 +500,10 @@ class Dispatcher:
         return route.settle == "stored" and self._outbox is not None
 
     def is_staged(self, route: Route, sink: Sink) -> bool:
-        """Return True if `sink` is not the route's target but a stage in front of it.
+        """Return True if `sink` is a stage in front of the route's target, and not the target itself.
 
-        Stages are outboxes, duplicate checks and pauses. Messages count as sent by the route behind them.
+        Stages are outboxes, duplicate checks and pauses. A message counts as sent by the route when it leaves
+        the stage.
         """
         return self.uses_outbox(route) or sink is self._guards.get(route.name) or type(sink) is PauseGate
 
@@ -538,9 +543,10 @@ class Dispatcher:
         return not claims and self._is_local(route)
 
     def _is_local(self, route: Route) -> bool:
-        """Return True if a route's target accepts messages in the wake-up, or when that is committed.
+        """Return True if a route's target accepts each message in the wake-up that brings it.
 
-        A duplicate check in front of the target is not considered.
+        The message is then in memory, or is stored by the transaction of that wake-up. Returns False for
+        links and paused routes. A duplicate check in front of the target is ignored.
         """
         if route.settle == "stored":
             return route.target_endpoint not in self.shared_outboxes
@@ -564,9 +570,9 @@ class Dispatcher:
         return self.selection.put_off
 
     def accepts_in_memory(self) -> bool:
-        """Return True while targets receive messages that were held or postponed after their wake-up.
+        """Return True while a pause releases held messages, or selectors examine postponed ones.
 
-        A message that a target accepts at once in that time is in memory only.
+        A message that a target accepts at once during that time is in memory only.
         """
         return self.pauses.is_releasing() or self.selection.is_selecting
 
@@ -666,7 +672,10 @@ class Dispatcher:
     def _publish_across(
         self, batch: Batch, entry: RoutingEntry, recipient: Recipient, message: Message, receipt: Receipt
     ) -> bool:
-        """Publish a message through its only branch, whose route changes more than the address."""
+        """Publish a message by its only route, which changes more than the address.
+
+        Return False if the message has no recipient; then the caller settles the receipt.
+        """
         place = entry.plan.branch_at
         branch = entry.plan.branches[place]
         try:
@@ -686,7 +695,7 @@ class Dispatcher:
         return self._place(batch, receipt, message, placed, refused)
 
     def _publish_all(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
-        """Publish a message to all recipients and branches of its entry. Return False if there are none."""
+        """Publish a message to all recipients and routes of its entry. Return False if there are none."""
         placed: list[tuple[Recipient, Message]] = []
         refused: list[tuple[Route, Outcome]] = []
         plan = entry.plan
@@ -729,9 +738,10 @@ class Dispatcher:
         placed: list[tuple[Recipient, Message]],
         refused: list[tuple[Route, Outcome]],
     ) -> None:
-        """Add the recipients of a message that has crossed a route to `placed`.
+        """Add (recipient, message) to `placed` for each recipient of a message that has crossed a route.
 
-        `crossed` is the message, or the outcome if the route refused it, which is added to `refused`.
+        `crossed` is the message in the form that the route has built. If the route refused the message,
+        `crossed` is the outcome, and (route, outcome) is added to `refused`.
         """
         route = branch.route
         if isinstance(crossed, Outcome):
@@ -889,9 +899,9 @@ def tell_rejected(route: Route, outcome: Outcome) -> None:
 
 
 def tell_reply_kept(route: Route, message: Message) -> None:
-    """Log that the gateway cannot return the replies to a message, whose reply address stays unchanged.
+    """Log that a message's reply address stays unchanged, because replies cannot be returned through it.
 
-    The number of log lines is limited; metrics have the number of property sets.
+    The caller limits the number of log lines.
     """
     log.warning(
         "reply address invalid in route's target",

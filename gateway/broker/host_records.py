@@ -54,7 +54,11 @@ class HostRecords:
         self._store.delete(kind, self._key(*words))
 
     def _records(self, kind: str) -> list[tuple[list[str], Any]]:
-        """Return (words, value) of each record of a kind. Only valid before the store starts."""
+        """Return (words, value) of each record of a kind in this virtual host.
+
+        `words` are the parts of the record's key without the virtual host. Only valid before the store
+        starts.
+        """
         found = []
         for key, value in self._store.records(kind):
             assert isinstance(key, str)

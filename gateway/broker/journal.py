@@ -83,12 +83,13 @@ class OpenBatches:
 
 
 class RecordedBatch(Batch):
-    """Batch that keeps its messages as they were received, and is tracked until it is settled.
+    """Batch that stores its messages as they were received, and is tracked until it is settled.
 
-    `sources` has, for each slot, the message as received. If the route of its only recipient changes nothing
-    but the address, it has the original address alone, so that the message can be freed; `bare` counts these.
-    If this batch passes on messages of another batch, `origins` has their slots there. `bursts` has what was
-    published in bursts. `private` has, by slot, the redactor of fields that a route's `private` hides.
+    `sources` has, for each slot, the message as received. If a message has a single recipient, whose route
+    changes only the address, `sources` has the original address alone, so that the message can be freed;
+    `bare` counts these slots. If this batch passes on messages of another batch, `origins` has their slots in
+    that batch. `bursts` has the messages that were published in bursts. `private` has, by slot, the redactor
+    of fields that a route's `private` hides.
     """
 
     __slots__ = (
@@ -265,10 +266,10 @@ def _redacted(message: Message, redactor: Redactor | None) -> Message:
 def _alike(
     sources: list[Message | Address], messages: list[Message], *, mixed: bool
 ) -> list[Message] | list[Address]:
-    """Return `sources` as messages only, or as addresses only.
+    """Return `sources` as a list of messages only, or of addresses only.
 
-    `mixed` is True if their batch has both kinds. An address is completed to a message by means of the
-    delivered message.
+    `mixed` is True if the batch has both kinds. Then each address is replaced by a copy of the delivered
+    message with that address.
     """
     if mixed and Message in (kinds := set(map(type, sources))) and len(kinds) > 1:
         return [
@@ -297,11 +298,11 @@ def _before_crossing(address: Address, message: Message) -> Message:
 
 
 class UnroutedRows:
-    """Messages without a target that are collected, to be written to the journal together.
+    """Messages without a target that wait to be written to the journal together.
 
-    Messages that arrived together and have the same outcome share a part of a block, because a part for each
-    would cost as much as the message. They have no slot in their batch; `first_slot` numbers them from
-    SLOTS_UNROUTED on, over all batches.
+    Messages that arrived together and have the same outcome share one part of a journal block, because a part
+    for each would cost as much as the message. They have no slot in a batch; the journal numbers them from
+    SLOTS_UNROUTED on, and `first_slot` is the number of the first waiting message.
     """
 
     __slots__ = ("first_slot", "messages", "outcome", "received")

@@ -19,7 +19,10 @@ MEMBER_STEPS: Final = 12  # for one member of a shared subscription, whose credi
 
 
 class MatchingSteps:
-    """Steps that the definitions of each user add to one message in the worst case."""
+    """Number of comparisons (steps) that each user's definitions add to one message in the worst case.
+
+    Definitions are bindings and subscriptions. `user_max` is the limit for one user.
+    """
 
     __slots__ = ("_of_users", "user_max")
 
@@ -28,11 +31,11 @@ class MatchingSteps:
         self._of_users: dict[str, int] = {}
 
     def of(self, user: str | None) -> int:
-        """Return the steps of a user's definitions; a `user` of None stands for the configuration."""
+        """Return the number of steps of a user's definitions; None is the configuration."""
         return self._of_users.get(OPERATOR if user is None else user, 0)
 
     def full_with(self, user: str | None, steps: int) -> str:
-        """Return "" if a user may add a definition of `steps` steps, otherwise the option that forbids it.
+        """Return "" if a user may add a definition of `steps` steps, otherwise the option that forbids this.
 
         A definition without steps is always allowed.
         """

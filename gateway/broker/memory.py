@@ -191,9 +191,9 @@ class Memory:
                 contained("connection", error)
 
     def _stop_begun(self, *, close: bool = False) -> None:
-        """Pause connections with many bytes of incomplete messages.
+        """Pause the connections that have many bytes of incomplete messages.
 
-        They are closed with `close`, or if memory is scarce and they cannot be paused.
+        With `close`, or if memory is scarce and a connection cannot be paused, the connection is closed.
         """
         self._checked_bytes = self.used
         for publisher in list(self.connections()):
@@ -225,7 +225,7 @@ class Memory:
         self._trim_at = now + self._trim_wait
 
     def gauges(self) -> dict[str, Callable[[], float]]:
-        """Return the values of the memory gauges, by metric name."""
+        """Return functions that read the memory gauges, by metric name."""
         return {
             "gateway_memory_blocked": lambda: self.short,
             "gateway_memory_bytes": self._resident,

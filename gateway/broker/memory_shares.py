@@ -35,7 +35,10 @@ BEYOND_SHARE: Final = (
 
 
 class Holder(Protocol):
-    """Queue, session, transaction or cache of one or more owners that occupies memory."""
+    """Object that occupies memory for one or more owners: a queue, session, transaction or cache.
+
+    An owner is a user or an address.
+    """
 
     def restrain(self, on: bool) -> None:
         """Prevent the holder from growing, because its owner occupies too much memory (`on`), or end that.
@@ -79,9 +82,10 @@ Claim = tuple[Holder | None, int, str, str]
 
 
 class MemoryShares:
-    """Shares of memory for users and addresses, and the holders that are restrained.
+    """Shares of memory of users and addresses, and the holders whose growth is stopped.
 
-    `claims` returns the claims of all holders. The shares are fractions of the watermark.
+    `claims` yields (holder, bytes, user, address) for all holders of messages and caches. The shares are
+    fractions of the memory watermark.
     """
 
     def __init__(
@@ -105,9 +109,9 @@ class MemoryShares:
         self._rise.set()
 
     async def enforce(self) -> None:
-        """Find users and addresses that occupy too much memory, and restrain their holders.
+        """Find the users and addresses that occupy too much memory, and restrain their holders.
 
-        Holders of owners that no longer do are released.
+        Holders that were restrained before and whose owners no longer occupy too much are released.
         """
         memory = self._memory
         self._near = memory.used > memory.mark * (FAR if self._near else NEAR)
@@ -150,7 +154,7 @@ class MemoryShares:
                 await trio.lowlevel.checkpoint()
 
     def gauges(self) -> dict[str, Callable[[], float]]:
-        """Return the values of the gauges of memory shares, by metric name."""
+        """Return functions that read the gauges of memory shares, by metric name."""
         return {"gateway_memory_shares_full": lambda: len(self.over)}
 
     async def run(self, flush: Callable[[], None]) -> None:

@@ -51,10 +51,10 @@ log = structlog.get_logger()
 
 
 class PauseGate(OneSink):
-    """Namespace and sink in front of the end of a paused route, in which messages wait.
+    """Namespace and sink in which the messages of a paused route wait, in front of the route's end.
 
-    `recipients_of` returns the recipients behind it, and `unrouted` the outcome of a message that has none.
-    `open` is True while the route resumes. The waiting messages of each user have a share in `quotas`.
+    `recipients_of` returns the recipients at the route's end, and `unrouted` the outcome of a message without
+    a recipient. `open` is True while the route resumes. `quotas` limits the waiting messages of each user.
     """
 
     def __init__(
@@ -102,11 +102,14 @@ class PauseGate(OneSink):
         return room
 
     def waiting_parts(self) -> Iterator[tuple[SubBatch, int]]:
-        """Yield each waiting part, with the number of its messages that wait; these are its first ones."""
+        """Yield each part (SubBatch) that waits, with the number of its messages that wait.
+
+        These are the first messages of the part; the others were refused.
+        """
         yield from self._waiting
 
     def release(self, most: int) -> None:
-        """Deliver about `most` waiting messages, the oldest first."""
+        """Deliver the oldest waiting parts, until `most` or slightly more messages are delivered."""
         remaining = most
         while self._waiting and remaining > 0:
             part, count = self._waiting.popleft()
@@ -216,7 +219,10 @@ class Pauses:
             self.resume("route", name)
 
     def empty(self, name: str) -> None:
-        """Deliver the messages at the gate of a route that has an outbox now, in which new messages wait."""
+        """Deliver all messages that wait at a route's gate.
+
+        Called when the route has got an outbox, in which new messages wait from now on.
+        """
         if name in self.gates:
             self._release(name, HELD_MESSAGES_MAX)
 

@@ -37,10 +37,11 @@ def permit_always(user: str | None) -> bool:
 
 
 class FullQueues:
-    """State shared by all queues of a gateway for the time when they are full.
+    """Settings and counters for full queues, shared by all queues of a gateway.
 
-    `user_shares` returns new shares of users in messages that wait: in what an exchange delays, and in dead
-    letters that are not routed yet.
+    `may_hold` returns True if a user's queues may pause publishers. `user_shares` returns a new object that
+    limits each user's part of messages that wait to be routed: those that an exchange delays, and dead
+    letters.
     """
 
     __slots__ = ("dropped", "may_hold", "refused", "user_shares")
@@ -57,11 +58,11 @@ class FullQueues:
 
 
 def reduced_limit(allowed: int, byte_count: int) -> int:
-    """Return the limit in bytes for a holder of messages whose owner occupies too much memory.
+    """Return a lower limit in bytes for a queue or session whose owner occupies too much memory.
 
-    `allowed` is its usual limit, and `byte_count` the size of what it holds. With the result the holder
-    counts as full. Publishers that cannot be paused are refused at twice the limit, which is a quarter more
-    than it holds.
+    `allowed` is the usual limit, and `byte_count` the size of the messages. The result is 5/8 of
+    `byte_count`, at least FLOOR and at most `allowed`, so that a large queue counts as full. Publishers that
+    cannot be paused are refused at twice the result, which is 125 % of `byte_count`.
     """
     return min(allowed, max(byte_count * 5 // 8, FLOOR))
 
@@ -145,9 +146,9 @@ class ConsumerRate:
     __slots__ = ("_at", "_before", "_delay_secs", "_least", "_per_sec", "consumed_count", "on")
 
     def __init__(self, delay_secs: float, least: int, now: float) -> None:
-        """Start the measurement at `now`, in seconds of any clock, always the same one.
+        """Start the measurement at `now`, in seconds of any clock that only goes forward.
 
-        `least` messages may wait whatever the delay.
+        `delay_secs` is the longest delay of a message in seconds. Up to `least` messages may always wait.
         """
         self.on = False  # publishers are paused
         self.consumed_count = 0  # messages; counted by the code that hands them out
@@ -189,7 +190,7 @@ class HeldReceipts(Generic[R]):
     def add_refused(self, receipt: R) -> None:
         """Add the receipt of a message that the disk refused.
 
-        A source gets its refusals in the order of its messages.
+        Must be called in the order in which the messages were published.
         """
         self._refused.append(receipt)
         self.on = True
@@ -206,9 +207,9 @@ class HeldReceipts(Generic[R]):
         return self.take_all() if self.on and self._healthy() else []
 
     def take_all(self) -> list[R]:
-        """Remove and return all receipts, whose messages are not published again.
+        """Remove and return all receipts, in order; their messages will not be published again by the source.
 
-        They are given up, or their sender resends them by itself.
+        Either they are given up, or their senders resend them.
         """
         receipts = self._refused + self._behind
         self.on = False

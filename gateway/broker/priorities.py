@@ -35,10 +35,10 @@ QueuedMessage = tuple[Message, bool]  # message, and True if it was delivered be
 
 
 class Wishes:
-    """Selector of one consumer with its results.
+    """Selector of one consumer, with the messages that it has selected so far.
 
-    `heap` has the messages that it selects, and `unseen` the positions of messages that it was not evaluated
-    for.
+    `heap` has the selected messages as (negative priority, position). `unseen` has the positions of messages
+    for which the selector was not evaluated yet.
     """
 
     __slots__ = ("heap", "unseen", "wish")
@@ -106,9 +106,10 @@ class PriorityQueue(Queue):
             self._wait(position, message, redelivered=False)
 
     def refill(self, first: int, messages: list[Message]) -> None:
-        """Put messages that were on disk only into memory, which has no fresh messages left.
+        """Add messages that were on disk only to memory.
 
-        `first` is the position of the first message; the positions are consecutive.
+        Must be called when memory has no messages that were never delivered. `first` is the position of the
+        first message; the positions are consecutive.
         """
         self._unsorted = not self._sorted and not self._has_one_priority(messages)
         if not self._sorted:
@@ -135,7 +136,10 @@ class PriorityQueue(Queue):
         return True
 
     def _sort(self) -> None:
-        """Sort the messages in memory by priority, and those that arrive until none is left in memory."""
+        """Start to sort by priority: the messages in memory now, and those that arrive later.
+
+        The queue sorts until no message is left in memory.
+        """
         if self._sorted:
             return
         self._sorted = True
@@ -150,7 +154,7 @@ class PriorityQueue(Queue):
                 self._wait(position, message, redelivered=self._was_delivered(position))
 
     def _wait(self, position: int, message: Message, *, redelivered: bool) -> None:
-        """Add a message to the sorted ones, and to those that selectors must be evaluated for."""
+        """Add a message to the sorted messages, and its position to `unseen` of each consumer's selector."""
         self._waiting[position] = (message, redelivered)
         entry = (-self._priority(message), position)
         heapq.heappush(self._heap, entry)
@@ -171,9 +175,10 @@ class PriorityQueue(Queue):
         return heap
 
     def _ask(self, wishes: Wishes) -> bool:
-        """Evaluate a consumer's selector for the messages that have arrived since the last evaluation.
+        """Evaluate a consumer's selector for the messages that it was not evaluated for yet.
 
-        Return False if the rest is postponed to the next pass of the event loop.
+        Return False if the time budget is used up and the rest is postponed to the next pass of the event
+        loop.
         """
         while wishes.unseen:
             if self._work.is_exhausted:
@@ -225,7 +230,7 @@ class PriorityQueue(Queue):
     def return_unfit(self, position: int, message: Message, consumer: Consumer) -> None:
         """Requeue a message that `consumer` could not use.
 
-        It goes to another consumer if one accepts it, otherwise to `consumer` again.
+        The message is delivered to another consumer that accepts it, or again to `consumer` if there is none.
         """
         self._sort()
         self._avoided[position] = consumer
@@ -323,7 +328,7 @@ class PriorityQueue(Queue):
         return True
 
     def _stop_sorting(self) -> None:
-        """Keep what arrives from now on in order of arrival, because nothing sorted is left in memory."""
+        """Queue new messages in order of arrival again, because memory has no sorted message left."""
         self._sorted = False
         self._heap.clear()
         self._first = self.next

@@ -28,11 +28,11 @@ RETURN_ADDRESS: Final = (
 
 
 class PublishRefused(Exception):
-    """Exception for an address to which a sender may not publish. The text is the rule."""
+    """Error of a sender that may not publish to an address. Its text is the rule that forbids this."""
 
 
 class PublishChecker(Checker, Protocol):
-    """Sender of AMQP 0-9-1, or of RabbitMQ's HTTP API, in one virtual host."""
+    """Publisher in one AMQP 0-9-1 virtual host: a client, or an operator over RabbitMQ's HTTP API."""
 
     @property
     def publish_rights(self) -> Rights | None:
@@ -45,9 +45,10 @@ class PublishChecker(Checker, Protocol):
 def permitted_entry(
     dispatcher: Dispatcher, rights: Rights, address: Address, find: Find, host: str = "/"
 ) -> RoutingEntry:
-    """Return the routing entry of a message from a sender of MQTT or AMQP/Fast; `find` looks it up.
+    """Return the routing entry of a message that a client of MQTT or AMQP/Fast publishes.
 
-    `host` is the sender's virtual host. Raises PublishRefused, or Pending.
+    `find` returns the entry of an address without checking rights. `host` is the client's virtual host.
+    Raises PublishRefused if the rights forbid the address, or Pending if the decision is not available yet.
     """
     decision = _behind(dispatcher, rights, address, host)
     if decision is None:
@@ -113,7 +114,10 @@ def redriven_entry(
 
 
 def _behind(dispatcher: Dispatcher, rights: Rights, address: Address, host: str) -> Decision | None:
-    """Return the decision on the address to which a return address leads, or None if `address` is none."""
+    """Return the decision of `rights` on the address to which a return address leads.
+
+    Return None if `address` is not a return address.
+    """
     there = dispatcher.answered_at(address)
     if there is None:
         return None

@@ -187,9 +187,10 @@ class Queue:
         self._allowed: int | None = None
 
     def keep_in(self, storage: Storage, end: int, byte_count: int, gate: Gate) -> None:
-        """Use `storage`, in which an earlier process has left `byte_count` bytes at positions before `end`.
+        """Store the queue's messages in `storage` from now on.
 
-        `gate` is the store's gate: while it is shut, the queue delivers nothing.
+        An earlier process has left messages of `byte_count` bytes there, at positions before `end`. `gate` is
+        the store's gate: while it is shut, the queue delivers nothing.
         """
         self.storage = storage
         self.next = end
@@ -342,9 +343,10 @@ class Queue:
         self.count_in(messages)
 
     def refill(self, first: int, messages: list[Message]) -> None:
-        """Put messages that were on disk only into memory, which has no fresh messages left.
+        """Add messages that were on disk only to memory.
 
-        `first` is the position of the first message; the positions are consecutive.
+        Must be called when memory has no messages that were never delivered. `first` is the position of the
+        first message; the positions are consecutive.
         """
         assert not self._ready
         self._first = first
@@ -781,30 +783,37 @@ class Queue:
             self._expired(message)
 
     def count_in(self, messages: Sequence[Message]) -> None:
-        """Add the size of messages that wait here from now on, in memory or on disk alone."""
+        """Add the size of new messages to the size of the queue, in memory or only on disk."""
         self.byte_count += weight_of(messages)
 
     def count_out(self, messages: Sequence[Message], byte_count: int | None = None) -> None:
-        """Subtract the size of messages that wait here no longer; `byte_count` is their weight, if known."""
+        """Subtract the size of messages that leave the queue from the size of the queue.
+
+        `byte_count` is the size of the messages in bytes; None if it must be computed.
+        """
         self.byte_count -= weight_of(messages) if byte_count is None else byte_count
 
     def lose(self, messages: Sequence[Message]) -> None:
-        """Subtract messages on disk alone that were not stored, and resume publishers if it has drained."""
+        """Subtract messages that were to be on disk only but that the store has refused.
+
+        Resumes paused publishers if the queue has drained.
+        """
         self.count_out(messages)
         self._tell_drained()
 
     def shrink(self, byte_count: int) -> None:
-        """Subtract bytes that are not on disk after all, and resume publishers if the queue has drained.
+        """Subtract bytes that were counted but are not on disk.
 
-        The storage calls it when it has read everything.
+        Called by the storage when it has read all messages. Resumes paused publishers if the queue has
+        drained.
         """
         self.byte_count -= byte_count
         self._tell_drained()
 
     def _taken(self, messages: Sequence[Message], byte_count: int | None = None) -> None:
-        """Count messages that leave the queue for a consumer as unacknowledged.
+        """Move messages from the queue's size to its count of unacknowledged messages, for delivery.
 
-        `byte_count` is their size in bytes, None if it must be computed.
+        `byte_count` is the size of the messages in bytes; None if it must be computed.
         """
         self.unacknowledged += len(messages)
         self.count_out(messages, byte_count)
@@ -812,7 +821,10 @@ class Queue:
             self._tell_drained()
 
     def _tell_drained(self, leaving: int = 0) -> None:
-        """Resume paused publishers if half of the limits is free; `leaving` messages are being removed."""
+        """Resume paused publishers if at most half of the queue's limits is used.
+
+        `leaving` messages still count as waiting but are being removed.
+        """
         if self._pressure and self.has_drained(leaving):
             self._pressure.relieve()
 

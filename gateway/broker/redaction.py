@@ -110,7 +110,10 @@ class Redactor:
         )
 
     def _bodied(self, body: Body) -> Body:
-        """Return the redacted form of a body: unchanged, changed, or only its size."""
+        """Return the redacted form of a body.
+
+        That is the body unchanged, with hidden fields, hashed, truncated, or only its size.
+        """
         if isinstance(body, Spooled):  # the journal has only its size; to people it is not examined either
             return WithheldBody(len(body)) if self._body is not None or self._fields else body
         if self._body == "drop" or (self._fields and len(body) > self._body_bytes_max):
@@ -126,9 +129,9 @@ class Redactor:
         return body if self._body is None else self._hash(body).encode()
 
     def _looked_into(self, body: bytes) -> bytes | None:
-        """Return a JSON body in which the private fields are removed or changed.
+        """Parse a JSON body, and return it with its private fields removed, hashed or truncated.
 
-        Returns None if it is not a JSON object or array, or is nested too deeply.
+        Returns None if the body is not a JSON object or array, or is nested too deeply.
         """
         try:
             found = orjson.loads(body)

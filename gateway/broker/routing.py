@@ -74,7 +74,10 @@ class OneSink:
 
 
 class Branch:
-    """One of the routes that messages take, with its recipients if the address determines them."""
+    """Route that messages of an address take, with the recipients at its end.
+
+    `recipients` is None if they depend on the message and not only on its address.
+    """
 
     __slots__ = ("idle", "mandatory", "namespace", "recipients", "route")
 
@@ -88,10 +91,10 @@ class Branch:
 
 
 class RoutingPlan:
-    """Part that is common to the entries of addresses with the same recipients by the same routes.
+    """Routing that addresses with the same recipients and routes have in common.
 
-    The common case of a single recipient (`only`) is prepared so that it needs no loop. Routes that currently
-    have no receivers (`idle`), such as those of identity.yaml to a protocol without clients, create no
+    The frequent case of a single recipient (`only`) is prepared so that publishing needs no loop. Routes
+    without receivers (`idle`), such as those of identity.yaml to a protocol without clients, create no
     message.
     """
 

@@ -24,7 +24,7 @@ CANCELLED_MAX: Final = 1_024
 
 
 class ScheduledCall:
-    """Function that is scheduled to be called once, at one time."""
+    """Function that is scheduled to be called once, at `utc` (POSIX seconds)."""
 
     __slots__ = ("_alarms", "call", "utc")
 
@@ -61,7 +61,7 @@ class CallScheduler:
         return alarm
 
     def one_cancelled(self) -> None:
-        """Count a cancelled alarm, and remove all of them from the heap if there are too many."""
+        """Count a cancelled call. If there are many, remove all cancelled calls from the heap."""
         self._cancelled += 1
         if self._cancelled > len(self._alarms) // 2 + CANCELLED_MAX:
             self._alarms = [entry for entry in self._alarms if entry[2].call is not None]
@@ -89,7 +89,7 @@ class CallScheduler:
 
     @property
     def next_due(self) -> float:
-        """Time of the next alarm, in POSIX seconds; infinity if there is none."""
+        """Time of the next scheduled call, in POSIX seconds; infinity if there is none."""
         return self._alarms[0][0] if self._alarms else math.inf
 
     async def run(self, rung: Callable[[], None]) -> None:

@@ -41,9 +41,10 @@ class SelectionWork:
         self.is_selecting = False  # True while postponed messages are evaluated
 
     def selects(self, selects: Selects, message: Message) -> bool:
-        """Return True if a selector selects a message.
+        """Return True if the selector `selects` selects a message, and add the time to the budget.
 
-        The result is cached if the evaluation took long, for equal selectors in the same pass.
+        If the evaluation took long, the result is cached until the next pass of the event loop, so that an
+        equal selector need not be evaluated.
         """
         results = self._results
         if results:

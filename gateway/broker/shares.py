@@ -35,15 +35,18 @@ log = structlog.get_logger(limited=True)
 
 
 def share_of(total: int, configured: int) -> int:
-    """Return how many of `total` one holder may have.
+    """Return how many of `total` objects, such as sessions, one user or address may have.
 
-    `configured` is the number from the configuration; 0 means the default share.
+    `configured` is the number from the configuration; 0 means the default share of `total`.
     """
     return configured or ceil(total * SHARE)
 
 
 class Shares:
-    """Counts by holder, which find the holder with the largest count in constant time."""
+    """Number of objects of each holder (user or address), with the holder that has most of them.
+
+    The largest holder is found in constant time.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -101,8 +104,9 @@ class UserQuotas:
         """Create the shares.
 
         `several` returns True while there may be more than one user: a single user may have everything.
-        Definitions may have `definition_bytes_max` bytes in all; what connections open is limited separately
-        to as many bytes.
+        `definition_bytes_max` is the limit in bytes of all definitions together, and a second limit of the
+        same size applies to the channels and handles of connections. `console_sessions_max` limits the
+        sessions of the console.
         """
         self.definitions = UserShares(
             "definitions",
@@ -164,17 +168,20 @@ class UserQuotas:
         self._logged_counts: dict[str, tuple[int, int]] = {}
 
     def outbox(self) -> UserShares:
-        """Return new shares of users for one outbox, which sets the limits."""
+        """Return new shares of users for the messages of one outbox. The outbox sets the limits."""
         return self._shares("outbox messages", refusals=self.outboxes)
 
     def waiting_in(self, count_max: int, bytes_max: int) -> UserShares:
-        """Return new shares of users for the messages that wait at one link or paused route."""
+        """Return new shares of users for the messages that wait at one link or paused route.
+
+        `count_max` and `bytes_max` are the limits for all users together.
+        """
         return self._shares("waiting messages", ("", count_max), ("", bytes_max), refusals=self.waiting)
 
     def dying(self) -> UserShares:
-        """Return the shares in messages of a virtual host that wait to be dead-lettered.
+        """Return new shares of users for the messages of a virtual host that wait to be routed.
 
-        The virtual host sets their limits.
+        They wait as dead letters, or because an exchange delays them. The virtual host sets the limits.
         """
         return self._shares("waiting messages", refusals=self.waiting)
 

@@ -52,9 +52,10 @@ class SpoolFull(GatewayError):
 
 
 class OpenFile:
-    """Descriptor of a spooled file for reading, which is closed when this object is deleted.
+    """File descriptor for reading a spooled file.
 
-    It is open while parts of the body wait to be sent to a socket.
+    The descriptor is closed when this object is deleted. It stays open while parts of the body wait to be
+    sent to a socket.
     """
 
     __slots__ = ("__weakref__", "_descriptor")
@@ -76,7 +77,10 @@ class OpenFile:
 
 
 class SpoolFile:
-    """Reference to a file in the spool with a body, or the beginning of one, of `size` bytes."""
+    """Reference to a file in the spool, which has a body, or its first part, of `size` bytes.
+
+    The file is deleted when the reference is dropped, unless `preserve` was called.
+    """
 
     def __init__(self, spool: Spool, name: str, size: int, user: str = "") -> None:
         """Create the reference to the file `name` of `size` bytes.

@@ -67,9 +67,9 @@ class PagedLog:
         return bool(self._runs or self._pieces)
 
     def put(self, first: int, end: int, count: int, byte_count: int) -> None:
-        """Add `count` messages that are only on disk, behind all others.
+        """Add `count` messages, which are only on disk, to the end of this part of the log.
 
-        Their positions are in the range from `first` to before `end`, and they have `byte_count` bytes.
+        Their positions are in the range from `first` to before `end`, and their size is `byte_count` bytes.
         """
         if self._runs and self._runs[-1][1] == first:
             first = self._runs.pop()[0]
@@ -78,9 +78,9 @@ class PagedLog:
         self.byte_count += byte_count
 
     def take_back(self, first: int, count: int, byte_count: int) -> bool:
-        """Subtract `count` messages, from position `first` on, that are not on disk any more.
+        """Subtract `count` messages from position `first` on, which the store has refused.
 
-        Return False if they are not counted here any more.
+        Their size is `byte_count` bytes. Return False if they were removed from this part of the log before.
         """
         if first < self._emptied:
             return False
@@ -134,7 +134,7 @@ class PagedLog:
         self._arrived(0 if runs else self._recount())
 
     def _recount(self) -> int:
-        """Correct the counts after everything was read. Return the bytes that were counted too much."""
+        """Correct the counts after everything was read. Return by how many bytes they were too high."""
         byte_count = weight_of(self.read_messages())
         lacking = self.byte_count - byte_count
         self.count = sum(len(piece) for piece in self._pieces)

@@ -27,9 +27,9 @@ KEPT_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 class Passed(NamedTuple):
-    """Message that a tap has seen, with its endpoint and outcome.
+    """Settled message that a tap has recorded, with its endpoint and outcome.
 
-    `route` is the route that it took; "" if it stayed in its own namespace.
+    `route` is the name of the route that the message took; "" if it stayed in its own namespace.
     """
 
     route: str
@@ -90,7 +90,7 @@ class Tap:
             self._wakeup.set()
 
     def _is_repeated(self, message: Message) -> bool:
-        """Return True if the message was stored already, when another recipient settled it."""
+        """Return True if the tap has recorded this message before, for another recipient."""
         if id(message) in self._recent:
             return True
         self._recent[id(message)] = message

@@ -22,10 +22,11 @@ WIDTHS: Final = (8, 32, 128, 512)  # states of a pattern; a longer one has a str
 
 
 class Node(Generic[T]):
-    """Node of a trie: one level, and the following levels that all patterns below it have in common (`tail`).
+    """Node of a trie of patterns.
 
-    The wildcard for any number of levels is always a separate node. `wild` is True if the tail contains the
-    wildcard for one level.
+    A node stands for one level, and for the following levels that all patterns below it have in common
+    (`tail`). The wildcard for any number of levels always has a node of its own. `wild` is True if the tail
+    contains the wildcard for one level.
     """
 
     __slots__ = ("children", "tail", "values", "wild")
@@ -135,9 +136,9 @@ class Trie(Generic[T]):
             self._count += 1
 
     def _values_of(self, pattern: list[str]) -> dict[T, None]:
-        """Return the set of values of a pattern.
+        """Return the set of values of a pattern, to which the caller may add.
 
-        Creates the pattern's node, and splits an existing node where its levels differ from the pattern.
+        Creates the pattern's node if necessary, and splits a node whose levels differ from the pattern.
         """
         node, at, end = self._root, 0, len(pattern)
         while at < end:
@@ -185,9 +186,9 @@ class Trie(Generic[T]):
         return self._inner[key][2]
 
     def _parts(self, pattern: list[str]) -> list[str]:
-        """Return the pattern with each run of wildcards in a normal form.
+        """Return the levels of a pattern, with each run of wildcards in a normal form.
 
-        The wildcards for single levels come first, then one for any number of levels.
+        The wildcards for single levels come first, then one wildcard for any number of levels.
         """
         parts: list[str] = []
         open_ = False

@@ -29,7 +29,7 @@ Publish = Callable[[Batch, RoutingEntry, Message, Receipt], bool]
 
 
 class TracedRoute(ResolvedRoute):
-    """Resolved route for one traced message, which reports the crossing to the message's trace."""
+    """Resolved route for one traced message, which adds the crossing of the route to the message's trace."""
 
     __slots__ = ("_inner", "_trace")
 
@@ -99,9 +99,9 @@ def _publish(
 
 
 def _go_together(tracing: Tracing, messages: list[Message]) -> bool:
-    """Return True if none of these messages is selected for tracing, so that they are one burst.
+    """Return True if none of these messages is selected for tracing, so that they can be one burst.
 
-    They share their properties.
+    All of them must have the same properties. If True, they count for the choice of the next traced message.
     """
     shared = messages[0].property_set
     if tracing.countdown <= len(messages) or (

@@ -16,7 +16,10 @@ from gateway.store.store import Store
 
 
 class UndeliveredRecords:
-    """Records of kind `kind` of one virtual host; a queue is named by a sequence of words."""
+    """Records of the messages of one virtual host that were never delivered, by queue.
+
+    `kind` is the kind of record in the store. A queue is identified by one or more words.
+    """
 
     def __init__(self, store: Store, kind: str, host: str) -> None:
         """Read the records and delete them from the store. Must be called before the store starts."""
@@ -38,7 +41,10 @@ class UndeliveredRecords:
         storage.recall(self._noted.pop(words, []))
 
     def note(self, storage: Storage | None, *words: str) -> None:
-        """Record at the end of the process which messages of a queue were never delivered."""
+        """Record which messages of a queue were never delivered, because the process is ending.
+
+        `storage` is that of the queue, and `words` identify the queue. Does nothing without a storage.
+        """
         if storage is not None and (positions := storage.undelivered_ranges()):
             record = json.dumps({"positions": positions})
             self._store.put(self._kind, json.dumps([self._host, *words]), record.encode())
