@@ -463,9 +463,10 @@ class DeadLetters:
         count: int,
         then: Callable[[Letters], None],
     ) -> None:
-        """Read dead letters from the store page by page, until `found` has `count` of the route.
+        """Read dead letters from the store, newest first, until `found` has `count` of the route.
 
-        Starts with the newest one that is older than the id `before`. Calls `then` with the result.
+        Reading begins with the newest one that is older than the id `before`; None begins with the newest of
+        all. `route` None accepts all routes. Calls `then` with the result.
         """
         store = self._store
         assert store is not None
@@ -593,7 +594,7 @@ class DeadLetters:
 
 
 def _stored(ids: Iterable[str]) -> list[int]:
-    """Return those of the ids that can belong to dead letters in the store, as numbers."""
+    """Return the ids that have the form of ids in the store, as numbers."""
     return [int(id) for id in ids if id.isascii() and id.isdigit() and len(id) < 19]
 
 

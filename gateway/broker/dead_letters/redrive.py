@@ -43,7 +43,10 @@ Receipt = tuple[str, Told]
 
 
 class Redriving:
-    """Publisher of dead letters, which is the source of their batches."""
+    """Publisher of dead letters that operators send again, and source of their batches.
+
+    `_open` has the ids of dead letters that were published again and are not settled.
+    """
 
     def __init__(self, dispatcher: Dispatcher, dead_letters: DeadLetters) -> None:
         self._dispatcher = dispatcher
@@ -73,7 +76,7 @@ class Redriving:
         self._dead_letters.claim(free, on_claimed)
 
     def _send(self, letters: list[Letter], on_outcome: Told) -> None:
-        """Publish dead letters in two batches: for the ends of their routes, and for the current routes."""
+        """Publish dead letters again: at the target of their route, or as new messages if they have none."""
         # A batch has either what was published, or what was put on recipients: the journal distinguishes them
         # by it.
         now = clock.now()
@@ -105,10 +108,10 @@ class Redriving:
         letter: Letter,
         on_outcome: Told,
     ) -> Outcome | None:
-        """Add a dead letter's message to a batch for its recipients.
+        """Add the message of a dead letter to a batch. Return None, or the outcome if that is not possible.
 
-        Return None, or the outcome if that is not possible. Messages for a route's end go to `placed`, others
-        to `published`.
+        A message of a route is added to `placed`, for the route's target. A message without a route, or a
+        refused reply, is added to `published` and routed anew. `recipients` caches the recipients of routes.
         """
         receipt: Receipt = (letter.id, on_outcome)
         if letter.lost_part:
@@ -158,11 +161,10 @@ class Redriving:
         return _no(f"the route {route.name!r} does not take it any more") if crossed is None else crossed
 
     def _publish(self, batch: Batch, message: Message, receipt: Receipt, *, is_reply: bool) -> Outcome | None:
-        """Publish a dead letter as if its sender published it again at the same endpoint.
+        """Add a dead letter to `batch` as if its sender published it again at the same endpoint.
 
-        Add it to `batch` with `receipt`. Return the outcome that refuses it if that is not possible.
-
-        `is_reply` is True if a route of replies has refused the message.
+        Return None, or the outcome that refuses the message. `is_reply` is True if a route of replies has
+        refused the message before.
         """
         dispatcher = self._dispatcher
         endpoint = message.sender.endpoint

@@ -20,9 +20,9 @@ Absence = tuple[float, int, Session]
 
 
 class DisconnectedSessions:
-    """Sessions of disconnected clients, with a heap by expiry for each holder.
+    """Sessions of disconnected clients, ordered by expiry for each holder (user and client address).
 
-    The heap entry of a resumed session is removed when it is encountered.
+    When a session is resumed, its heap entry stays until it reaches the top of the heap.
     """
 
     def __init__(self) -> None:
@@ -62,9 +62,10 @@ class DisconnectedSessions:
             heapify(heap)
 
     def session_to_evict(self, user: str | None = None, place: str | None = None) -> Session | None:
-        """Return the session that expires first of the holder with most sessions, or None.
+        """Return the session that expires first, of the holder with the most disconnected sessions.
 
-        With `user` or `place` only holders with that user or address count.
+        With `user` or `place` (a client address), only holders with this user or address are considered.
+        Return None if there is no session.
         """
         largest = self._holders.largest
         # Rare: the largest holder is mostly the one that fills the table.

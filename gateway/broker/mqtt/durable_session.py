@@ -105,7 +105,7 @@ class DurableSession(Session):
     def forget_owed(self, topic_filter: str) -> None:
         """End the delivery of retained messages for the subscription with this filter.
 
-        Deletes the record that it is incomplete.
+        Also deletes the stored record that some of them are still to be sent.
         """
         if self.walks.pop(topic_filter, None) is not None:
             self._records.delete_owed(self.client_id, topic_filter)
@@ -160,9 +160,9 @@ class DurableSession(Session):
         return self._renumbered
 
     def _settled(self, position: int) -> None:
-        """Note that the message at this position is settled.
+        """Register that the message at this position is settled.
 
-        It is deleted from disk at the end of the wake-up.
+        The message is deleted from disk at the end of the wake-up of the event loop.
         """
         self._settled_positions.append(position)
         if self._renumbered:
@@ -237,14 +237,21 @@ class DurableSession(Session):
         self._offer(messages, walk.grant, on_outcome)
 
     def _has_kept_piece(self, walk: Walk, returns: int, place: list[str] | None, outcome: Outcome) -> None:
-        """Go back to the first piece that the disk has refused."""
+        """Handle the outcome of storing a piece of retained messages that `walk` has read.
+
+        If the disk refused the piece, `walk` continues at `place` (topic levels), where the piece began.
+        Ignored if `walk` was set back since then, which `returns` detects.
+        """
         if outcome is not ACCEPTED and walk.returns == returns:
             walk.go_back(place)
             if self.outlet is not None:
                 self.outlet.send_due_retained()
 
     def _finish_walk(self, topic_filter: str, walk: PendingRetained) -> None:
-        """Delete the record of the walk once all its pieces are on disk."""
+        """End the delivery of retained messages for a new subscription, once all of them are on disk.
+
+        `walk` has yielded its last piece. At QoS 0 nothing is stored, and the delivery ends at once.
+        """
         if not walk.grant.qos:
             self.forget_owed(topic_filter)
             return
@@ -252,7 +259,11 @@ class DurableSession(Session):
         self._records.store.after_commit(partial(self._has_finished, topic_filter, walk))
 
     def _has_finished(self, topic_filter: str, walk: PendingRetained, outcome: Outcome) -> None:
-        """Forget the walk, unless a piece was refused before. The pieces may have been in earlier commits."""
+        """End the delivery of retained messages for a subscription, unless the disk has refused some of them.
+
+        Called after a commit. The messages may have been in earlier commits, so the outcome of this one is
+        ignored.
+        """
         if walk.done and self.walks.get(topic_filter) is walk:
             self.forget_owed(topic_filter)
             if self.outlet is not None:

@@ -43,10 +43,12 @@ log = structlog.get_logger(limited=True)
 
 
 class Sent(NamedTuple):
-    """Entry of a message that a link has sent.
+    """Record of a message that a link has sent and that may return as an echo.
 
-    It has the time (monotonic seconds), the original sender, and the number of returns (`rounds`). `quick`
-    counts consecutive quick returns by the sender `by`. `packet_id` is 0 if no acknowledgement is due.
+    `at` is the time of sending in monotonic seconds, and `origin` the sender from whom the gateway received
+    the message. `rounds` is how often the message has returned and was sent again. `quick` is how often in
+    succession the sender `by` has returned it within QUICK_SECS. `packet_id` is 0 if the remote broker does
+    not acknowledge the message.
     """
 
     at: float
@@ -62,9 +64,10 @@ Unconfirmed = Callable[[int], Message | None]
 
 
 class Ledger:
-    """Messages that one link has sent, and messages that returned and were not sent again.
+    """Messages that one link has sent, to recognise those that return through another connection (echoes).
 
-    `unconfirmed` returns the message that was sent with a packet id and is not acknowledged, or None.
+    Messages that have returned and may be sent again are recorded, too. `unconfirmed` returns the message
+    that was sent with a packet id and is not acknowledged, or None.
     """
 
     def __init__(self, link: str, unconfirmed: Unconfirmed) -> None:
@@ -112,17 +115,18 @@ class Ledger:
         return entry.rounds // ROUNDS_PER_HOP
 
     def _is_unconfirmed(self, one: Sent, key: int) -> bool:
-        """Return True if the remote broker has not acknowledged the sent message.
+        """Return True if the remote broker has not acknowledged the message that was sent.
 
-        The message's packet id may have been reused for another message, which is checked.
+        `one` is the record of the sent message and `key` its `key_of`, by which a reused packet id is
+        detected.
         """
         message = self._unconfirmed(one.packet_id) if one.packet_id else None
         return message is not None and key_of(message) == key
 
     def _is_proven(self, sender: Sender, now: float) -> bool:
-        """Return True if the sender is proven to return what this link sends.
+        """Return True if the sender is known to return the messages that this link sends.
 
-        The proof is then valid for another PROVEN_SECS.
+        That is known for PROVEN_SECS after the last call that returned True.
         """
         if now >= self._proven.get((sender.endpoint, sender.client), 0.0):
             return False

@@ -82,14 +82,21 @@ class EndedSessions:
         self._read_next()
 
     def tick(self) -> None:
-        """Continue with the logs that waited. The first call means that the store has started."""
+        """Retry logs whose messages could not be passed to other members of their group.
+
+        At most TRIED_MAX groups are retried at a time. Nothing is read from disk before the first call, which
+        means that the store has started.
+        """
         self._begun = True
         for topic_filter in list(itertools.islice(self._waiting, TRIED_MAX)):
             self._try_again(topic_filter)
         self._read_next()
 
     def _try_again(self, topic_filter: str) -> None:
-        """Have the first log that waits for this group read again; the group is the last to be tried next."""
+        """Schedule a log that waits for the group with this filter to be read again.
+
+        Other logs may still wait for the group; the group is then the last to be tried next.
+        """
         waiting = self._waiting.pop(topic_filter, None)
         while waiting and waiting[0].dropped:
             waiting.popleft()
@@ -117,9 +124,10 @@ class EndedSessions:
             )
 
     def _read(self, log: Log, found: list[Stored]) -> None:
-        """Pass on messages that were read from `log`, and read more.
+        """Pass on the messages `found`, which were read from `log`.
 
-        More is read only when the members have stored these. An empty log is deleted.
+        The next messages are requested from disk once other sessions have stored these. If `found` is empty,
+        nothing is left in the log, and it is deleted.
         """
         try:
             if found:
@@ -182,7 +190,10 @@ class EndedSessions:
         self._read_next()
 
     def _wait(self, log: Log, topic_filter: str) -> None:
-        """Have the first log wait for this group; it is read again from its beginning."""
+        """Move `log`, if it is the one being read, to the logs that wait for the group with this filter.
+
+        The log will be read again from its beginning.
+        """
         if self._logs and self._logs[0] is log:
             self._logs.popleft()
             self._waiting.setdefault(topic_filter, deque()).append(log)
@@ -190,7 +201,10 @@ class EndedSessions:
 
 
 def _left(log: Log) -> tuple[int, str]:
-    """Return the position below which messages may have been sent, and the user; 0 and "" if unknown."""
+    """Return (position, user) from the name of an ended session's log.
+
+    Messages at lower positions may have been sent to the client. The values are 0 and "" if they are unknown.
+    """
     if log.name.endswith("]"):
         _, _, sent, user = json.loads(log.name)
         return sent, user

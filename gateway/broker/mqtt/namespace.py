@@ -253,9 +253,9 @@ class MqttNamespace:
             self._left_wills.append(LeftWill(will, sender, principal, delay_secs, key))
 
     def _restore_packet_ids(self, records: Records, durable_sessions: dict[str, DurableSession]) -> None:
-        """Restore the packet ids of QoS 2 messages in both directions, and the unusual ids of others.
+        """Restore the packet ids of QoS 2 messages in both directions, and of renumbered outgoing messages.
 
-        The usual id of an outgoing message follows from its position in the log.
+        The packet id of any other outgoing message follows from its position in the log.
         """
         for client, packet_id, _ in sorted(records.released_ids(), key=lambda one: one[2]):
             if client in durable_sessions:
@@ -495,7 +495,10 @@ class MqttNamespace:
     def _handed(
         self, session: Session, message: Message, shared: str, ended: bool, on_outcome: Told, outcome: Outcome
     ) -> None:
-        """Report the outcome of passing on a message; if the disk refused it, arrange another attempt."""
+        """Report the outcome of passing a message to another session to `on_outcome`.
+
+        If the disk refused the message, another attempt is scheduled.
+        """
         on_outcome(outcome)
         if outcome is not ACCEPTED:
             if ended:
@@ -504,9 +507,10 @@ class MqttNamespace:
                 self._unshared[session] = None
 
     def _leave_over(self, shared: str, message: Message) -> None:
-        """Store an ended session's message of the group `shared` in memory until the disk works again.
+        """Store a message of an ended session in memory until the disk works again.
 
-        Beyond LEFTOVERS_MAX messages it is lost, and counted.
+        `shared` is the filter of the message's shared subscription. If LEFTOVERS_MAX messages wait already,
+        the message is dropped and counted.
         """
         if len(self._leftovers) < LEFTOVERS_MAX:
             self._leftovers.append((shared, message))
@@ -522,7 +526,7 @@ class MqttNamespace:
         return None if group is None else group.redeliver(message, None, on_outcome, away=True)
 
     def _share_again(self) -> None:
-        """Pass on the messages of shared subscriptions that could not be passed on while the disk failed."""
+        """Retry to pass on the messages of shared subscriptions that the failing disk has refused."""
         unshared, self._unshared = self._unshared, {}
         for session in unshared:
             if session.outlet is None and self.sessions.get(session.client_id) is session:
@@ -632,9 +636,9 @@ class MqttNamespace:
         return bool(self.definition_shares.full_with(user, byte_count))
 
     def _count_subscription(self, user: str, topic_filter: str, count: int) -> None:
-        """Add a subscription to the user's counts of subscriptions, bytes and matching steps.
+        """Add `count` subscriptions to this filter (1, or -1 to subtract) to the user's counters.
 
-        `count` is 1, or -1 to subtract it.
+        The counters are those of subscriptions, bytes of definitions and matching steps.
         """
         subscriptions = self._subscribed.get(user, 0) + count
         if subscriptions:
@@ -722,7 +726,7 @@ class MqttNamespace:
     # Wills.
 
     def keep_will(self, client_id: str, will: Will | None, sender: Sender, principal: Principal) -> None:
-        """Record the will with which a client has connected, or that it has none."""
+        """Store the will of a client that has connected. None deletes the will of its last connection."""
         if self.records is None:
             return
         if will is None:
@@ -767,7 +771,7 @@ class MqttNamespace:
         *,
         retry_at: float = OVERDUE,
     ) -> None:
-        """Publish a will by calling `publish` at `at` (monotonic seconds), or when the session ends before.
+        """Schedule a will: `publish` is called at `at` (monotonic seconds), or when the session ends before.
 
         Instead of a client id, `new_will_key` is for a will that does not depend on the session. OVERDUE
         means at one of the next ticks, but not before `retry_at`, the oldest first, or when the client
@@ -820,9 +824,9 @@ class MqttNamespace:
         return self.expire_more(now)
 
     def _drop_expired(self) -> None:
-        """Start the removal of expired messages in sessions of disconnected clients that are half full.
+        """Remove expired messages from sessions of disconnected clients that use half of a limit or more.
 
-        At most CHECKED_AT_ONCE sessions are checked at a time.
+        The removal continues in the background, for at most CHECKED_AT_ONCE sessions at a time.
         """
         utc = clock.utc()
         self._checking = [session for session in self._checking if session.is_checking]

@@ -17,7 +17,7 @@ from gateway.model.outcome import ACCEPTED, Outcome
 
 
 class RenumberedMessages:
-    """Packet ids of those messages of one session that do not have their usual packet id."""
+    """Packet ids of the messages of one session whose packet id does not follow from their position."""
 
     __slots__ = ("_by_position", "_client", "_positions", "_recorded", "_records", "_unrecorded", "_used")
 
@@ -48,10 +48,10 @@ class RenumberedMessages:
         self._positions[packet_id] = position
 
     def packet_id(self, position: int, usual: int) -> int:
-        """Return the packet id for the message at this position; 0 if it may not be sent yet.
+        """Return the packet id for the message at this position; 0 if the message may not be sent yet.
 
-        It may not be sent while a newly chosen packet id is not on disk. `usual` is the packet id that
-        follows from the position.
+        The message may not be sent before a newly chosen packet id is on disk. `usual` is the packet id that
+        follows from the position, which is used unless it is in use.
         """
         packet_id = self._by_position.get(position, usual)
         if self._is_taken(packet_id, position):

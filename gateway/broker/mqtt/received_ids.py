@@ -54,9 +54,10 @@ class ReceivedIds:
         return True
 
     def record_local_delivery(self, packet_id: int) -> None:
-        """Record that the message was passed to all its targets in this wake-up, and that all are local.
+        """Record that all targets of a message are local and got it in this wake-up of the event loop.
 
-        They have accepted it in memory, or are writing it. Does nothing here.
+        The targets have accepted the message in memory, or are writing it. Does nothing here; overridden for
+        sessions that survive a restart.
         """
 
     def accept(self, packet_id: int, *, stored: bool = True) -> bool:
@@ -156,7 +157,7 @@ class DurableReceivedIds(ReceivedIds):
         return True
 
     def record_local_delivery(self, packet_id: int) -> None:
-        """Write the packet id in the same transaction as its message, if a target is writing that."""
+        """Write the packet id in this wake-up's transaction, which stores the message at local targets."""
         entry = self._entries.get(packet_id)
         if entry is None or entry.settled or entry.accepted or entry.refused:
             return

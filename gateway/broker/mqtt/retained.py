@@ -166,7 +166,7 @@ class RetainedTopics:
         return True
 
     def _has_capacity(self, message: Message, *, counted: bool = False) -> bool:
-        """Return True if there is space for the message instead of the topic's present one.
+        """Return True if the message may replace the retained message of its topic, or be added.
 
         With `counted`, a refusal is counted in the user's share.
         """

@@ -48,7 +48,10 @@ class SubscriptionOptions:
 
 
 class Grant:
-    """Sink for the messages of a topic that one session gets: its matching subscriptions, merged."""
+    """Sink for messages of one session: its subscriptions that match a topic, merged into one.
+
+    `qos` is the highest QoS of these subscriptions, and `identifiers` has their Subscription Identifiers.
+    """
 
     __slots__ = (
         "_hash",
@@ -201,14 +204,14 @@ class Walk:
         self.returns = 0  # times that it went back
 
     def next(self, most: int = PIECE_MESSAGES_MAX) -> list[Message]:
-        """Return the next piece, which may be empty although there is more."""
+        """Return at most `most` further messages. The list may be empty before the last piece."""
         self.piece_place = self._place
         found, self._place = self._retained.find(self._pattern, self._place, most, PIECE_STEPS_MAX)
         self.done = self._place is None
         return found
 
     def go_back(self, place: list[str] | None) -> None:
-        """Continue with the piece that began at `place`, because it was refused."""
+        """Continue at the topic `place` (its levels), because the piece that began there was refused."""
         self._place = place
         self.done = self.waits = False
         self.returns += 1
@@ -271,7 +274,7 @@ class SessionOutlet(Protocol):
         """Send a PUBREC with this packet id."""
 
     def send_due_retained(self) -> None:
-        """Continue to send the retained messages that the session is due."""
+        """Continue to send the retained messages that the session has not received for its subscriptions."""
 
 
 @dataclass
@@ -441,7 +444,7 @@ class Session:
 
     @property
     def space(self) -> int:
-        """Number of messages that may wait here before the session is full."""
+        """Number of messages that can be queued before the session is full."""
         return 0 if self.full else self.limits.messages_max - len(self)
 
     def grant_for(self, options: SubscriptionOptions) -> Grant:
@@ -518,20 +521,24 @@ class Session:
         return moved
 
     def _may_walk(self, walk: PendingRetained) -> bool:
-        """Return True if the session can have retained messages of this walk now."""
+        """Return True if the session can receive the retained messages that `walk` yields now.
+
+        Always True here. Overridden for sessions that store messages, which return False while the disk
+        fails.
+        """
         return True
 
     def _owe_piece(self, walk: PendingRetained, messages: list[Message]) -> None:
-        """Owe a piece of retained messages."""
+        """Queue retained messages, which `walk` has yielded, for the client."""
         self.offer(messages, walk.grant)
 
     def _finish_walk(self, topic_filter: str, walk: PendingRetained) -> None:
-        """Forget a walk whose last piece is owed."""
+        """End the delivery of retained messages for a subscription, because all of them are queued."""
         self.forget_owed(topic_filter)
 
     @property
     def pulls(self) -> bool:
-        """True if retained messages for new subscriptions are left that `pull` can read now."""
+        """True if `pull` can read retained messages for new subscriptions now."""
         return any(not walk.waits for walk in islice(self.walks.values(), WALKS_MAX))
 
     def forget_owed(self, topic_filter: str) -> None:
@@ -679,7 +686,7 @@ class Session:
             self.pressure.relieve()
 
     def _hold_if_late(self, part: SubBatch) -> None:
-        """Pause the publishers of `part` if the session is full, or if its messages will wait long."""
+        """Pause the publishers of `part` if the session is full, or its messages would wait too long."""
         if self.full:
             self._tight = True
             if self.limits.may_hold(self.user):
@@ -704,7 +711,7 @@ class Session:
             self.pressure.relieve()
 
     def _paced(self, count: int) -> None:
-        """Count sent messages, and resume paused publishers when the client has nearly caught up."""
+        """Count sent messages, and resume publishers that were paused because messages waited too long."""
         pace = self._pace
         if pace is not None:
             pace.consumed_count += count
@@ -742,9 +749,10 @@ class Session:
         return not self._is_unread
 
     def _rows_again(self) -> list[OutgoingPublish]:
-        """Return the next packets to resend, which were in flight on an earlier connection.
+        """Return the next packets to resend with DUP, which were in flight on an earlier connection.
 
-        They have their old packet ids (MQTT 5 §4.4).
+        They have their old packet ids (MQTT 5 §4.4). Their number is limited by the client's credit, ROWS_MAX
+        and ROWS_BYTES_MAX.
         """
         rows: list[OutgoingPublish] = []
         byte_count = 0
@@ -820,11 +828,11 @@ class Session:
         return False
 
     def share(self, pass_on: PassOn) -> int:
-        """Pass undelivered messages of shared subscriptions to other sessions, as the client was lost.
+        """Pass undelivered messages of shared subscriptions to other sessions, because the client was lost.
 
         See MQTT 5 §4.8.2. `pass_on` queues a message at another session, and returns False if none accepts
-        it. Messages that were sent at QoS 2 stay, because the client may have them. Return how many other
-        messages stay, too.
+        it. Messages that were sent at QoS 2 stay in this session, because the client may have them. Return
+        the number of other messages that no session has accepted and that stay, too.
         """
         unshared = 0
         for packet_id, row in list(self.in_flight.items()):

@@ -22,7 +22,7 @@ from gateway.model.outcome import Outcome
 
 
 def shared_pattern(topic_filter: str) -> list[str] | None:
-    """Return the levels that the filter of a shared subscription matches; None if it is not shared."""
+    """Return the topic levels in the filter of a shared subscription; None if the filter is not shared."""
     return topic_filter.split("/")[2:] if topic_filter.startswith(SHARED_PREFIX) else None
 
 

@@ -32,7 +32,7 @@ class ArrivalTimes:
 
     @staticmethod
     def load(store: Store) -> dict[str, list[tuple[int, WallTime]]]:
-        """Return the marks of all outboxes in the store, by outbox name. Only valid before it starts."""
+        """Return the stored marks of all outboxes, by outbox name. Only valid before the store starts."""
         found: dict[str, list[tuple[int, WallTime]]] = {}
         for key, value in store.records(KIND):
             assert isinstance(key, str)
@@ -44,9 +44,10 @@ class ArrivalTimes:
         return found
 
     def recover(self, marks: Iterable[tuple[int, WallTime]], first: int, end: int, utc: WallTime) -> None:
-        """Restore the marks of messages from `first` to before `end`; delete later ones from the store.
+        """Restore the marks of messages at positions from `first` to before `end`.
 
-        A mark later than `utc` was made by a wrong clock and is set to `utc`, the latest possible time.
+        Marks of other positions are deleted from the store. A mark later than `utc` (POSIX seconds) was made
+        by a wrong clock and is set to `utc`, the latest possible time.
         """
         for position, came in sorted(marks):
             if position < end:
@@ -56,7 +57,7 @@ class ArrivalTimes:
         self.forget_before(first)
 
     def note(self, position: int, utc: WallTime) -> None:
-        """Add a mark for the message that arrives now, unless the last mark is newer than the interval."""
+        """Add a mark for a message that arrives at `utc`, unless the last mark is newer than the interval."""
         if self._marks and utc - self._marks[-1][1] < self.interval:
             return
         self._marks.append((position, utc))
@@ -65,7 +66,7 @@ class ArrivalTimes:
             self._thin()
 
     def _thin(self) -> None:
-        """Delete every second mark and double the interval, so that their number stays limited."""
+        """Delete every second mark and double the interval, so that the number of marks stays limited."""
         self.interval *= 2
         marks = list(self._marks)
         self._marks = deque(marks[::2])
@@ -87,7 +88,7 @@ class ArrivalTimes:
     def time_of(self, position: int) -> WallTime | None:
         """Return the arrival time of the message at `position` (POSIX seconds); None if it is unknown.
 
-        It may be up to `interval` seconds too early.
+        The result may be up to `interval` seconds too early.
         """
         found = None
         for first, utc in self._marks:

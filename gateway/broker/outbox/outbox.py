@@ -85,7 +85,7 @@ class OutboxLimits(NamedTuple):
     policy: Policy = "reject"
 
     def overridden_by(self, rule: OutboxRule | None) -> OutboxLimits:
-        """Return these limits with the values that the route's rule sets; None sets none."""
+        """Return these limits, with the values that `rule` sets instead. A rule of None sets nothing."""
         if rule is None:
             return self
         byte_count = self.bytes_max if rule.bytes_max is None else rule.bytes_max
@@ -112,12 +112,13 @@ class OutboxTarget(NamedTuple):
 class OutboxState(NamedTuple):
     """State of one outbox for the console and metrics.
 
-    `problem` is the reason why nothing is sent, "" if messages can be sent. `waiting` and `waiting_bytes`
-    (bytes) are the values that the limits apply to: messages that were not yet handed to the link.
+    `problem` is the reason why nothing is sent, "" if messages can be sent. `messages` counts all messages,
+    `in_flight` those at the link. `waiting` and `waiting_bytes` count messages that were not yet passed to
+    the link; the limits apply to these.
 
     `shared` is True if the outbox is on a cluster of brokers. Then `in_flight` counts the messages of this
-    replica, and `messages` excludes those of the others. None is a value that the cluster does not report, or
-    not now.
+    replica, and `messages` excludes those in flight at other replicas. A count is None if the cluster does
+    not report it, or not at present.
     """
 
     link: str
@@ -149,9 +150,9 @@ class OutboxRecipient(RouteRecipient):
 
 
 class OutboxQueue(Queue):
-    """Queue of an outbox. Expired messages stay in it while there is no space for their dead letters.
+    """Queue of an outbox, in which expired messages stay while there is no space for their dead letters.
 
-    `keeps_expired` is True if such a message may be among those that are delivered next.
+    `keeps_expired` is True if an expired message may be among those that are delivered next.
     """
 
     def __init__(self, name: str, letters: DeadLetters, expired: Callable[[Message], None]) -> None:
@@ -240,7 +241,7 @@ class Outbox(OneSink):
         return len(self._queue) + len(self._open)
 
     def use(self, target: OutboxTarget | None, route: Route | None, on_departure: Left | None = None) -> None:
-        """Set the route (None if it was removed from the mapping) and its link.
+        """Set the outbox's route (None if the mapping no longer has it) and link, with their limits.
 
         `on_departure` is called with messages that have left the outbox, for the journal.
         """
@@ -323,9 +324,9 @@ class Outbox(OneSink):
         self._make_room()
 
     def _within_shares(self, part: SubBatch) -> SubBatch:
-        """Refuse the messages of users who exceed their share of the outbox.
+        """Settle the messages of users who exceed their share of the outbox as released.
 
-        Return the part with the messages of the others.
+        Return the part with the messages of all other users.
         """
         shares, messages = self._shares, part.messages
         count, byte_count = len(messages), weight_of(messages)
@@ -510,8 +511,8 @@ class Outbox(OneSink):
     def settle(self, receipts: list[int], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
         """Settle messages with the outcomes that the link has reported.
 
-        `receipts` are their positions in the queue; `refused` has the outcomes of refused ones by their
-        index.
+        `receipts` are the positions of the messages in the queue. `refused` has the outcomes of refused
+        messages, by index in `receipts`; None means that all were accepted.
         """
         done = receipts
         if refused is not None:
@@ -535,7 +536,12 @@ class Outbox(OneSink):
         self._queue.acknowledged(positions)
 
     def _refused(self, rows: list[tuple[int, Outcome]]) -> None:
-        """Retry, requeue or dead-letter messages that the link has refused; `rows` has their outcomes."""
+        """Handle messages that the link has refused; `rows` has (position, outcome).
+
+        A released message is requeued. A rejected message is retried after a delay, unless the reason is
+        final or the attempts are used up: then it becomes a dead letter, or is requeued if there is no space
+        for that.
+        """
         now = self._clock()
         back: list[tuple[int, Message]] = []
         retried = 0
@@ -575,14 +581,14 @@ class Outbox(OneSink):
         self._dead_letters.add(messages, self.route_name, outcome, crossed=True)
 
     def _note(self, messages: list[Message], outcome: Outcome, word: str) -> None:
-        """Report messages that left the outbox, and why, to the journal."""
+        """Report messages that have left the outbox to the journal; `word` names how, and `outcome` why."""
         if self._on_departure is not None and self._route is not None and messages:
             self._on_departure(self._route, messages, exit_outcome(word, outcome), self._clock())
 
     # Timer.
 
     def tick(self) -> None:
-        """Retry refused messages that are due, and remove expired or too old ones.
+        """Send messages again whose retry is due, and remove expired and too old messages.
 
         Called several times a second.
         """
