@@ -115,7 +115,7 @@ def _string(argument: Value) -> Fault:
 
 
 def _name(argument: Value) -> Fault:
-    """Return the reason why a value is not a name that fits a short string; None if it is one."""
+    """Return why an argument's value is not a name of at most 255 bytes; None if it is a valid name."""
     fault = _string(argument)
     return (
         "longer than 255 bytes" if fault is None and len(argument.value.encode()) > NAME_BYTES_MAX else fault

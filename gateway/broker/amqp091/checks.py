@@ -29,10 +29,10 @@ class Checker(Protocol):
 
 
 def without_line_ends(name: str) -> str:
-    """Return a name for declare, bind or delete without line ends.
+    """Return a name without line ends, for declare, bind and delete.
 
-    Programs may have read them with the name. Names in publish and consume are used unchanged, as in
-    RabbitMQ.
+    A program may have read the name, with its line end, from a file. Names in publish and consume are used
+    unchanged, as in RabbitMQ.
     """
     return name.replace("\r", "").replace("\n", "")
 

@@ -40,7 +40,10 @@ def weight_of(key: str) -> int:
 
 
 class HashRing(Generic[T]):
-    """Weighted destinations, of which one is chosen for each hashed value."""
+    """Weighted destinations of an `x-consistent-hash` exchange.
+
+    For each hashed value the same destination is chosen; destinations with a larger weight get more values.
+    """
 
     def __init__(self) -> None:
         self._weights: dict[T, dict[str, int]] = {}  # by key; the largest one counts

@@ -68,7 +68,10 @@ Lost = Callable[[list[Message], Outcome], None]
 
 
 class DeadLetteringQueue(Sink, Protocol):
-    """Queue whose expired, rejected and surplus messages become dead letters; also a target of these."""
+    """Queue whose expired, rejected and surplus messages become dead letters.
+
+    Dead letters of other queues may be routed to it.
+    """
 
     name: str
     options: QueueArguments
@@ -80,9 +83,10 @@ class DeadLetteringQueue(Sink, Protocol):
 
     @property
     def is_delay(self) -> bool:
-        """True if the queue holds an exchange's delayed messages, which do not die here.
+        """True if the queue holds messages that an exchange delays, and not messages for consumers.
 
-        Then a dead letter may return to it, whatever its name.
+        Its messages do not become dead letters. A dead letter may therefore be routed to this queue in any
+        case.
         """
 
     def settle_beside(self, positions: list[int]) -> None:
@@ -155,7 +159,10 @@ class DeadLetterRouter(Protocol):
 
 
 class WaitingDeaths:
-    """Deaths that are not routed yet, counted in `shares` for the users of their queues, who take turns."""
+    """Dead messages of all queues that wait to be routed, in one line for each user who owns queues.
+
+    The users take turns. The waiting messages count in `shares` for the owner of their queue.
+    """
 
     def __init__(self, shares: UserShares) -> None:
         self.shares = shares
@@ -167,11 +174,11 @@ class WaitingDeaths:
         return self._count
 
     def count_of(self, user: str) -> int:
-        """Return how many deaths of a user have a place in line."""
+        """Return how many dead messages of a user's queues wait to be routed."""
         return len(self._lines.get(user, ()))
 
     def add(self, death: DeadMessage, *, first: bool = False) -> None:
-        """Add a death behind those of its user, or before them."""
+        """Add a dead message to the end of its user's line; `first` adds it to the beginning."""
         user = user_of(death.queue)
         line = self._lines.get(user)
         if line is None:
@@ -184,7 +191,10 @@ class WaitingDeaths:
         self.shares.add(user, death.message.byte_count)
 
     def take(self) -> DeadMessage:
-        """Remove and return the oldest death of the user who has the turn; there must be one."""
+        """Remove and return the oldest dead message of the user whose turn it is.
+
+        There must be a waiting message.
+        """
         user, line = next(iter(self._lines.items()))
         death = line.popleft()
         if not line:
@@ -194,7 +204,10 @@ class WaitingDeaths:
         return death
 
     def spend(self, death: DeadMessage, count: int) -> None:
-        """Count the dead letters and targets of a death that was taken; end a turn of BURIED_OF_USER."""
+        """Add `count` (dead letters and target queues of `death`) to the work of the user's present turn.
+
+        When the work of the turn has reached BURIED_OF_USER, the next user has the turn.
+        """
         user = user_of(death.queue)
         line = self._lines.get(user)
         self._spent = 0 if line is None else self._spent + count
@@ -208,7 +221,10 @@ class DeadLettering:
     """Dead messages of one virtual host that wait to be routed; source of their dead letters."""
 
     def __init__(self, host: DeadLetterRouter, lost: Lost | None = None) -> None:
-        """Create it for `host`; `lost` gets the dead letters that a queue refused."""
+        """Create the dead-lettering of the virtual host `host`.
+
+        `lost` is called with dead letters that a queue refused.
+        """
         shares = host.full_queues.user_shares()
         shares.set_limits(NOTED_MAX, host.queue_bytes_max)
         self.noted = WaitingDeaths(shares)
@@ -246,11 +262,17 @@ class DeadLettering:
         return True
 
     def has_too_many(self, queue: DeadLetteringQueue) -> bool:
-        """Return True if as many dead messages wait as the user of `queue`, or all users, may have."""
+        """Return True if the waiting dead messages have reached a limit.
+
+        The limits are those of the owner of `queue` and of all users together.
+        """
         return self._has_too_many(user_of(queue))
 
     def is_blocked(self, queue: DeadLetteringQueue) -> bool:
-        """Return True if too many dead messages wait for routing: `queue` is dispatched later."""
+        """Return True if `queue` may deliver nothing, because too many dead messages wait to be routed.
+
+        Then the queue is dispatched again when fewer wait.
+        """
         user = user_of(queue)
         if not self._has_too_many(user):
             return False
@@ -258,18 +280,24 @@ class DeadLettering:
         return True
 
     def count_of(self, queue: DeadLetteringQueue) -> int:
-        """Return how many deaths of the user of `queue` wait, without those that the disk has postponed."""
+        """Return how many dead messages of all queues of this queue's owner wait to be routed.
+
+        Messages that wait for the disk to work are not included.
+        """
         return self.noted.count_of(user_of(queue))
 
     def claims(self) -> Iterator[tuple[DeathsClaim, int, str]]:
-        """Yield the claim of each user whose deaths wait, with their bytes, and the user."""
+        """Yield (claim, bytes, user) for each user whose dead messages wait to be routed.
+
+        The claim can restrain the user (memory_shares.py).
+        """
         for user, byte_count in self.noted.shares.bytes_by_user().items():
             yield DeathsClaim(self, user), byte_count, "" if user == OPERATOR else user
 
     def restrain_user(self, user: str, on: bool) -> None:
-        """Lower the number of bytes that may wait of a user who holds too much memory, or restore it.
+        """Lower the limit in bytes of a user's waiting dead messages (`on`), or restore it.
 
-        A repeated call has no effect.
+        Called when the user occupies too much memory. A repeated call has no effect.
         """
         if on and user not in self._restrained:
             shares = self.noted.shares
@@ -294,7 +322,7 @@ class DeadLettering:
         )
 
     def _resume_queues(self) -> None:
-        """Dispatch the queues of users of whom few deaths wait."""
+        """Dispatch the blocked queues of users whose waiting dead messages use at most half of all limits."""
         for user in [one for one in self._waiting if self._has_few(one)]:
             for queue in self._waiting.pop(user, ()):
                 queue.dispatch()
@@ -327,7 +355,7 @@ class DeadLettering:
         self.send_noted()
 
     def _postpone(self, death: DeadMessage) -> bool:
-        """Let a dead message wait until the disk works. It stays on disk meanwhile.
+        """Keep a dead message, which stays on disk, until the disk works.
 
         A message whose delay is over is requeued instead. Return False if its exchange is deleted.
         """
@@ -417,10 +445,11 @@ class DeadLettering:
     def _letter(
         self, queue: DeadLetteringQueue, message: Message, reason: str, utc: float
     ) -> tuple[Sequence[DeadLetteringQueue] | None, Message]:
-        """Return the queues for a dead message and its dead letter.
+        """Build the dead letter of a message that left `queue` for `reason`.
 
-        The queues are None if the message has died too often without being rejected, and may circulate
-        forever.
+        Return the queues to which it is routed, and the dead letter. The queues are None if the message has
+        died too often without being rejected by a consumer, and so may circulate forever. `utc` is the
+        present time in POSIX seconds.
         """
         address = message.address
         exchange, key = queue.options.dead_letter_exchange, queue.options.dead_letter_key
@@ -496,7 +525,7 @@ class DeadLettering:
 
 
 def user_of(queue: DeadLetteringQueue) -> str:
-    """Return the user for whom the deaths of a queue count."""
+    """Return the user in whose share the dead messages of a queue count: its owner, or OPERATOR."""
     user = queue.owning_user
     return OPERATOR if user is None else user
 
@@ -713,11 +742,15 @@ def _visited(headers: Headers) -> set[str]:
 
 
 class DeathsClaim(NamedTuple):  # behind DeadLettering, which mypyc needs for its fields
-    """Claim on memory of a user whose dead messages wait to be routed."""
+    """Memory that the waiting dead messages of one user's queues occupy."""
 
     dead_lettering: DeadLettering
     user: str
 
     def restrain(self, on: bool) -> None:
-        """Let the user's queues deliver nothing, and drop what is beyond their limits, or no longer."""
+        """Lower the limit of the user's waiting dead messages (`on`), or restore it.
+
+        At the limit, the user's queues with a dead letter exchange deliver nothing, and drop excess messages
+        without dead letters.
+        """
         self.dead_lettering.restrain_user(self.user, on)

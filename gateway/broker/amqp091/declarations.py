@@ -142,7 +142,10 @@ def _ends(host: str, binding: DeclaredBinding) -> set[tuple[str, str, str]]:
 
 
 def rehearse(settings: Settings, declared: Sequence[Declared]) -> tuple[AmqpHosts, list[Finding]]:
-    """Carry out the declarations on new, empty virtual hosts. Return these and the findings."""
+    """Carry out the declarations on new, empty virtual hosts.
+
+    Return these hosts, and the errors or, if there are none, the warnings.
+    """
     try:
         policies = policies_of(settings)
     except ConfigurationError as error:
@@ -160,9 +163,10 @@ def rehearse(settings: Settings, declared: Sequence[Declared]) -> tuple[AmqpHost
 
 
 def declare(hosts: AmqpHosts, declared: Sequence[Declared]) -> list[Finding]:
-    """Carry out the declarations on virtual hosts. Return the errors.
+    """Carry out the declarations on virtual hosts. Return the errors, [] if there are none.
 
-    Those of existing objects come first: if these differ, nothing is added.
+    Declarations of existing objects come first, then new queues and exchanges, then bindings. Stops after the
+    first of these groups that has an error, so nothing is added if an existing object differs.
     """
     there = [one for one in declared if one.host in hosts and _exists(hosts[one.host], one.thing)]
     known_ids = set(map(id, there))

@@ -75,10 +75,10 @@ class DelayHost(Protocol):
 
 
 def delay_of(headers: Headers) -> int:
-    """Return the delay in milliseconds that a message's headers request; 0 if they request none.
+    """Return the delay in milliseconds that the header `x-delay` requests; 0 if there is no valid delay.
 
-    Integers count, and texts and fractions that can be read as one. A negative delay, which marks a delay
-    that is over, and one beyond ten years count as 0.
+    Integers, decimal texts and numbers with a fraction (which is cut off) are valid. A negative delay, which
+    marks a delay that is over, and a delay beyond ten years count as 0.
     """
     delay = next((value for name, value in headers if name == DELAY), None)
     milliseconds = 0 if delay is None else _milliseconds(delay)
@@ -185,10 +185,10 @@ class DelayedMessages(PriorityQueue):
                 self._relieve(user)
 
     def _within_shares(self, part: SubBatch) -> SubBatch:
-        """Refuse the messages of users for whom the exchange is full. Return the part of the others.
+        """Refuse the messages of users who exceed their limits of delayed messages.
 
-        Connections of such users are paused if the exchange may do that; they are then refused at twice the
-        limits only.
+        Return the part of the other messages. If the exchange may pause publishers, a user's connections are
+        paused at the limit, and messages are refused only at twice the limit.
         """
         shares = self._shares
         count = shares.count + len(part.messages)
@@ -310,9 +310,10 @@ class DelayedMessages(PriorityQueue):
         self._relieve(user)
 
     def _relieve(self, user: str) -> None:
-        """Resume the paused connections of a user if few of the user's messages are left.
+        """Resume the paused connections of a user whose messages use at most half of the user's limits.
 
-        If the exchange is full for all users, no message of the user must be left.
+        While the exchange is full for all users, they are resumed only if none of the user's messages is
+        left.
         """
         if not self._user_pressure.is_paused(user):
             return
@@ -324,9 +325,10 @@ class DelayedMessages(PriorityQueue):
             self._user_pressure.relieve_user(user)
 
     def release(self, message: Message, utc: float) -> tuple[Sequence[DeadLetteringQueue], Message]:
-        """Return the queues of a message whose delay is over, and the message in the form for them.
+        """Return the queues of a message whose delay is over, and the message as these queues get it.
 
-        `utc` is the present time in POSIX seconds. Its `x-delay` is negative, and its expiry begins now.
+        `utc` is the present time in POSIX seconds. The message has a negative `x-delay`, and its expiration
+        begins now.
         """
         expiration_ms = essentials(message.property_set).expiration_ms
         own = message if expiration_ms is not None else living(message, NEVER)
@@ -390,7 +392,7 @@ class DelayedMessages(PriorityQueue):
 
 
 class SenderClaim(NamedTuple):
-    """Claim on memory of one user, by the messages that the user sent and an exchange delays."""
+    """Memory that one user's messages occupy which an exchange delays."""
 
     delayed: DelayedMessages
     user: str

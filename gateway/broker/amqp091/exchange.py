@@ -212,7 +212,7 @@ class Exchange:
             del destination.bound[self]
 
     def _forget(self, destination: Queue | Exchange, key: str) -> None:
-        """Remove a key of a destination from the index, with all arguments."""
+        """Remove a destination's bindings with this key from the index, whatever their arguments."""
         if self._how == "topic":
             pattern = words(key)
             self._patterns.remove(pattern, destination)
@@ -232,9 +232,10 @@ class Exchange:
             self._add_steps(user, -self._index.remove(conditions, destination, user))
 
     def _charge(self, destination: Queue | Exchange, user: str | None, steps: int) -> None:
-        """Add `steps` that the bindings of a destination cost each message.
+        """Add to the number of steps that a destination's bindings add to each message.
 
-        They are counted for the user who bound the destination first.
+        The steps count for the user who bound the destination first. A step is a comparison
+        (matching_steps.py).
         """
         first, before = self._destination_steps.get(destination, (user, 0))
         self._destination_steps[destination] = (first, before + steps)

@@ -42,10 +42,10 @@ class Export(NamedTuple):
 
 
 def read_export(file: Path, hosts: Collection[str], *, others_take: Collection[str] = ()) -> Export:
-    """Read the declarations of an exported file. Raises ConfigurationError if it is none.
+    """Read the declarations in a file that RabbitMQ has exported.
 
     `hosts` are the virtual hosts that listeners serve; `others_take` are the lists in the file that other
-    parts of the gateway read.
+    parts of the gateway read. Raises ConfigurationError if the file is not an export.
     """
     document = content_of(file)
     things: list[tuple[str, int, Thing]] = []
@@ -74,7 +74,10 @@ def read_export(file: Path, hosts: Collection[str], *, others_take: Collection[s
 
 
 def content_of(file: Path) -> dict[str, Any]:
-    """Return the JSON object in an exported file. Raises ConfigurationError if it is none."""
+    """Return the JSON object in a file that RabbitMQ has exported.
+
+    Raises ConfigurationError if the file cannot be read or is not an export.
+    """
     try:
         with file.open("rb") as stream:
             data = stream.read(EXPORT_BYTES_MAX + 1)
@@ -96,7 +99,7 @@ def content_of(file: Path) -> dict[str, Any]:
 
 
 def _known_fields(one: dict[str, Any], model: type[Thing]) -> dict[str, Any]:
-    """Return the fields of an exported object that `model` has, in its form.
+    """Return the fields of an exported object that the declaration `model` has, as `model` accepts them.
 
     Newer versions of RabbitMQ export more fields.
     """

@@ -59,7 +59,7 @@ class _BindingGroup(Generic[T]):
 
 
 class HeaderIndex(Generic[T]):
-    """Index from conditions on headers to the destinations of bindings."""
+    """Index of headers bindings, which finds the destinations for the headers of a message."""
 
     def __init__(self) -> None:
         self._groups: dict[tuple[str | None, HeaderConditions], _BindingGroup[T]] = {}
@@ -71,9 +71,10 @@ class HeaderIndex(Generic[T]):
         self._levels: dict[tuple[str | None, str, int], dict[int, int]] = {}  # number of conditions, by steps
 
     def add(self, required: HeaderConditions, destination: T, user: str | None) -> int:
-        """Add a binding of a user. Return the steps that it adds to the most expensive message.
+        """Add a binding of a user.
 
-        Only the steps of that user's bindings count.
+        Return how many steps (comparisons) it adds to the message that needs most steps for the bindings of
+        this user.
         """
         if not required.conditions:
             if required.all:
@@ -100,9 +101,10 @@ class HeaderIndex(Generic[T]):
         return more
 
     def remove(self, required: HeaderConditions, destination: T, user: str | None) -> int:
-        """Remove a binding. Return the steps that it subtracts from the most expensive message.
+        """Remove a binding of a user.
 
-        Only the steps of that user's bindings count.
+        Return how many steps (comparisons) it removes from the message that needs most steps for the bindings
+        of this user.
         """
         if not required.conditions:
             if required.all:
@@ -159,7 +161,7 @@ class HeaderIndex(Generic[T]):
     def _charge(self, user: str | None, condition: Condition, steps: int) -> int:
         """Add steps to a condition of a user.
 
-        Return by how many steps the most expensive value of its header has grown.
+        Return how many steps this adds to a message whose value of the header needs most steps.
         """
         levels = self._levels.setdefault((user, condition[0], len(condition)), {})
         most = max(levels, default=0)

@@ -85,7 +85,10 @@ class AmqpHosts(dict[str, VirtualHost]):
             yield from host.delays()
 
     def claims(self) -> Iterator[tuple[SenderClaim | DeathsClaim, int, str]]:
-        """Yield the claims on memory of delayed messages and waiting deaths, with bytes and user."""
+        """Yield (claim, bytes, user) for the delayed and the dead messages of each user.
+
+        Dead messages count while they wait to be routed. The claim can restrain the user (memory_shares.py).
+        """
         for delayed in list(self.delays()):
             yield from delayed.claims()
         for host in list(self.values()):
@@ -97,14 +100,14 @@ class AmqpHosts(dict[str, VirtualHost]):
             host.note_untouched()
 
     def dropped(self) -> dict[str, int]:
-        """Return how many messages died in a queue without becoming dead letters, by reason."""
+        """Return how many dead messages of queues were dropped without a dead letter, by reason."""
         counts: Counter[str] = Counter()
         for host in self.values():
             counts.update(host.dead_lettering.dropped)
         return dict(counts)
 
     def gauges(self) -> dict[str, Callable[[], float]]:
-        """Return the values of the gauges, by metric name."""
+        """Return functions that read the gauges of all virtual hosts, by metric name."""
         return {
             "gateway_queues": lambda: sum(len(host.queues) for host in self.values()),
             "gateway_queue_messages": lambda: sum(len(queue) for queue in self.queues()),

@@ -111,25 +111,39 @@ class AmqpQueue(Queue):
     # Bodies, which `x-max-length-bytes` limits.
 
     def keep_in(self, storage: Storage, end: int, byte_count: int, gate: Gate) -> None:
-        """Use `storage`; if bodies are limited, read what is stored, because only weights are recorded."""
+        """Store the queue's messages in `storage` from now on, as `Queue.keep_in` does.
+
+        If `x-max-length-bytes` limits the queue, all stored messages are read to count the bytes of their
+        bodies: the store has recorded only sizes that include properties.
+        """
         super().keep_in(storage, end, byte_count, gate)
         if self.options.bytes_max is not None and storage.first is not None:
             self.body_byte_count += sum(map(bodies_of, storage.stored_before(storage.first)))
 
     def count_in(self, messages: Sequence[Message]) -> None:
-        """Add the size of messages that wait here from now on, in memory or on disk alone."""
+        """Add the size of new messages to the size of the queue.
+
+        The size of their bodies is counted separately, if it is limited.
+        """
         super().count_in(messages)
         if self.options.bytes_max is not None:
             self.body_byte_count += bodies_of(messages)
 
     def count_out(self, messages: Sequence[Message], byte_count: int | None = None) -> None:
-        """Subtract the size of messages that wait here no longer; `byte_count` is their weight, if known."""
+        """Subtract the size of messages that leave the queue from the size of the queue.
+
+        `byte_count` is their size in bytes; None if it must be computed. The size of their bodies is counted
+        separately, if it is limited.
+        """
         super().count_out(messages, byte_count)
         if self.options.bytes_max is not None:
             self.body_byte_count -= bodies_of(messages)
 
     def shrink(self, byte_count: int) -> None:
-        """Subtract bytes that are not on disk after all, and count bodies again, which all were read."""
+        """Subtract bytes that were counted but are not on disk, and count the bodies again.
+
+        Called by the storage when it has read all messages.
+        """
         if byte_count and self.options.bytes_max is not None:
             self.body_byte_count = bodies_of(self.messages_in_memory())
         super().shrink(byte_count)
@@ -190,7 +204,7 @@ class AmqpQueue(Queue):
 
     @property
     def is_delay(self) -> bool:
-        """False: this queue is for consumers, and its messages can become dead letters."""
+        """False, because the queue has messages for consumers, and not those that an exchange delays."""
         return False
 
     @property
@@ -315,14 +329,18 @@ class AmqpQueue(Queue):
     # Out.
 
     def _expire_max(self) -> int:
-        """Return how many messages may expire now: fewer while dead letters wait, which would pile up."""
+        """Return how many messages may expire now.
+
+        The number is smaller the more dead messages wait to be routed, and 0 while expired messages must
+        stay.
+        """
         return 0 if self._keeps_expired else max(EXPIRED_MAX - self._dead_lettering.count_of(self), 0)
 
     @property
     def _keeps_expired(self) -> bool:
-        """True while expired messages stay in the queue.
+        """True while expired messages must stay in the queue, because they cannot become dead letters.
 
-        The disk fails, and would refuse their dead letters, or too many dead messages wait.
+        That is so while the failing disk would refuse the dead letters, or while too many dead messages wait.
         """
         if self.options.dead_letter_exchange is None:
             return False
@@ -387,7 +405,7 @@ class AmqpQueue(Queue):
             self.removed_positions.append(position)
 
     def come_to_rest(self) -> None:
-        """Drop excess messages, send noted dead letters, and set the alarm for the next expiry."""
+        """Drop excess messages, send the dead letters of dead messages, and schedule the next expiry."""
         if self._limited and not self._refuses:
             self._drop_heads()
         expires = self._next_expiry()

@@ -21,11 +21,11 @@ from gateway.settings import AmqpListener, Settings
 def unbound(
     routes: Iterable[Route], settings: Settings, hosts: AmqpHosts, declaring: Collection[str]
 ) -> list[Finding]:
-    """Return a finding for each route to an AMQP listener that leads to no declared queue.
+    """Return a finding for each mandatory route to an AMQP listener that leads to no declared queue.
 
-    `hosts` contain only declared objects; `declaring` are the hosts in which anything is declared. It is a
-    warning if the route's source is a link and the host has declarations, and otherwise a note. Routes from
-    listeners, whose publishers learn the outcome, get none if the host has no declarations.
+    `hosts` contain only declared objects; `declaring` are the names of hosts that have declarations. The
+    finding is a warning if the route's source is a link and the host has declarations, and otherwise a note.
+    Routes from listeners to a host without declarations get no finding: their publishers learn the outcome.
     """
     return [finding for route in routes for finding in _unbound(route, settings, hosts, declaring)]
 
@@ -50,7 +50,7 @@ def _unbound(
 def _unroutable_reason(route: Route, host: VirtualHost) -> str:
     """Return why a route leads to no declared queue; "" if it may lead to one.
 
-    It also is "" if the exchange depends on the message.
+    The result is "" also if the exchange, or a queue name at the default exchange, depends on the message.
     """
     scope, name = _fixed(route.target.scope), _fixed(route.target.name)
     if scope is None or (not scope and name is None):

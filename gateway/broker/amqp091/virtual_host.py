@@ -186,10 +186,9 @@ class VirtualHost:
                 to.bound[source] = None
 
     def _wake(self) -> None:
-        """Read the first messages of each queue from disk, so that those that have expired are removed.
+        """Read the first messages of each queue from disk, so that expired messages are removed.
 
-        Must be called after the store has started: dead letters go to other queues, which the store can only
-        read after it was given their messages.
+        Must be called after the store has started, because dead letters are added to other queues.
         """
         for queue in list(self.queues.values()):
             with contain_failure(QUEUE, queue.name):
@@ -444,9 +443,9 @@ class VirtualHost:
             self.alarms.set(clock.utc(), continue_sweep)
 
     def _drop_unused(self, exchanges: list[Exchange]) -> None:
-        """Delete those of the exchanges that have auto-delete and no bindings.
+        """Delete the exchanges that have auto-delete and no bindings.
 
-        The same is done for the exchanges from which these were bound.
+        Exchanges that were bound to a deleted exchange as their destination are checked, too.
         """
         candidates = list(exchanges)
         while candidates:

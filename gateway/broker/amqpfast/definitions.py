@@ -62,7 +62,11 @@ class FastDefinitions(HostRecords):
         self._delete(kind, name)
 
     def persist(self, queue: Queue, kind: str, *words: str) -> None:
-        """Restore the stored messages of a queue or subscription, and store its messages from now on."""
+        """Restore the stored messages of a queue or subscription, and store its messages from now on.
+
+        `kind` and `words` identify its records: the name of a queue, or (client, identifier) of a
+        subscription.
+        """
         storage = self._storage(queue, kind, *words)
         self._untouched.recall(storage, kind, *words)
 

@@ -57,7 +57,7 @@ class DestinationConsumer(Consumer, Protocol):
 class FastQueue(PriorityQueue):
     """Destination of the queue service.
 
-    `owner` is the client of a temporary queue, which is its only consumer.
+    `owner` is the client that created a temporary queue, which alone may consume it; None for other queues.
     """
 
     def __init__(
@@ -114,9 +114,10 @@ class Topic:
 
 
 class Interest:
-    """Messages that a subscription is for: those of a topic, or of all topics with a common prefix.
+    """Topics and conditions of a subscription.
 
-    `name` is the topic, or the prefix if `prefix` is True. A selector may restrict them further.
+    `name` is the topic, or, if `prefix` is True, the text with which all its topics begin. `selects` is the
+    compiled `selector`, which restricts the messages further.
     """
 
     __slots__ = ("mime_type", "name", "no_local", "prefix", "selector", "selects")
@@ -150,9 +151,9 @@ class Interest:
         return (self.name, self.prefix, self.selector, self.mime_type.lower(), self.no_local)
 
     def is_of(self, name: str, *, prefix: bool) -> bool:
-        """Return True if the interest is in exactly the topic `name` (`prefix` is False).
+        """Return True if the interest has exactly this name and this value of `prefix`.
 
-        With `prefix`, return True if it is in all topics that begin with `name`.
+        Its selector is ignored.
         """
         return self.name == name and self.prefix == prefix
 

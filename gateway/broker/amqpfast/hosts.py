@@ -131,7 +131,7 @@ class FastHosts(dict[str, FastHost]):
             host.note_untouched()
 
     def added_to(self, gauges: Mapping[str, Callable[[], float]]) -> dict[str, Callable[[], float]]:
-        """Return the gauges of the broker, by metric name, with the values of these hosts added.
+        """Return `gauges` (functions by metric name) with the values of these virtual hosts added.
 
         Gauges of partial transfers are included.
         """

@@ -105,8 +105,8 @@ class Partials:
     def claim(self, host: str, user: str, client: str, head: bytes, body_size: int) -> Partial:
         """Return the transfer of a message whose head this client has sent, and mark it busy.
 
-        An idle transfer of the same user, client and head is resumed; otherwise a new one begins. `body_size`
-        is in bytes.
+        An idle transfer of the same host, user, client, head and body size is resumed; otherwise a new one
+        begins. If the same transfer is busy, the new one cannot be resumed later. `body_size` is in bytes.
         """
         self.forget_old()
         digest = hashlib.sha256(body_size.to_bytes(4, "big") + head).hexdigest()

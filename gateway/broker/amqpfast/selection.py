@@ -137,7 +137,7 @@ FIELDS: Final[dict[str, Callable[[Message, Properties], Any]]] = {
 def _expires(message: Message) -> float:
     """Return the POSIX time in seconds at which a message expires, 0 for never.
 
-    It is on the clock that the message's head uses.
+    `message.expires` is converted from the gateway's clock to the wall clock, which other programs use.
     """
     return message.expires + clock.wall_offset() if message.expires else 0.0
 

@@ -241,9 +241,9 @@ class FastHost:
         return [made]
 
     def means_several(self, service: str, name: str) -> bool:
-        """Return True if `name` is used as a prefix, because no destination has exactly this name.
+        """Return True if `name` stands for all destinations whose names begin with it.
 
-        It then means all destinations whose names begin with it.
+        That is so if no destination has exactly this name, and it is allowed as a prefix.
         """
         destinations: dict[str, FastQueue] | dict[str, Topic] = (
             self.queues if service == "queue" else self.topics
@@ -285,7 +285,10 @@ class FastHost:
         return found
 
     def _may_begin(self, name: str) -> bool:
-        """Return True if a name without a destination may be used as a prefix of existing names."""
+        """Return True if a name without a destination may be used as a prefix of existing names.
+
+        Always True here.
+        """
         return True
 
     @staticmethod
@@ -456,11 +459,12 @@ class FastHost:
     def subscribe(
         self, interest: Interest, key: tuple[str, str] | None = None, maker: str | None = None
     ) -> TopicSubscription:
-        """Return a new subscription, or the existing durable one of `key`, if it is equal.
+        """Return a new subscription, or the existing durable one of `key` if its interest is equal.
 
-        `key` is (client, identifier). A durable subscription with another selector is replaced. Raises
-        FastRefused with 507 if it is being consumed, or if it is to another destination: its messages stay
-        until it is cancelled.
+        `key` is (client, identifier) of a durable subscription, None for others. `maker` is the user. A
+        durable subscription to the same topics but with another selector is replaced. Raises FastRefused with
+        507 if the existing subscription is being consumed, or is to other topics: then its messages stay
+        until the client cancels it.
         """
         before = self.durable.get(key) if key is not None else None
         if key is not None and before is not None:
@@ -497,9 +501,10 @@ class FastHost:
         return self.known_durable(key, user)
 
     def known_durable(self, key: tuple[str, str], user: str | None = None) -> TopicSubscription | None:
-        """Return the durable subscription with the key (client, identifier) that this process knows, or None.
+        """Return the durable subscription with the key (client, identifier), or None.
 
-        Raises FastRefused with 403 if it belongs to a user other than `user`; None skips that check.
+        Only subscriptions that this process knows are found. Raises FastRefused with 403 if the subscription
+        belongs to a user other than `user`; None skips that check.
         """
         found = self.durable.get(key)
         if found is not None and user is not None and found.maker != user:
