@@ -47,7 +47,11 @@ class InFlight(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """Client properties and negotiated values, as far as the protocol has them; `frame_max` is in bytes."""
+    """Client properties and negotiated values of a connection.
+
+    A value that the protocol does not have is 0 or empty. `frame_max` is in bytes, `heartbeat_secs` in
+    seconds.
+    """
 
     client_properties: Mapping[str, Any] = MappingProxyType({})
     frame_max: int = 0
@@ -91,7 +95,7 @@ class IngressClient:
     @property
     @abstractmethod
     def frames(self) -> FrameCounts:
-        """Frame counter of the connection, always the same object."""
+        """Object that counts the frames of this connection, always the same one."""
 
     @property
     @abstractmethod
@@ -181,12 +185,12 @@ class IngressClient:
 
     @property
     def outstanding_bytes(self) -> int:
-        """Number of bytes of unacknowledged deliveries that are not counted elsewhere."""
+        """Number of bytes of unacknowledged deliveries that no session or queue counts as its own."""
         return 0
 
     @property
     def transactions(self) -> Iterable[tuple[Holder, int]]:
-        """Open transactions, each with the bytes of its publishes in memory."""
+        """Open transactions, each as (object that can stop its growth, bytes of its publishes in memory)."""
         return ()
 
     @property

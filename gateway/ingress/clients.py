@@ -146,9 +146,10 @@ class IngressClients:
         return ConnectionRate(byte_count, messages, clock.now()) if byte_count or messages else None
 
     def tick_faster(self, connection: IngressClient, interval: float) -> None:
-        """Call the connection's `tick` more often, if its client expects bytes every `interval` seconds.
+        """Call the connection's `tick` more often, if its client expects a byte every few seconds.
 
-        An interval of 0 means that the client expects none.
+        `interval` is the client's heartbeat or keep-alive in seconds; 0 means that it expects no bytes.
+        Intervals of SHORT_INTERVAL_SECS or more change nothing.
         """
         if 0 < interval < SHORT_INTERVAL_SECS:
             self.hurried.add(connection)

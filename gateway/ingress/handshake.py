@@ -33,7 +33,11 @@ MachineT = TypeVar("MachineT", bound=ServerMachine)
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class HandshakingGuest(IngressClient, Generic[MachineT]):
-    """Client connection whose machine holds back data that was sent before the handshake's responses."""
+    """Client connection of a protocol with a handshake.
+
+    Bytes that the client sends before it gets the handshake's responses are processed in order after these:
+    the protocol machine holds them back.
+    """
 
     machine: MachineT
     _ready: bool  # the handshake is over

@@ -44,7 +44,10 @@ log = structlog.get_logger(limited=True)
 
 
 class Ingress(Protocol):
-    """Interface of a listener's protocol side to the listener."""
+    """Protocol implementation of a listener, as the listener uses it.
+
+    It creates the connections of new clients and routes their batches.
+    """
 
     limits: Limits
 

@@ -41,7 +41,10 @@ log = structlog.get_logger(limited=True)
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ListenerSource:
-    """Protocol side of one listener, and the source of its batches."""
+    """Base of the protocol implementations of a listener: source of the batches that its clients publish.
+
+    It also registers the admission of clients and their end.
+    """
 
     def __init__(self, name: str, services: Services, guests: IngressClients) -> None:
         self.name = name
@@ -93,7 +96,7 @@ class ListenerSource:
         return self.dispatcher.batch(self, self.now())
 
     def end_turn(self) -> None:
-        """Send the collected batch."""
+        """Route the batch of messages that clients have published in this wake-up of the event loop."""
         batch = self.batch
         if len(batch):
             self.batch = self.new_batch()

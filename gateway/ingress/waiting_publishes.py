@@ -34,7 +34,7 @@ EventT = TypeVar("EventT")
 
 
 class Hold:
-    """Channel whose publishes are held, with the number of full queues that hold it."""
+    """Hold on the publishes of a channel; `count` is the number of full queues that need it."""
 
     __slots__ = ("channel", "count")
 
@@ -44,7 +44,7 @@ class Hold:
 
 
 class ChannelBacklog(Generic[EventT]):
-    """Waiting events of one channel."""
+    """Waiting events of one channel, with their number of messages and bytes."""
 
     __slots__ = ("bytes", "events", "messages")
 
@@ -60,7 +60,10 @@ class ChannelBacklog(Generic[EventT]):
 
 
 class WaitingPublishes(Generic[EventT]):
-    """Events of one connection that wait, by channel."""
+    """Publishes of one connection that wait in the gateway, and events behind them, by channel.
+
+    Publishes wait while a full queue holds their channel.
+    """
 
     __slots__ = ("_ended", "_holds", "_lines", "_restrained", "_stream", "_unread_since", "on")
 
@@ -79,7 +82,10 @@ class WaitingPublishes(Generic[EventT]):
         return sum([line.bytes + line.messages * MESSAGE_BYTES for line in self._lines.values()])
 
     def restrain(self, on: bool) -> None:
-        """Forbid (`on` True) or allow further events to wait, then have the stream's owner called."""
+        """Forbid (`on` True) or allow further events to wait.
+
+        Schedules a call of the stream's owner, which applies the change.
+        """
         if on != self._restrained and not self._ended:
             self._restrained = on
             if not on and not self.full():
@@ -99,7 +105,10 @@ class WaitingPublishes(Generic[EventT]):
         return partial(self._release, hold)
 
     def _release(self, hold: Hold) -> None:
-        """Remove one hold. If events can be processed now, have the stream's owner called."""
+        """Remove one hold.
+
+        If that lets events be processed now, the stream's owner is called to take them.
+        """
         hold.count -= 1
         if not hold.count and self._holds.get(hold.channel) is hold:
             del self._holds[hold.channel]
@@ -119,7 +128,7 @@ class WaitingPublishes(Generic[EventT]):
         return channel in holds or EVERY_CHANNEL in holds
 
     def is_held_alone(self, channel: int) -> bool:
-        """Return True if there is a hold on this channel and none on the whole connection."""
+        """Return True if this channel is held, but not the whole connection (EVERY_CHANNEL)."""
         return channel in self._holds and EVERY_CHANNEL not in self._holds
 
     def has(self, channel: int) -> bool:
@@ -159,7 +168,7 @@ class WaitingPublishes(Generic[EventT]):
         return full
 
     def stop_reading(self) -> None:
-        """Stop reading the connection until some of the waiting events are removed."""
+        """Stop reading from the connection until some of the waiting events are removed."""
         if self._unread_since is None:
             self._unread_since = clock.now()
             self._stream.hold()

@@ -56,7 +56,10 @@ VERSION: Final = "0-9-1"
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class AmqpEntrance(ListenerSource):
-    """Source of an AMQP 0-9-1 listener, as far as the admission of clients needs it."""
+    """Source of an AMQP 0-9-1 listener, in the form that is needed to admit clients.
+
+    It has the SASL mechanisms, the server-properties and the names of the virtual hosts.
+    """
 
     def __init__(self, name: str, services: Services, guests: IngressClients) -> None:
         super().__init__(name, services, guests)
@@ -160,7 +163,7 @@ class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
     def check(self, permission: str, kind: str, name: str) -> None:
         """Check the permission `configure`, `write` or `read` on an exchange or queue (`kind`).
 
-        Raises AmqpAmqpRefused 403 with RabbitMQ's text if it is not granted.
+        Raises AmqpRefused 403 with RabbitMQ's text if it is not granted.
         """
         rights = self.rights
         if rights.unlimited:
@@ -174,7 +177,7 @@ class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
     def check_topic(self, permission: str, exchange: str, key: str | None) -> None:
         """Check a permission for a routing key of a topic exchange; None stands for all keys.
 
-        Raises AmqpAmqpRefused 403 if it is not granted.
+        Raises AmqpRefused 403 if it is not granted.
         """
         rights = self.rights
         if rights.unlimited:
@@ -186,7 +189,7 @@ class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
             self._refuse_access(permission, resource, decision.rule)
 
     def _refuse_access(self, permission: str, resource: str, rule: str) -> NoReturn:
-        """Log the denial and raise AmqpAmqpRefused 403."""
+        """Log the denial and raise AmqpRefused 403."""
         self._entrance.record_denial(self.sender, permission, resource, rule)
         raise access_refused(f"access to {resource} refused for user '{self.sender.user}'")
 

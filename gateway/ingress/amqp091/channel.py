@@ -78,7 +78,7 @@ class PublishTarget:
 
 
 class AmqpSource(AmqpEntrance):
-    """Source of the batches of one listener: the interface to its channels."""
+    """Source of one listener's batches, in the form that its channels use."""
 
     @abstractmethod
     def publish_large(
@@ -106,7 +106,7 @@ class AmqpSource(AmqpEntrance):
 
 
 class AmqpGuest(HandshakingAmqpClient):
-    """Client connection: the interface to its channels and to the source of its listener."""
+    """Connection of an AMQP 0-9-1 client, in the form that its channels and the listener's source use."""
 
     host: VirtualHost
     endpoint: str
@@ -119,7 +119,7 @@ class AmqpGuest(HandshakingAmqpClient):
     @property
     @abstractmethod
     def ingress(self) -> AmqpSource:
-        """Listener's source of messages, through which this channel publishes."""
+        """Source of the client's listener, through which its channels publish."""
 
     @abstractmethod
     def check_key(self, permission: str, exchange: str, key: str | None) -> None:
@@ -484,7 +484,7 @@ class AmqpChannel:
     def drop(self, tags: list[int]) -> None:
         """Settle deliveries that can never be sent, because their properties exceed the client's frame-max.
 
-        Called while their queue delivers: it notices the returned credit itself.
+        Must be called while their queue delivers messages: the queue then notices the freed credit itself.
         """
         for tag in tags:
             self.settle([one for _, one in self.pop_tagged(tag, False)], None, {})
@@ -815,9 +815,10 @@ class Transaction:
                         queue.storage.forget_beside((position,))
 
     def _routed(self, entry: RoutingEntry, message: Message) -> RoutingEntry:
-        """Return the entry with the queues that match the message now.
+        """Return the entry with the queues that match the message now, whatever is bound at the commit.
 
-        Used for messages whose routing depends on their content, such as headers.
+        Used for messages whose routing depends on their content, such as headers. Raises ProtocolError for
+        malformed content.
         """
         namespace = entry.plan.namespace
         assert namespace is not None
@@ -830,7 +831,10 @@ class Transaction:
         return entry.chosen_by(Routed(self._channel.connection.host, sinks))
 
     def _renewed(self, entry: RoutingEntry, fresh: RoutingEntry) -> RoutingEntry:
-        """Return the current entry of the address, `fresh`, with the sinks found earlier."""
+        """Return the present entry of an address (`fresh`), with the sinks of the earlier one (`entry`).
+
+        For the default exchange the sinks are those of `fresh`.
+        """
         found, recipients = entry.plan.namespace, entry.plan.recipients
         if recipients is not None and _is_default_exchange(entry):
             return fresh

@@ -602,9 +602,10 @@ class AmqpConnection(AmqpActions):
         self.refuse(number, refusal, PUBLISH)
 
     def _refuse_publishes(self, contents: list[Content]) -> None:
-        """Refuse messages for lack of memory: send basic.nack, or close the channel if it has a transaction.
+        """Refuse and count messages for lack of memory.
 
-        Messages without confirms are dropped and counted.
+        Sends basic.nack on a channel in confirm mode, and closes a channel with a transaction. Messages of
+        other channels are dropped.
         """
         for number, *_ in contents:
             channel = self.channels.get(number)

@@ -31,7 +31,7 @@ log = structlog.get_logger(limited=True)
 
 
 class AmqpIngress(AmqpSource):
-    """AMQP 0-9-1 side of one listener, and the source of its batches."""
+    """AMQP 0-9-1 implementation of one listener: source of the batches that its clients publish."""
 
     def __init__(self, name: str, services: Services, guests: IngressClients) -> None:
         super().__init__(name, services, guests)

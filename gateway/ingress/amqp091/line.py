@@ -13,7 +13,7 @@ from gateway.broker.queue import Queue
 
 
 class CreditQueue:
-    """Line of queues that wait for shared credit; the one that has waited longest is first.
+    """Queues that wait for credit that their consumers share; the one that has waited longest is first.
 
     `has_room` returns True while there is credit.
     """

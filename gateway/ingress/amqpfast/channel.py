@@ -62,7 +62,7 @@ UNDELIVERABLE: Final = Outcome(
 
 
 class FastSource(ListenerSource):
-    """Source of the batches of one listener: the interface to its channels."""
+    """Source of one listener's batches, in the form that its channels use."""
 
     partials: Partials
 
@@ -83,7 +83,7 @@ class FastSource(ListenerSource):
 
 
 class FastGuest(HandshakingGuest[ServerConnection]):
-    """Client connection: the interface to its channels and to the source of its listener."""
+    """Connection of an AMQP/Fast client, in the form that its channels and the listener's source use."""
 
     host: FastHost
     owner: str
@@ -123,9 +123,9 @@ class FastGuest(HandshakingGuest[ServerConnection]):
 
     @abstractmethod
     def demand(self, decision: Decision, right: str, service: str, name: str) -> None:
-        """Do nothing if `decision` is positive; otherwise log it and raise FastRefused 403.
+        """Raise FastRefused 403, after logging the denial, unless `decision` is positive.
 
-        The other arguments are the right and the destination that it concerns.
+        `right`, `service` and `name` are the right and the destination that the decision concerns.
         """
 
     @abstractmethod
@@ -265,7 +265,7 @@ class DeliveryRun:
 
 
 class Join:
-    """Receipt of a message to several destinations.
+    """Receipt of a message that is sent to several destinations.
 
     It collects `count` outcomes, then calls `then` with the worst of them.
     """
@@ -459,7 +459,7 @@ class FastChannel:
         self._held_runs.append((delivery, redelivered))
 
     def _deliver_kept(self) -> None:
-        """Deliver the held messages; requeue those whose consumer no longer accepts them."""
+        """Deliver the messages that waited for a reply; requeue those whose consumer cannot have them now."""
         held_runs, self._held_runs = self._held_runs, []
         for delivery, redelivered in held_runs:
             consumer, queue = delivery.consumer, delivery.queue
@@ -890,8 +890,9 @@ class FastConsumer:
     def _end_delivery(self, queue: Queue, position: int, message: Message, number: int, sent: bool) -> None:
         """Handle the end of a message that `_deliver_in_line` queued: requeue it unless it was `sent`.
 
-        If its body cannot be read any more, it becomes a dead letter. A message that an unreliable consumer
-        was sent is settled.
+        `sent` is True if the message was sent completely; then it is settled if the consumer is unreliable,
+        and otherwise awaits an acknowledgement. If it is False, the message is requeued, or becomes a dead
+        letter if its body is lost.
         """
         channel = self.handle.channel
         if sent:
@@ -914,7 +915,7 @@ class FastConsumer:
     def _name(self, address: Address) -> bytes:
         """Return the encoded name of an address.
 
-        It is the same object at each call, which speeds up encoding.
+        Equal addresses get the same object, which speeds up encoding.
         """
         found = self._names.get(address.wire)
         if found is None:

@@ -46,7 +46,7 @@ from gateway.protocols.amqpfast.translate import REFUSALS
 
 
 def _selects(selector: bytes, mime_type: str) -> Selects | None:
-    """Return the compiled selector, or None if there is none.
+    """Return the compiled selector, or None for an empty one, which selects all messages.
 
     Raises FastRefused: NOT_IMPLEMENTED for an unknown language, BAD_FIELD_VALUE for a malformed selector.
     """

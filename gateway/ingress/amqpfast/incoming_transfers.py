@@ -214,9 +214,10 @@ class IncomingTransfers:
                 self._connection.refuse(incoming.handle, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
 
     def _begin(self, handle: FastHandle, event: Fragment) -> IncomingTransfer:
-        """Return the transfer that a first fragment belongs to. Raises SpoolFull.
+        """Return the transfer to which a first fragment belongs.
 
-        It is the one that PREPARE has announced if the fragment resumes that, and otherwise a new one.
+        That is the transfer announced by PREPARE if the fragment resumes it, and otherwise a new one. Raises
+        SpoolFull.
         """
         spool, user = self._ingress.spool, self._connection.sender.user
         prepared = self._prepared.pop(handle, None)
@@ -334,7 +335,10 @@ class IncomingTransfers:
         self._publisher.send_whole(handle, event.tag, incoming.head, body, event.dest_name, transfer)
 
     def _unsealed(self, incoming: IncomingTransfer) -> None:
-        """Interrupt a transfer whose file could not be sealed because of a disk error; it can be resumed."""
+        """Interrupt a transfer whose file could not be sealed because of a disk error.
+
+        A restartable transfer can be resumed later.
+        """
         if incoming.partial is not None:
             self._ingress.partials.release(incoming.partial)
 

@@ -39,7 +39,7 @@ log = structlog.get_logger(limited=True)
 
 
 class FastIngress(FastSource):
-    """AMQP/Fast side of one listener, and the source of its batches."""
+    """AMQP/Fast implementation of one listener: source of the batches that its clients publish."""
 
     def __init__(self, name: str, services: Services, guests: IngressClients) -> None:
         super().__init__(name, services, guests)

@@ -49,7 +49,7 @@ class LargeDeliveryClient(Protocol):
 
 
 class Starting(Protocol):
-    """Interface of a listener's source to large deliveries."""
+    """Source of a listener, in the form that large deliveries use: it starts tasks and writes output."""
 
     spool: Spool
 
@@ -80,7 +80,7 @@ class LargeDeliveryChannel(Protocol):
 
 
 class SayingHandle(Protocol):
-    """Interface of a handle to large deliveries."""
+    """Handle, in the form that large deliveries use."""
 
     number: int
     silent: bool

@@ -69,11 +69,14 @@ class ListedIdentifiers:
         self._forgotten: dict[PriorityQueue, PositionSet] = {}
 
     def __len__(self) -> int:
-        """Return the number of identifiers and of ranges of forgotten ones."""
+        """Return how many entries occupy memory: identifiers, and ranges of messages with forgotten ones."""
         return len(self._places) + sum(map(len, self._forgotten.values()))
 
     def renewed(self) -> ListedIdentifiers:
-        """Return identifiers for a list of all messages: these, or new ones if some are forgotten."""
+        """Return the identifiers to use for a list of all messages.
+
+        These are the present ones, or new and larger ones if some of the present ones are forgotten.
+        """
         return ListedIdentifiers(self._next) if self._forgotten else self
 
     def is_forgotten(self, queue: PriorityQueue, position: int) -> bool:

@@ -816,11 +816,11 @@ class MqttConnection(AdmittedGuest):
         return postponed
 
     def _waits_for_ids(self, rows: list[PublishRow]) -> list[PublishRow] | None:
-        """Have the packet identifiers of the QoS 2 messages in rows stored. Return None if all of them are.
+        """Store the packet identifiers of the QoS 2 messages in `rows`. Return None if all are stored.
 
         Otherwise return the rows, which are postponed until the identifiers are stored. If the client has
-        moved to another replica it repeats QoS 1 and 2 there, so only the messages with QoS 0 are published
-        here.
+        moved to another replica, or the connection has ended, only the messages with QoS 0 are published
+        here: the client sends the others again. Then return the rows of these that are postponed.
         """
         session = self.session
         packet_ids = [packet_id for flags, _, packet_id, _, _ in rows if flags >> 1 & 3 == 2]
@@ -940,9 +940,10 @@ class MqttConnection(AdmittedGuest):
         return self.unsettled if self._unreleased is None else self.unsettled + len(self._unreleased)
 
     def _overrun(self) -> None:
-        """Handle too many unsettled messages: hold further publishes of a client before MQTT 5.
+        """Handle too many unsettled messages of the client.
 
-        Raises RemoteProtocolError for an MQTT 5 client that has exceeded the Receive Maximum of its CONNACK.
+        Before MQTT 5, hold the client's further publishes. Raises RemoteProtocolError for an MQTT 5 client
+        that has exceeded the Receive Maximum of its CONNACK.
         """
         if self.machine.version is not Version.V5:
             self._let_publish = self.waiting.hold(EVERY_CHANNEL)
@@ -954,7 +955,10 @@ class MqttConnection(AdmittedGuest):
     def _decline(
         self, entry: RoutingEntry, message: Message, receipt: Receipt | None, outcome: Outcome
     ) -> None:
-        """Refuse a message whose body is too large, or is marked as UTF-8 and is not."""
+        """Refuse a message because of its body, for the reason in `outcome`; record that and report it.
+
+        The body is too large, or is marked as UTF-8 and is not valid UTF-8.
+        """
         self._ingress.refuse(entry, message, outcome)
         self._tell_declined(message, receipt, outcome)
 
@@ -1013,10 +1017,10 @@ class MqttConnection(AdmittedGuest):
             self._repeated.add(packet_id)
 
     def note_local_delivery(self, packet_id: int, entry: RoutingEntry) -> None:
-        """Have the packet identifier of a QoS 2 message recorded together with its delivery to local targets.
+        """Register a QoS 2 message, so that its packet identifier is stored together with it.
 
-        This is done when the batch has been sent. Nothing is noted if the session ends with its connection,
-        or if a target of the entry is not local.
+        Its identifier is stored when the batch has been sent. Does nothing if the session ends with its
+        connection, or if a target of `entry` is not local.
         """
         session = self.session
         if session is not None and session.is_durable and self._ingress.delivers_locally(entry):

@@ -62,7 +62,7 @@ WILL_DOUBLINGS_MAX: Final = 6
 
 
 class MqttIngress(ListenerSource):
-    """MQTT side of one listener, and the source of its batches."""
+    """MQTT implementation of one listener: source of the batches that its clients publish."""
 
     def __init__(self, name: str, services: Services, guests: IngressClients) -> None:
         super().__init__(name, services, guests)
@@ -121,7 +121,10 @@ class MqttIngress(ListenerSource):
                 ids.record_local_delivery(packet_id)
 
     def tick(self, now: float) -> None:
-        """Expire sessions, publish delayed wills that are due, and update the $SYS topics."""
+        """Process the timers of sessions and wills, and update the $SYS topics. `now` is the loop-clock time.
+
+        Expired sessions are discarded, due wills are published, and wills of removed listeners are scheduled.
+        """
         super().tick(now)
         self._adopt(None)  # wills of listeners that no longer exist
         if self.namespace.expire(now) and not self._discarding:
@@ -244,7 +247,10 @@ class MqttIngress(ListenerSource):
         return permitted_entry(self.dispatcher, rights, address, self._find)
 
     def _find(self, address: Address) -> RoutingEntry:
-        """Return the entry of a topic without regard to rights."""
+        """Return the routing entry of a topic, whatever the client's rights.
+
+        A topic to which no client may publish has an entry without targets.
+        """
         if topic_refusal(address.name, self.limits.topic_levels_max) is not None:
             return RoutingEntry(address, NOWHERE)
         return self.entries.find(address)
@@ -270,8 +276,9 @@ class MqttIngress(ListenerSource):
     def publish_again(self, receipt: Receipt, rights: Rights) -> None:
         """Publish a refused message again, to the routes that have not accepted it.
 
-        If its client may not publish there any more, the message becomes a dead letter, since this client
-        cannot be notified. Raises Pending, with nothing done, if that has to wait.
+        If the client may not publish to the topic any more, the message becomes a dead letter, because this
+        client cannot be notified. Raises Pending, before anything is done, if the permission decision is
+        pending.
         """
         connection, packet_id, qos, message, entry = receipt
         try:
@@ -598,7 +605,7 @@ class WillDenied(Exception):
 
 
 class SentWill:
-    """Receipt of a published will; the will's record is stored until the message is settled.
+    """Receipt of a published will, whose stored record remains until the message is settled.
 
     A will that is refused for now is published again, after a delay that doubles with each refusal; one that
     is refused for good, or that exceeds the share of its user in such wills, becomes a dead letter.

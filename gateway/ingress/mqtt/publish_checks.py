@@ -26,7 +26,10 @@ CONNECTION: Final = [SYS, "broker", "connection"]  # bridges publish their state
 
 
 class Offer(NamedTuple):
-    """Highest QoS and retain availability for a client, by listener, roles and namespace."""
+    """Highest QoS and retain availability for a client.
+
+    The values depend on the listener, the client's roles and the namespace.
+    """
 
     qos_max: int = 2
     retain: bool = True

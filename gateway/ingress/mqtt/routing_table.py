@@ -85,9 +85,10 @@ class RoutingTable:
         self._through.clear()
 
     def _forget(self, filters: list[list[str]]) -> None:
-        """Remove the topics that the filters may match from the tables.
+        """Remove from all tables the topics that the filters may match.
 
-        A filter is a list of levels. Topics that were led back into the topic tree are removed, too.
+        A filter is a list of levels. Topics with a route that publishes to this listener again are removed,
+        too, because any filter may match the topic to which the route leads.
         """
         for entries in self._tables.values():
             for topic in self._through:
