@@ -144,8 +144,8 @@ class RouteRecipient(Recipient):
     def stored_first(self) -> bool:
         """True if the sink must store messages before it delivers them.
 
-        This is so for routes that deduplicate, because they store the ids of messages: if a message was lost
-        in a crash and sent again, it would be dropped as a repeat.
+        True for routes that deduplicate, because they store the ids of messages. If a crash lost a message
+        whose id is stored, the sender's second attempt would be dropped as a repeat.
         """
         return self.route.rule.deduplicate is not None
 
@@ -176,7 +176,11 @@ class RouteRecipient(Recipient):
             self._latency.observe(clock.now() - part.batch.received, count)
 
     def answer(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Settle messages in their batch, after storing dead letters of those that the route must keep."""
+        """Settle messages in their batch, and store dead letters of rejected messages where necessary.
+
+        A rejected message becomes a dead letter if the route requires that, or if its source cannot be
+        informed of the rejection. It is settled when the dead letter is stored.
+        """
         batch, letters = part.batch, self._dead_letters
         if outcome.verdict is Verdict.REJECTED:
             tell_rejected(self.route, outcome)
@@ -407,7 +411,12 @@ class Dispatcher:
         resolved_routes: tuple[ResolvedRoute, ...],
         ends: Sequence[tuple[Sink, ...] | None],
     ) -> RoutingPlan:
-        """Create and cache the plan of addresses of an endpoint that lead to these sinks and route ends."""
+        """Create the routing plan for addresses with these sinks, routes and route ends, and cache it.
+
+        `key` is its key in the cache. `sinks` are those in the namespace of the endpoint; None if they depend
+        on the message. `ends` has the sinks at the end of each of `resolved_routes`, None if they depend on
+        the message.
+        """
         recipients = (
             None if sinks is None else tuple([self._recipient(sink, None, endpoint) for sink in sinks])
         )

@@ -145,9 +145,9 @@ class RecordedBatch(Batch):
         self.bursts.add(messages, target)
 
     def onward(self, source: Source) -> RecordedBatch:
-        """Return a batch for messages of this one that a stage in front of their target passes on.
+        """Return a batch in which a stage, such as a pause, passes on messages of this batch.
 
-        It stores in which slots they were in this batch.
+        The new batch records the slots that its messages had in this batch. `source` is the stage.
         """
         batch = RecordedBatch(source, self.received, before=self)
         batch.keeps_letters = self.keeps_letters
@@ -200,7 +200,10 @@ class RecipientRecorder:
         self._redactor = redactor
 
     def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Write settled messages of a part to the journal; see Recorder."""
+        """Write messages of `part` that were settled with `outcome` to the journal. Never raises.
+
+        `slots` are the positions of the messages in the part's batch.
+        """
         try:
             self._record(part, messages, slots, outcome)
         except Exception as error:

@@ -56,10 +56,11 @@ class MatchingSteps:
 
 
 def pattern_steps(pattern: list[str], one: str, many: str) -> int:
-    """Return the steps that a pattern in a `Trie` adds, with the wildcards `one` and `many`.
+    """Return the steps (comparisons) that a pattern in a `Trie` adds to a message in the worst case.
 
-    A wildcard for one level adds a branch that must be searched beside the one with the topic's level. A
-    single such wildcard counts as no step; further ones multiply the branches.
+    `one` and `many` are the wildcards for one level and for any number of levels. At a wildcard for one level
+    the search splits in two. The first wildcard of a pattern is not counted; further ones multiply the
+    branches.
     """
     if many in pattern[:-1]:
         return STATE_STEPS * (len(pattern) + 1)

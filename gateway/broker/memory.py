@@ -144,7 +144,7 @@ class Memory:
     # Readings.
 
     def count_turn(self) -> None:
-        """Count the end of a wake-up, and measure memory use after every TURNS of them."""
+        """Count a wake-up of the event loop, and measure memory use after every TURNS wake-ups."""
         self._turns += 1
         if self._turns >= TURNS:
             self.measure()

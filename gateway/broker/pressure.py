@@ -134,13 +134,12 @@ class PressureByUser(Pressure):
 
 
 class ConsumerRate:
-    """Measured rate of one consumer, which decides when its publishers must wait.
+    """Measured rate of one consumer, by which its publishers are paused when messages wait too long.
 
-    A message waits until those before it were consumed. Publishers that are faster than the consumer would
-    fill the whole queue, and every message would wait for all of it. They are paused while consuming the
-    waiting messages takes longer than `delay_secs`. A consumer that is slow, or was disconnected and has more
-    to consume than it can in DEEP_SECS, has a queue to catch up with, and its publishers are not paused for
-    that.
+    Publishers are paused while the consumer would need more than `delay_secs` for the waiting messages.
+    Otherwise publishers that are faster than the consumer would fill the queue, and each message would wait
+    for all messages before it. Publishers are not paused for this reason if the consumer is slow, or would
+    need more than DEEP_SECS (after a disconnection, for example): the queue then has to fill.
     """
 
     __slots__ = ("_at", "_before", "_delay_secs", "_least", "_per_sec", "consumed_count", "on")
@@ -159,7 +158,11 @@ class ConsumerRate:
         self._at = now
 
     def is_behind(self, waiting: int, now: float) -> bool:
-        """Return True if publishers should wait, because `waiting` messages take the consumer too long."""
+        """Return True if publishers should be paused, because the consumer is behind.
+
+        `waiting` is the number of messages in the queue; `now` is a time of the clock that `__init__` was
+        given.
+        """
         elapsed = now - self._at
         if elapsed >= PACE_SECS:
             per_sec = (self.consumed_count - self._before) / elapsed

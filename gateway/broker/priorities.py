@@ -356,9 +356,10 @@ class PriorityQueue(Queue):
         return removed_count + len(rows)
 
     def _best(self, consumer: Consumer | None) -> Iterator[tuple[int, Message, bool]]:
-        """Remove and yield the messages that `consumer` may get, by priority and position.
+        """Remove and yield the messages that `consumer` may get, by priority and then by position.
 
-        None stands for a single request (basic.get). Each row is (position, message, redelivered).
+        Each row is (position, message, redelivered). A `consumer` of None stands for a single request
+        (basic.get).
         """
         heap = self._heap
         if consumer is not None and consumer in self._wishes:
@@ -437,8 +438,8 @@ class PriorityQueue(Queue):
     def browse(self) -> Iterator[tuple[int, Message]]:
         """Yield positions and messages that wait in memory, in the order of delivery, without removing them.
 
-        The queue may change during the iteration: a message that leaves it may be yielded or not, and one
-        that arrives is not. No step takes long, however many messages wait.
+        The queue may change during the iteration. A message that leaves the queue meanwhile may be yielded or
+        not; a message that arrives meanwhile is not. Each step is short, however many messages wait.
         """
         utc = clock.utc()
         rows: Iterable[tuple[int, Message]]

@@ -100,11 +100,12 @@ def amqp_entry(
 def redriven_entry(
     dispatcher: Dispatcher, endpoint: str, local: Namespace | None, address: Address, *, is_reply: bool
 ) -> RoutingEntry:
-    """Return the routing entry of a dead letter that is published again, whose sender's rights are not known.
+    """Return the routing entry under which a dead letter is published again.
 
-    Users can make dead letters, by the arguments of a queue, that lead where they may not publish. So the
-    entry leads to no route that requires a role, and to a return address only if a reply was refused behind
-    it (`is_reply`), which its sender was permitted to publish. Raises PublishRefused.
+    The rights of the dead letter's sender are unknown, and a user can create dead letters with an address to
+    which that user may not publish, by the arguments of a queue. Therefore the entry has no route that
+    requires a role. A return address is allowed only if the dead letter is a reply that was refused there
+    (`is_reply`), which its sender was permitted to publish. Raises PublishRefused.
     """
     if not is_reply and endpoint not in dispatcher.links and dispatcher.router.is_return(address):
         raise PublishRefused(RETURN_ADDRESS)

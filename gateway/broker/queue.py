@@ -99,9 +99,10 @@ class Storage(Protocol):
         """
 
     def delivered(self, position: int) -> tuple[bool, int]:
-        """Return True if an earlier process may have delivered the message at `position`, and an end.
+        """Return (delivered, end) for the stored message at `position`.
 
-        The first value is the same for all positions from `position` to before that end.
+        `delivered` is True if an earlier process may have delivered the message. It is the same for all
+        positions from `position` to before `end`.
         """
 
     def forget(self, positions: Sequence[int]) -> None:

@@ -251,9 +251,8 @@ class LargeRoute(ResolvedRoute):
     def cross(self, message: Message) -> Message | Outcome | None:
         """Return the message as the inner route builds it, with its body in memory.
 
-        Returns the outcome if the message does not cross: it is refused as TOO_LARGE if it has more than
-        `bytes_max` bytes, and released if its body cannot be read from disk. Returns None as the inner route
-        does.
+        Return TOO_LARGE, a refusal, if the body has more than `bytes_max` bytes; a released outcome if the
+        body cannot be read from disk; and the inner route's outcome or None if that returns no message.
         """
         crossed = self._inner.cross(message)
         if type(crossed) is not Message:

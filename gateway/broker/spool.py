@@ -180,9 +180,9 @@ def owner_in(name: str) -> str:
 class Spool:
     """Folder of bodies that are too large for memory.
 
-    `used_bytes` is the size of its files, and `reserved_bytes` that of bodies in memory. Its bytes are
-    counted in `shares` for the users who sent them. A file's name has a digest of the user, so that the next
-    gateway process counts the same.
+    `used_bytes` is the size of its files, and `reserved_bytes` the size of bodies in memory. The files count
+    in `shares` for the users who sent them. The name of a file contains a digest of the user, so that the
+    next gateway process can assign the file to the same user.
     """
 
     def __init__(

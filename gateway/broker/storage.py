@@ -217,9 +217,10 @@ class QueueStorage(PagedLog):
         return found[:RANGES_MAX]
 
     def delivered(self, position: int) -> tuple[bool, int]:
-        """Return True if an earlier process may have delivered the message at `position`, and an end.
+        """Return (delivered, end) for the stored message at `position`.
 
-        The first value is the same for all positions from `position` to before that end.
+        `delivered` is True if an earlier process may have delivered the message. It is the same for all
+        positions from `position` to before `end`.
         """
         ranges = self._untouched
         at = bisect_right(ranges, position, key=itemgetter(0)) - 1

@@ -60,7 +60,10 @@ class TracedRecorder:
         self._delivering = tracing.delivering
 
     def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Record settled messages; see Recorder."""
+        """Report messages that were settled with `outcome` to their traces, and to the inner recorder.
+
+        `part`, `messages` and `slots` are those of Recorder.record. Never raises.
+        """
         if self._inner is not None:
             self._inner.record(part, messages, slots, outcome)
         if not self._delivering:
@@ -203,13 +206,19 @@ class TracingRecordingDispatcher(RecordingDispatcher):
         self._plain: Publish = partial(RecordingDispatcher.publish, self)
 
     def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
-        """Publish a message; see TracingDispatcher."""
+        """Publish a message, with a trace if it is selected for tracing.
+
+        Return False if it has no recipients.
+        """
         return _publish(self._tracing, self._plain, batch, entry, message, receipt)
 
     def publish_burst(
         self, batch: Batch, entry: RoutingEntry, messages: list[Message], receipts: list[Receipt]
     ) -> bool:
-        """Publish messages that differ only in their bodies; see TracingDispatcher."""
+        """Publish messages that differ only in their bodies.
+
+        Returns False if they must be published one by one, for example because one is traced.
+        """
         together = _go_together(self._tracing, messages)
         return together and RecordingDispatcher.publish_burst(self, batch, entry, messages, receipts)
 

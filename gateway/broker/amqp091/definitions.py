@@ -119,7 +119,8 @@ class Definitions(HostRecords):
     def keep_delayed(self, delayed: DelayedMessages) -> None:
         """Restore the delayed messages of a durable exchange, and store new ones from now on.
 
-        All of them are also in memory, because the order on disk is not that in which they are due.
+        All of these messages are also in memory, because their order on disk is not the order in which they
+        are due.
         """
         log = self._store.log(DELAYED, self._key(delayed.name))
         SpooledStorage(

@@ -264,7 +264,7 @@ class AmqpQueue(Queue):
         self.add(consumer)
 
     def remove(self, consumer: Consumer, *, requeues: bool = False) -> None:
-        """Remove a consumer. The next consumer becomes active if the queue has a single active one.
+        """Remove a consumer. In a queue with a single active consumer, the next one becomes active.
 
         With `requeues` the caller returns unacknowledged messages to the queue and dispatches it afterwards,
         so that the next consumer gets them first.

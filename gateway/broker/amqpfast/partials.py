@@ -59,9 +59,9 @@ class Partials:
     """Restartable transfers of all virtual hosts that are not complete."""
 
     def __init__(self, spool: Spool, store: Store | None, *, shares: UserShares, age_secs: float) -> None:
-        """Restore the transfers from the store, before it starts.
+        """Restore the transfers from the store, before the store starts.
 
-        `shares` limits idle transfers. They are dropped when they are older than `age_secs` seconds.
+        `shares` limits idle transfers. An idle transfer is dropped when it is older than `age_secs` seconds.
         """
         self._spool = spool
         self._store = store

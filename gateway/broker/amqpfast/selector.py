@@ -83,7 +83,7 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
 
 
 class SelectorRefused(GatewayError):
-    """Text that is not a valid selector; the error text gives the position and the reason."""
+    """Error of a text that is not a valid selector. It contains the position and the reason."""
 
 
 class _Term(NamedTuple):

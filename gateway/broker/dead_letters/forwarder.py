@@ -67,7 +67,11 @@ class Forwarding:
         batch.send()
 
     def _copy(self, message: Message, route: str, outcome: Outcome, utc: WallTime) -> Message | None:
-        """Return the copy of a dead letter; None if the message is such a copy itself."""
+        """Return the copy of a dead letter that is to be published.
+
+        Return None if the dead letter is itself a copy of another dead letter, so that copies do not
+        circulate.
+        """
         try:
             properties = message.properties
         except RemoteProtocolError:  # that may be why it is a dead letter

@@ -382,10 +382,10 @@ class DurableSession(Session):
         )
 
     def _checked(self, stays: int, found: list[Stored]) -> None:
-        """Drop the expired ones of the messages that were read from disk, and read the next piece.
+        """Drop the expired messages among `found`, which were read from disk, and read the next messages.
 
-        `stays` is the value of `_stays` when the check began; the check ends if the client has connected
-        since.
+        `stays` is the value of `_stays` when the check for expired messages began. The check ends if the
+        client has connected or the session has ended since then, which changes `_stays`.
         """
         if not found or stays != self._stays or self._aside is None:
             self._is_checking = False
@@ -555,7 +555,7 @@ class DurableSession(Session):
         return not self._records.store.healthy
 
     def _passed(self, message: Message, grant: Grant, position: int, pass_on: PassOn) -> bool:
-        """Pass the message at this position to another session. Return False if none accepts it.
+        """Pass the message at this position to another session. Return False if none accepts the message.
 
         It leaves this log in the transaction that adds it to the other one; if the disk refuses it there, it
         is queued here again. A message of QoS 2 that the disk may still refuse is passed on when it is on
@@ -626,10 +626,11 @@ class DurableSession(Session):
         return UNKEPT < position < self.sent and min(message.assurance, grant.qos) == 2
 
     def detach_log(self) -> LeftLog | None:
-        """Return the log of an ending session if it may have messages of shared subscriptions, or None.
+        """Return the log of an ending session, or None if it has no messages of shared subscriptions.
 
-        These are passed to other members of their groups. Messages in flight at QoS 2 are removed from the
-        log. Those that were sent at QoS 2 before a restart are still in it, and must not be passed on.
+        The caller passes these messages to other members of their groups. Messages in flight at QoS 2 are
+        removed from the log. Messages that were sent at QoS 2 before a restart are still in it; the caller
+        must not pass them on.
         """
         if not self.shares or not (self.in_flight or self._waiting or self._aside or self._moving):
             return None

@@ -385,7 +385,7 @@ class MqttNamespace:
         """Add or replace a subscription of a session.
 
         Retained messages are sent afterwards by `Session.pull`, as the options require. A shared subscription
-        gets none (5: 4.8.2).
+        gets no retained messages (5: 4.8.2).
         """
         before = session.subscriptions.get(topic_filter)
         self._enter(session, topic_filter, options)
