@@ -116,9 +116,9 @@ class OutboxState(NamedTuple):
     `in_flight` those at the link. `waiting` and `waiting_bytes` count messages that were not yet passed to
     the link; the limits apply to these.
 
-    `shared` is True if the outbox is on a cluster of brokers. Then `in_flight` counts the messages of this
-    replica, and `messages` excludes those in flight at other replicas. A count is None if the cluster does
-    not report it, or not at present.
+    `shared` is True if the outbox is on a cluster of brokers. Then `messages` counts only ready messages, as
+    `waiting` does, and `in_flight` those that this replica has passed to the link. A count is None if the
+    cluster does not report it, or not at present.
     """
 
     link: str
