@@ -419,19 +419,25 @@ class SharedSessions:
         self.clients.handle_new_owner(client, owner, at_once=True)
         self.clients.add_arrival(arrival)
         if found.has_claimed_will:
-            self._await_will(arrival, Monotonic(clock.now() + WILL_SECS))
+            self._await_will(arrival, clock.now(), clock.now())
         else:
             opening.answer()
 
-    def _await_will(self, arrival: OpeningClient, deadline: Monotonic) -> None:
-        """Accept a client when the will of its earlier connection is published, at the latest at `deadline`.
+    def _await_will(self, arrival: OpeningClient, since: Monotonic, look_at: Monotonic) -> None:
+        """Accept a client when the will of its earlier connection is published, or WILL_SECS after `since`.
 
-        Another replica has claimed the will. What the client publishes must not come before it.
+        Another replica has claimed the will. What the client publishes must not come before it. The next
+        query is due at `look_at`: many clients may wait when a replica was killed, so the intervals grow.
         """
+        if clock.now() < look_at:
+            self._repeats.call_later(partial(self._await_will, arrival, since, look_at))
+            return
 
         def on_view(reply: Reply[SessionView | None]) -> None:
-            if reply.value is not None and reply.value.has_claimed_will and clock.now() < deadline:
-                self._repeats.call_later(partial(self._await_will, arrival, deadline))
+            waited_secs = clock.now() - since
+            if reply.value is not None and reply.value.has_claimed_will and waited_secs < WILL_SECS:
+                next_at = Monotonic(since + min(2 * waited_secs, WILL_SECS))
+                self._repeats.call_later(partial(self._await_will, arrival, since, next_at))
             else:
                 arrival.opening.answer()
 
