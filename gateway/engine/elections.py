@@ -109,9 +109,12 @@ class Elections:
                 self._request(candidate, now)
 
     def stop(self) -> None:
-        """Release all leases because the process ends, so that other replicas need not wait for their end."""
+        """Release all leases because the process ends, so that other replicas need not wait for their end.
+
+        A pending request may still get the lease, so it is released behind that.
+        """
         for candidate in self.candidates:
-            if candidate.is_elected:
+            if candidate.is_elected or candidate.is_pending:
                 self._release(candidate)
         self.candidates = []
 

@@ -232,6 +232,14 @@ def test_an_end_in_order_frees_what_is_held(rig: Rig) -> None:
     assert rig.state.kinds() == [ReleaseLease]
 
 
+def test_nothing_is_held_that_was_requested_before_an_end_in_order(rig: Rig) -> None:
+    rig.tick()
+    rig.elections.stop()
+    assert rig.state.kinds() == [AcquireLease, ReleaseLease]
+    rig.grant()
+    assert not rig.candidate.is_elected
+
+
 def test_an_incarnation_joins_and_lives(rig: Rig) -> None:
     one = rig.membership
     assert one.unavailable_reason
