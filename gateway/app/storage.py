@@ -11,6 +11,8 @@ from typing import Final
 import structlog
 import trio
 
+from gateway import clock
+from gateway.broker.scheduler import CallScheduler
 from gateway.containment import contained
 from gateway.model.shares import UserShares
 from gateway.settings import Settings
@@ -64,10 +66,10 @@ def return_key(store: Store | None) -> bytes:
     return made
 
 
-def start_store(store: Store | None, writes: WriteSet) -> None:
+def start_store(store: Store | None, writes: WriteSet, timers: CallScheduler) -> None:
     """Start the store's thread. The event loop handles each result of the thread in a wake-up of its own."""
     if store is not None:
-        store.start(caller_of(writes))
+        store.start(caller_of(writes), lambda secs, call: timers.set(clock.utc() + secs, call))
 
 
 def caller_of(writes: WriteSet) -> Callable[[Callable[[], None]], None]:

@@ -55,7 +55,7 @@ class PriorityQueue(Queue):
     def __init__(
         self,
         name: str,
-        priority: Callable[[Message], int],
+        priority: Callable[[Message], int] | None = None,
         *,
         durable: bool = False,
         messages_max: int = 1_000_000,
@@ -66,7 +66,8 @@ class PriorityQueue(Queue):
     ) -> None:
         """Create an empty queue.
 
-        `priority` returns the priority of a message. `work` limits the time in which selectors are evaluated.
+        `priority` returns the priority of a message; None gives all messages the same. `work` limits the time
+        in which selectors are evaluated.
         """
         super().__init__(
             name,
@@ -123,14 +124,15 @@ class PriorityQueue(Queue):
 
         Returns False if a consumer has a selector.
         """
-        if self._wishes or not messages:
+        priority = self._priority
+        if priority is None or self._wishes or not messages:
             return not self._wishes
-        level = self._level if self._ready or self._returned else self._priority(messages[0])
+        level = self._level if self._ready or self._returned else priority(messages[0])
         last = None
         for message in messages:
             if message.property_set is not last:
                 last = message.property_set
-                if self._priority(message) != level:
+                if priority(message) != level:
                     return False
         self._level = level
         return True
@@ -156,7 +158,7 @@ class PriorityQueue(Queue):
     def _wait(self, position: int, message: Message, *, redelivered: bool) -> None:
         """Add a message to the sorted messages, and its position to `unseen` of each consumer's selector."""
         self._waiting[position] = (message, redelivered)
-        entry = (-self._priority(message), position)
+        entry = (-self._priority_of(message), position)
         heapq.heappush(self._heap, entry)
         if len(self._heap) > 2 * len(self._waiting) + STALE_MAX:
             self._heap = self._fresh_heap()
@@ -169,8 +171,11 @@ class PriorityQueue(Queue):
                 wishes.heap = [entry for entry in wishes.heap if entry[1] in self._waiting]
                 heapq.heapify(wishes.heap)
 
+    def _priority_of(self, message: Message) -> int:
+        return 0 if self._priority is None else self._priority(message)
+
     def _fresh_heap(self) -> Heap:
-        heap = [(-self._priority(message), position) for position, (message, _) in self._waiting.items()]
+        heap = [(-self._priority_of(message), position) for position, (message, _) in self._waiting.items()]
         heapq.heapify(heap)
         return heap
 
@@ -187,7 +192,7 @@ class PriorityQueue(Queue):
             position = wishes.unseen.popleft()
             found = self._waiting.get(position)
             if found is not None and self._is_selected(wishes.wish, found[0]):
-                heapq.heappush(wishes.heap, (-self._priority(found[0]), position))
+                heapq.heappush(wishes.heap, (-self._priority_of(found[0]), position))
         return True
 
     def _is_selected(self, wish: Wish, message: Message) -> bool:

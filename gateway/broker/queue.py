@@ -105,8 +105,11 @@ class Storage(Protocol):
         positions from `position` to before `end`.
         """
 
-    def forget(self, positions: Sequence[int]) -> None:
-        """Delete the messages at these positions from the disk, because they are settled."""
+    def forget(self, positions: Sequence[int], *, can_wait: bool = False) -> None:
+        """Delete the messages at these positions from the disk, because they are settled.
+
+        With `can_wait`, the commit may be postponed.
+        """
 
     def forget_beside(self, positions: Sequence[int]) -> None:
         """Delete settled messages in the transaction that stores the messages published in this wake-up.
@@ -575,7 +578,7 @@ class Queue:
         """Settle the delivered messages at these positions: they leave the disk, too."""
         self.unacknowledged -= len(positions)
         if self.storage is not None:
-            self.storage.forget(positions)
+            self.storage.forget(positions, can_wait=True)
 
     def requeue(self, deliveries: Iterable[tuple[int, Message]]) -> None:
         """Return (position, message) pairs to their positions in the queue, to be redelivered."""

@@ -32,12 +32,15 @@ GROUP_MESSAGES_MAX: Final = 20_000  # of one transaction, to limit the delay of 
 TIDY_SECS: Final = 1.0  # of idleness, until space is returned to the disk and the log is shortened
 TIDY_AGAIN_SECS: Final = 0.05  # if there is more to return than one turn does
 TIDY_BUSY_SECS: Final = 10.0  # if the store is never idle
+SIZE_SECS: Final = 1.0  # between two measurements of the files' size
 PROBE_PAGES: Final = 64  # pages returned at once while there is hardly space to write
 PROBE_CHANGES_MAX: Final = 1_000  # rows that are settled in one transaction then
 
 Calls = list[tuple[Any, ...]]
 """Calls of one wake-up: a method of Group and its arguments, each."""
 CallSoon = Callable[[Callable[[], None]], None]
+CallLater = Callable[[float, Callable[[], None]], object]
+"""Function that calls another one in the event loop, after a number of seconds."""
 
 
 @dataclass(slots=True)
@@ -100,6 +103,7 @@ class Writer:
         self._on_health = on_health
         self._on_told = on_told
         self._probe_at = 0.0
+        self._measure_at = 0.0  # when the size of the files is measured again, by `clock.perf_counter`
         self._tidy_at = clock.monotonic() + TIDY_BUSY_SECS
         self._rest: float | None = TIDY_SECS  # seconds until it is time to tidy; None if everything is tidy
         self._ending = False
@@ -268,7 +272,9 @@ class Writer:
             figures.messages += written.messages
             figures.byte_count += written.byte_count
             figures.commit_secs = clock.perf_counter() - started
-            figures.file_bytes = self._database.size()
+            if started >= self._measure_at:
+                self._measure_at = started + SIZE_SECS
+                figures.file_bytes = self._database.size()
             self._rest = TIDY_SECS
         settled = group.take_settled()
         if settled and not deferred:

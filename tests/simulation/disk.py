@@ -21,7 +21,7 @@ from unittest.mock import patch
 from gateway import clock
 from gateway.store.folder import LOCK, Reserve
 from gateway.store.store import Store
-from gateway.store.writer import Calls, CallSoon, Writer
+from gateway.store.writer import CallLater, Calls, CallSoon, Writer
 
 FULL: Final = "database or disk is full"
 BROKEN: Final = "disk I/O error"
@@ -105,13 +105,14 @@ class Disk:
         if self._writer is not None and not self._writer.broken and not self._writer.failure:
             self._writer._tidy()
 
-    def start(self, store: Store, call_soon: CallSoon) -> None:
+    def start(self, store: Store, call_soon: CallSoon, call_later: CallLater | None = None) -> None:
         """Do what `Store.start` does, without a thread."""
+        store._call_later = call_later
         writer = store._writer
         store._database.tagged.clear()
         writer.call_soon = call_soon
         writer.calls = SteppedCalls(writer.calls)  # type: ignore[assignment]
-        store._thread = SteppedThread(writer)  # type: ignore[assignment]
+        store._writer_thread = SteppedThread(writer)  # type: ignore[assignment]
         self._writer = writer
 
     def crash(self) -> Path:

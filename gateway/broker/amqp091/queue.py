@@ -29,7 +29,7 @@ from gateway.broker.amqp091.deliveries import DeliveryCounts
 from gateway.broker.amqp091.policies import Policy, with_policy
 from gateway.broker.pressure import FULL, FullQueues
 from gateway.broker.priorities import STALE_MAX, PriorityQueue
-from gateway.broker.queue import Consumer, Queue, Storage
+from gateway.broker.queue import Consumer, Storage
 from gateway.broker.scheduler import CallScheduler, ScheduledCall
 from gateway.model.batch import SubBatch
 from gateway.model.message import NEVER, Message, bodies_of
@@ -63,7 +63,7 @@ class QueueHost(Protocol):
         """Delete a queue. Return the number of ready messages."""
 
 
-class AmqpQueue(Queue):
+class AmqpQueue(PriorityQueue):
     """Queue of an AMQP 0-9-1 virtual host."""
 
     def __init__(
@@ -475,7 +475,7 @@ class AmqpQueue(Queue):
         return position < self._arriving and super()._drop_expired(position, message, utc)
 
 
-class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
+class AmqpPriorityQueue(AmqpQueue):
     """Queue with `x-max-priority`. A higher priority counts as the maximum.
 
     A message expires at the head of its priority. While messages are sorted, `_lines` has a heap of positions
@@ -563,7 +563,7 @@ class QuorumQueue(AmqpQueue):
 
     def __init__(self, name: str, host: QueueHost, **more: Any) -> None:
         super().__init__(name, host, **more)
-        self.deliveries: DeliveryCounts = DeliveryCounts()
+        self.deliveries = self._counts = DeliveryCounts()
         self.removed_positions = []  # reported to `deliveries` even if nothing is on disk
 
     def prepare_messages(self, messages: list[Message]) -> list[Message]:
@@ -577,7 +577,7 @@ class QuorumQueue(AmqpQueue):
         most = self.options.delivery_limit
         returned = []
         for position, message in deliveries:
-            if self.deliveries.count(position) > (BEYOND if most is None else most):
+            if self._counts.count(position) > (BEYOND if most is None else most):
                 self.unacknowledged -= 1
                 self._die(position, message, DELIVERY_LIMIT)
             else:
@@ -594,16 +594,16 @@ class QuorumQueue(AmqpQueue):
     def acknowledged(self, positions: Sequence[int]) -> None:
         """Settle the delivered messages at these positions, and drop their delivery counts."""
         super().acknowledged(positions)
-        self.deliveries.forget(positions)
+        self._counts.forget(positions)
 
     def settle_dead(self, positions: list[int]) -> None:
         """Delete dead messages from disk, and drop their delivery counts."""
-        self.deliveries.forget(positions)
+        self._counts.forget(positions)
         super().settle_dead(positions)
 
     def _forget_removed(self) -> None:
         assert self.removed_positions is not None
-        self.deliveries.forget(self.removed_positions)
+        self._counts.forget(self.removed_positions)
         if self.storage is None:
             self.removed_positions.clear()
         else:
@@ -617,16 +617,16 @@ class QuorumQueue(AmqpQueue):
 
     def purge(self) -> int:
         """Drop all messages that are ready for delivery. Return their number."""
-        self.deliveries.forget([*self._aside, *[position for position, _ in self._returned]])
+        self._counts.forget([*self._aside, *[position for position, _ in self._returned]])
         untouched = self.undelivered_ranges()
         if untouched:  # an earlier process may have counted these
-            self.deliveries.forget_from(untouched[0][0])
+            self._counts.forget_from(untouched[0][0])
         return super().purge()
 
     def delete(self) -> int:
         """Cancel the consumers and drop all messages. Return the number of messages that were ready."""
         count = super().delete()
-        self.deliveries.clear()
+        self._counts.clear()
         return count
 
 

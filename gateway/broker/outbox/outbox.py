@@ -160,6 +160,12 @@ class OutboxQueue(Queue):
         self.keeps_expired = False
         self._letters = letters
 
+    def acknowledged(self, positions: Sequence[int]) -> None:
+        """Settle the delivered messages at these positions, at once: a target may not get them twice."""
+        self.unacknowledged -= len(positions)
+        if self.storage is not None:
+            self.storage.forget(positions)
+
     def _drop_expired(self, position: int, message: Message, utc: float) -> bool:
         is_expired = NEVER < message.expires <= utc and message is not HOLE
         if is_expired and not self._letters.has_room_for([message], is_awaited=False):
