@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from gateway.state.database import Database, Noted, OperationStatement
+from gateway.state.database import Database, Noted, OperationStatement, Rows
 from gateway.state.interface import (
     CLAIM_SECS,
     DONE,
@@ -189,15 +189,16 @@ class Sessions:
         self.notices: list[Noted] = []
         self._sessions = Table("session", StoredSessionRow, SESSION, 2, BLANK)
         self._wills = Table("will", WillRow, WILL, 3)
+        self._will_epochs: dict[SessionKey, dict[int, None]] = {}  # of `_wills`, by session
         self._subscriptions = Table("subscription", StoredSubscriptionRow, SUBSCRIPTION, 3)
         self._packets = Table("packet", PacketRow, PACKET, 4)
         self._received = Table("received", ReceivedRow, RECEIVED, 4)
         self._queues = Table("ended_queue", EndedQueueRow, QUEUE, 1)
         self._contents: dict[SessionKey, Contents] = {}  # of sessions that are opened
         self._wiped: set[SessionKey] = set()
-        self._orphans: list[SessionKey] = []
+        self._orphans: list[tuple[SessionKey, int]] = []  # with epochs
         self._expired: list[SessionKey] = []
-        self._due_wills: list[WillRow] = []
+        self._due_wills: list[tuple[SessionKey, int]] = []  # with epochs
         self._left_queues: list[EndedQueueRow] = []
 
     def load(self, database: Database, operations: Sequence[SessionOperation]) -> None:
@@ -224,7 +225,13 @@ class Sessions:
     def _take_wills(self, database: Database, keys: Iterable[SessionKey]) -> None:
         """Lock and read the wills of the sessions `keys`, which are already locked."""
         if rows := sorted(keys):
-            self._wills.take(database.run([self._wills.select(rows, locking=True)])[0])
+            self._add_wills(database.run([self._wills.select(rows, locking=True)])[0])
+
+    def _add_wills(self, rows: Rows) -> None:
+        """Store wills that this transaction has locked."""
+        self._wills.add(rows)
+        for domain, client, epoch, *_ in rows:
+            self._will_epochs.setdefault(SessionKey(domain, client), {})[epoch] = None
 
     def _load_contents(self, database: Database, keys: list[SessionKey]) -> None:
         calls = [self._subscriptions.select(keys), self._packets.select(keys), self._received.select(keys)]
@@ -256,10 +263,13 @@ class Sessions:
         ]
         orphans, expired, due_wills, left = database.run(calls)
         self._left_queues = [EndedQueueRow(*values) for values in left]
-        self._orphans = [StoredSessionRow(*values).key for values in orphans]
+        self._orphans = [(row.key, row.epoch) for row in (StoredSessionRow(*values) for values in orphans)]
         self._expired = [StoredSessionRow(*values).key for values in expired]
-        self._due_wills = [WillRow(*values) for values in due_wills]
-        self._take_wills(database, self._orphans)
+        self._due_wills = [
+            (SessionKey(*will[:2]), will.epoch) for will in (WillRow(*values) for values in due_wills)
+        ]
+        self._take_wills(database, {key for key, _ in self._orphans})
+        self._add_wills(due_wills)
         self._sessions.add(orphans + expired)
 
     # Effects of operations. `now` is the database's time in UTC seconds.
@@ -310,13 +320,12 @@ class Sessions:
         )
         epoch = max(int(now * MICROSECONDS), 0 if row is None else row.epoch + 1)
         before, queue, ended, given_back = None, operation.queue, "", b""
-        wills: tuple[tuple[int, bytes], ...] = ()
         weight, earlier = Weight(0, operation.byte_count), None
         is_claimed = any(will.claimed for will in self._wills_of(key))
+        wills = self._inherit_wills(key, row if present else None, now)
         if row is not None:
             earlier = _earlier_session(row, operation.replica)
             weight = earlier.weight if present else weight
-            wills = self._inherit_wills(row, present, now)
             if row.connected:
                 self.notices.append(Noted(row.owner, NoticeSubject.TAKEN, key))
             before = Owner(row.holder, row.holder_epoch) if row.holder else None
@@ -348,6 +357,7 @@ class Sessions:
         )
         if operation.will is not None:
             self._wills.put(WillRow(*key, epoch, *operation.will, None, 0, 0))
+            self._will_epochs.setdefault(key, {})[epoch] = None
         contents, user = self._contents[key].copy(), operation.user
         is_delayed = any(will.epoch != epoch for will in self._unclaimed_wills(key))
         return OpenedSession(
@@ -367,21 +377,23 @@ class Sessions:
         )
 
     def _inherit_wills(
-        self, row: StoredSessionRow, present: bool, now: float
+        self, key: SessionKey, resumed: StoredSessionRow | None, now: float
     ) -> tuple[tuple[int, bytes], ...]:
-        """Process the wills of a session that is opened again.
+        """Process the wills of earlier connections of a client that opens its session.
 
         The will of a client that was never accepted is deleted. A delayed will that is not due stays if the
-        session is resumed (`present`): it becomes void when the client is accepted. All others are claimed
-        for the replica that opens the session (MQTT 5: 3.1.3.2.2). Return (epoch, message) of each claimed
-        will.
+        session `resumed` goes on: it becomes void when the client is accepted. All others, also those that
+        have outlived their session, are claimed for the replica that opens the session (MQTT 5: 3.1.3.2.2).
+        Return (epoch, message) of each claimed will.
         """
         claimed = []
-        for will in self._unclaimed_wills(row.key):
-            due_at = now + min(will.delay, row.expiry) if will.due_at is None else will.due_at
+        for will in self._unclaimed_wills(key):
+            due_at = will.due_at
+            if due_at is None:
+                due_at = now if resumed is None else now + min(will.delay, resumed.expiry)
             if not will.served:
                 self._wills.remove(will[:3])
-            elif present and due_at > now:
+            elif resumed is not None and due_at > now:
                 self._wills.put(will._replace(due_at=due_at))
             else:
                 self._wills.put(will._replace(due_at=now + CLAIM_SECS, claimed=1))
@@ -389,7 +401,8 @@ class Sessions:
         return tuple(claimed)
 
     def _wills_of(self, key: SessionKey) -> list[WillRow]:
-        return [one for one in self._wills.rows.values() if one[:2] == key]
+        rows = (self._wills.rows.get((*key, epoch)) for epoch in self._will_epochs.get(key, ()))
+        return [row for row in rows if row is not None]
 
     def _unclaimed_wills(self, key: SessionKey) -> list[WillRow]:
         return [one for one in self._wills_of(key) if not one.claimed]
@@ -492,16 +505,18 @@ class Sessions:
     def _reap(self, now: float) -> list[ClaimedWork]:
         """Disconnect the sessions of dead replicas, and claim due work until `now` + CLAIM_SECS.
 
-        Return the claimed work.
+        Earlier operations of the same transaction may have done some of it. Return the claimed work.
         """
-        for key in self._orphans:
+        for key, epoch in self._orphans:
             row = self._sessions.rows.get(key)
-            if row is not None and row.connected:
+            if row is not None and row.connected and row.epoch == epoch:
                 self._end_orphaned(row, now)
         found = []
-        for will in self._due_wills:
-            self._wills.put(will._replace(due_at=now + CLAIM_SECS, claimed=1))
-            found.append(ClaimedWork(SessionKey(will.domain, will.client), will.epoch, "", will.message))
+        for key, epoch in self._due_wills:
+            will = self._wills.rows.get((*key, epoch))
+            if will is not None and will.due_at is not None and will.due_at <= now:
+                self._wills.put(will._replace(due_at=now + CLAIM_SECS, claimed=1))
+                found.append(ClaimedWork(key, epoch, "", will.message))
         for key in self._expired:
             row = self._sessions.rows.get(key)
             if row is not None and row.reap_at is not None and row.reap_at <= now:

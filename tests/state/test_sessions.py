@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,7 @@ from gateway.state.interface import (
     NoticeSubject,
     OpenedSession,
     OpenSession,
+    Operation,
     OperationOutcome,
     Owned,
     Owner,
@@ -388,6 +390,23 @@ class TestWills:
             assert two.do(Reap(60.0)) == []
         assert opens(two, clean=True).wills == ()
 
+    @pytest.mark.parametrize("delay", [0.0, 600.0])
+    def test_outlives_its_session_and_the_client_comes_back(
+        self, world: World, one: Replica, two: Replica, delay: float
+    ) -> None:
+        """A dead replica has left it, and it is due, but nobody has claimed it yet."""
+        joins(one)
+        epoch = opens(one, will=WillRecord(b"bye", delay), expiry_secs=0.0).epoch
+        world.advance(61)
+        joins(two)
+        assert two.do(Reap(60.0)) == []
+        found = opens(two, will=WillRecord(b"other", 0.0))
+        assert (found.wills, found.has_delayed_will) == (((epoch, b"bye"),), False)
+        assert two.do(Reap(60.0)) == []
+        world.advance(CLAIM_SECS + 1)
+        two.do(Heartbeat("two"))
+        assert [due.will for due in two.do(Reap(60.0))] == [b"bye"]
+
     def test_no_later_than_the_end_of_the_session(self, world: World, one: Replica) -> None:
         epoch = opens(one, will=WillRecord(b"bye", 600.0)).epoch
         assert not leaves(one, epoch, expiry_secs=60.0).publish_will
@@ -395,6 +414,52 @@ class TestWills:
         assert {due.will for due in one.do(Reap(WEEK))} == {b"bye", None}
         epoch = opens(one, expiry_secs=0.0, will=WillRecord(b"bye", 600.0)).epoch
         assert leaves(one, epoch, expiry_secs=0.0) == LeftSession(ended=True, publish_will=True)
+
+
+def in_one_group(world: World, *operations: Operation[Any]) -> list[Any]:
+    """Return what the operations of another replica reply that are committed together, in this order.
+
+    PostgreSQL may commit them at the same time instead.
+    """
+    store = world.store()
+    replica = Replica(store, "group")
+    waits = [replica.send(operation) for operation in operations]
+    store.start(lambda function: function(), replica.notices.put)
+    try:
+        return [replica.result(wait).value for wait in waits]
+    finally:
+        store.stop()
+
+
+class TestReapingWithOthers:
+    """One transaction reaps, and does before what the reaper would do."""
+
+    def test_a_due_will_has_one_claim(self, world: World, one: Replica) -> None:
+        epoch = opens(one, will=WillRecord(b"bye", 5.0)).epoch
+        leaves(one, epoch)
+        world.advance(6)
+        opened, reaped = in_one_group(world, opening("x"), Reap(WEEK))
+        assert [*opened.wills, *(due[1:4:2] for due in reaped)] == [(epoch, b"bye")]
+
+    def test_a_settled_will_does_not_come_back(self, world: World, one: Replica) -> None:
+        epoch = opens(one, will=WillRecord(b"bye", 0.0)).epoch
+        leaves(one, epoch)
+        world.advance(CLAIM_SECS + 1)
+        in_one_group(world, SettleWill(KEY, epoch), Reap(WEEK))
+        world.advance(CLAIM_SECS + 1)
+        assert one.do(Reap(WEEK)) == []
+
+    def test_a_session_of_a_dead_replica_that_is_opened_again_stays(
+        self, world: World, one: Replica, two: Replica
+    ) -> None:
+        joins(one)
+        opens(one, will=WillRecord(b"bye", 0.0))
+        world.advance(61)
+        joins(two)
+        opened, _ = in_one_group(world, replace(opening("x"), replica="two"), Reap(60.0, replica="two"))
+        view = two.ask(FindSession(KEY))
+        assert view is not None
+        assert (view.connected, view.owner) == (True, Owner("two", opened.epoch))
 
 
 def opening(
