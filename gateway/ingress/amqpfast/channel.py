@@ -152,10 +152,6 @@ class FastGuest(HandshakingGuest[ServerConnection]):
     def reopen_channel(self, number: int) -> None:
         """Discard pending replies of a closed channel, as its number is reused."""
 
-    @abstractmethod
-    def reopen_handle(self, number: int) -> None:
-        """Discard pending replies of a closed handle, as its number is reused."""
-
     @property
     @abstractmethod
     def is_closing(self) -> bool:
@@ -686,6 +682,8 @@ def notifier_of(handle: FastHandle, *, delivered: bool = True) -> Notifier | Non
     The protocol machine may have recorded the close before the connection has processed it, because it may
     have read further than the events processed so far.
     """
+    if handle.silent:
+        return None
     try:
         return Notifier(handle.channel.connection.machine, handle.number, delivered=delivered)
     except LocalProtocolError:
@@ -961,8 +959,9 @@ class FastHandle:
         self.mime_type = command.mime_type
         self.encoding = command.encoding
         self.counted_bytes = 0  # in the share of its user
-        self.silent = False  # True: closed for the client, no more replies are allowed
+        self.is_closed = False  # by the gateway; the client gets no more replies
         self.paused = False
+        self._opened = command
         self.consumers: list[FastConsumer] = []
         self.subscriptions: list[TopicSubscription] = []
         self.entries: dict[bytes, tuple[RoutingEntry, ...]] = {}  # by the name in SEND
@@ -972,6 +971,11 @@ class FastHandle:
         self.browser: Notifier | None = None
         self.scan: QueryScan | None = None  # of a QUERY in progress
         self.peer_sessions: dict[str, PeerSession] = {}  # by the peer's name
+
+    @property
+    def silent(self) -> bool:
+        """True if nothing more may be sent: the gateway has closed the handle, or its number is reused."""
+        return self.is_closed or self.channel.connection.machine.is_reopened(self._opened)
 
     def pause(self, paused: bool) -> None:
         """Pause (`paused` True) or resume the handle's consumers, as HANDLE FLOW requests.

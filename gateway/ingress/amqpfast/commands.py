@@ -149,7 +149,6 @@ class FastActions(FastGuest):
 
         The handle is refused if its name is forbidden or invalid.
         """
-        self.reopen_handle(command.handle_id)
         channel = self.channels.get(command.channel_id)
         if channel is None:
             return

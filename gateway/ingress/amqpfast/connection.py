@@ -3,7 +3,7 @@
 `FastConnection` receives events from the protocol machine. It authenticates the client and opens the virtual
 host, passes SENDs to its `FastPublisher` and commands to the tables of the module `commands`, and applies
 acknowledgements. While a full queue holds a channel, later events of the channel wait here in order. Closed
-channels and handles are remembered until their numbers are reused, because replies may still be due.
+channels are remembered until their numbers are reused, because replies may still be due.
 """
 
 from __future__ import annotations
@@ -154,7 +154,6 @@ class FastConnection(FastActions):
         self.owner = ""  # of temporary destinations: the client-name, or a name for this connection alone
         # Closed by the client, which receives replies until their numbers are reused.
         self._left_channels: WeakValueDictionary[int, FastChannel] = WeakValueDictionary()
-        self._left_handles: WeakValueDictionary[int, FastHandle] = WeakValueDictionary()
         self.arrivals = IncomingTransfers(self, ingress, self.publisher)
         self.sending = {}  # channels with a large message under way
         self._delivering: dict[FastChannel, None] = {}
@@ -741,9 +740,10 @@ class FastConnection(FastActions):
             self.close_handle(handle, code, text)
 
     def close_handle(self, handle: FastHandle, code: int, text: str) -> None:
-        """Send HANDLE CLOSE and drop the handle."""
-        if not handle.silent:
-            self.machine.close_handle(handle.number, code, text)
+        """Send HANDLE CLOSE, unless the number is in use again, and drop the handle."""
+        if not handle.is_closed:
+            if not handle.silent:
+                self.machine.close_handle(handle.number, code, text)
             self._drop_handle(handle, silent=True)
             self.stream.mark()
 
@@ -756,7 +756,7 @@ class FastConnection(FastActions):
 
     def _drop_handle(self, handle: FastHandle, *, silent: bool) -> None:
         """Release a closed handle. `silent` True: nothing more may be sent on it."""
-        handle.silent = silent
+        handle.is_closed = silent
         if self.handles.get(handle.number) is handle:
             if self.waiting.has(handle.channel.number):
                 self._forget_waiting(handle.channel, handle.number)
@@ -766,8 +766,6 @@ class FastConnection(FastActions):
             handle.close()
             self.holding.give(handle.counted_bytes)
             handle.channel.large_deliveries.abandon_handle(handle)
-        if not silent:
-            self._left_handles[handle.number] = handle
 
     def _drop_channel(self, channel: FastChannel, *, silent: bool) -> None:
         """Release a closed channel and its handles. `silent` True: nothing more may be sent on it."""
@@ -814,12 +812,6 @@ class FastConnection(FastActions):
     def reopen_channel(self, number: int) -> None:
         """Discard pending replies of a closed channel, as its number is reused."""
         abandoned = self._left_channels.pop(number, None)
-        if abandoned is not None:
-            abandoned.silent = True
-
-    def reopen_handle(self, number: int) -> None:
-        """Discard pending replies of a closed handle, as its number is reused."""
-        abandoned = self._left_handles.pop(number, None)
         if abandoned is not None:
             abandoned.silent = True
 

@@ -326,7 +326,7 @@ class IncomingTransfers:
             partials.drop(transfer)
             text = "the body does not have the content-hash that was announced"
             raise TransferFault(ReplyCode.MESSAGE_CONTENTS_INVALID, text)
-        if handle.silent or (connection.is_closing and handle.channel.transacted):
+        if handle.is_closed or (connection.is_closing and handle.channel.transacted):
             if transfer is not None:
                 partials.release(transfer)
             return

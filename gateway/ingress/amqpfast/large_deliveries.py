@@ -83,7 +83,10 @@ class SayingHandle(Protocol):
     """Handle, in the form that large deliveries use."""
 
     number: int
-    silent: bool
+
+    @property
+    def silent(self) -> bool:
+        """True if nothing more may be sent on the handle."""
 
     @property
     def channel(self) -> LargeDeliveryChannel:

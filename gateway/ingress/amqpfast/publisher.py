@@ -98,7 +98,7 @@ class FastPublisher:
         postponed: list[SendRow] = []
         for row in in_turn:
             number, tag, head, body, name = row
-            if number != last_number or handle is None or handle.silent:
+            if number != last_number or handle is None or handle.is_closed:
                 handle = handles.get(number)
                 if handle is None:
                     continue  # closed by an earlier row
@@ -441,7 +441,7 @@ class FastPublisher:
         connection, ingress = self._connection, self._ingress
 
         def send_or_release() -> None:
-            if not handle.silent and not connection.is_closing:
+            if not handle.is_closed and not connection.is_closing:
                 self.send_whole(handle, tag, head, body, name, partial)
             elif partial is not None:
                 ingress.partials.release(partial)

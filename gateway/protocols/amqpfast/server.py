@@ -185,6 +185,15 @@ class ServerConnection(Connection):
             encoded = self._reply_bytes(m.HandleReply(handle, tag, code, reply_text(text)))
         found.channel.reply(key, encoded)
 
+    def is_reopened(self, opened: m.HandleOpen) -> bool:
+        """Return True if the number of the handle that `opened` has opened belongs to a later handle.
+
+        The client may have closed the handle and used its number again in bytes that were received, and
+        whose events the caller has not processed yet.
+        """
+        found = self._handles.get(opened.handle_id)
+        return found is not None and found.opened is not opened
+
     def reply_many(self, rows: Iterable[tuple[int, int]]) -> None:
         """Queue HANDLE REPLY with code 200 for each row (handle, tag), as `reply` does.
 

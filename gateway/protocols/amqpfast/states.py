@@ -331,7 +331,8 @@ class Handle:
     `granted` are the rights with which the handle was opened. `prepared` is (head, body size, bytes held) of
     the message that the peer has announced; bytes held are None until this end sends READY. `announced` is
     the body size in bytes of the message that this end has announced, or None. `expects_notify` is True if
-    this client may receive NOTIFY; `queries` is the number of INDEX that it expects.
+    this client may receive NOTIFY; `queries` is the number of INDEX that it expects. `opened` is the command
+    that opened the handle.
     """
 
     __slots__ = (
@@ -340,6 +341,7 @@ class Handle:
         "expects_notify",
         "granted",
         "number",
+        "opened",
         "prepared",
         "queries",
         "service",
@@ -349,6 +351,7 @@ class Handle:
 
     def __init__(self, number: int, channel: Channel, opened: m.HandleOpen) -> None:
         self.number = number
+        self.opened = opened
         self.channel = channel
         self.state = HandleState.OPEN
         self.service = opened.service_type

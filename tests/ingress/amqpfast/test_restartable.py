@@ -13,13 +13,15 @@ from pydantic import SecretStr
 
 from gateway.broker.spool import SpoolFile
 from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.codec import encode_command
 from gateway.protocols.amqpfast.events import Prepared
 from gateway.protocols.amqpfast.spec import DELIVERED, RECOVERY
 from gateway.settings import Limits, StoreSettings, User
-from tests.ingress.amqpfast.client import EMPTY, Fast, head
+from tests.ingress.amqpfast.client import EMPTY, QUEUE, TOPIC, Fast, head
 from tests.ingress.amqpfast.large import MIB, SMALL_MEMORY, Whole, data, sha1
 from tests.interop.gateway_fixture import Running, running, settings_of
 from tests.passwords import hashed
+from tests.protocols.amqpfast.test_closing import kinds
 
 BODY = data(3 * MIB)
 SMALL = data(5_000)
@@ -376,6 +378,49 @@ def test_a_handle_may_be_closed_behind_its_ready(gateway: Running) -> None:
         producer.consume(source)
         assert producer.large()[4] == BODY
         producer.ack(1)
+
+
+def answers_to(client: Fast, *commands: m.Command) -> list[str]:
+    """Names of the commands that follow these, sent in one write, up to the reply of a new channel."""
+    client.send(b"".join([encode_command(one) for one in (*commands, m.ChannelOpen(9, 99))]))
+    received = b""
+    while "channel.reply" not in (found := kinds(received)):
+        received += client.sock.recv(65_536)
+    return found
+
+
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_a_closed_handle_sends_nothing_under_its_reused_number(gateway: Running, is_prepared: bool) -> None:
+    body = BODY if is_prepared else SMALL
+    with Whole(gateway).open() as producer, Whole(gateway).open(restartable=True) as client:
+        source, handle = producer.handle("q"), client.handle("q")
+        if is_prepared:
+            client.consume(handle)
+            producer.put_large(source, body)
+            client.next(Prepared)
+            last: m.Command = m.HandleReady(handle)
+        else:
+            producer.put(source, body)
+            last = m.HandleConsume(handle, prefetch=1)
+        tag = 7 if is_prepared else 0  # a reply that is due would hold what CONSUME delivers
+        again = m.HandleOpen(1, handle, QUEUE, tag, producer=True, dest_name="other")
+        found = answers_to(client, last, m.HandleClose(handle), again)
+        assert found == ["handle.close", *["handle.reply"][:tag], "channel.reply"]
+        producer.consume(source)
+        assert (producer.large()[4] if is_prepared else producer.bodies(1)[0]) == body
+        producer.ack(1)
+
+
+def test_a_refusal_does_not_close_the_next_handle_of_that_number(gateway: Running) -> None:
+    with Fast(gateway).open() as client:
+        handle = client.handle("t", TOPIC)
+        refused = m.HandleCancel(handle, 6, identifier="unknown")
+        again = m.HandleOpen(1, handle, QUEUE, 7, producer=True, dest_name="q")
+        assert answers_to(client, refused, m.HandleClose(handle), again) == [
+            "handle.close",
+            "handle.reply",
+            "channel.reply",
+        ]
 
 
 def test_small_messages_are_not_prepared(gateway: Running) -> None:
