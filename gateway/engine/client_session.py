@@ -451,7 +451,7 @@ class ClientSession(Session):
         queued, because it has been settled or is in flight already.
         """
         qos = min(message.assurance, grant.qos)
-        if grant.no_local and message.sender.client == self.client_id:
+        if grant.no_local and self._is_own(message):
             delivery.settle()
             return False
         if not qos:

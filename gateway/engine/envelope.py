@@ -6,7 +6,7 @@ bytes out of it, so that between two replicas nothing is lost or translated. The
 | bytes | content |
 |---|---|
 | 1 | version, 1 |
-| 1 | flags by bit: 0 and 1 QoS, 2 retain, 3 expires, 6 MQTT properties, 7 numbered |
+| 1 | flags by bit: 0 and 1 QoS, 2 retain, 3 expires, 4 not of an MQTT client, 6 MQTT properties, 7 numbered |
 | 1 | hops |
 | 2, n | length of the publisher's client identifier, and the identifier |
 | 8 | if flagged: expiry time, in milliseconds UTC |
@@ -47,6 +47,7 @@ VERSION: Final = 1
 QOS: Final = 0x03
 RETAIN: Final = 0x04
 EXPIRES: Final = 0x08
+OTHER: Final = 0x10  # not set by earlier versions
 LISTED: Final = 0x40
 NUMBERED: Final = 0x80
 HEAD: Final = Struct(">BBBH")
@@ -56,6 +57,7 @@ LIFE_BYTES: Final = 8
 PAIR: Final = encode_short_string(ENGINE_HEADER) + b"x"
 HOPS_MAX: Final = 0xFF
 ENGINE: Final = "engine"
+ENGINE_OTHER: Final = "engine, other"  # endpoint of senders that are no clients of MQTT listeners
 
 
 Number = tuple[bytes, int]
@@ -69,7 +71,8 @@ class Arrived(NamedTuple):
     """Decoded content header of a received message.
 
     `expires` is in seconds UTC by the cluster's clock. `lifetime` is in seconds from now and used for
-    messages without `expires`; 0.0 means no limit. `number` is the message's number at QoS 2.
+    messages without `expires`; 0.0 means no limit. `number` is the message's number at QoS 2. The endpoint of
+    `sender` is ENGINE_OTHER if its client identifier is not one of an MQTT listener, else ENGINE.
     """
 
     property_set: PropertySet
@@ -89,12 +92,13 @@ def encode(
     *,
     number: Number | None = None,
     correction: float = 0.0,
+    is_other: bool = False,
 ) -> bytes:
     """Return the content header of a message of any protocol, from the property flags on.
 
     `utc` is the present time in seconds. `correction` (seconds) is subtracted from times of this process to
-    get those of the cluster. `number` is added if it is not None. Raises RemoteProtocolError if the sender's
-    property bytes are malformed.
+    get those of the cluster. `number` is added if it is not None. `is_other` is True if no client of an MQTT
+    listener has sent the message. Raises RemoteProtocolError if the sender's property bytes are malformed.
     """
     property_set = message.property_set
     raw = property_set.raw if property_set.protocol == MQTT.name else b""
@@ -103,6 +107,8 @@ def encode(
     tail = b""
     if message.retain:
         flags |= RETAIN
+    if is_other:
+        flags |= OTHER
     if message.expires:
         flags |= EXPIRES
         tail += U64.pack(max(0, int((message.expires - correction) * 1000)))
@@ -162,6 +168,6 @@ def _decode_own(own: bytes) -> Arrived | None:
     if flags & LISTED and at == len(own):
         property_set = NO_PROPERTIES
     qos = min(flags & QOS, 2)
-    sender = Sender(ENGINE, client)
+    sender = Sender(ENGINE_OTHER if flags & OTHER else ENGINE, client)
     retain = flags & RETAIN != 0
     return Arrived(property_set, qos, qos > 0, retain, expires, 0.0, hops, sender, number)

@@ -9,6 +9,7 @@ database, too: the replica that claims one there publishes it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Final
@@ -33,7 +34,7 @@ from gateway.engine.arguments import type_arguments
 from gateway.engine.claims import ClaimedWill
 from gateway.engine.client_session import ClientSession, SharedReceivedIds
 from gateway.engine.consumers import Consumers
-from gateway.engine.envelope import Number
+from gateway.engine.envelope import ENGINE, Number
 from gateway.engine.pending_clients import Opening, OpeningClient
 from gateway.engine.retained import SharedRetained
 from gateway.engine.session import EngineSession
@@ -122,7 +123,7 @@ class EngineNamespace(MqttNamespace):
         self._claimed: ClaimedWill | None = None
         super().__init__(
             self._changed_filter,
-            limits,
+            replace(limits, listeners=limits.listeners | {ENGINE}),
             definition_shares=definition_shares,
             shares=shares,
             sessions_max=sessions_max,
@@ -137,7 +138,7 @@ class EngineNamespace(MqttNamespace):
         self._shared_of_all: set[str] = set()  # filters that sessions of all replicas have
         self._touched = self._listed = 0.0
         self._is_listing = False
-        engine.serve(self, self._number_of, self._epoch_of)
+        engine.serve(self, self._number_of, self._epoch_of, limits.listeners)
         self._arguments = self._queue_arguments()
 
     def _queue_arguments(self) -> Headers:

@@ -83,12 +83,14 @@ class EnginePublisher(AmqpLinkPublisher):
         )
         self._exchange = encode_short_string(names.topics)
         self._wires: dict[str, bytes] = {}  # encoded exchange and routing key, by topic
+        self.listeners: frozenset[str] = frozenset()  # of MQTT: endpoints of the clients of sessions
         self.number_of: NumberOf = _no_number  # returns the stored number of a message
         self.epoch_of: EpochOf = _no_epoch
         self._life = secrets.token_bytes(LIFE_BYTES)
         self._next_number = 1
-        # Content headers by client, QoS, durability and hops, of messages without other properties.
-        self._raws: dict[tuple[str, int, bool, int], bytes] = {}
+        # Content headers by client (with True if it is none of MQTT), QoS, durability and hops, of messages
+        # without other properties.
+        self._raws: dict[tuple[str, bool, int, bool, int], bytes] = {}
 
     def share_among(self, quotas: UserQuotas) -> None:
         """Limit the messages of each user that wait for the cluster or the database."""
@@ -149,7 +151,8 @@ class EnginePublisher(AmqpLinkPublisher):
         if len(message.body):
             try:
                 number = self._number_of(part, at) if message.assurance == ONCE else None
-                stored = encode_retained(encode(message, clock.utc(), number=number), bytes(message.body))
+                header = encode(message, clock.utc(), number=number, is_other=self._is_other(message))
+                stored = encode_retained(header, bytes(message.body))
             except Exception as error:
                 part.settle_at((at,), outcome_of_error(error))
                 return True
@@ -208,15 +211,20 @@ class EnginePublisher(AmqpLinkPublisher):
     def _encoded(self, message: Message, utc: float, number: Number | None) -> bytes:
         """Return the content header of a message; headers of messages without properties are cached."""
         correction = self._time.correction if message.expires else 0.0
+        is_other = self._is_other(message)
         plain = message.property_set is NO_PROPERTIES and not (message.expires or message.retain)
         if not plain or number is not None:
-            return encode(message, utc, number=number, correction=correction)
-        key = (message.sender.client, message.assurance, message.durable, message.hops)
+            return encode(message, utc, number=number, correction=correction, is_other=is_other)
+        key = (message.sender.client, is_other, message.assurance, message.durable, message.hops)
         raw = self._raws.get(key)
         if raw is None:
             make_room(self._raws, RAWS_MAX)
-            raw = self._raws[key] = encode(message, utc)
+            raw = self._raws[key] = encode(message, utc, is_other=is_other)
         return raw
+
+    def _is_other(self, message: Message) -> bool:
+        """Return True if no client of an MQTT listener has sent the message."""
+        return message.sender.endpoint not in self.listeners
 
     def _encoded_target(self, topic: str) -> bytes | None:
         """Return the encoded exchange and routing key of a topic, or None if the key is too long."""

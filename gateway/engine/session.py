@@ -206,15 +206,18 @@ class EngineSession(OneSink):
             ),
         }
 
-    def serve(self, clients: ServedClients, number_of: NumberOf, epoch_of: EpochOf) -> None:
+    def serve(
+        self, clients: ServedClients, number_of: NumberOf, epoch_of: EpochOf, listeners: frozenset[str]
+    ) -> None:
         """Set the clients of this replica, and functions that look up the sender of a message.
 
         `number_of` returns a message's stored number, `epoch_of` its client with the epoch of the session.
-        Called once, before the session is used.
+        `listeners` are the MQTT listeners. Called once, before the session is used.
         """
         self.clients = self.sessions.clients = clients
         self.publisher.number_of = number_of
         self.publisher.epoch_of = epoch_of
+        self.publisher.listeners = listeners
 
     @property
     def unavailable_reason(self) -> str:

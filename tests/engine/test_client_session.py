@@ -16,15 +16,16 @@ from gateway.broker.mqtt.session import (
     SessionTally,
     SubscriptionOptions,
 )
-from gateway.engine.client_session import SPARE, ClientSession, SessionChange
+from gateway.engine.client_session import SPARE, ClientSession, ClusterOrigin, SessionChange
 from gateway.engine.consumers import ClusterConsumer, Consumers, Content
-from gateway.engine.envelope import Number
+from gateway.engine.envelope import ENGINE, ENGINE_OTHER, Number
 from gateway.engine.requeue_order import print_of
 from gateway.engine.stored_values import encode_options
 from gateway.engine.walks import Walked
-from gateway.model.message import Message
+from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.times import Monotonic
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.state.interface import OUTGOING, Contents, Owner, Packet
 from tests.engine.messages import message_of
 
@@ -128,6 +129,17 @@ def test_all_that_a_replica_had_on_its_way_is_sent_once_though_it_is_published_a
     queue.answer()
     assert queue.outlet.bodies[3_000:] == [3_001, 3_002]
     assert len(queue.acknowledged.tags) == 6_002
+
+
+@pytest.mark.parametrize(("endpoint", "count"), [(ENGINE, 0), (ENGINE_OTHER, 1)])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_no_local_is_about_the_client_and_not_its_namesakes(endpoint: str, count: int, qos: int) -> None:
+    queue = Queue(100)
+    queue.session.limits.listeners = frozenset({ENGINE})
+    message = Message(topic_address("a/b"), b"1", assurance=qos, sender=Sender(endpoint, "c"))
+    grant = Grant(queue.session, [SubscriptionOptions(2, no_local=True)])
+    queue.session.queue_message(message, grant, ClusterOrigin(queue.consumer, 1, None, again=False))
+    assert len(queue.outlet.rows) == count
 
 
 @pytest.mark.parametrize("answers", ["received", "finish"])

@@ -37,18 +37,20 @@ LISTED = encode_list(
     client=st.text(max_size=30).filter(lambda text: text.isprintable()),
     listed=st.sampled_from([b"", LISTED]),
     expires=st.sampled_from([0.0, 2_000_000_000.25]),
+    is_other=st.booleans(),
 )
 def test_what_is_encoded_comes_back(
-    qos: int, retain: bool, hops: int, client: str, listed: bytes, expires: float
+    qos: int, retain: bool, hops: int, client: str, listed: bytes, expires: float, is_other: bool
 ) -> None:
     properties = publish_essentials(listed) if listed else NO_PROPERTIES
     sender = Sender("mqtt", client)
     message = Message(TOPIC, b"x", properties, qos, qos > 0, retain, expires, hops, sender)
     number = (b"12345678", 2**40) if qos == 2 else None
-    found = decode(encode(message, 1_000_000_000.0, number=number))
+    found = decode(encode(message, 1_000_000_000.0, number=number, is_other=is_other))
     assert found.property_set.raw == listed
     assert (found.qos, found.durable, found.retain, found.expires) == (qos, qos > 0, retain, expires)
-    assert (found.hops, found.sender.client) == (min(hops, 255), client)
+    assert found.hops == min(hops, 255)
+    assert found.sender == Sender("engine, other" if is_other else "engine", client)
     assert found.number == number
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from gateway import clock
 from gateway.engine.cluster_clock import ClusterClock
-from gateway.engine.envelope import decode
+from gateway.engine.envelope import ENGINE, ENGINE_OTHER, decode
 from gateway.engine.names import names_of
 from gateway.engine.publisher import EnginePublisher
 from gateway.model.batch import Batch, Recipient, SubBatch
-from gateway.model.message import Message
+from gateway.model.message import Message, Sender
 from gateway.protocols.amqp091.translate import EXPIRATION_MS_MAX, expiration_ms
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.telemetry.stats import LinkStats
@@ -63,6 +65,17 @@ async def test_a_life_beyond_that_of_the_cluster_is_counted_and_known_to_replica
     assert limited[0] < EXPIRATION_MS_MAX
     known = [decode(raw).expires for _, raw, _ in sent.rows]
     assert [round(one - end) for one, end in zip(known, ends, strict=True)] == [0] * 3
+
+
+@pytest.mark.parametrize("expires", [0.0, 4_000_000_000.0])
+def test_a_client_of_another_protocol_is_not_its_namesake(expires: float) -> None:
+    publisher = make_publisher(LinkStats("engine", "amqp091", {}, ("localhost",)))
+    publisher.listeners = frozenset({"mqtt"})
+    found = []
+    for endpoint in ("mqtt", "amqp", "mqtt"):
+        message = Message(topic_address("a"), b"x", expires=expires, sender=Sender(endpoint, "me"))
+        found.append(decode(publisher._encoded(message, clock.utc(), None)).sender.endpoint)
+    assert found == [ENGINE, ENGINE_OTHER, ENGINE]
 
 
 def test_a_topic_that_is_too_long_is_refused_each_time_and_not_remembered() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import paho.mqtt.client as paho
 import pika
@@ -15,7 +15,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from gateway.telemetry.metrics import Metrics
 from tests.chaos.proxy import Proxy
-from tests.engine.replicas import PATIENCE_SECS, Client, Replica, replicas
+from tests.engine.replicas import PATIENCE_SECS, Client, Replica, lasting, replicas
 from tests.ingress.clients import eventually
 from tests.interop.servers import RabbitMQ
 
@@ -109,12 +109,16 @@ def test_order_is_kept_and_nothing_is_missing(two: tuple[Replica, Replica], topi
         assert [int(body) for _, body in subscriber.told] == list(range(500))
 
 
-def test_no_local_holds_over_replicas(two: tuple[Replica, Replica], topic: str) -> None:
-    with Client(two[0].mqtt, "me") as me, Client(two[1].mqtt, "somebody") as somebody:
-        me.paho.subscribe(topic, options=SubscribeOptions(qos=1, noLocal=True))
+@pytest.mark.parametrize("begin", [Client, lasting])
+@pytest.mark.parametrize("qos", [0, 1])
+def test_no_local_holds_over_replicas(
+    two: tuple[Replica, Replica], topic: str, qos: int, begin: Callable[[int, str], Client]
+) -> None:
+    with begin(two[0].mqtt, f"me {topic}") as me, Client(two[1].mqtt, "somebody") as somebody:
+        me.paho.subscribe(topic, options=SubscribeOptions(qos=qos, noLocal=True))
         me.until(lambda: me.answers)
-        me.publish(topic, b"mine")
-        somebody.publish(topic, b"yours")
+        me.publish(topic, b"mine", qos=1)
+        somebody.publish(topic, b"yours", qos=1)
         me.until(lambda: me.messages)
         assert me.told == [(topic, b"yours")]
 

@@ -303,7 +303,7 @@ class SessionLimits:
     stall_secs: float = 30.0  # how long, if the client accepts nothing
     # Waiting time for an active client beyond which its sources are paused; 0 for never.
     delay_secs: float = 0.015
-    listeners: frozenset[str] = frozenset()  # of MQTT: the client ids there are those of sessions
+    listeners: frozenset[str] = frozenset()  # endpoints of MQTT, whose client ids are those of sessions
 
 
 QueuedRow = tuple[Message, Grant, int]
