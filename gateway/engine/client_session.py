@@ -518,13 +518,13 @@ class ClientSession(Session):
         for packet_id in list(self._reserved):
             if packet_id not in self.in_flight and packet_id not in self.released:
                 self.released[packet_id] = None
+                self.credit -= 1
                 self._note_packet(packet_id, released=True)
                 self._engine.after_stored(self, partial(self._release, packet_id))
 
     def _release(self, packet_id: int, outcome: Outcome) -> None:
         """Send PUBREL for a packet id, if its new state is stored (`outcome` is ACCEPTED)."""
         if outcome is ACCEPTED and self.outlet is not None and packet_id in self.released:
-            self.credit -= 1
             self.outlet.send_release(packet_id)
 
     # Outgoing messages.

@@ -308,6 +308,22 @@ def test_what_does_not_come_again_for_long_is_over(passed: list[float]) -> None:
     assert queue.outlet.released == [7]
 
 
+def test_what_is_over_is_acknowledged_before_that_is_stored(
+    passed: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored: list[Callable[[Outcome], None]] = []
+    queue = Queue(100, {7: (LIFE, 1), 8: (LIFE, 2)})
+    engine = Engine()
+    monkeypatch.setattr(engine, "after_stored", lambda _, done: stored.append(done))
+    queue.session._engine = cast(Any, engine)
+    passed[0] = 30.0
+    queue.session._release_reserved()
+    assert queue.session.finish(7)
+    for done in stored:
+        done(ACCEPTED)
+    assert (queue.outlet.released, queue.session.credit) == ([8], 99)
+
+
 def walk(queue: Queue, number: int) -> None:
     """The session is sent a message as a retained one."""
     session = queue.session
