@@ -139,8 +139,8 @@ def virtual_disks(*folders: Path) -> Iterator[list[Disk]]:
     def open_store(store: Store, folder: Path, **options: Any) -> None:
         made(store, folder, factory=disks[folder].connections, **options)
 
-    def start(store: Store, call_soon: CallSoon) -> None:
-        disks[store.folder].start(store, call_soon)
+    def start(store: Store, call_soon: CallSoon, call_later: CallLater | None = None) -> None:
+        disks[store.folder].start(store, call_soon, call_later)
 
     def take_reserve(reserve: Reserve) -> bool:
         return not disks[reserve._path.parent].fault and take(reserve)

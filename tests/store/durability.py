@@ -158,8 +158,12 @@ def watched(*, ids_alone: bool) -> Iterator[list[str]]:
     """
     faults: list[str] = []
     ledgers: dict[int, tuple[Store, Ledger]] = {}
-    made, appended, settled, beside = Store.__init__, Store.append, Store.settle, Store.settle_beside
-    put, flush, write = Store.put_with_messages, Store.flush, DurableReceivedIds._write
+    if is_compiled():  # nothing else is called in the place of compiled methods
+        yield faults
+        return
+    made, appended, put, flush = Store.__init__, Store.append, Store.put_with_messages, Store.flush
+    settlements = {name: getattr(Store, name) for name in ("settle", "settle_delivered", "settle_beside")}
+    write = DurableReceivedIds._write
 
     @wraps(made)
     def open_store(store: Store, *folder: Any, factory: Any = sqlite3.Connection, **options: Any) -> None:
@@ -178,13 +182,12 @@ def watched(*, ids_alone: bool) -> Iterator[list[str]]:
         ledger.append(call)
         appended(store, log, first, messages, partial(ledger.told, call, done), **tag)
 
-    def settle(store: Store, log: Log, positions: Sequence[int] | range) -> None:
-        of(store).settle(log, positions)
-        settled(store, log, positions)
+    def watched_settlement(name: str) -> Callable[[Store, Log, Sequence[int] | range], None]:
+        def settle(store: Store, log: Log, positions: Sequence[int] | range) -> None:
+            of(store).settle(log, positions)
+            settlements[name](store, log, positions)
 
-    def settle_beside(store: Store, log: Log, positions: Sequence[int] | range) -> None:
-        of(store).settle(log, positions)
-        beside(store, log, positions)
+        return settle
 
     def put_beside(store: Store, kind: str, key: Any, value: bytes) -> None:
         if kind == KIND and store.healthy:
@@ -201,17 +204,16 @@ def watched(*, ids_alone: bool) -> Iterator[list[str]]:
             of(ids._store).received(ids._log, taken.position)
 
     with ExitStack() as stack:
-        for kind, name, replaced in (
+        replacements: list[tuple[type, str, Callable[..., None]]] = [
             (Store, "__init__", open_store),
             (Store, "append", append),
-            (Store, "settle", settle),
-            (Store, "settle_beside", settle_beside),
             (Store, "put_with_messages", put_beside),
             (Store, "flush", flush_store),
             (DurableReceivedIds, "_write", write_id),
-        ):
-            if kind is Store or not is_compiled():  # nothing else is called in the place of compiled methods
-                stack.enter_context(patch.object(kind, name, replaced))
+        ]
+        replacements += [(Store, name, watched_settlement(name)) for name in settlements]
+        for kind, name, replaced in replacements:
+            stack.enter_context(patch.object(kind, name, replaced))
         yield faults
 
 
