@@ -177,10 +177,10 @@ class StoreDatabase:
         except sqlite3.Error as error:
             connection.close()
             raise StoreError(f"the store cannot be read: {_advice(error)}") from error
-        except (OSError, StoreError) as error:
+        except (OSError, StoreError) as damage:
             connection.close()
-            advice = _advice(sqlite3.DatabaseError(str(error)))
-            raise StoreError(f"the store in {folder} cannot be opened: {advice}") from error
+            advice = _advice(sqlite3.DatabaseError(str(damage)))
+            raise StoreError(f"the store in {folder} cannot be opened: {advice}") from damage
 
     def _load_rows(self) -> None:
         """Add all rows to the index.
@@ -478,8 +478,8 @@ class StoreDatabase:
                     found.append(letter(self.reader, line))
                 except StoreError as error:
                     self.damage(f"dead letter {line[0]} of the store cannot be read: {error}")
-        except sqlite3.Error as error:
-            self.damage(f"a dead letter of the store cannot be read, nor can those behind it: {error}")
+        except sqlite3.Error as failure:
+            self.damage(f"a dead letter of the store cannot be read, nor can those behind it: {failure}")
         return found
 
     # Housekeeping.
