@@ -400,7 +400,7 @@ class SharedSessions:
             del self._openings[client]
         if found is None:
             opening.deny(AWAY)
-            self._cancel(operation, operation.queue)
+            self._cancel(operation, operation.queue, is_counted=False)
             return
         if found.refused:
             self.clients.deny_opening(opening, found.user)
@@ -479,27 +479,29 @@ class SharedSessions:
         A session that the client had before remains.
         """
         operation, found = arrival.operation, arrival.found
-        self._cancel(operation, found.queue)
+        self._cancel(operation, found.queue, is_counted=True)
         if found.present:
             self._count_earlier(found, 1)
-        else:  # it ends, and may be one of many that a full user opens
-            self.count -= 1
         if found.before is None:
             self._release(operation.key, found.epoch, found.given_back)
 
-    def _cancel(self, operation: OpenSession, queue: str) -> None:
+    def _cancel(self, operation: OpenSession, queue: str, *, is_counted: bool) -> None:
         """Undo an operation, which may not have been committed, because its client was not accepted.
 
-        If the session ends its `queue` is deleted.
+        If the session ends its `queue` is deleted. `is_counted` is True if `count` includes the session.
         """
-        self._repeats.submit(CancelOpening(operation.key, operation), partial(self._left_nobody, queue))
+        done = partial(self._left_nobody, queue, is_counted)
+        self._repeats.submit(CancelOpening(operation.key, operation), done)
 
-    def _left_nobody(self, queue: str, reply: Reply[LeftSession]) -> None:
+    def _left_nobody(self, queue: str, is_counted: bool, reply: Reply[LeftSession]) -> None:
         """Process the reply to an operation that left a session here without a client.
 
-        If the session has ended, its queue is deleted.
+        If the session has ended, its queue is deleted, and `count` decreases if it includes the session.
         """
-        if reply.value is not None and reply.value.ended and queue:
+        if reply.value is None or not reply.value.ended:
+            return
+        self.count -= is_counted  # it may be one of many that a full user opens
+        if queue:
             self._delete(queue)
 
     # Changes of sessions.
@@ -841,7 +843,7 @@ class SharedSessions:
             return
         log.warning("session connected in the database, its client is not here", client=client)
         leave = LeaveSession(owned.key, epoch, owned.expiry_secs, discard_will=False)
-        self._repeats.submit(leave, partial(self._left_nobody, owned.queue))
+        self._repeats.submit(leave, partial(self._left_nobody, owned.queue, True))
         self._release(owned.key, epoch)
 
     # Notices and the timer.

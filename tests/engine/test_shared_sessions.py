@@ -455,6 +455,24 @@ def test_a_client_that_goes_before_it_is_let_in_leaves_what_was_there(
     assert len(other.deleted) == (not present)
 
 
+@pytest.mark.parametrize("secs", [0.0, 60.0])
+def test_a_session_counts_once_however_often_its_client_connects(
+    two: tuple[World, World], secs: float
+) -> None:
+    """Each connection takes the session of the one before, of which only the last is accepted."""
+    one, _ = two
+    one.sessions.count = 0
+    for _ in range(3):
+        one.open("c", secs=secs)
+    one.run()
+    one.open("c", secs=secs)
+    one.run()
+    assert (one.sessions.count, len(one.arrivals)) == (1, 1)
+    one.sessions.abandon_arrival(one.arrivals.pop())
+    one.run()
+    assert one.sessions.count == (one.view("c") is not None)
+
+
 def test_a_session_of_another_user_is_refused(two: tuple[World, World]) -> None:
     one, other = two
     one.let_in("c", user="alice")
