@@ -67,6 +67,7 @@ EXCEPTIONS: Final = {
     "refused_200_levels_are_taken": LONG,
     "statements_topics_are_not_normalised[topic7]": LONG,
     "mqtt_what_is_owed_retained_waits_for_the_client_to_return": "it is not owed to a client that is lost",
+    "mqtt_no_local_is_about_the_client_and_not_its_namesakes": "the gateways have no AMQP listener here",
     "mqtt_quality_2_is_taken_once_however_often_it_is_sent": "a repeat is noticed and counted where it ends",
     "mqtt_many_retained_messages_come_in_pieces_and_others_are_served_between": "what was published at QoS 0 "
     "a moment before comes live",
