@@ -22,6 +22,7 @@ from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.connection import AmqpConnection
+from gateway.ingress.amqpfast import channel as fast_channel
 from gateway.ingress.amqpfast.connection import FastConnection
 from gateway.ingress.listener import Listener
 from gateway.ingress.mqtt.connection import MqttConnection
@@ -220,6 +221,43 @@ def test_a_fault_behind_the_encoding_of_what_waited_for_a_reply_costs_no_message
         first.rest()
         second.consume(other)
         assert second.bodies(len(bodies)) == bodies
+    assert counted == {"connection": 1}
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_fault_between_messages_that_are_encoded_one_by_one_requeues_each_once(
+    monkeypatch: pytest.MonkeyPatch, gateway: Running, counted: Counter[str], waits: bool
+) -> None:
+    """The run has a message that cannot be encoded, and there is a fault behind the encoding of the third."""
+    notify, encode = Notifier.notify_many, fast_channel.encode_properties
+    calls: list[int] = []
+
+    def notify_twice(self: Any, first: int, rows: Any) -> Any:
+        calls.append(first)
+        if len(calls) == 3:
+            raise ODD
+        return notify(self, first, rows)
+
+    def encode_all_but_one(message: Message, offset: float) -> bytes:
+        if message.body == b"9":
+            raise ODD
+        return encode(message, offset)
+
+    bodies = [b"%d" % number for number in range(20)]
+    with Fast(gateway).open() as first, Fast(gateway).open() as second:
+        handle, other = first.handle("single"), second.handle("single")
+        first.ask(fm.HandleFlow(handle, flow_pause=True))
+        first.consume(handle)
+        second.put(other, *bodies)
+        with monkeypatch.context() as patch:
+            patch.setattr(Notifier, "notify_many", notify_twice)
+            patch.setattr(fast_channel, "encode_properties", encode_all_but_one)
+            tagged = [fm.HandleFlow(handle, first.machine.new_tag(1))] if waits else []
+            first.say(fm.HandleFlow(handle), *tagged)
+            first.rest()
+        second.consume(other)
+        assert second.bodies(len(bodies)) == bodies
+        assert second.quiet()
     assert counted == {"connection": 1}
 
 

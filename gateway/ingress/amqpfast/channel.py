@@ -791,11 +791,17 @@ class FastConsumer:
     ) -> None:
         """Deliver messages one by one after an encoding error.
 
-        The single message that fails becomes a dead letter.
+        The single message that fails becomes a dead letter. If a delivery fails for another reason, it and
+        the later ones are requeued here: the caller must not requeue what is delivered.
         """
         if len(messages) > 1:
-            for at, message in enumerate(messages, position):
-                self.deliver(queue, at, [message], redelivered)
+            for at, message in enumerate(messages):
+                try:
+                    self.deliver(queue, position + at, [message], redelivered)
+                except Exception as fault:
+                    self.handle_error(fault)
+                    queue.requeue(list(enumerate(messages[at:], position + at)))
+                    return
             return
         queue.acknowledged((position,))
         ingress = self.handle.channel.connection.ingress
