@@ -45,6 +45,26 @@ def test_no_named_tuple_names_a_class_that_comes_later(recipe: ModuleType) -> No
     assert found == []
 
 
+def test_no_interpreted_class_inherits_from_one_that_forbids_it(recipe: ModuleType) -> None:
+    """A compiled class without `allow_interpreted_subclasses` raises when its subclass is instantiated."""
+    compiled: set[str] = set()
+    subclasses: list[tuple[str, str, set[str]]] = []
+    sources = set(recipe.sources())
+    for path in (one.relative_to(ROOT) for one in sorted((ROOT / "gateway").rglob("*.py"))):
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            bases = {ast.unparse(base).partition("[")[0] for base in node.bases}
+            marks = " ".join(ast.unparse(mark) for mark in node.decorator_list)
+            is_open = "allow_interpreted_subclasses=True" in marks or "native_class=False" in marks
+            if path not in sources:
+                subclasses.append((str(path), node.name, bases))
+            elif not is_open and not bases & {"Protocol", "NamedTuple"} and not node.name.endswith("Error"):
+                compiled.add(node.name)
+    found = [f"{path}: {name}" for path, name, bases in subclasses if bases & compiled]
+    assert found == []
+
+
 def test_the_way_of_a_message_is_compiled(recipe: ModuleType) -> None:
     found = {str(path) for path in recipe.sources()}
     for path in (
