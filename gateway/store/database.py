@@ -177,10 +177,10 @@ class StoreDatabase:
         except sqlite3.Error as error:
             connection.close()
             raise StoreError(f"the store cannot be read: {_advice(error)}") from error
-        except (OSError, StoreError) as damage:
+        except (OSError, StoreError) as unreadable:
             connection.close()
-            advice = _advice(sqlite3.DatabaseError(str(damage)))
-            raise StoreError(f"the store in {folder} cannot be opened: {advice}") from damage
+            advice = _advice(sqlite3.DatabaseError(str(unreadable)))
+            raise StoreError(f"the store in {folder} cannot be opened: {advice}") from unreadable
 
     def _load_rows(self) -> None:
         """Add all rows to the index.
