@@ -53,6 +53,7 @@ settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all is collected: nothing of it is garbage, and each worker would look for some
     if subprocess.run([sys.executable, "deploy/compile.py", "--check"], cwd=ROOT, check=False).returncode:
         pytest.exit("tests of stale extensions would say nothing", 2)
     quicken_spark()
@@ -98,6 +99,7 @@ def pytest_collection_finish() -> None:
     """What was collected stays: no collection of garbage looks at it again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     if ALONE in os.environ:  # not sooner: pytest-xdist starts its workers
         sys.addaudithook(refuse_programs)
 

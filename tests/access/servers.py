@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
@@ -32,11 +33,13 @@ class Signer:
     def __init__(self, kid: str | None = "one", algorithm: str = "RS256") -> None:
         self.kid = kid
         self.algorithm = algorithm
-        self.key: Any
-        if algorithm.startswith("ES"):
-            self.key = ec.generate_private_key(ec.SECP256R1())
-        else:
-            self.key = rsa.generate_private_key(public_exponent=65_537, key_size=2_048)
+
+    @cached_property
+    def key(self) -> Any:
+        """The private key, which is generated when it is first used: tests have signers as constants."""
+        if self.algorithm.startswith("ES"):
+            return ec.generate_private_key(ec.SECP256R1())
+        return rsa.generate_private_key(public_exponent=65_537, key_size=2_048)
 
     def token(self, user: str | None = "device", *, secs: float | None = 60.0, **claims: Any) -> str:
         """A token that lasts so many seconds."""

@@ -28,6 +28,7 @@ from tests.access.servers import AUDIENCE, ISSUER, Served, Signer, jwks, served
 
 ONE, TWO, CURVE = Signer("one"), Signer("two"), Signer("curve", "ES256")
 NAMELESS = Signer(None)
+STRANGER = Signer("one")
 SECRET = "a secret of thirty-two bytes or more"
 
 
@@ -80,7 +81,7 @@ def rows() -> dict[str, tuple[str | bytes, object]]:
         "a name that is none": (ONE.token(None, sub=["x"]), Denial.WRONG),
         "a name that moves the cursor": (ONE.token("a\nb"), Denial.WRONG),
         "a long name": (ONE.token("x" * 257), Denial.WRONG),
-        "signed by a stranger": (Signer("one").token(), Denial.WRONG),
+        "signed by a stranger": (STRANGER.token(), Denial.WRONG),
         "a key that is not known": (TWO.token(), Denial.WRONG),
         "no signature": (forged(alg="none"), Denial.WRONG),
         "no algorithm": (forged(), Denial.WRONG),

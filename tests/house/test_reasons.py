@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from functools import cache
 
 import pytest
 
 from tests.house.sources import OURS, ROOT, nodes_of
 
-CONSTANTS = {
-    target.id: node.value.value
-    for path in OURS
-    for node in nodes_of(path)
-    if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant)
-    for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-    if isinstance(target, ast.Name) and target.id.isupper() and isinstance(node.value.value, str)
-}
+
+@cache
+def constants() -> dict[str, str]:
+    """Return the texts that modules of the gateway have names for."""
+    return {
+        target.id: node.value.value
+        for path in OURS
+        for node in nodes_of(path)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name) and target.id.isupper() and isinstance(node.value.value, str)
+    }
 
 
 def texts_of(node: ast.expr) -> Iterator[str]:
@@ -25,8 +30,8 @@ def texts_of(node: ast.expr) -> Iterator[str]:
         yield node.value
     elif isinstance(node, ast.JoinedStr):
         yield "".join(str(one.value) if isinstance(one, ast.Constant) else "x" for one in node.values)
-    elif isinstance(node, ast.Name) and node.id in CONSTANTS:
-        yield CONSTANTS[node.id]
+    elif isinstance(node, ast.Name) and node.id in constants():
+        yield constants()[node.id]
     elif isinstance(node, ast.IfExp):
         yield from (*texts_of(node.body), *texts_of(node.orelse))
     elif isinstance(node, ast.BoolOp):
