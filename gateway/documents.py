@@ -149,7 +149,7 @@ def parse(text: str, file: str) -> Document:
         for place, position in _places(node, (), file):
             if place in positions:
                 before = positions[place].line
-                raise _fault(file, position, f"{dotted(place)}: said before in line {before}")
+                raise _fault(file, position, f"{dotted(place)}: duplicate key, first set in line {before}")
             positions[place] = position
             if len(positions) > DOCUMENT_PLACES_MAX:
                 raise ConfigurationError(f"more than {DOCUMENT_PLACES_MAX} keys and items", file=file)
@@ -173,16 +173,27 @@ def refuse_lost_end(before: str, now: str, file: str, *, sections: bool = True) 
     if not before.startswith(now) or now == before:
         return
     if not now.strip():
-        raise ConfigurationError("the file is empty, and was not before", file=file)
+        raise ConfigurationError(
+            "the file is empty but was not at the last load; restart the gateway if that is intended",
+            file=file,
+        )
     if not now.endswith("\n"):
-        raise ConfigurationError("the file ends in the middle of what it was before", file=file)
+        raise ConfigurationError(
+            "the file is a truncated copy of the version loaded before; write the whole file", file=file
+        )
     old, new = parse(before, file).content, parse(now, file).content
     parts = _pairs(old, new) if not sections else [pair for two in _pairs(old, new) for pair in _pairs(*two)]
     if sections and isinstance(old, dict) and isinstance(new, dict) and old.keys() > new.keys():
         lost = next(key for key in old if key not in new)
-        raise ConfigurationError(f"{lost}: the file ends before it, and did not before", file=file)
+        raise ConfigurationError(
+            (
+                f"{lost}: missing at the end of the file, which looks truncated; restart the gateway if"
+                " that is intended"
+            ),
+            file=file,
+        )
     if any(was != item for was, item in parts):
-        reason = "the end of the last item is lost; if that is meant, put a comment behind it"
+        reason = "the last item of the file looks truncated; if it is complete, add a comment line after it"
         raise ConfigurationError(reason, file=file)
 
 
@@ -203,7 +214,7 @@ def _refuse_deep(text: str, file: str) -> None:
     for event in yaml.parse(text, Loader=_LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DOCUMENT_NESTING_MAX:
-            reason = f"nested in more than {DOCUMENT_NESTING_MAX} levels"
+            reason = f"nested more than {DOCUMENT_NESTING_MAX} levels deep"
             raise _fault(file, _position(event), reason)
 
 
@@ -214,12 +225,20 @@ def _places(node: yaml.Node, place: Place, file: str) -> Iterator[tuple[Place, P
     encode.
     """
     if isinstance(node, yaml.ScalarNode) and not is_unicode(node.value):
-        raise _fault(file, _position(node), f"{dotted(place)}: half a character")
+        raise _fault(
+            file,
+            _position(node),
+            f"{dotted(place)}: contains an unpaired surrogate, which is not valid Unicode",
+        )
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             below = (*place, str(key.value))
             if not is_unicode(below[-1]):
-                raise _fault(file, _position(key), f"{dotted(place)}: half a character")
+                raise _fault(
+                    file,
+                    _position(key),
+                    f"{dotted(place)}: contains an unpaired surrogate, which is not valid Unicode",
+                )
             yield below, _position(key)
             yield from _places(value, below, file)
     elif isinstance(node, yaml.SequenceNode):

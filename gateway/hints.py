@@ -10,18 +10,20 @@ from typing import Any, Final
 
 import yaml
 
-BRACES: Final = '; a text that begins with { is a table to YAML: put it into quotes, as "{name}"'
-BRACES_WITHIN: Final = '; within { and } a text that has { or } in it must be in quotes, as "plant/{name}"'
-WORDS: Final = "; on, off, yes and no are true and false to YAML: put the word into quotes"
-QUOTED: Final = "; a text that begins with {0} must be in quotes"
-COLON: Final = "; a text that has a colon and a space in it must be in quotes"
+BRACES: Final = '; YAML reads a text that begins with { as a table: put it in quotes, as "{name}"'
+BRACES_WITHIN: Final = (
+    '; inside a YAML table in braces, put a text that contains { or } in quotes, as "plant/{name}"'
+)
+WORDS: Final = "; YAML reads on, off, yes and no as true and false: put the word in quotes"
+QUOTED: Final = "; put a text that begins with {0} in quotes"
+COLON: Final = "; put a text that contains a colon and a space in quotes"
 TAB: Final = "; the line has a tab: indent with spaces"
 INDENTED: Final = "; the keys of one table must begin in the same column"
 OPEN_QUOTE: Final = "; the quote that begins in line {0} is not closed"
 INI: Final = "; write sections as `listeners:`, and their keys below them, indented"
-ONE_DOCUMENT: Final = "; a file is one document: remove the line ---"
-SPACED: Final = "; write a space behind the colon of a key"
-COMMENT: Final = "; a text that begins with # is a comment to YAML: put it into quotes"
+ONE_DOCUMENT: Final = "; a file must have only one document: remove the line ---"
+SPACED: Final = "; write a space after the colon of a key"
+COMMENT: Final = "; YAML reads a text that begins with # as a comment: put it in quotes"
 UTF_16: Final = "the file is UTF-16: save it as UTF-8"
 
 SECONDS: Final = {"ms": 0.001, "s": 1, "sec": 1, "secs": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
@@ -99,7 +101,7 @@ def value_reason(kind: str, value: Any) -> str:
     if kind in TABLES:
         needed = "must be a table of keys, as `key: value`"
     elif kind in LISTS:
-        needed = "must be a list, each item in a line with `- `"
+        needed = "must be a list, each item on its own line after `- `"
     else:
         return ""
     return f"is empty, and {needed}" if value is None else needed
@@ -130,7 +132,7 @@ def value_hint(key: str, kind: str, value: Any) -> str:
 def _unit_hint(key: str, value: str) -> str:
     found = MEASURE.fullmatch(value)
     if found is None:
-        return "; write the digits alone" if value[:1].isdigit() else ""
+        return "; write only the digits" if value[:1].isdigit() else ""
     for word, name, units in (("sec", "seconds", SECONDS), ("bytes", "bytes", BYTES)):
         factor = units.get(found[2].lower())
         if word in key and factor is not None:

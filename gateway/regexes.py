@@ -44,9 +44,9 @@ class Regex:
                 options = _limited(memory_bytes_max, dot_is_any)
             self._compiled = re2.compile(data, options)
         except UnicodeEncodeError:
-            raise RegexError("it is not Unicode") from None
+            raise RegexError("it is not valid Unicode") from None
         except re2.error as error:
-            reason = error.args[0].decode(errors="replace") if error.args else "it is not understood"
+            reason = error.args[0].decode(errors="replace") if error.args else "it is not valid"
             raise RegexError(
                 f"{reason} (in the syntax of RE2: no look-around, no back-references, \\z for \\Z)"
             ) from None
@@ -81,7 +81,7 @@ def quote(text: str) -> str:
     try:
         return str(re2.escape(text))
     except UnicodeEncodeError:
-        raise RegexError("it is not Unicode") from None
+        raise RegexError("it is not valid Unicode") from None
 
 
 def wildcard_regex(pieces: list[str]) -> Regex:

@@ -36,7 +36,7 @@ class PeerService(Section):
     def _address(self) -> Self:
         stated = bool(self.host), bool(self.port)
         if stated != ((True, True) if self.kind == "tcp" else (False, False)):
-            raise ValueError("a peer of kind tcp needs host and port; other kinds must not have them")
+            raise ValueError("a peer of kind tcp needs host and port; peers of other kinds must not set them")
         return self
 
 

@@ -409,7 +409,7 @@ class Remote(Section):
         if stated + (self.password is not None) + (self.password_file is not None) > 1:
             raise ValueError("set the password once: in the url, as password, or in password_file")
         if self.reconnect_min_secs > self.reconnect_max_secs:
-            raise ValueError("reconnect_min_secs is greater than reconnect_max_secs")
+            raise ValueError("reconnect_min_secs must not be greater than reconnect_max_secs")
         return self
 
     @field_serializer("url")

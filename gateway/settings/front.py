@@ -18,7 +18,9 @@ def _network(text: str) -> str:
     try:
         return str(ipaddress.ip_network(text))
     except ValueError as error:
-        raise ValueError(f"{error}; write a network as 10.0.0.0/8, one address as 10.1.2.3") from error
+        raise ValueError(
+            f"{error}; write a network as 10.0.0.0/8 and a single address as 10.1.2.3"
+        ) from error
 
 
 def _origin(origin: str) -> str:

@@ -133,7 +133,9 @@ class JwtBackend(Section):
         if symmetric and len(symmetric) < len(self.algorithms):
             raise ValueError("algorithms: HS… cannot be combined with others")
         if symmetric and self.keys_url is not None:
-            raise ValueError("algorithms: HS… needs keys_file, because a secret cannot be fetched")
+            raise ValueError(
+                "algorithms: HS… needs keys_file, because a shared secret cannot be fetched from keys_url"
+            )
         return self
 
     @field_serializer("keys_url")

@@ -31,21 +31,21 @@ def single_broker_options(
             continue
         at = f"listeners.{name}"
         if not isinstance(listener, MqttListener):
-            yield f"{at}: protocol {listener.protocol} has queues"
+            yield f"{at}: protocol {listener.protocol} lets clients consume from queues; remove this listener"
             continue
         if listener.retain:
-            yield f"{at}.retain: set false"
+            yield f"{at}.retain: workers do not share retained messages; set false"
         if listener.qos_max > 1:
-            yield f"{at}.qos_max: set 1 or 0"
+            yield f"{at}.qos_max: workers do not share QoS 2 state; set 1 or 0"
     if not roles:
-        yield "roles: without roles clients may subscribe"
+        yield "roles: without roles, clients may subscribe; configure roles"
     for name, role in roles.items():
         if role.mqtt.subscribe:
-            yield f"roles.{name}.mqtt.subscribe: remove it"
+            yield f"roles.{name}.mqtt.subscribe: permits clients to subscribe; remove it"
         if role.mqtt.as_virtual_host is not None:
-            yield f"roles.{name}.mqtt.as_virtual_host: remove it"
+            yield f"roles.{name}.mqtt.as_virtual_host: permits clients to subscribe; remove it"
     if authorizer is not None:
-        yield "authorizer: it may permit clients to subscribe"
+        yield "authorizer: may permit clients to subscribe; remove it"
     for number, backend in enumerate(authentication):
         if not isinstance(backend, UsersBackend | CertificatesBackend):
-            yield f"authentication[{number}]: it may permit clients to subscribe"
+            yield f"authentication[{number}]: may permit clients to subscribe; remove it"

@@ -90,7 +90,10 @@ class EnvironmentSource(EnvSettingsSource):
         for place, variable in self.variables.items():
             for end in range(1, len(place)):
                 if not isinstance(values.get(place[:end], {}), dict):
-                    reason = f"{self.variables[place[:end]]} sets no table for {dotted(place[:end])}"
+                    reason = (
+                        f"{self.variables[place[:end]]} sets {dotted(place[:end])} to a value, but"
+                        " other variables set keys below it; remove one of them"
+                    )
                     raise ConfigurationError(reason, file=_called(variable))
         # A variable that sets a whole table comes before those that set keys in it.
         self.env_vars = {DELIMITER.join(map(str, place)): values[place] for place in sorted(values, key=len)}

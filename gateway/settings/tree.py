@@ -379,7 +379,9 @@ class Settings(Documented, BaseSettings):
         if not isinstance(self.broker, RabbitEngine):
             return self
         if ENGINE in self.listeners or ENGINE in self.links:
-            raise ValueError(f"the endpoint name {ENGINE!r} is reserved with engine: rabbitmq")
+            raise ValueError(
+                f"the endpoint name {ENGINE!r} is reserved with broker.engine: rabbitmq; choose another name"
+            )
         for name, one in self.listeners.items():
             dialect = DIALECTS.get(one.protocol)
             if dialect is not None and not dialect.on_engine:
@@ -402,7 +404,8 @@ class Settings(Documented, BaseSettings):
                 raise ValueError(f"links.{name}.outbox.shared: needs broker.engine: rabbitmq")
             if link.elected and REPLICA not in link.client_id:
                 raise ValueError(
-                    f"links.{name}.client_id: must contain {REPLICA} with elected: each replica publishes"
+                    f"links.{name}.client_id: must contain {REPLICA} with elected, because each"
+                    " replica connects to publish"
                 )
         return self
 
@@ -421,8 +424,8 @@ class Settings(Documented, BaseSettings):
         for name, link in self.links.items():
             if REPLICA not in link.client_id:
                 raise ValueError(
-                    f"links.{name}.client_id: must contain {REPLICA} with workers, else they take over each"
-                    " other's session at the broker"
+                    f"links.{name}.client_id: must contain {REPLICA} with several workers,"
+                    " otherwise each takes over the others' session at the broker"
                 )
         return self
 
@@ -438,7 +441,7 @@ class Settings(Documented, BaseSettings):
             for name in names:
                 if name not in self.roles:
                     hint = suggestion(name, list(self.roles))
-                    raise ValueError(f"{place}: there is no role {name!r}{hint}")
+                    raise ValueError(f"{place}: unknown role {name!r}{hint}")
         return self
 
     @model_validator(mode="after")
@@ -479,8 +482,8 @@ class Settings(Documented, BaseSettings):
                 )
             if endpoints[forward.endpoint] != forward.dialect.name:
                 raise ValueError(
-                    f"{at}: {forward.endpoint!r} uses {endpoints[forward.endpoint]}, but the address is"
-                    f" {forward.dialect.name}'s"
+                    f"{at}: {forward.endpoint!r} uses {endpoints[forward.endpoint]}, but the"
+                    f" address is for {forward.dialect.name}"
                 )
             forward.address()
         return self

@@ -42,15 +42,15 @@ def test_nothing_has_no_position() -> None:
 
 
 REFUSED = [
-    ("a: 1\nb: {a: 1, a: 2}\n", r"f:2:11: b\.a: said before in line 2$"),
-    ("a: 1\n'a': 2\n", r"f:2:1: a: said before in line 1$"),
-    ('a: ["\\uD800"]\n', r"f:1:[58]: .*(half a character|invalid Unicode)"),
-    ('"\\uD800": 1\n', r"f:1:[14]: .*(half a character|invalid Unicode)"),
+    ("a: 1\nb: {a: 1, a: 2}\n", r"f:2:11: b\.a: duplicate key, first set in line 2$"),
+    ("a: 1\n'a': 2\n", r"f:2:1: a: duplicate key, first set in line 1$"),
+    ('a: ["\\uD800"]\n', r"f:1:[58]: .*(unpaired surrogate|invalid Unicode)"),
+    ('"\\uD800": 1\n', r"f:1:[14]: .*(unpaired surrogate|invalid Unicode)"),
     ("a: \ud800\n", r"f: not YAML: "),
     ("a: 2001-99-99\n", r"f: not YAML: month must be in 1\.\.12(, not 99)?$"),
     ("a: &x [*x]\n", r"f: not YAML: maximum recursion depth exceeded"),
-    ("[" * 4_000_000, r"f:1:101: nested in more than 100 levels$"),
-    ("- " * 2_000_000, r"f:1:201: nested in more than 100 levels$"),
+    ("[" * 4_000_000, r"f:1:101: nested more than 100 levels deep$"),
+    ("- " * 2_000_000, r"f:1:201: nested more than 100 levels deep$"),
     ("a: *b\n", r"f:1:4: not YAML: found undefined alias"),
     ("a: [1\n", r"f:2:1: not YAML: .*expected ',' or '\]'"),
     ("a: 1\n\tb: 1\n", r"f:2:1: not YAML: found .*(tab|\\t)"),

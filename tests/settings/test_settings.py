@@ -155,7 +155,7 @@ FAULTS = [
     ("links: {a: {url: 'amqp://u:p@x', password_file: f}}\n", ":1:9: links.a: set the password once"),
     (
         "links: {a: {url: 'amqp://x', reconnect_min_secs: 60}}\n",
-        ":1:9: links.a: reconnect_min_secs is greater",
+        ":1:9: links.a: reconnect_min_secs must not be greater",
     ),
     (
         "links: {a: {url: 'amqp://x', tls: {cert_file: f}}}\n",
@@ -199,12 +199,12 @@ FAULTS = [
     ("dead_letters: {forward: {endpoint: erp, queue: a}}\n", "dead_letters.forward: unknown endpoint 'erp'"),
     (
         "dead_letters: {forward: {endpoint: mqtt, queue: a}}\n",
-        "'mqtt' uses mqtt, but the address is amqp091's",
+        "'mqtt' uses mqtt, but the address is for amqp091",
     ),
     (ERP + "    outbox: {policy: block}\n", ":4:14: links.erp.outbox.policy: input should be 'reject'"),
     (ERP + "    outbox: {mesages_max: 1}\n", "did you mean 'messages_max'?"),
     ("users: {ann: {}}\n", ":1:9: users.ann: set one of password_hash and password_hash_file"),
-    ("http: {}\nhttp: {}\n", ":2:1: http: said before in line 1"),
+    ("http: {}\nhttp: {}\n", ":2:1: http: duplicate key, first set in line 1"),
     ("http: [1\n", ":2:1: not YAML"),
     ("- a\n", ":1: a configuration must be a table of keys"),
     ("http: {\x00}\n", "not YAML"),
@@ -237,8 +237,8 @@ VARIABLES = [
     ),
     ("GATEWAY_LISTENERS__MQTT__PORT__X", "1", "unknown key listeners.mqtt.port.x"),
     ("GATEWAY_MAPPINGS", "[a", "expected ',' or ']'"),
-    ("GATEWAY_MAPPINGS", "{a: 1, a: 2}", ":1:8: a: said before in line 1"),
-    ("GATEWAY_MAPPINGS", "7", "mappings: must be a list, each item in a line with `- `, not 7"),
+    ("GATEWAY_MAPPINGS", "{a: 1, a: 2}", ":1:8: a: duplicate key, first set in line 1"),
+    ("GATEWAY_MAPPINGS", "7", "mappings: must be a list, each item on its own line after `- `, not 7"),
     ("GATEWAY_LINKS__ERP__PASSWORD__X", "1", "unknown key links.erp.password.x"),
 ]
 
@@ -254,7 +254,7 @@ def test_an_error_names_the_variable(variable: str, text: str, expected: str) ->
 def test_variables_that_contradict_each_other_are_named() -> None:
     whole = {"GATEWAY_LINKS__ERP__TLS": "null", "GATEWAY_LINKS__ERP__TLS__CA_FILE": "/ca.pem"}
     with pytest.raises(
-        ConfigurationError, match=r"__CA_FILE: GATEWAY_LINKS__ERP__TLS sets no table for links.erp.tls$"
+        ConfigurationError, match=r"__CA_FILE: GATEWAY_LINKS__ERP__TLS sets links.erp.tls to a value, but"
     ):
         load_settings(None, whole)
     twice = {"GATEWAY_REPLICA": "a", "GATEWAY_replica": "b"}
