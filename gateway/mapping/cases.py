@@ -114,7 +114,8 @@ def _published(router: Router, words: PublishedMessage) -> tuple[Message, str]:
     address_words = words.given_words()
     if not address_words or any(DIALECT_OF_WORD[word].name != protocol for word in address_words):
         raise ValueError(
-            f"{words.endpoint!r} speaks {protocol}, the address is {', '.join(address_words) or 'missing'}"
+            f"endpoint {words.endpoint!r} uses {protocol}, but the address is "
+            f"{', '.join(address_words) or 'missing'}"
         )
     address, queue = DIALECTS[protocol].published(address_words)
     durable = bool(words.persistent) if words.delivery_mode is None else words.delivery_mode == 2
@@ -142,11 +143,11 @@ def _compare_all(expected: list[Expected], arrivals: list[CrossedMessage]) -> li
     differences: list[str] = []
     for at in range(max(len(expected), len(arrivals))):
         if at >= len(arrivals):
-            differences.append(f"expect[{at}]: nothing arrived at {expected[at].endpoint!r}")
+            differences.append(f"expect[{at}]: no message was delivered to {expected[at].endpoint!r}")
         elif at >= len(expected):
             name, endpoint, message = arrivals[at]
             where = show(message.address)
-            differences.append(f"not expected: route {name!r} brought {where!r} to {endpoint!r}")
+            differences.append(f"not expected: route {name!r} delivered {where!r} to {endpoint!r}")
         else:
             differences.extend(f"expect[{at}].{text}" for text in _compare(expected[at], arrivals[at]))
     return differences

@@ -102,7 +102,7 @@ class Condition:
                 raise MappingError(f"unknown function {name!r}{hint}")
         self._steps_max = steps_max
         if not self._cost.steps(1) <= steps_max:
-            raise MappingError("it takes too many steps for any message")
+            raise MappingError("evaluating it takes too many steps")
         self.per_message = not self.names.isdisjoint(PER_MESSAGE)
         self._body = "body" in self.names
         self._headers = "headers" in self.names
@@ -122,7 +122,7 @@ class Condition:
                 correction = f'{name} == "{literal}"'
                 correction += f", or int({name}) == {literal}" if kind == "number" else ""
             kinds = f"{name} is a {_SHOWN[own]}, and {literal} a {_SHOWN[kind]}"
-            return f"{kinds}, which never compare: write {correction}"
+            return f"{kinds}, which cannot be compared: write {correction}"
         return ""
 
     def fixed(self, values: dict[str, str]) -> dict[str, Any]:
@@ -196,9 +196,9 @@ def _compiled(text: str) -> tuple[cel.Program, Expression]:
     except BaseException as error:
         if not _is_panic(error):
             raise
-        raise MappingError("not a CEL expression that can be compiled") from None
+        raise MappingError("not a CEL expression that the gateway can compile") from None
     if cost is None:
-        raise MappingError("not a CEL expression of a kind that can be taken: its costs are not known")
+        raise MappingError("CEL expression not supported: the cost of evaluating it is unknown")
     return program, cost
 
 
@@ -221,7 +221,7 @@ _MEANT: Final = (
     ("token recognition error at: '=[^=~]", "to compare write ==, not ="),
     ("token recognition error at: '[&|]", _WRITE_SIGNS),
     ("mismatched input '(?i:and|or)'", _WRITE_SIGNS),
-    ("extraneous input .* expecting <EOF>", f"the expression ends before it; {_WRITE_SIGNS}"),
+    ("extraneous input .* expecting <EOF>", f"the expression is complete before this text; {_WRITE_SIGNS}"),
 )
 """Beginnings of the library's reports, and what the author has to write."""
 

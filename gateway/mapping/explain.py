@@ -104,7 +104,7 @@ def _explain_route(
     Return a text with the reason if the route does not match.
     """
     if route.source != endpoint:
-        return f"takes from {route.source!r}"
+        return f"its source is {route.source!r}"
     captures = route.pattern.match(address, queue)
     if captures is None:
         return route.pattern.mismatch(address, queue)
@@ -150,5 +150,9 @@ def _try_route(way: ResolvedRoute, message: Message) -> tuple[bool, dict[str, An
     if route.unparsable > unparsable:
         return False, None, "cannot be decided: the body is not JSON"
     if route.undecided > undecided:
-        return False, None, "cannot be decided: something that it names is missing, or of another type"
+        return (
+            False,
+            None,
+            "cannot be decided: a field or header that it names is missing or has another type",
+        )
     return False, None, "the condition is false for this message"

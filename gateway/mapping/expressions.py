@@ -117,8 +117,8 @@ class Expression:
         self._steps = tuple(found.steps)
         if not self.steps(1) <= STEPS_MAX:  # `not <=`: an overflow may also give NaN
             raise MappingError(
-                "it takes too many steps for any message; nest fewer loops, or say what the inner one goes "
-                "through by the name of the outer one"
+                "evaluating it takes too many steps; nest fewer loops, or let the inner loop"
+                " iterate over the variable of the outer one"
             )
 
     def steps(self, size: int) -> float:
@@ -214,7 +214,10 @@ class _ExpressionParser:
     def _spend(self, cost: Cost) -> None:
         """Add `cost` to the steps. Raises MappingError if loops are nested too deeply."""
         if cost.degree > DEGREE_MAX:
-            raise MappingError("its loops are nested too deep; let each go through what the outer one holds")
+            raise MappingError(
+                "its loops are nested too deeply; let each inner loop iterate over the variable of"
+                " the outer one"
+            )
         self.steps[cost.degree] += cost.weight
 
     def _use(self, *values: SizedValue) -> None:
@@ -333,7 +336,7 @@ class _ExpressionParser:
         if name == "matches":
             kind, literal = self._tokens[start]
             if kind != "text" or self._at != start + 2:
-                raise MappingError("matches: the pattern is one text in quotes")
+                raise MappingError("matches: the pattern must be one text in quotes")
             compiling, running = _pattern_steps(literal)
             self._spend(self._iterations().times(Cost(compiling, 0)))
             self._spend(self._uses(self._joined(values)).times(Cost(running, 0)))
@@ -388,7 +391,7 @@ class _ExpressionParser:
             return SizedValue(over.level, over.weight * max(made.weight, 1))
         if over.level is None:
             return SizedValue(made.level, over.weight * made.weight)
-        raise MappingError(f"map: what it makes may hold {loop.name!r}, and nothing from outside of it")
+        raise MappingError(f"map: its result may only use {loop.name!r}, not names from outside")
 
     def _primary(self) -> SizedValue:
         """Parse a literal, a name, a list, a map, or an expression in parentheses."""
@@ -474,7 +477,7 @@ def _pattern_steps(literal: str) -> tuple[float, float]:
             raise MappingError("matches: a pattern is written without \\x, \\u and octal numbers")
         pattern = pattern.replace("\0", "\\")
     if _VERBOSE.search(pattern):
-        raise MappingError("matches: a pattern cannot be verbose")
+        raise MappingError("matches: a pattern must not use the verbose flag")
     states = _count_states(pattern)
     bounded = re.search(r"\\[bB]", pattern) is not None
     return states * STATE_STEPS, states * BOUNDARY_STEPS if bounded else 1 + states / FAST_STATES

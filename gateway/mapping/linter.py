@@ -105,9 +105,9 @@ def _unnamed(routes: tuple[Route, ...], endpoints: Map[str, str], worlds: Map[st
         if name in sources or (world in reached and world not in source_domains):
             continue
         severity = Severity.NOTE if name == endpoints[name] else Severity.WARNING
-        why = "nothing crosses from it or to it"
+        why = "no message is routed from it or to it"
         if world in source_domains:
-            why = "what its clients publish does not cross, as that of other listeners does"
+            why = "its clients' messages are not routed, unlike those of other listeners"
         yield Finding(severity, "unnamed", f"listeners.{name}: no route names it, so {why}", "", 0)
 
 
@@ -126,7 +126,8 @@ def _alone(route: Route, links: Collection[str]) -> Iterator[Finding]:
     separators = {route.pattern.dialect.separator, route.target.dialect.separator}
     if route.escape == "keep" and len(separators) == 2 and route.target.names:
         text = (
-            "escape: keep lets a separator inside a level split it, and two names may become one; see percent"
+            "escape: keep lets a separator inside a level split the level, so that different"
+            " names can become equal; use escape: percent"
         )
         yield _finding(Severity.WARNING, "irreversible", route, text)
 
@@ -139,13 +140,13 @@ def _weakened(route: Route) -> Iterator[Finding]:
             text = f"delivery.{word}: transient loses acknowledged messages when the target restarts"
             yield _finding(Severity.WARNING, "weakened", route, text)
     if delivery.persistent == 0:
-        text = "delivery.persistent: 0 delivers persistent messages at most once"
+        text = "delivery.persistent: 0 delivers persistent messages at most once, so they can be lost"
         yield _finding(Severity.WARNING, "weakened", route, text)
     if qos == 0:
-        text = "to.qos: 0 delivers at most once, whatever the sender asked for"
+        text = "to.qos: 0 delivers at most once, whatever QoS the sender used"
         yield _finding(Severity.WARNING, "weakened", route, text)
     elif qos == 1 and route.pattern.dialect.assurance_max > 1:
-        text = "to.qos: 1 lets a QoS 2 message arrive twice"
+        text = "to.qos: 1 can deliver a QoS 2 message twice"
         yield _finding(Severity.WARNING, "weakened", route, text)
 
 
@@ -163,14 +164,14 @@ def _unreachable(route: Route, links: Collection[str]) -> Iterator[Finding]:
         and not pattern.scope
         and route.source in links
     ):
-        reason = "nothing can be bound to a remote broker's default exchange; name the queue"
+        reason = "queues cannot be bound to a remote broker's default exchange; set from.queue"
     else:
         try:
             example(pattern, _shortest(pattern))
         except NameRefused as error:
             reason = str(error)
     if reason:
-        yield _finding(Severity.WARNING, "unreachable", route, f"takes nothing: {reason}")
+        yield _finding(Severity.WARNING, "unreachable", route, f"matches no message: {reason}")
 
 
 def _long_key(route: Route) -> Iterator[Finding]:
@@ -185,10 +186,16 @@ def _long_key(route: Route) -> Iterator[Finding]:
     most = target.name_bytes_max
     literal = route.target.name.literal_bytes()
     if literal > most - ROOM_SMALL:
-        text = f"the key's own text takes {literal} of {most} bytes; longer keys are refused"
+        text = (
+            f"the template's fixed text has {literal} of the {most} bytes that a key may have; longer"
+            " keys are refused"
+        )
         yield _finding(Severity.WARNING, "long_key", route, text)
     elif source.name_bytes_max > most:
-        text = f"a {source.name_word} can make a key of more than {most} bytes; it is refused as name_invalid"
+        text = (
+            f"a long {source.name_word} results in a key of more than {most} bytes; such messages are"
+            " refused as name_invalid"
+        )
         yield _finding(Severity.NOTE, "long_key", route, text)
 
 
@@ -199,13 +206,16 @@ def _literal(route: Route) -> Iterator[Finding]:
         first = "".join(map(str, level)) if all(isinstance(piece, str) for piece in level) else ""
         if first in ("#", "*", "+"):
             text = (
-                f"to.{word}: {first} is sent as it is, not as a wildcard; to keep levels of the source, "
-                'capture them: "{name}" is one, "{name...}" the rest'
+                f"to.{word}: {first} is sent literally, not as a wildcard; to insert levels of"
+                ' the source, capture them: "{name}" is one level, "{name...}" the rest'
             )
             yield _finding(Severity.WARNING, "literal", route, text)
         for piece, following in pairwise(level):
             if isinstance(piece, str) and piece.endswith("$") and isinstance(following, Name):
-                text = f"to.{word}: the $ before {{{following.name}}} is sent, too; a placeholder has none"
+                text = (
+                    f"to.{word}: the $ before {{{following.name}}} is sent literally; write a"
+                    " placeholder without $"
+                )
                 yield _finding(Severity.WARNING, "literal", route, text)
 
 
@@ -214,7 +224,7 @@ def _unidentified(route: Route) -> Iterator[Finding]:
     if route.rule.deduplicate is None:
         return
     where = route.pattern.dialect.message_id_field
-    text = f"deduplicate compares message ids ({where}); a message without one always crosses"
+    text = f"deduplicate compares message ids ({where}); a message without an id is always delivered"
     yield _finding(Severity.NOTE, "unidentified", route, text)
 
 
@@ -231,14 +241,18 @@ def _lint_duplicates(earlier: Route, later: Route) -> Iterator[Finding]:
     for wide, narrow in ((earlier, later), (later, earlier)):
         if _shadows(wide, narrow):
             text = (
-                f"every message also crosses by {wide.name!r} ({wide.file}:{wide.line}), to the same address"
+                f"route {wide.name!r} ({wide.file}:{wide.line}) delivers the same messages to the"
+                " same address; remove one of the routes"
             )
             yield _finding(Severity.WARNING, "shadowed", narrow, text)
             return
     if _same_target(earlier, later, meeting):
         where = show(example(earlier.pattern, meeting))
         place = f"{earlier.file}:{earlier.line}"
-        text = f"overlaps {earlier.name!r} ({place}): {where!r} arrives twice at one address"
+        text = (
+            f"overlaps route {earlier.name!r} ({place}): a message to {where!r} is delivered twice to"
+            " the same address"
+        )
         yield _finding(Severity.WARNING, "overlap", later, text)
 
 
@@ -327,8 +341,8 @@ def _returned(routes: tuple[Route, ...], worlds: Map[str, str]) -> Iterator[Find
         addresses = [example(route.pattern, one) for one in _samples(route.pattern)]
         if addresses and all(_target(route, one) == one for one in addresses):
             text = (
-                f"delivers each message to its own address at {route.target_endpoint!r} again, so "
-                "subscribers receive it twice; remove the route, or change to"
+                f"delivers each message to its original address at {route.target_endpoint!r}, so"
+                " subscribers receive it twice; remove the route, or change its `to`"
             )
             yield _finding(Severity.WARNING, "returned", route, text)
 
@@ -352,14 +366,14 @@ def _circles(routes: tuple[Route, ...], links: Collection[str]) -> Iterator[Find
                 reported.add(names)
                 path = " -> ".join(repr(one.name) for one in (*circle, circle[0]))
                 text = (
-                    f"messages can go round: {path}; only the hop count stops them. Let one of them take "
-                    "other addresses than those that the others deliver to"
+                    f"messages can loop: {path}; only the hop limit stops them. Let one of these"
+                    " routes match addresses to which the others do not deliver"
                 )
                 yield _finding(Severity.WARNING, "loop", circle[-1], text)
         for back in leads[route]:
             if back.target_endpoint == route.source and route.source not in links:
-                sent = f"{route.name!r} ({route.file}:{route.line}) sent to {route.target_endpoint!r}"
-                text = f"brings back to {route.source!r} what {sent}"
+                sent = f"route {route.name!r} ({route.file}:{route.line}) sent to {route.target_endpoint!r}"
+                text = f"returns to {route.source!r} the messages that {sent}"
                 yield _finding(Severity.WARNING, "echo", back, text)
 
 
@@ -438,8 +452,9 @@ def undivided_routes(
     """
     return [
         MappingError(
-            f"route {route.name!r}: each of {workers} workers would bring every message of link"
-            f" {route.source!r}: say elected there, or what has the broker divide them (share, or a queue)",
+            f"route {route.name!r}: each of the {workers} workers would receive every message of"
+            f" link {route.source!r}. Set elected on the link, or let the broker divide the"
+            " messages (share, or a queue)",
             file=route.file,
             line=route.line,
             column=route.column,
@@ -458,12 +473,15 @@ def returning_routes(routes: Iterable[Route], links: Collection[str]) -> list[Ma
     found: list[MappingError] = []
     for route in routes:
         if route.target_endpoint not in links:
-            why = f"ends at {route.target_endpoint!r}, where clients of one worker alone would get it"
+            why = (
+                f"delivers to {route.target_endpoint!r}, where only the clients of one worker would"
+                " receive its messages"
+            )
         elif route.rule.deduplicate is not None:
-            why = "deduplicates, and does not know what came in at other workers"
+            why = "deduplicates, but does not know the message ids that other workers received"
         else:
             continue
-        text = f"route {route.name!r} {why}: there is no place for it with workers of the embedded broker"
+        text = f"route {route.name!r} {why}. Remove the route, or set workers: 1"
         found.append(MappingError(text, file=route.file, line=route.line, column=route.column))
     return found
 
@@ -484,13 +502,16 @@ def unstorable_routes(
         text = f"route {route.name!r}: settle: stored"
         if route.target_endpoint not in links:
             text += (
-                f" is for links; {route.target_endpoint!r} is served here, where durable queues and"
-                " persistent sessions accept a message when it is on disk anyway: leave it out"
+                f" is only for links, and {route.target_endpoint!r} is a listener, whose durable"
+                " queues and persistent sessions store messages on disk anyway. Remove settle"
             )
         elif route.target_endpoint in shared:
             if route.rule.outbox is None:
                 continue
-            text += f" has an outbox on the cluster; its limits are those of link {route.target_endpoint!r}"
+            text += (
+                " uses an outbox on the cluster, whose limits are set at link "
+                f"{route.target_endpoint!r}. Remove outbox from the route"
+            )
         elif not store:
             text += " needs the store, and store.enabled is false; use settle: confirmed"
         else:

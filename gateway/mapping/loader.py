@@ -66,7 +66,7 @@ def load(paths: Iterable[str | Path]) -> list[Mapping]:
     for path in map(str, paths):
         matches = sorted(glob(path)) if has_magic(path) else [path]
         if not matches:
-            raise MappingError("no file matches", file=path)
+            raise MappingError("no file matches it", file=path)
         files.extend(match for match in matches if match not in files)
     return [_read(file) for file in files]
 

@@ -94,7 +94,7 @@ def _refusal(characters: str) -> LevelTranslation:
         for character in characters:
             if character in level:
                 raise NameRefused(
-                    f"{quote_short(level)} holds {character!r}, and the route says escape: reject"
+                    f"{quote_short(level)} contains {character!r}, and the route has escape: reject"
                 )
         return level
 

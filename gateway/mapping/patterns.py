@@ -68,13 +68,15 @@ def parse_tokens(dialect: Dialect, text: str) -> Tokens:
         raise MappingError(f"a pattern has at most {PATTERN_LEVELS_MAX} levels")
     tokens = [_token(level, dialect.one) for level in levels]
     if dialect.rest_is_last and any(token.kind is TokenKind.REST for token in tokens[:-1]):
-        raise MappingError(f"{text!r}: '#' and '{{name...}}' end a topic filter (MQTT 4.7.1.2)")
+        raise MappingError(
+            f"{text!r}: '#' and '{{name...}}' may only be the last level of a topic filter (MQTT 4.7.1.2)"
+        )
     names = [token.text for token in tokens if token.kind is not TokenKind.LITERAL and token.text]
     for name in names:
         if names.count(name) > 1:
             raise MappingError(f"{text!r}: the name {{{name}}} is used twice")
         if name in RESERVED:
-            raise MappingError(f"{text!r}: {name!r} is a word of the language; give the capture another name")
+            raise MappingError(f"{text!r}: {name!r} is a reserved word; give the capture another name")
     return tuple(tokens)
 
 
@@ -89,7 +91,7 @@ def _token(level: str, one: str) -> PatternToken:
         return PatternToken(TokenKind.REST if capture[2] else TokenKind.ONE, capture[1])
     if any(character in level for character in "{}\0" + one + "#"):
         raise MappingError(
-            f"{level!r}: a wildcard or capture takes a whole level: {{name}}, {{name...}}, {one}, #"
+            f"{level!r}: a wildcard or capture must fill a whole level: {{name}}, {{name...}}, {one}, #"
         )
     return PatternToken(TokenKind.LITERAL, level)
 
@@ -170,8 +172,8 @@ class Pattern:
         levels = self.dialect.levels(address.name)
         if self.excludes_hidden(levels):
             return (
-                f"a wildcard or capture at the first level leaves {self.dialect.name_word}s that begin with"
-                f" {self.dialect.hidden!r} alone"
+                "a wildcard or capture at the first level does not match "
+                f"{self.dialect.name_word}s that begin with {self.dialect.hidden!r}"
             )
         if _place(self.tokens, levels) is not None:
             return ""
@@ -179,12 +181,12 @@ class Pattern:
             if token.kind is TokenKind.REST:
                 break
             if at >= len(levels):
-                return f"the address has {len(levels)} levels, the pattern asks for more"
+                return f"the address has {len(levels)} levels, fewer than the pattern"
             if token.kind is TokenKind.LITERAL and token.text != levels[at]:
                 return f"level {at + 1} is {levels[at]!r}, not {token.text!r}"
         else:
             return f"the address has {len(levels)} levels, the pattern only {len(self.tokens)}"
-        return f"the levels do not fit {self.show()!r}"
+        return f"the levels do not match {self.show()!r}"
 
     def render(self, captures: Mapping[str, Levels]) -> Levels | None:
         """Return the levels of the name that has these captures. This is the inverse of `capture`.
@@ -235,10 +237,13 @@ class Pattern:
     def _scope_differs(self, address: Address, queue: str) -> str:
         """Return the reason why protocol, exchange, service or queue do not match, or "" if they match."""
         if address.protocol != self.dialect.name:
-            return f"a {self.dialect.name} route, not {address.protocol}"
+            return f"its source is {self.dialect.name}, not {address.protocol}"
         if self.queue is None:
             if queue:
-                return f"taken from queue {queue!r}; this route takes from exchange {self.scope!r}"
+                return (
+                    f"the message was consumed from queue {queue!r}; the source of this route is"
+                    f" exchange {self.scope!r}"
+                )
             if address.scope != self.scope:
                 return f"{self.dialect.scope_word} is {address.scope!r}, not {self.scope!r}"
         elif queue:

@@ -76,7 +76,7 @@ class ReturnAddresses:
         if source[0].return_prefix and text.startswith(source[0].return_prefix):
             parsed = self.read(text.removeprefix(source[0].return_prefix))
             if parsed is None:
-                raise NameRefused(f"{quote_short(text)} looks like a return address, and is none")
+                raise NameRefused(f"{quote_short(text)} begins like a return address but is not a valid one")
             correlation = decode_correlation(correlation) if parsed.coded else correlation
             if self._worlds[endpoint] == self._worlds.get(parsed.endpoint):
                 return parsed.text, correlation
@@ -101,7 +101,7 @@ class ReturnAddresses:
         if not dialect.return_prefix:
             raise NameRefused(f"{dialect.title} has no return addresses")
         if not is_unicode(there.text):
-            raise NameRefused(f"{quote_short(there.text)} is no text")
+            raise NameRefused(f"{quote_short(there.text)} is not valid Unicode text")
         forbidden = dialect.forbidden + CONTROLS + "%"
         endpoint, text = _encoded(there.endpoint, forbidden + ":"), _encoded(there.text, forbidden)
         flag = BASE64 if there.coded else AS_IT_IS

@@ -520,7 +520,7 @@ def _check_literals(target: Target) -> None:
     if target.names:
         most = target.dialect.name_bytes_max
         if byte_count > most:
-            raise MappingError(f"its own text has {byte_count} bytes, and a name at most {most}")
+            raise MappingError(f"its fixed text has {byte_count} bytes, but a name may have at most {most}")
         return
     scope = target.scope.render(no_levels) if target.scope else target.service
     try:

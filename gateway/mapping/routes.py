@@ -32,7 +32,9 @@ SENDERS_MAX: Final = (
 )
 
 NO_WAY_BACK: Final = "no route leads back to it"
-HOPS_EXCEEDED: Final = Outcome(Verdict.REJECTED, Reason.HOPS, "the message crossed too many routes: a loop?")
+HOPS_EXCEEDED: Final = Outcome(
+    Verdict.REJECTED, Reason.HOPS, "the message crossed too many routes; check the mapping for a loop"
+)
 Guarantee = tuple[tuple[int, bool], ...]  # (assurance, durable) as delivered, at assurance * 2 + durable
 Extra = tuple[tuple[str, Value], ...]
 ReplyKept = Callable[["Route", Message], None]

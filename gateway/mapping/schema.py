@@ -110,7 +110,7 @@ class TargetWords(Words):
                 words = join_alternatives(
                     one.name_word for one in DIALECTS.values() if option in one.target_options
                 )
-                raise ValueError(f"{option} belongs to {words}; for other targets see delivery")
+                raise ValueError(f"{option} is only for {words}; for other targets use delivery")
         return self
 
 
@@ -153,7 +153,7 @@ else:
     Named = create_model(
         "Named",
         __base__=Addressed,
-        __doc__="Where a message of a test is, in the words of its endpoint's protocol.",
+        __doc__="Address of a test's message, in the terms of its endpoint's protocol.",
         **_fields(lambda word: word.source or word.target),
     )
 
@@ -161,9 +161,11 @@ else:
 class DeliveryGuarantee(Strict):
     """Guarantee that a message has in the target. Absent keys leave it unchanged."""
 
-    qos0: Mode | None = Field(None, description="Mode of a message received with QoS 0 or its equal.")
-    qos1: Mode | None = Field(None, description="Mode of a message received with QoS 1.")
-    qos2: Mode | None = Field(None, description="Mode of a message received with QoS 2.")
+    qos0: Mode | None = Field(
+        None, description="Delivery mode of a message received with QoS 0 or an equivalent guarantee."
+    )
+    qos1: Mode | None = Field(None, description="Delivery mode of a message received with QoS 1.")
+    qos2: Mode | None = Field(None, description="Delivery mode of a message received with QoS 2.")
     transient: Qos | None = Field(
         None, description="QoS of a message received as transient; not with `to.qos`."
     )
@@ -200,7 +202,10 @@ class Deduplicate(Strict):
     ids_max: int = Field(
         1_000_000,
         ge=1,
-        description="Number of stored ids; beyond it those of users with more than an equal part go first.",
+        description=(
+            "Maximum number of stored ids; above it, ids of users with more than an equal share are"
+            " removed first."
+        ),
     )
 
     @property
@@ -217,7 +222,7 @@ PRIVATE_PROPERTIES = ("app_id", "correlation", "message_id", "reply_to", "type",
 class Truncate(Strict):
     """Rule for a private value: preserve only the beginning of a text, and remove any other value."""
 
-    truncate: Annotated[int, Field(ge=1)] = Field(description="Number of characters that are kept.")
+    truncate: Annotated[int, Field(ge=1)] = Field(description="Number of characters to keep.")
 
 
 class RouteRule(Strict):
@@ -283,10 +288,10 @@ class RouteRule(Strict):
     )
     on_reject: Literal["dead_letter", "retry"] | None = Field(
         None,
-        description="Treatment of a message that the target rejects for good. `dead_letter`: it becomes a"
-        " dead letter and is acknowledged. `retry`: its source gets a refusal, or, for MQTT 3.x clients, the"
-        " message is retried. Absent: messages of links and of MQTT 3.x clients become dead letters; other"
-        " sources get a refusal.",
+        description="Treatment of a message that the target rejects permanently. `dead_letter`: the message"
+        " becomes a dead letter and is acknowledged. `retry`: its source gets a refusal, or, for"
+        " MQTT 3.x clients, the message is retried. Absent: messages of links and of MQTT 3.x"
+        " clients become dead letters; other sources get a refusal.",
     )
     role: str | None = Field(
         None,
@@ -305,7 +310,9 @@ class RouteRule(Strict):
         if self.to.qos is not None and (
             self.delivery.transient is not None or self.delivery.persistent is not None
         ):
-            raise ValueError("to.qos and delivery.transient/persistent both say the QoS; give one of them")
+            raise ValueError(
+                "to.qos and delivery.transient/persistent both set the QoS; set only one of them"
+            )
         return self
 
     @model_validator(mode="after")
@@ -313,14 +320,14 @@ class RouteRule(Strict):
         for name in self.private:
             head, _, rest = name.partition(".")
             if head == "properties" and rest not in PRIVATE_PROPERTIES:
-                raise ValueError(f"private: {name} is none of {', '.join(PRIVATE_PROPERTIES)}")
+                raise ValueError(f"private: {name} is not one of {', '.join(PRIVATE_PROPERTIES)}")
         return self
 
     @model_validator(mode="after")
     def _outbox_words(self) -> RouteRule:
         stated = [word for word in ("outbox", "attempts_max") if word in self.model_fields_set]
         if stated and self.settle != "stored":
-            raise ValueError(f"{stated[0]} is for settle: stored; without it there is no outbox")
+            raise ValueError(f"{stated[0]} needs settle: stored, because only such a route has an outbox")
         return self
 
 

@@ -71,10 +71,10 @@ def _pieces(text: str, words: Vocabulary) -> list[str | Name]:
             if piece[1] not in words.names:
                 raise MappingError(f"{text!r}: {unknown_name(piece[1], words.names)}")
             if piece[2] and piece[1] not in words.several:
-                raise MappingError(f"{text!r}: {{{piece[1]}}} is one level; write it without the dots")
+                raise MappingError(f"{text!r}: {{{piece[1]}}} captures one level; write it without the dots")
             found.append(Name(piece[1]))
         elif piece[0] in ("{", "}"):
-            raise MappingError(f"{text!r}: a brace that belongs to no name; write {{{{ or }}}} for a brace")
+            raise MappingError(f"{text!r}: unmatched brace; write {{{{ or }}}} for a literal brace")
         else:
             found.append(piece[0][0] if piece[0] in ("{{", "}}") else piece[0])
     return found
@@ -105,7 +105,8 @@ class Template:
             for piece in level:
                 if isinstance(piece, Name) and piece.name in words.several and len(level) > 1:
                     raise MappingError(
-                        f"{text!r}: {{{piece.name}...}} stands alone between two {self.separator!r}"
+                        f"{text!r}: {{{piece.name}...}} must fill a whole level, between two "
+                        f"{self.separator!r}"
                     )
         if not text:
             self.levels = []

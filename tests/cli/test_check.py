@@ -36,7 +36,7 @@ def configuration(folder: Path, mapping: str, more: str = "") -> str:
 
 def test_a_right_configuration_is_printed_whole(tmp_path: Path, run: Run) -> None:
     ran = run("check", "--config", configuration(tmp_path, ROUTE))
-    note = "note: listeners.amqpfast: no route names it, so nothing crosses from it or to it (unnamed)"
+    note = "note: listeners.amqpfast: no route names it, so no message is routed from it or to it (unnamed)"
     summary = "checked 3 listeners, 0 links, 1 mapping file: 0 errors, 0 warnings, 1 note"
     assert (ran.code, ran.out, ran.err) == (Exit.OK, f"{note}\n{summary}\n", "")
 
@@ -79,9 +79,7 @@ LISTENERS = (
 
 def test_a_listener_that_no_route_names_is_a_warning(tmp_path: Path, run: Run) -> None:
     ran = run("check", "--config", configuration(tmp_path, ROUTE, LISTENERS))
-    said = (
-        "gateway.yaml:2:37: warning: listeners.web: no route names it, so what its clients publish does not"
-    )
+    said = "gateway.yaml:2:37: warning: listeners.web: no route names it, so its clients' messages are"
     assert said in ran.out
     assert ran.code == Exit.OK
     strict = run("check", "--strict", "--config", configuration(tmp_path, ROUTE, LISTENERS))
@@ -104,7 +102,11 @@ WRONG = [
         "http: {token_file: /absent}\n",
         "gateway.yaml:2:8: error: http.token_file: /absent cannot be read: there is no such file",
     ),
-    (f"{ROUTE}    settle: stored\n", "", "mapping.yaml:3:5: error: route 'up': settle: stored is for links"),
+    (
+        f"{ROUTE}    settle: stored\n",
+        "",
+        "mapping.yaml:3:5: error: route 'up': settle: stored is only for links",
+    ),
     (
         f"{ROUTE}    settle: stored\n".replace("amqp091", "erp"),
         "links: {erp: {url: 'amqp://h'}}\nstore: {enabled: false}\n",
@@ -314,11 +316,11 @@ def test_a_brace_without_quotes_is_explained(tmp_path: Path, run: Run) -> None:
         path = configuration(tmp_path, ROUTE.replace('"a/#"', name))
         ran = run("check", "-c", path)
         assert ran.code == Exit.CONFIGURATION
-        assert 'a text that begins with { is a table to YAML: put it into quotes, as "{name}"' in ran.out, (
+        assert 'YAML reads a text that begins with { as a table: put it in quotes, as "{name}"' in ran.out, (
             name
         )
     path = configuration(tmp_path, ROUTE.replace("to: {", "to: {{"))
-    assert "into quotes" not in run("check", "-c", path).out
+    assert "in quotes" not in run("check", "-c", path).out
 
 
 def test_relative_paths_are_not_those_of_the_files_folder(

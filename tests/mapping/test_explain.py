@@ -39,7 +39,7 @@ def test_every_route_says_why() -> None:
     assert {one.route: one.reason for one in found.misses} == {
         "other": "level 1 is 'l.1', not 'other'",
         "never": "when is false for this address: topic == 'x'",
-        "down": "takes from 'amqp'",
+        "down": "its source is 'amqp'",
         "gone": "optional, and endpoint 'nowhere' is not configured",
     }
 
@@ -53,9 +53,14 @@ TRIED = [
     (b'{"t": 2}', 0, True, ""),
     (b'{"t": 1}', 0, False, "the condition is false for this message"),
     (b"hot", 0, False, "cannot be decided: the body is not JSON"),
-    (b"{}", 0, False, "cannot be decided: something that it names is missing, or of another type"),
-    (b'{"t": "2"}', 0, False, "cannot be decided: something that it names is missing, or of another type"),
-    (b'{"t": 2}', 8, False, "refused: the message crossed too many routes: a loop?"),
+    (b"{}", 0, False, "cannot be decided: a field or header that it names is missing or has another type"),
+    (
+        b'{"t": "2"}',
+        0,
+        False,
+        "cannot be decided: a field or header that it names is missing or has another type",
+    ),
+    (b'{"t": 2}', 8, False, "refused: the message crossed too many routes; check the mapping for a loop"),
 ]
 
 

@@ -166,7 +166,10 @@ def test_a_long_topic_is_a_note() -> None:
 def test_findings_name_the_other_route() -> None:
     first = route("a", "mqtt, topic: 'a/+'", "amqp, queue: q")
     (found,) = lint_rows(first, route("b", "mqtt, topic: '+/b'", "amqp, queue: q"))
-    assert found.text == "route 'b': overlaps 'a' (test.yaml:3): 'a/b' arrives twice at one address"
+    assert found.text == (
+        "route 'b': overlaps route 'a' (test.yaml:3):"
+        " a message to 'a/b' is delivered twice to the same address"
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,7 +192,7 @@ def test_what_deduplicates_needs_ids(text: str, where: str) -> None:
             "amqp, queue: q",
             "stored",
             True,
-            "t.yaml:3:6: route 'a': settle: stored is for links; 'amqp'",
+            "t.yaml:3:6: route 'a': settle: stored is only for links, and 'amqp'",
         ),
         ("amqp, queue: q", "confirmed", True, ""),
     ],

@@ -139,12 +139,12 @@ def test_destinations_of_a_service() -> None:
 @pytest.mark.parametrize(
     "protocol, text, reason",
     [
-        ("mqtt", "a/#/b", "end a topic filter"),
-        ("mqtt", "{a...}/b", "end a topic filter"),
+        ("mqtt", "a/#/b", "may only be the last level"),
+        ("mqtt", "{a...}/b", "may only be the last level"),
         ("mqtt", "a+/b", "whole level"),
         ("mqtt", "dev-{id}/b", "whole level"),
         ("mqtt", "{a}/{a}", "used twice"),
-        ("mqtt", "{topic}/x", "word of the language"),
+        ("mqtt", "{topic}/x", "reserved word"),
         ("mqtt", "{1a}", "whole level"),
         ("mqtt", "", "at least one character"),
         ("amqp091", "a.b*", "whole level"),
@@ -173,7 +173,7 @@ def test_as_a_subscription(protocol: str, text: str, shown: str, prefix: str) ->
     "address, reason",
     [
         ("x/b/c", "level 1 is 'x', not 'a'"),
-        ("a", "asks for more"),
+        ("a", "fewer than the pattern"),
         ("a/b/c/d", "only 3"),
         ("a/b/x", "level 3"),
     ],
@@ -183,7 +183,7 @@ def test_mismatches_name_the_level(address: str, reason: str) -> None:
 
 
 def test_mismatch_behind_a_rest() -> None:
-    assert "do not fit '#.b'" in pattern("amqp091", "#.b", "e").mismatch(amqp_address("e", "a"))
+    assert "do not match '#.b'" in pattern("amqp091", "#.b", "e").mismatch(amqp_address("e", "a"))
 
 
 @pytest.mark.parametrize(
