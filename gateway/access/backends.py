@@ -31,9 +31,9 @@ class Denial(Enum):
 DENIAL_TEXTS: Final = {
     Denial.WRONG: "user name, password, token or certificate is wrong",
     Denial.EXPIRED: "the token is valid but has expired",
-    Denial.UNAVAILABLE: "the authentication back end could not decide",
-    Denial.REFUSED: "not checked: too many logins failed before",
-    Denial.BUSY: "not checked: the queue of logins is full",
+    Denial.UNAVAILABLE: "the authentication back end is unavailable",
+    Denial.REFUSED: "not checked: too many failed logins; wait and retry",
+    Denial.BUSY: "not checked: too many logins are waiting; retry later",
 }
 
 

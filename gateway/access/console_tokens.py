@@ -191,7 +191,7 @@ class ConsoleTokens:
         }
         namesakes = [token for token in self._tokens.values() if token.name == name]
         if any(self.is_valid(one.digest) or _owner_of(one.maker) != _owner_of(maker) for one in namesakes):
-            raise TokenInTheWay(f"there is a token with the name {name!r}")
+            raise TokenInTheWay(f"a token with the name {name!r} exists already")
         self._check_share(maker)
         text, digest = _generate_token()
         self._tokens[digest] = StoredToken(name, digest, console, by, now, expires, bodies, maker)
@@ -213,7 +213,9 @@ class ConsoleTokens:
         shares.replace({owner: (count, 0) for owner, count in owners.items()})
         if limit := shares.limit_of_all(0):
             shares.refuse("" if maker is None else maker.name, limit, 1)
-            raise TokenInTheWay(f"there are {shares.count_max} tokens")
+            raise TokenInTheWay(
+                f"the maximum of {shares.count_max} tokens is reached: revoke another token first"
+            )
         if maker is not None and (limit := shares.full_with(maker.name, 0)):
             raise TokenShareFull(f"{limit} is reached: revoke another token first")
 

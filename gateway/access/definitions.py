@@ -61,7 +61,7 @@ def read_users(file: Path) -> Imported:
         return _imported(content)
     except (KeyError, TypeError, AttributeError, ValidationError, ValueError) as error:
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:FAULT_MAX]}"
-        reason = f"its users or permissions are not as RabbitMQ exports them: {text}"
+        reason = f"its users or permissions do not have the form of a RabbitMQ export: {text}"
         raise ConfigurationError(reason, file=str(file)) from error
 
 

@@ -146,4 +146,4 @@ def read_answer(user: str, body: bytes) -> Principal | Denial:
         return Principal(user, roles=tuple(words[1 : 1 + TAGS_MAX]), backend=HttpUsers.kind)
     if verdict == "deny":
         return Denial.WRONG
-    raise Unanswered("the answer is neither allow nor deny")
+    raise Unanswered("the response is neither allow nor deny")

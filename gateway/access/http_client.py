@@ -44,7 +44,9 @@ class Asker:
         try:
             trusted = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
         except OSError as error:
-            raise ConfigurationError(f"{ca_file}: these authorities cannot be read: {error}") from error
+            raise ConfigurationError(
+                f"{ca_file}: the certificate authorities cannot be read: {error}"
+            ) from error
         self._timeout_secs = timeout_secs
         self._client = httpx.AsyncClient(
             verify=trusted,
@@ -99,13 +101,13 @@ class Asker:
                             scope.cancel()
         except trio.TooSlowError:
             if len(body) <= ANSWER_BYTES_MAX:
-                raise Unanswered(f"no answer within {self._timeout_secs:g} s") from None
+                raise Unanswered(f"no response within {self._timeout_secs:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
             raise Unanswered(f"{type(error).__name__}: {error}") from error
         if len(body) > ANSWER_BYTES_MAX:
-            raise Unanswered(f"the answer is longer than {ANSWER_BYTES_MAX} bytes")
+            raise Unanswered(f"the response is longer than {ANSWER_BYTES_MAX} bytes")
         if answer.status_code != 200:
-            raise Unanswered(f"the answer is status {answer.status_code}")
+            raise Unanswered(f"the response has status {answer.status_code}")
         return body
 
     async def close(self) -> None:

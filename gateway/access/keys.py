@@ -60,7 +60,7 @@ def parse_jwks(text: bytes) -> list[SignatureKey]:
     document = orjson.loads(text)
     entries = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(entries, list):
-        raise ValueError("it has no list of keys")
+        raise ValueError("the key set has no list `keys`")
     found: list[SignatureKey] = []
     for one in entries[:KEYS_MAX]:
         if not isinstance(one, dict) or one.get("kty") == "oct" or one.get("use", "sig") != "sig":
@@ -71,7 +71,7 @@ def parse_jwks(text: bytes) -> list[SignatureKey]:
             continue  # of an unsupported kind
         found.append(SignatureKey(_text(one.get("kid")), key.key, _text(one.get("alg"))))
     if not found:
-        raise ValueError("no key in it can be used")
+        raise ValueError("the key set has no usable key")
     return found
 
 
@@ -88,12 +88,12 @@ def parse_keys(text: bytes, *, symmetric: bool) -> list[SignatureKey]:
     if symmetric:
         secret = text.strip()
         if len(secret) < 32:
-            raise ValueError("a secret needs 32 bytes")
+            raise ValueError("the secret must have at least 32 bytes")
         return [SignatureKey(None, secret, None)]
     if not text.lstrip().startswith(PEM):
         return parse_jwks(text)
     if b"PRIVATE" in text:
-        raise ValueError("this is a private key; the public one is enough, and all that should be here")
+        raise ValueError("the file contains a private key; replace it with the public key")
     if b"BEGIN CERTIFICATE" in text:
         certificates = x509.load_pem_x509_certificates(text)
         return [SignatureKey(None, one.public_key(), None) for one in certificates]
@@ -115,7 +115,7 @@ class KeysFile:
                 [path], self._read, report_loaded=self._log_reload, refused=self._report_refused
             )
         except (OSError, ValueError, TypeError) as error:
-            raise ConfigurationError(f"{path}: these keys cannot be used: {error}") from error
+            raise ConfigurationError(f"{path}: the keys cannot be used: {error}") from error
 
     def _read(self) -> list[SignatureKey]:
         with open(self._path, "rb") as file:

@@ -146,7 +146,7 @@ class HttpQuestions:
         try:
             await self._turns.acquire("", question.user)
         except LoginQueueFull:
-            self._report_failure("too many questions wait")
+            self._report_failure("too many requests to the authorization server are waiting")
             return False, KNOWN_SECS_MIN
         try:
             url = self._urls[question.kind]
@@ -193,4 +193,4 @@ def read_verdict(body: bytes) -> bool:
     word = body.decode(errors="replace").split(maxsplit=1)[:1]
     if word and word[0].lower() in ("allow", "deny"):
         return word[0].lower() == "allow"
-    raise Unanswered("the answer is neither allow nor deny")
+    raise Unanswered("the response is neither allow nor deny")

@@ -58,11 +58,11 @@ def _parts(text: str) -> tuple[Callable[[bytes], Any], bytes, bytes]:
     name, _, encoded = text.removeprefix(PREFIX).partition("$")
     digest = DIGESTS.get(name)
     if not text.startswith(PREFIX) or digest is None:
-        raise ValueError(f"no hash of RabbitMQ: {PREFIX}sha256$... is wanted")
+        raise ValueError(f"not a RabbitMQ password hash: write {PREFIX}sha256$...")
     try:
         data = base64.b64decode(encoded, validate=True)
     except binascii.Error as error:
-        raise ValueError(f"no base64: {error}") from None
+        raise ValueError(f"not base64: {error}") from None
     if len(data) != SALT_BYTES + digest(b"").digest_size:
         raise ValueError("not a salt of four bytes and a digest")
     return digest, data[:SALT_BYTES], data[SALT_BYTES:]

@@ -41,8 +41,10 @@ class Decision(NamedTuple):
     rule: str
 
 
-UNLIMITED: Final = Decision(True, "everything is allowed: there are no roles, or an administrator asks")
-NOTHING: Final = "no rule allows it"
+UNLIMITED: Final = Decision(
+    True, "everything is permitted: no roles are configured, or the user is an administrator"
+)
+NOTHING: Final = "no rule permits it"
 
 
 class Rights:
@@ -116,7 +118,7 @@ class Rights:
         if allowed is None:
             raise Pending(AuthorizerResponse(question, authorizer))
         values = ", ".join(f"{name} {text}" for name, text in fields.items())
-        return Decision(allowed, f"the authorizer has said so: {kind} ({values})")
+        return Decision(allowed, f"decided by the authorizer: {kind} ({values})")
 
     # All protocols.
 
@@ -165,7 +167,7 @@ class Rights:
         if rule is not None:
             return Decision(True, rule)
         if self._scopes or any(self.amqp_grants(host) for _, host in self.mqtt.hosts):
-            return Decision(True, "rights in AMQP, which are rights in MQTT")
+            return Decision(True, "permissions in AMQP, which also apply to MQTT")
         return self._external_decision("vhost", vhost=self._mqtt_host)
 
     def mqtt_publish(self, topic: str) -> Decision:
@@ -176,7 +178,7 @@ class Rights:
         """Decide if the client may subscribe to an MQTT topic filter, also to one with `$share/GROUP/`."""
         if topic_filter.startswith(SHARED):
             if not self.mqtt.shared:
-                return Decision(False, "mqtt.shared: subscriptions may not be shared")
+                return Decision(False, "mqtt.shared: shared subscriptions are not permitted")
             topic_filter = topic_filter.split("/", 2)[-1]
         return self._topic("subscribe", topic_filter, qos)
 
@@ -310,7 +312,7 @@ class Rights:
             if grant.concerns(service, name):
                 return Decision(True, grant.rule)
         if self._authorizer is not None and service in KINDS:
-            return Decision(True, "the authorizer is asked about what is done with it")
+            return Decision(True, "decided by the authorizer for each operation")
         return Decision(False, NOTHING)
 
     def fast_out_of_band(self, host: str, folder: str) -> Decision:

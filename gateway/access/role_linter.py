@@ -48,8 +48,8 @@ def _lint_missing_roles(settings: Settings) -> Iterator[Finding]:
     """
     if settings.users and settings.authorizer is None:
         yield _warning(
-            "users are configured and no role: WHOEVER MAY CONNECT MAY DO EVERYTHING, in every virtual host;"
-            " `roles` says who may do what"
+            "roles: users are configured but no roles, so EVERY CONNECTED CLIENT MAY DO"
+            " EVERYTHING, in every virtual host. Configure `roles`"
         )
 
 
@@ -57,7 +57,10 @@ def _lint_route_roles(roles: Roles, routes: Iterable[Route]) -> Iterator[Finding
     """Yield a finding for each route that requires a role which does not exist."""
     for route in routes:
         if route.rule.role is not None and route.rule.role not in roles.roles:
-            text = f"route {route.name!r}: there is no role {route.rule.role!r}, so nobody may feed it"
+            text = (
+                f"route {route.name!r}: unknown role {route.rule.role!r}, so no client may publish to"
+                " the route. Add the role, or change the route's `role`"
+            )
             yield _warning(text, route.file, route.line, route.column)
 
 
@@ -69,17 +72,17 @@ def _holders(settings: Settings, roles: Roles) -> Iterator[Finding]:
     default = roles.default
     for name, has in roles.users.items():
         if not has and not default.authenticated:
-            yield _warning(f"users.{name}: no role, so this user may do nothing")
+            yield _warning(f"users.{name}: the user has no role, so every request is denied. Add a role")
     everybody = {role for has in roles.users.values() for role in has}
     everybody |= {role for word in type(default).model_fields for role in getattr(default, word)}
     for name in roles.roles:
         if name not in everybody:
-            text = f"roles.{name}: nobody has it, unless a token or certificate says so"
+            text = f"roles.{name}: no configured user has this role; only a token or certificate can grant it"
             yield Finding(Severity.NOTE, CODE, text, "", 0)
     may = [one.anonymous for one in settings.listeners.values() if isinstance(one, AnonymousListener)]
     admits = any(policy != "never" for policy in may)
     if admits and not default.anonymous:
-        text = "default_roles.anonymous: none, so clients that do not say who they are may do nothing"
+        text = "default_roles.anonymous: no role, so every request of an anonymous client is denied"
         yield Finding(Severity.NOTE, CODE, text, "", 0)
 
 
@@ -89,7 +92,7 @@ def _rules(settings: Settings, name: str, role: Role) -> Iterator[Finding]:
     speaks = {word: word in protocols for word in (MQTT.name, AMQP091.name, AMQPFAST.name)}
     for word, there in speaks.items():
         if not there and word in role.model_fields_set:
-            yield _warning(f"roles.{name}.{word}: no listener speaks it, so the rules never apply")
+            yield _warning(f"roles.{name}.{word}: no listener uses this protocol, so the rules never apply")
     permissions = role.mqtt
     yield from _filters(f"roles.{name}.mqtt", "publish", permissions.publish, permissions.deny_publish)
     yield from _filters(f"roles.{name}.mqtt", "subscribe", permissions.subscribe, permissions.deny_subscribe)
@@ -103,7 +106,9 @@ def _rules(settings: Settings, name: str, role: Role) -> Iterator[Finding]:
         texts += [text for one in rules.topics.values() for text in (one.write, one.read)]
         if any("{client_id}" in text for text in texts) and role.mqtt.as_virtual_host != host:
             at = f"roles.{name}.{AMQP091.name}.{host}"
-            yield _warning(f"{at}: AMQP clients have no {{client_id}}, so the rules with it never apply")
+            yield _warning(
+                f"{at}: AMQP clients have no client identifier, so the rules with {{client_id}} never apply"
+            )
 
 
 def _filters(at: str, word: str, patterns: tuple[str, ...], denied: tuple[str, ...]) -> Iterator[Finding]:
@@ -114,11 +119,11 @@ def _filters(at: str, word: str, patterns: tuple[str, ...], denied: tuple[str, .
     for text in dict.fromkeys(patterns):
         levels = text.split("/")
         if any(covers(one.split("/"), levels) for one in denied):
-            yield _warning(f"{at}.{word}: {text!r} never applies, deny_{word} has all of it")
+            yield _warning(f"{at}.{word}: {text!r} never applies, because deny_{word} covers it")
             continue
         wider = next((one for one in patterns if one != text and covers(one.split("/"), levels)), None)
         if wider is not None:
-            finding_text = f"{at}.{word}: {text!r} says nothing that {wider!r} does not say"
+            finding_text = f"{at}.{word}: {text!r} is redundant, because {wider!r} includes it"
             yield Finding(Severity.NOTE, CODE, finding_text, "", 0)
 
 
@@ -133,7 +138,7 @@ def _unfed(settings: Settings, roles: Roles, routes: Iterable[Route]) -> Iterato
         source = route.rule.source.given_words()
         if any(_may_feed(role, source, route.rule.source.dialect.name) for role in among):
             continue
-        text = f"route {route.name!r}: no role lets anybody publish what it takes"
+        text = f"route {route.name!r}: no role permits clients to publish to the route's source address"
         yield _warning(text, route.file, route.line, route.column)
 
 

@@ -85,7 +85,7 @@ def saslprep(text: str) -> str:
         raise ValueError("a character that SASLprep forbids")
     right = [stringprep.in_table_d1(one) for one in found]
     if any(right) and not (right[0] and right[-1] and not any(map(stringprep.in_table_d2, found))):
-        raise ValueError("letters that run from right to left stand beside others")
+        raise ValueError("right-to-left and left-to-right characters are mixed")
     return found
 
 
@@ -168,7 +168,7 @@ class Proof:
         forbids the password, and if `answer` is called a second time.
         """
         if self._expected is not None:
-            raise ScramError("the proof was given already")
+            raise ScramError("the client proof was sent twice")
         stated = _attributes(_text(message))
         nonce, count = stated.get("r", ""), stated.get("i", "")
         if not nonce.startswith(self._nonce) or nonce == self._nonce:
@@ -176,7 +176,10 @@ class Proof:
         if not (count.isascii() and count.isdigit() and len(count) < 10):
             raise ScramError("malformed iterations")
         if not ITERATIONS <= int(count) <= ITERATIONS_OF_OTHERS_MAX:
-            raise ScramError(f"{int(count)} iterations are asked for")
+            raise ScramError(
+                f"the server requests {int(count)} iterations; the gateway computes {ITERATIONS} to"
+                f" {ITERATIONS_OF_OTHERS_MAX}"
+            )
         try:
             salt = base64.b64decode(stated.get("s", ""), validate=True)
             if not salt:
@@ -197,7 +200,7 @@ class Proof:
         Raises ScramError if the message does not prove that the server knows the password.
         """
         if self._expected is None or not hmac.compare_digest(message, self._expected):
-            raise ScramError("the server has not proved that it knows the password")
+            raise ScramError("the server's signature is wrong, so it does not know the password")
 
 
 class ScramExchange:
@@ -239,13 +242,13 @@ class ScramExchange:
         binding, _, rest = text.partition(",")
         other, _, bare = rest.partition(",")
         if binding not in ("n", "y"):
-            raise ScramError("channel binding is not offered")
+            raise ScramError("channel binding is not supported")
         stated = _attributes(bare)
         if list(stated)[:2] != ["n", "r"] or not stated["r"]:
             raise ScramError("malformed")
         self.user = _user(stated["n"])
         if other and other != f"a={stated['n']}":
-            raise ScramError("nobody acts for another here")
+            raise ScramError("an authorization identity is not supported")
         self._header, self._bare = f"{binding},{other},", bare
         self._nonce = stated["r"] + self._nonce
         self._keys = keys = self._find(self.user)
@@ -272,6 +275,6 @@ class ScramExchange:
         if len(proved) != len(signature) or not hmac.compare_digest(
             hashlib.sha256(client).digest(), keys.stored
         ):
-            raise ScramError("the proof is wrong")
+            raise ScramError("the client proof is wrong")
         self.done = True
         return f"v={base64.b64encode(_hmac(keys.server, whole)).decode()}"

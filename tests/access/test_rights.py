@@ -317,7 +317,7 @@ def test_the_largest_limit_of_several_roles_counts() -> None:
         ({"roles": {"r": {"amqp091": {"/": {"read": "("}}}}}, "not a regular expression"),
         ({"roles": {"r": {"amqpfast": {"/": {"queues": {"read": "a*b"}}}}}}, "its beginning with a"),
         ({"roles": {"reader": {}}, "default_roles": {"guest": "raeder"}}, "did you mean 'reader'"),
-        ({"users": {"ann": {"scram": "x", "roles": ["r"]}}}, "users.ann.roles: there is no role 'r'"),
+        ({"users": {"ann": {"scram": "x", "roles": ["r"]}}}, "users.ann.roles: unknown role 'r'"),
         ({"roles": {"r": {"mqtt": {"publich": "a"}}}}, "publich"),
     ],
 )

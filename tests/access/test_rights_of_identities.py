@@ -236,7 +236,7 @@ def _hash_of(password: str) -> str:
     ],
 )
 def test_an_export_that_cannot_be_read(tmp_path: Path, content: Any) -> None:
-    with pytest.raises(ConfigurationError, match="not as RabbitMQ exports them"):
+    with pytest.raises(ConfigurationError, match="do not have the form of a RabbitMQ export"):
         read_users(exported(tmp_path, **content))
     (tmp_path / "bad.json").write_text(json.dumps(content)[:-2])
     with pytest.raises(ConfigurationError, match="not JSON"):

@@ -179,11 +179,11 @@ def test_keys_of_a_file(tmp_path: Path, text: bytes, symmetric: bool) -> None:
         (b"short", True, "32 bytes"),
         (b"-----BEGIN PRIVATE KEY-----\n", False, "private key"),
         (b"-----BEGIN CERTIFICATE-----\n", False, "."),
-        (b"{}", False, "no list of keys"),
-        (b"[1]", False, "no list of keys"),
-        (b'{"keys": []}', False, "no key in it"),
-        (b'{"keys": [1, {"kty": "oct", "k": "AAAA"}, {"kty": "what"}, {}]}', False, "no key in it"),
-        (json.dumps({"keys": [ONE.jwk(use="enc")]}).encode(), False, "no key in it"),
+        (b"{}", False, "no list `keys`"),
+        (b"[1]", False, "no list `keys`"),
+        (b'{"keys": []}', False, "no usable key"),
+        (b'{"keys": [1, {"kty": "oct", "k": "AAAA"}, {"kty": "what"}, {}]}', False, "no usable key"),
+        (json.dumps({"keys": [ONE.jwk(use="enc")]}).encode(), False, "no usable key"),
         (b"\xff\xfe", False, "."),
     ],
     ids=range(9),
@@ -320,7 +320,7 @@ async def test_a_server_that_says_nothing_costs_its_time_and_no_more() -> None:
             one = Fetching(server, nursery)
             assert await one.ask(ONE.token()) is Denial.UNAVAILABLE
             nursery.cancel_scope.cancel()
-    assert "no answer within 0.5 s" in lines[0]["error"]
+    assert "no response within 0.5 s" in lines[0]["error"]
 
 
 async def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -480,7 +480,7 @@ def test_there_is_a_most_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         tokens.make(str(number), "read", by="me")
     tokens.make("over", "read", by="me", expires=time.time() - EXPIRED_SECS - 1)
     tokens.make("takes its place", "read", by="me")
-    with pytest.raises(TokenRefused, match="there are 3"):
+    with pytest.raises(TokenRefused, match="the maximum of 3"):
         tokens.make("another", "read", by="me")
     for bad in ("", "x" * 101, "a\nb"):
         with pytest.raises(TokenRefused, match="characters"):

@@ -256,9 +256,9 @@ STRANGERS: Final[list[tuple[str, bytes | None, float, str]]] = [
     ("mqtt", None, PATIENCE_SECS, "does it speak MQTT?"),
     ("amqp", None, PATIENCE_SECS, "does it speak AMQP 0-9-1?"),
     ("amqpfast", None, PATIENCE_SECS, "does it speak AMQP/Fast?"),
-    ("mqtt", b"", 0.2, "no answer within 0.2 s; does it speak MQTT?"),
-    ("amqp", b"", 0.2, "no answer within 0.2 s; does it speak AMQP 0-9-1?"),
-    ("amqpfast", b"", 0.2, "no answer within 0.2 s; does it speak AMQP/Fast?"),
+    ("mqtt", b"", 0.2, "no response within 0.2 s; does it speak MQTT?"),
+    ("amqp", b"", 0.2, "no response within 0.2 s; does it speak AMQP 0-9-1?"),
+    ("amqpfast", b"", 0.2, "no response within 0.2 s; does it speak AMQP/Fast?"),
     ("mqtts", b"HTTP/1.1 400 Bad Request\r\n\r\n", PATIENCE_SECS, "this port does not speak TLS"),
 ]
 

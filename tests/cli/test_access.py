@@ -50,10 +50,10 @@ def configuration(folder: Path, text: str = CONFIGURATION, mapping: str = "") ->
             Exit.OK,
             "yes: roles.device.mqtt.publish: plant/{user}/#",
         ),
-        (("ann", "publish", "mqtt", "plant/bob/1"), Exit.FAILED, "no: no rule allows it"),
+        (("ann", "publish", "mqtt", "plant/bob/1"), Exit.FAILED, "no: no rule permits it"),
         (("ann", "subscribe", "mqtt", "a/b"), Exit.FAILED, "no: roles.device.mqtt.deny_subscribe: #"),
         (("ann", "connect", "mqtt", "ann-7"), Exit.OK, "yes: roles.device.client_id: {user}-*"),
-        (("ann", "connect", "amqp091", "/"), Exit.FAILED, "no: no rule allows it"),
+        (("ann", "connect", "amqp091", "/"), Exit.FAILED, "no: no rule permits it"),
         (("eve", "read", "amqp091", "q", "--scope", "read:*/q"), Exit.OK, "yes: scope read:*/q.read"),
         (("eve", "publish", "amqp091", "e:k", "--scope", "write:*/e/k*"), Exit.OK, "yes: scope write"),
         (("eve", "write", "amqpfast", "queue:q", "--scope", "write:*/q"), Exit.OK, "yes: scope write:*/q"),
@@ -108,17 +108,17 @@ def test_what_is_unwise_in_roles_is_said(tmp_path: Path, run: Run) -> None:
     ran = run("check", "--config", configuration(tmp_path, mapping=ROUTES))
     assert ran.code == Exit.OK
     for said in (
-        "warning: users.bob: no role, so this user may do nothing",
-        "note: roles.unused: nobody has it",
-        "note: default_roles.anonymous: none",
+        "warning: users.bob: the user has no role, so every request is denied. Add a role",
+        "note: roles.unused: no configured user has this role",
+        "note: default_roles.anonymous: no role",
         "warning: roles.device.mqtt.subscribe: 'a/#' never applies",
-        "note: roles.device.mqtt.publish: 'plant/{user}/x' says nothing that 'plant/{user}/#' does not say",
+        "note: roles.device.mqtt.publish: 'plant/{user}/x' is redundant",
         "warning: roles.unused.amqp091.other: no listener serves this virtual host",
-        "warning: roles.unused.amqp091./: AMQP clients have no {client_id}",
-        "warning: route 'unfed': no role lets anybody publish what it takes",
-        "warning: route 'asked': there is no role 'boss', so nobody may feed it",
-        "warning: route 'keys': no role lets",
-        "warning: route 'fast': no role lets",
+        "warning: roles.unused.amqp091./: AMQP clients have no client identifier",
+        "warning: route 'unfed': no role permits clients to publish to the route's source address",
+        "warning: route 'asked': unknown role 'boss', so no client may publish to the route",
+        "warning: route 'keys': no role permits",
+        "warning: route 'fast': no role permits",
     ):
         assert said in ran.out
     assert "route 'fed': no role" not in ran.out
@@ -127,7 +127,7 @@ def test_what_is_unwise_in_roles_is_said(tmp_path: Path, run: Run) -> None:
 
 def test_users_without_any_role_are_told_of_loudly(tmp_path: Path, run: Run) -> None:
     text = f"users: {{ann: {{scram: '{KEYS}'}}}}\n"
-    said = "warning: users are configured and no role: WHOEVER MAY CONNECT MAY DO EVERYTHING"
+    said = "warning: roles: users are configured but no roles, so EVERY CONNECTED CLIENT MAY DO EVERYTHING"
     assert said in run("check", "--config", configuration(tmp_path, text)).out
-    assert "WHOEVER" not in run("check", "--config", configuration(tmp_path)).out
-    assert "WHOEVER" not in run("check").out
+    assert "EVERY CONNECTED" not in run("check", "--config", configuration(tmp_path)).out
+    assert "EVERY CONNECTED" not in run("check").out
