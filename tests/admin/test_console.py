@@ -269,7 +269,7 @@ def test_an_operator_finds_what_is_stuck_and_mends_it(browser: Browser, gateway:
     mend(scene, file)
     scene.turn("Dead letters")
     page.get_by_role("button", name=re.compile("^Redrive [^a]")).click()
-    expect(page.get_by_text("1 published again")).to_be_visible()
+    expect(page.get_by_text("1 redriven")).to_be_visible()
     expect(page.get_by_text("No dead letters.")).to_be_visible()
     scene.turn("Queues")
     scene.row("alarms").get_by_role("link", name="alarms", exact=True).click()
@@ -300,9 +300,9 @@ def test_an_object_has_a_page_with_all_that_belongs_to_it(browser: Browser, gate
     scene.row("jobs").get_by_role("link", name="jobs").click()
     expect(page).to_have_title("gateway: Queue jobs")
     expect(page.get_by_role("link", name="Queues", exact=True)).to_have_attribute("aria-current", "true")
-    expect(fact("Limit of messages")).to_have_text("0 of 1.00 M")
+    expect(fact("Message limit")).to_have_text("0 of 1.00 M")
     expect(drawn("Messages waiting")).to_have_attribute("aria-label", re.compile("ready: at most 0"))
-    expect(page.get_by_text("Drawn since this page was opened")).to_be_hidden()
+    expect(page.get_by_text("This chart begins when the page was opened")).to_be_hidden()
     expect(drawn("Messages waiting")).to_have_attribute("aria-label", re.compile("ready: at most 0"))
     expect(scene.row("hand")).to_contain_text("7")
     scene.row("hand").get_by_role("link").click()
@@ -310,7 +310,7 @@ def test_an_object_has_a_page_with_all_that_belongs_to_it(browser: Browser, gate
     expect(fact("product")).to_contain_text("Pika")
     expect(fact("Virtual host")).to_have_text("/")
     expect(drawn("Bytes")).to_be_visible()
-    expect(page.get_by_text("Drawn since this page was opened")).to_be_hidden()
+    expect(page.get_by_text("This chart begins when the page was opened")).to_be_hidden()
     expect(scene.row("hand").get_by_role("link", name="jobs")).to_be_visible()
     page.go_back()
     expect(page.get_by_role("heading", name="Queue jobs", exact=True)).to_be_visible()
@@ -332,7 +332,7 @@ def test_an_object_has_a_page_with_all_that_belongs_to_it(browser: Browser, gate
     expect(fact("Settles")).to_have_text("stored")
     expect(drawn("Messages")).to_have_attribute("aria-label", re.compile("matched: at most"))
     page.goto(f"{scene.at}/#/queue?queue=none")
-    expect(page.get_by_text("There is no such queue.")).to_be_visible()
+    expect(page.get_by_text("This queue does not exist.")).to_be_visible()
     scene.close()
 
 
@@ -522,7 +522,7 @@ def test_what_is_there_beside_queues(browser: Browser, gateway: Running) -> None
     expect(scene.row("kept/two")).to_be_visible()
     scene.turn("Destinations")
     expect(page.get_by_text("No destinations.")).to_be_visible()
-    expect(page.get_by_text("No transfer waits to be continued.")).to_be_visible()
+    expect(page.get_by_text("No resumable transfers.")).to_be_visible()
     scene.turn("Users")
     expect(scene.row("ann")).to_have_text("annboss")
     expect(scene.row("looker").last).to_contain_text("read")
@@ -746,8 +746,8 @@ def test_who_sees_one_virtual_host_has_the_views_of_virtual_hosts_alone(
         page.goto(f"{scene.at}/#/{hidden}")
         expect(page.get_by_role("heading", name="Queues", exact=True, level=2)).to_be_visible()
     for page_of, missing_of in (
-        ("Queue stuck", "There is no such queue."),
-        ("Exchange bells", "There is no such exchange."),
+        ("Queue stuck", "This queue does not exist."),
+        ("Exchange bells", "This exchange does not exist."),
         ("Client press 7", "This client is not connected."),
     ):
         page.goto(f"{scene.at}/#/{PAGES[page_of]}")

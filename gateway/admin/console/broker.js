@@ -16,7 +16,7 @@ export function Connections() {
 }
 
 export const sessionColumns = again => [
-  ["Client", row => html`<${Go} at="client" words=${{client: row.client, protocol: "mqtt"}}>${row.client}<//>`, "text"], ["User", row => row.user || "–"], ["Connected", row => row.in_use ? "yes" : "no"], ["Away for", row => period(row.idle_secs), "number"], ["Subscriptions", row => number(row.subscriptions), "number"],
+  ["Client", row => html`<${Go} at="client" words=${{client: row.client, protocol: "mqtt"}}>${row.client}<//>`, "text"], ["User", row => row.user || "–"], ["Connected", row => row.in_use ? "yes" : "no"], ["Disconnected for", row => period(row.idle_secs), "number"], ["Subscriptions", row => number(row.subscriptions), "number"],
   ["Waiting", row => number(row.waiting), "number"], ["In flight", row => number(row.in_flight), "number"],
   ["", row => html`<${Act} label="End" name=${row.client} sure=${`End the session of ${row.client} and discard its messages?`} act=${async () => { const told = await post("sessions/remove", {client: row.client, exact: true, in_use: true}); await again(); return `${told.removed} ended`; }} />`]];
 
@@ -35,12 +35,12 @@ export const Limits = () => html`<h2>Limits</h2><section><${List} path="limits" 
 // Limits of one listener.
 export function LimitTable({of}) {
   const {document: rows} = useAsked(() => everything("limits"), [of]);
-  return html`<${Table} caption="Use of limits" rows=${rows?.filter(row => row.of === of)} keyed=${row => row.name} empty="No limit is for this alone." columns=${limitColumns} />`;
+  return html`<${Table} caption="Use of limits" rows=${rows?.filter(row => row.of === of)} keyed=${row => row.name} empty="No limits apply only to this listener." columns=${limitColumns} />`;
 }
 
 const reasonOf = row => row.text ? `${row.reason}: ${row.text}` : row.reason;
-const waiting = told => told.waiting.length ? `, ${told.waiting.length} on their way` : "";
-const redriven = told => `${told.redriven} published again` + (told.left.length ? `, ${told.left.length} refused again: ${told.left[0].text || told.left[0].reason}` : "") + waiting(told);
+const waiting = told => told.waiting.length ? `, ${told.waiting.length} being redriven` : "";
+const redriven = told => `${told.redriven} redriven` + (told.left.length ? `, ${told.left.length} refused by their targets: ${told.left[0].text || told.left[0].reason}` : "") + waiting(told);
 
 export function DeadLetters() {
   let again = async () => {};
@@ -55,9 +55,9 @@ export function DeadLetterList(more) {
     ["Time", row => moment(row.time)], ["Route", row => row.route ? html`<${Go} at="route" words=${{name: row.route}}>${row.route}<//>` : "–"], ["Address", row => row.address, "text"], ["Reason", reasonOf, "text"], ["Size", row => bytes(row.body_bytes), "number"],
     ["", row => html`<span class="acts"><button aria-label=${`Show ${row.id}`} onClick=${async () => { try { show(await get(`dead-letters/${row.id}`)); } catch (error) { said(error.message); } }}>Show</button>
       <${Act} label="Redrive" name=${row.id} act=${async () => { const told = await post("dead-letters/redrive", {ids: [row.id]}); await again(); return redriven(told); }} />
-      <${Act} label="Purge" name=${row.id} sure="Delete this dead letter?" act=${async () => { const told = await post("dead-letters/purge", {ids: [row.id]}); await again(); return told.waiting.length ? "not deleted: it is on its way" : "deleted"; }} /></span>`]]} />
+      <${Act} label="Purge" name=${row.id} sure="Delete this dead letter?" act=${async () => { const told = await post("dead-letters/purge", {ids: [row.id]}); await again(); return told.waiting.length ? "not deleted: being redriven" : "deleted"; }} /></span>`]]} />
     ${shown && html`<${Dialog} title=${`Dead letter ${shown.id}`} close=${() => show(null)}>
-      <p>${moment(shown.time)}, <span class="bad">${reasonOf(shown)}</span>${shown.route && html`, by the route ${shown.route}`}</p><${MessageShown} of=${shown} /><//>`}`;
+      <p>${moment(shown.time)}, <span class="bad">${reasonOf(shown)}</span>${shown.route && html`, route ${shown.route}`}</p><${MessageShown} of=${shown} /><//>`}`;
 }
 
 export function Journal() {

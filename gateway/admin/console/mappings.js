@@ -35,13 +35,13 @@ export function Mappings() {
       <section><h3>Files</h3>${files?.items.map(one => html`<label>${one.file}${drafts[one.file] !== undefined && html` <b class="warn">draft</b>`}
           ${one.text === null ? html`<span class="bad"> ${one.why}</span>` : html`<textarea rows="16" spellcheck="false" value=${drafts[one.file] ?? one.text}
             onInput=${event => { const {[one.file]: _, ...others} = drafts; draft(event.target.value === one.text ? others : {...others, [one.file]: event.target.value}); }}></textarea>`}</label>`)}
-        <p class="soft">Drafts are not saved. Try them here, then change the files at their source.</p>
+        <p class="soft">Drafts are not saved. Test them here, then change the files themselves.</p>
         <p class="acts">${drafted && html`<button onClick=${() => draft({})}>Discard the draft</button>`}
           <${Act} label="Show changes" act=${async () => { setChange(change_of(await post("mappings/dry-run"))); }} />
           <${Act} label="Reload" act=${async () => { const told = await post("mappings/reload"); await again(); return told.taken ? `reloaded: ${told.routes} routes` : told.why; }} /></p>
         ${change && html`<pre role="status">${change}</pre>`}</section></div>
     <section><h3>Explain a message</h3>
       ${may() ? html`<form class="line" onSubmit=${attempt}><${MessageFields} endpoints=${endpoints?.items} endpoint=${endpoint} setEndpoint=${setEndpoint} />
-        <button class="act">Explain</button></form>` : html`<p class="soft">Explaining needs the right to write.</p>`}
+        <button class="act">Explain</button></form>` : html`<p class="soft">Explaining needs write access.</p>`}
       ${why && html`<p class="bad" role="alert">${why}</p>`}${found && html`<${Verdict} found=${found} />`}</section></div>`;
 }

@@ -33,7 +33,7 @@ export function Destinations() {
   return html`<h2>Destinations</h2>
     <section><${List} path="destinations" caption="AMQP/Fast destinations" empty="No destinations." filters=${[["name", "Name (* is any text)"], ["virtual_host", "Virtual host"]]} keyed=${row => `${row.virtual_host} ${row.service} ${row.name}`} columns=${() => [
       ["Destination", row => row.name, "text"], ["Service", row => row.service], ["Virtual host", row => row.virtual_host], ["Temporary", row => yes(row.temporary)]]} /></section>
-    <section><${List} path="transfers" caption="Resumable transfers" empty="No transfer waits to be continued." keyed=${row => `${row.virtual_host} ${row.client} ${row.heard}`} columns=${() => [
+    <section><${List} path="transfers" caption="Resumable transfers" empty="No resumable transfers." keyed=${row => `${row.virtual_host} ${row.client} ${row.heard}`} columns=${() => [
       ["Client", row => row.client, "text"], ["Virtual host", row => row.virtual_host], ["Received", row => bytes(row.received_bytes), "number"], ["Size", row => bytes(row.body_bytes), "number"], ["Active", row => yes(row.under_way)], ["Last received", row => moment(row.heard)]]} /></section>`;
 }
 

@@ -21,14 +21,14 @@ function OwnHistory({row, charts}) {
   if (stored) return html`<div class="columns">${charts.map(([title, unit, lines]) => html`<${Chart} title=${title} unit=${unit} stepSecs=${stored.step_secs} until=${stored.until} lines=${lines.map(([name, what, , colour]) => [name, stored.values[what], colour])} />`)}</div>`;
   const times = seen.current.map(([time]) => time);
   return html`<div class="columns">${charts.map(([title, unit, lines]) => html`<${Chart} title=${title} unit=${unit} times=${times} lines=${lines.map(([name, , value, colour]) => [name, seen.current.map(([, one]) => value(one) ?? 0), colour])} />`)}</div>
-    <p class="soft">Drawn since this page was opened: the gateway stores the last hour of the first 500 queues and clients, from their first minute on.</p>`;
+    <p class="soft">This chart begins when the page was opened. The gateway stores the last hour only of the first 500 queues and clients, after their first minute.</p>`;
 }
 
 // Charts of the last hour, which the gateway stores.
 function Hour({kind, name, charts}) {
   const {document: found} = useAsked(() => get("rates", {kind, name}), [kind, name]);
   const rows = found?.items.filter(one => one.name === name) ?? [];
-  if (!rows.length) return found && html`<p class="soft">The gateway has no history of this yet.</p>`;
+  if (!rows.length) return found && html`<p class="soft">The gateway has no history of this object yet.</p>`;
   return html`<div class="columns">${charts.map(([title, lines]) => html`<${Chart} title=${title} stepSecs=${rows[0].step_secs} until=${rows[0].until} lines=${lines.map(([what, label, colour]) => [label, rows.find(one => one.what === what)?.values ?? [], colour])} />`)}</div>`;
 }
 const MESSAGES = ["Messages", [["in", "in", "--flow"], ["out", "out", "--good"]]];
@@ -41,7 +41,7 @@ const Consumers = more => html`<section><${List} path="consumers" caption="Consu
 
 function Session({client}) {
   const {document: found, again} = useAsked(() => get(`sessions/${encodeURIComponent(client)}`).catch(() => false), [client]);
-  if (!found) return html`<section><h3>Session</h3><p class="soft">${found === false ? "There is no session of this client." : "…"}</p></section>`;
+  if (!found) return html`<section><h3>Session</h3><p class="soft">${found === false ? "This client has no session." : "…"}</p></section>`;
   const columns = sessionColumns(again);
   return html`<section><h3>Session</h3><${FactsOf} columns=${columns} row=${found} more=${[["Ends in", found.in_use ? null : found.expires_secs === null ? "never" : period(found.expires_secs)]]} /><p class="acts">${columns.at(-1)[1](found)}</p></section>
     <section><${Table} caption=${`Subscriptions: ${found.filters.length}`} rows=${found.filters} keyed=${one => one.filter} empty="No subscriptions." columns=${[
@@ -79,30 +79,30 @@ export const OBJECTS = {
     always: words => words.protocol === "mqtt" && !session.virtual_hosts && html`<${Session} client=${words.client} />`,
   },
   queue: {
-    noun: "Queue", view: "queues", path: "queues", words: {exact: true, history: true}, columns: queueColumns, title: row => row.queue, missing: "There is no such queue.",
-    more: row => [["Limit of messages", limit(row.messages, row.messages_max)], ["Limit of size", limit(row.messages_bytes, row.messages_bytes_max, bytes)], ["Belongs to a connection", row.temporary ? "yes" : "no"]],
+    noun: "Queue", view: "queues", path: "queues", words: {exact: true, history: true}, columns: queueColumns, title: row => row.queue, missing: "This queue does not exist.",
+    more: row => [["Message limit", limit(row.messages, row.messages_max)], ["Size limit", limit(row.messages_bytes, row.messages_bytes_max, bytes)], ["Belongs to a connection", row.temporary ? "yes" : "no"]],
     history: row => html`<${OwnHistory} row=${row} charts=${[["Messages waiting", "count", [["ready", "ready", one => one.messages, "--flow"], ["unacknowledged", "unacknowledged", one => one.unacknowledged, "--warn"]]],
       ["Messages", "per second", [["in", "in", one => one.in_per_sec, "--flow"], ["out", "out", one => one.out_per_sec, "--good"]]]]} />`,
-    parts: row => html`<${Consumers} words=${{protocol: row.protocol, virtual_host: row.virtual_host, queue: row.queue}} without=${["Queue"]} empty=${row.messages ? "Nobody consumes this queue, so its messages wait." : "Nobody consumes this queue."} />
-      ${row.protocol === "amqp091" && html`<section><${Bindings} caption="Bindings to this queue" words=${{virtual_host: row.virtual_host, destination: row.queue}} without=${["Virtual host", "Destination", "Kind"]} empty="The default exchange alone leads to this queue." /></section>`}`,
+    parts: row => html`<${Consumers} words=${{protocol: row.protocol, virtual_host: row.virtual_host, queue: row.queue}} without=${["Queue"]} empty=${row.messages ? "No consumers: the messages of this queue wait." : "No consumers."} />
+      ${row.protocol === "amqp091" && html`<section><${Bindings} caption="Bindings to this queue" words=${{virtual_host: row.virtual_host, destination: row.queue}} without=${["Virtual host", "Destination", "Kind"]} empty="Only the default exchange leads to this queue." /></section>`}`,
   },
   exchange: {
-    noun: "Exchange", view: "exchanges", path: "exchanges", words: {exact: true}, columns: exchangeColumns, title: row => row.name, missing: "There is no such exchange.",
-    history: () => html`<p class="soft">The gateway counts no messages of exchanges: the pages of the queues below show what arrives.</p>`,
+    noun: "Exchange", view: "exchanges", path: "exchanges", words: {exact: true}, columns: exchangeColumns, title: row => row.name, missing: "This exchange does not exist.",
+    history: () => html`<p class="soft">The gateway does not count messages of exchanges. The pages of the queues below show the messages that arrive.</p>`,
     parts: row => html`<section><${Bindings} caption="Bindings from this exchange" words=${{virtual_host: row.virtual_host, source: row.name}} without=${["Exchange", "Virtual host"]} empty="Nothing is bound to this exchange." /></section>`,
   },
   route: {
-    noun: "Route", view: "routes", path: "routes", columns: routeColumns, title: row => row.name, missing: "There is no such route.",
+    noun: "Route", view: "routes", path: "routes", columns: routeColumns, title: row => row.name, missing: "This route does not exist.",
     more: row => [["Condition", row.when], ["Settles", row.settle], ["Paused", row.paused ? `yes, ${number(row.held)} held` : "no"], ["Duplicates", number(row.duplicates)]],
     history: row => html`<${Hour} kind="route" name=${row.name} charts=${[["Messages", [["in", "matched", "--flow"], ["out", "delivered", "--good"]]], ["Failures", [["refused", "failed and dropped", "--bad"], ["dead_letters", "dead letters", "--warn"]]]]} />`,
     parts: (row, state) => html`<${OutboxesOf} state=${state} word="route" name=${row.name} /><section><${DeadLetterList} words=${{route: row.name}} without=${["Route"]} /></section>`,
   },
   link: {
-    ...endpoint, noun: "Link", view: "links", words: {kind: "link"}, missing: "There is no such link.",
+    ...endpoint, noun: "Link", view: "links", words: {kind: "link"}, missing: "This link does not exist.",
     parts: (row, state) => html`<${RoutesOf} endpoint=${row.name} /><${OutboxesOf} state=${state} word="link" name=${row.name} />`,
   },
   listener: {
-    ...endpoint, noun: "Listener", view: "overview", words: {kind: "listener"}, missing: "There is no such listener.",
+    ...endpoint, noun: "Listener", view: "overview", words: {kind: "listener"}, missing: "This listener does not exist.",
     parts: row => html`<${RoutesOf} endpoint=${row.name} /><section><${LimitTable} of=${row.name} /></section>
       <section><${List} path="connections" caption="Connected clients" empty="No client is connected." words=${{endpoint: row.name, rates: true}} without=${["Listener"]} keyed=${one => `${one.address} ${one.endpoint}`} columns=${connectionColumns} /></section>`,
   },

@@ -46,8 +46,8 @@ function rowsOf({name, of}) {
 }
 
 function Alarms({alarms}) {
-  return html`<${Table} caption=${`Alarms: ${alarms.length}`} rows=${alarms} keyed=${row => `${row.name} ${row.of}`} empty="Nothing is wrong." columns=${[
-    ["Alarm", row => { const [at, words] = rowsOf(row); return html`<${Go} at=${at} words=${words} kind="bad">${row.name}<//>`; }], ["Of", row => row.of || "the gateway", "text"], ["What is wrong", row => row.text, "text"], ["What to do", row => row.act, "text"], ["Since", row => moment(row.since)], ["Runbook", row => html`<code>${row.page}</code>`]]} />`;
+  return html`<${Table} caption=${`Alarms: ${alarms.length}`} rows=${alarms} keyed=${row => `${row.name} ${row.of}`} empty="No alarms." columns=${[
+    ["Alarm", row => { const [at, words] = rowsOf(row); return html`<${Go} at=${at} words=${words} kind="bad">${row.name}<//>`; }], ["Object", row => row.of || "the gateway", "text"], ["Problem", row => row.text, "text"], ["Action", row => row.act, "text"], ["Since", row => moment(row.since)], ["Runbook", row => html`<code>${row.page}</code>`]]} />`;
 }
 
 const COLOURS = ["--flow", "--good", "--warn", "--bad"];
@@ -87,7 +87,7 @@ export function Overview({state}) {
     <section><h3>Store and journal</h3><${Disks} disks=${state.disks} /></section>`;
 }
 
-export const Outboxes = ({rows}) => html`<${Table} caption=${`Outboxes: ${rows.length}`} rows=${rows} keyed=${row => row.route} empty="No outbox: messages that the target does not accept at once stay with their senders." columns=${[
+export const Outboxes = ({rows}) => html`<${Table} caption=${`Outboxes: ${rows.length}`} rows=${rows} keyed=${row => row.route} empty="No outboxes. Messages that a target does not accept remain with their senders." columns=${[
   ["Route", row => html`<${Go} at="route" words=${{name: row.route}}>${row.route}<//>`, "text"], ["Link", row => html`<${Go} at="link" words=${{name: row.link}}>${row.link}<//>`], ["Place", row => row.shared ? "cluster" : "store"], ["Messages", row => number(row.messages), "number"], ["Size", row => bytes(row.messages_bytes), "number"],
   ["Oldest", row => row.messages && row.oldest_secs !== null ? period(row.oldest_secs) : "–", "number"], ["Maximum", row => `${number(row.messages_max)}, ${bytes(row.bytes_max)}${row.age_secs_max ? `, ${period(row.age_secs_max)}` : ""}; then ${row.policy}`, "text"],
   ["Dropped", row => row.dropped === null ? "–" : red(row.dropped), "number"], ["Problem", row => row.problem || "none", "text"]]} />`;

@@ -131,7 +131,7 @@ export function MessageShown({of}) {
   return html`<${Facts} pairs=${[["Address", of.address], ["Client", sender.client], ["User", sender.user], ["Received by", sender.endpoint], ["Client address", sender.address], ["QoS", of.assurance], ["Durable", of.durable ? "yes" : "no"], ["Retain", of.retain ? "yes" : "no"],
       ["Content type", of.content_type], ["Size", bytes(of.body_bytes)]]} />
     ${[["Properties", Object.entries(properties)], ["Headers", named]].map(([title, pairs]) => html`<h4>${title}</h4>${pairs.length ? html`<${Facts} pairs=${worded(pairs)} />` : html`<p class="soft">None.</p>`}`)}
-    <h4>Body</h4>${of.body_encoding === "withheld" ? html`<p class="soft">Your roles do not show bodies.</p>` : of.body === "" ? html`<p class="soft">Empty.</p>` : html`<${Body} of=${of} />`}`;
+    <h4>Body</h4>${of.body_encoding === "withheld" ? html`<p class="soft">Your roles do not permit reading bodies.</p>` : of.body === "" ? html`<p class="soft">Empty.</p>` : html`<${Body} of=${of} />`}`;
 }
 
 export const Body = ({of}) => html`<pre>${of.body_encoding === "withheld" ? "(withheld)" : of.body_encoding === "base64" ? `(base64) ${of.body}` : of.body}${of.body_bytes > of.body.length && of.body.length >= 1000 ? " …" : ""}</pre>`;

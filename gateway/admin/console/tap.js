@@ -29,7 +29,7 @@ export function Tap() {
     <form class="line" onSubmit=${begin}><label>Route<input name="route" /></label><label>Listener or link<input name="endpoint" /></label>
       <label>Topic, key or destination (* is any text)<input name="name" /></label><label>Messages per second<input name="per_second" type="number" min="1" max="100" value="10" /></label>
       <button class="act">Watch</button>${words && html`<button type="button" onClick=${() => watch(null)}>Stop</button>`}</form>
-    <p role="status" class="soft">${words ? "Watching." : "Watching does not delay messages."}${seen.skipped > 0 && ` ${number(seen.skipped)} more passed without being shown.`}</p>
+    <p role="status" class="soft">${words ? "Watching." : "Watching does not delay messages."}${seen.skipped > 0 && ` ${number(seen.skipped)} more were not shown, because of the rate limit.`}</p>
     ${why && html`<p class="bad" role="alert">${why}</p>`}
-    <${Table} caption="Messages, newest first" rows=${seen.rows} keyed=${row => row.count} empty="None yet." open=${row => html`<${MessageShown} of=${row.message} />`} columns=${COLUMNS} /></section>`;
+    <${Table} caption="Messages, newest first" rows=${seen.rows} keyed=${row => row.count} empty="No messages yet." open=${row => html`<${MessageShown} of=${row.message} />`} columns=${COLUMNS} /></section>`;
 }
