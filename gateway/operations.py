@@ -98,7 +98,7 @@ _page: Final = partial(ApiOperation, "GET", paged=True)
 _act: Final = partial(ApiOperation, "POST")
 _removal: Final = partial(ApiOperation, "POST", removes=True)
 
-ALL: Final = OperationWord(bool, "Select everything, instead of a choice.")
+ALL: Final = OperationWord(bool, "Select all objects instead of giving conditions.")
 COUNT: Final = OperationWord(int, "Maximum number of rows.")
 AFTER: Final = OperationWord(str, "Key after which the list begins, from `next` of the previous page.")
 EXACT: Final = {"exact": OperationWord(bool, "Compare names literally: * is a *, and a topic is no filter.")}
@@ -106,7 +106,7 @@ NAME: Final = OperationWord(str, "Name; * is any text.")
 ROUTE: Final = OperationWord(str, "Name of the route.")
 HOST: Final = OperationWord(str, "Name of the virtual host.", "NAME")
 IDLE: Final = OperationWord(float, "Minimum time without use, in seconds.")
-HISTORY: Final = {"history": OperationWord(bool, "Add the numbers of the last hour, where they are stored.")}
+HISTORY: Final = {"history": OperationWord(bool, "Add the counters of the last hour, if they are stored.")}
 
 # The process.
 
@@ -151,10 +151,8 @@ RATES: Final = _page(
 # Mapping files.
 
 MAPPINGS: Final = _page("/mappings", "List the mapping files")
-EXPLAIN: Final = _act(
-    "/mappings/explain", "Explain the routing of a message by the mapping, or by a draft of it"
-)
-RELOAD: Final = _act("/mappings/reload", "Read the mapping files again")
+EXPLAIN: Final = _act("/mappings/explain", "Explain how the mapping, or a draft of it, routes a message")
+RELOAD: Final = _act("/mappings/reload", "Reload the mapping files")
 DRY_RUN: Final = _act("/mappings/dry-run", "Return the changes that a reload would make")
 
 # Clients.
@@ -219,7 +217,7 @@ QUEUE_WORDS: Final = {
     "protocol": OperationWord(protocols_with_queues, "Name of a protocol with queues."),
     "virtual_host": HOST,
     "kind": OperationWord(
-        ("queue", "subscription"), "Queues, or durable subscriptions (named CLIENT/IDENTIFIER)."
+        ("queue", "subscription"), "Kind: queues, or durable subscriptions (named CLIENT/IDENTIFIER)."
     ),
     "queue": OperationWord(str, "Name; * is any text.", "PATTERN"),
     "empty": OperationWord(bool, "Only queues without messages, or only with messages."),
@@ -298,7 +296,7 @@ LOG_IN: Final = _act("/login", "Log in", is_open=True)
 LOG_OUT: Final = _act("/logout", "End the session", is_open=True)
 OWN_SESSION: Final = _read("/session", "Return the caller's user and rights", by_host=True)
 TOKENS: Final = _read("/tokens", "List tokens")
-MAKE_TOKEN: Final = _act("/tokens/make", "Make a token; its text is not shown again", conflicts=True)
+MAKE_TOKEN: Final = _act("/tokens/make", "Create a token; its text is shown only once", conflicts=True)
 REVOKE_TOKEN: Final = _act("/tokens/revoke", "Revoke a token")
 
 # Streams of events.

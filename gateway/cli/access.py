@@ -62,10 +62,10 @@ def explain(
     settings = with_imported_hosts(settings_of(config))
     questions = QUESTIONS.get(protocol)
     if questions is None:
-        raise typer.BadParameter(f"{protocol!r} is no protocol with rules; there are: {', '.join(QUESTIONS)}")
+        raise typer.BadParameter(f"{protocol!r} is not a protocol with rules; known: {', '.join(QUESTIONS)}")
     question = questions.get(action)
     if question is None:
-        raise typer.BadParameter(f"{protocol} knows no {action!r}; there are: {', '.join(questions)}")
+        raise typer.BadParameter(f"{protocol} has no action {action!r}; known: {', '.join(questions)}")
     fields = dict(one.partition("=")[::2] for one in field or ())
     principal = Principal(user, roles=tuple(role or ()), scopes=tuple(scope or ()), fields=fields)
     rights = Authorization(roles_of(settings)).rights_of(principal, client_id)

@@ -39,7 +39,7 @@ def request_json(url: str, token_file: Path | None, path: str, choice: dict[str,
         with open_response(url, token_file, path, choice) as answer:
             return orjson.loads(answer.read())
     except (OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
-        raise GatewayError(f"{url}: no answer of a gateway: {error}") from error
+        raise GatewayError(f"{url}: not the response of a gateway: {error}") from error
 
 
 def events(url: str, token_file: Path | None, path: str) -> Iterator[tuple[str, Any]]:
@@ -57,7 +57,7 @@ def events(url: str, token_file: Path | None, path: str) -> Iterator[tuple[str, 
                 elif word == "data":
                     yield name, orjson.loads(rest)
     except (OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
-        raise GatewayError(f"{url}: no answer of a gateway: {error}") from error
+        raise GatewayError(f"{url}: not the response of a gateway: {error}") from error
 
 
 def open_response(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
@@ -84,7 +84,7 @@ def open_response(url: str, token_file: Path | None, path: str, choice: dict[str
             refused = refused or error
         except (URLError, OSError, http.client.HTTPException) as error:
             why = error.reason if isinstance(error, URLError) else error
-            raise GatewayError(f"{url}: no answer of a gateway: {why}") from error
+            raise GatewayError(f"{url}: not the response of a gateway: {why}") from error
     assert refused is not None, "one attempt at least was made"
     raise GatewayError(f"{url}: {_reason(refused)}") from refused
 

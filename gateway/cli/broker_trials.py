@@ -31,7 +31,7 @@ def try_links(settings: Settings, router: Router) -> Iterator[Finding]:
 def _try_link(link: LinkSettings, name: str, router: Router) -> Iterator[tuple[Severity, str, str]]:
     """Try the broker of one link, and yield severity, code and text of each finding."""
     if why := _untried(link):
-        yield Severity.NOTE, "untried", f"not tried, for {why}"
+        yield Severity.NOTE, "untried", f"not tested: {why}"
         return
     let_in: ConnectionOptions | None = None
     for number, place in enumerate(link.addresses):
@@ -44,7 +44,11 @@ def _try_link(link: LinkSettings, name: str, router: Router) -> Iterator[tuple[S
         let_in = let_in or access
     dialect = DIALECTS[link.protocol]
     if let_in is not None and not dialect.trials:
-        yield Severity.NOTE, "untried", f"it lets us in; of {dialect.title} no more can be tried beforehand"
+        yield (
+            Severity.NOTE,
+            "untried",
+            f"login succeeded; further rights cannot be tested with {dialect.title}",
+        )
     for trial in () if let_in is None else _trials(link, name, router):
         assert let_in is not None
         try:
@@ -64,7 +68,7 @@ def _untried(link: LinkSettings) -> str:
     """Return why the broker of a link cannot be tried, or "" if it can."""
     if not link.tls.verify:
         return "tls.verify is false"
-    return "it proves its password by SCRAM" if link.proves_password else ""
+    return "the link authenticates by SCRAM" if link.proves_password else ""
 
 
 def _access(link: LinkSettings, number: int) -> ConnectionOptions:

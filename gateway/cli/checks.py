@@ -148,13 +148,13 @@ def _obstacle(path: Path) -> str:
     try:
         path.open("rb").close()
     except PermissionError:
-        return f"this user (number {os.geteuid()}) may not"
+        return f"permission denied for user id {os.geteuid()}"
     except FileNotFoundError:
         there = next(one for one in path.absolute().parents if one.exists())
         is_beside = there == path.absolute().parent
-        return "there is no such file" if is_beside else f"there is no such folder in {there}"
+        return "no such file" if is_beside else f"no such folder in {there}"
     except IsADirectoryError:
-        return "it is a folder"
+        return "it is a folder, not a file"
     except OSError as error:
         return error.strerror or str(error)
     return ""
@@ -215,7 +215,10 @@ def absent(settings: Settings) -> list[Finding]:
             continue
         if not (folder := listener.out_of_band.folder).is_dir():
             place = ("listeners", name, "out_of_band", "folder")
-            text = f"{dotted(place)}: there is no folder {folder}"
+            text = (
+                f"{dotted(place)}: no folder {folder}. Create it; until then, channels that name it"
+                " are closed"
+            )
             found.append(finding_at(settings, Severity.WARNING, "absent", place, text))
     return found
 
@@ -231,7 +234,10 @@ def unreachable(settings: Settings) -> list[Finding]:
             Severity.WARNING,
             "unreachable",
             ("listeners", name, "proxy_protocol"),
-            f"listeners.{name}.proxy_protocol: nobody can connect; proxy_protocol_from names the balancers",
+            (
+                f"listeners.{name}.proxy_protocol: no client can connect. Set proxy_protocol_from to"
+                " the addresses of the load balancers"
+            ),
         )
         for name, one in settings.listeners.items()
         if one.proxy_protocol != "off" and not one.proxy_protocol_from
@@ -268,8 +274,8 @@ def relative(settings: Settings) -> list[Finding]:
             Severity.WARNING,
             "relative",
             place,
-            f"{dotted(place)}: {path} is taken from the working directory {here}, not from {beside}, where"
-            " this file stands",
+            f"{dotted(place)}: {path} is relative to the working directory {here}, not to "
+            f"{beside}, the folder of this file",
         )
         for place, path in _paths(settings)
         if settings.origin_of(place).file == str(settings.file) and not path.is_absolute()
@@ -294,7 +300,7 @@ def unmatched(settings: Settings) -> list[Finding]:
             Severity.WARNING,
             "empty",
             ("mappings", number),
-            f"mappings[{number}]: no file is found by {glob}",
+            f"mappings[{number}]: no file matches {glob}",
         )
         for number, glob in enumerate(settings.mappings)
         if has_magic(glob) and not settings.found_by(glob)
@@ -312,7 +318,7 @@ def empty(settings: Settings) -> list[Finding]:
         nothing = "[]" if isinstance(value, tuple) else "{}"
         severity, text = Severity.NOTE, f"{name}: is empty, so its defaults apply; remove the key"
         if value and isinstance(value, tuple | dict):
-            severity, text = Severity.WARNING, f"{text}, or write {name}: {nothing} if you want none"
+            severity, text = Severity.WARNING, f"{text}, or write {name}: {nothing} for none"
         found.append(finding_at(settings, severity, "empty", (name,), text))
     return found
 

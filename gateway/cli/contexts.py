@@ -61,7 +61,9 @@ def _read_file(path: Path) -> dict[str, str]:
     document = read(path)
     content = document.content
     if not isinstance(content, dict):
-        raise ConfigurationError("a context must be a table of keys, such as `url:`", file=str(path), line=1)
+        raise ConfigurationError(
+            "a context must be a table of keys, such as `url: http://host:8080`", file=str(path), line=1
+        )
     for key, value in content.items():
         line, column = document.position((str(key),))
         reason = ""

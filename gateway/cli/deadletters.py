@@ -38,7 +38,7 @@ def list_letters(
         typer.echo(orjson.dumps(found))
         return
     if not found["items"]:
-        typer.echo("there are none")
+        typer.echo("no rows found")
         return
     rows = [[one[word] for word in COLUMNS] + [_reason_text(one)] for one in found["items"]]
     headings = [word.replace("_", " ") for word in COLUMNS]
@@ -74,11 +74,11 @@ def _tell_redriven(found: Document) -> None:
     others = sum(len(found[word]) for word in ("left", "waiting", "unknown")) + found["untried"]
     typer.echo(f"{found['redriven']} redriven" + (f", {others} not" if others else ""))
     for one in found["left"]:
-        typer.echo(f"{one['id']}: refused again: {one['reason']}: {one['text']}", err=True)
+        typer.echo(f"{one['id']}: refused by its target: {one['reason']}: {one['text']}", err=True)
     _print_waiting(found)
     _tell_unknown(found)
     if found["untried"]:
-        typer.echo(f"{found['untried']} more were not tried", err=True)
+        typer.echo(f"{found['untried']} more were not attempted", err=True)
 
 
 def _tell_purged(found: Document) -> None:
@@ -90,17 +90,17 @@ def _tell_purged(found: Document) -> None:
 
 def _print_waiting(found: Document) -> None:
     for id in found["waiting"]:
-        typer.echo(f"{id}: on its way, and not accepted yet", err=True)
+        typer.echo(f"{id}: being redriven, not accepted yet", err=True)
 
 
 def _tell_unknown(found: Document) -> None:
     for id in found["unknown"]:
-        typer.echo(f"{id}: there is no such dead letter", err=True)
+        typer.echo(f"{id}: no such dead letter", err=True)
 
 
 def _check(choice: Document) -> None:
     if len(choice) != 1:
-        raise typer.BadParameter("give ids, --route or --all, and one of them only")
+        raise typer.BadParameter("give exactly one of: ids, --route, --all")
 
 
 letters.add_action(

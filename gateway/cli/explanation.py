@@ -40,7 +40,7 @@ class MessageOptions(NamedTuple):
         try:
             return Path(self.body[1:]).read_bytes()
         except OSError as error:
-            raise typer.BadParameter(f"--body {self.body}: {error.strerror}") from error
+            raise typer.BadParameter(f"--body {self.body}: cannot be read: {error.strerror}") from error
 
     def properties(self) -> Properties:
         """Return the message's properties. Raises BadParameter for a header that is not NAME=VALUE."""
@@ -64,12 +64,12 @@ def explained(
     endpoints = settings.endpoints()
     protocol = endpoints.get(endpoint)
     if protocol is None:
-        raise typer.BadParameter(f"{endpoint!r} is no endpoint; there are: {', '.join(endpoints)}")
+        raise typer.BadParameter(f"unknown endpoint {endpoint!r}; known: {', '.join(endpoints)}")
     words = {word: text for word, text in address_options.items() if text is not None}
     other = {DIALECT_OF_WORD[word].name for word in words} - {protocol}
     if other:
         raise typer.BadParameter(
-            f"{endpoint} speaks {protocol}, the address is of {', '.join(sorted(other))}"
+            f"endpoint {endpoint} uses {protocol}, but the address options are for {', '.join(sorted(other))}"
         )
     try:
         address, queue = DIALECTS[protocol].published(words)

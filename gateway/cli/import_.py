@@ -87,7 +87,10 @@ def _write(
     """
     paths = [to / "gateway.yaml", to / "mapping.yaml", to / "imported-definitions.json"]
     if not force and (there := [str(path) for path in paths if path.exists()]):
-        raise typer.BadParameter(f"there is {' and '.join(there)} already; say --force, or --to elsewhere")
+        raise typer.BadParameter(
+            f"{' and '.join(there)} exists already; overwrite with --force, or choose another folder"
+            " with --to"
+        )
     made = make(file, to.resolve())
     written: list[str] = []
     if not made.alien:
@@ -104,6 +107,6 @@ def _write(
         for name in written:
             typer.echo(f"written: {name}")
         show(made.findings)
-        typer.echo(f"next: gateway check -c {paths[0]}" if written else "nothing is written")
+        typer.echo(f"next step: gateway check -c {paths[0]}" if written else "no file was written")
     if not made.is_complete:
         raise typer.Exit(Exit.FAILED)

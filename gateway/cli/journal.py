@@ -117,7 +117,7 @@ def verify(
     reader = reader_of(config, folder)
     findings: list[dict[str, Any]] = []
     names = chosen_shards(reader, shard)
-    with progress_bar("reading the journal, a shard at a time", len(names)) as bar:
+    with progress_bar("reading the journal, one shard at a time", len(names)) as bar:
         for at, name in enumerate(names):
             bar.update(at)
             last = reader.segments(name)[-1].path
@@ -163,7 +163,7 @@ def export(
     journal.
     """
     if (parquet is None) == (arrow is None):
-        raise typer.BadParameter("say --parquet FILE or --arrow FILE")
+        raise typer.BadParameter("give --parquet FILE or --arrow FILE")
     from gateway.cli.journal_rows import chosen_shards, reader_of
 
     try:
@@ -171,16 +171,16 @@ def export(
         from gateway.pipeline.journal.export import ExportSelection
         from gateway.pipeline.journal.export import export as job
     except ImportError as error:
-        raise PipelineError("the export needs pyarrow: pip install 'gateway[parquet]'") from error
+        raise PipelineError(
+            "the export needs pyarrow, which is not installed: pip install 'gateway[parquet]'"
+        ) from error
     reader = reader_of(config, folder)
     names = None if columns is None else [name.strip() for name in columns.split(",")]
     if names is not None and (unknown := [name for name in names if name not in BY_NAME]):
-        raise typer.BadParameter(f"there is no column {unknown[0]!r}, but {', '.join(BY_NAME)}")
+        raise typer.BadParameter(f"unknown column {unknown[0]!r}; known: {', '.join(BY_NAME)}")
     from_us, to_us = (None if text is None else _micros(text) for text in (since, until))
     if from_us is not None and to_us is not None and from_us >= to_us:
-        raise typer.BadParameter(
-            f"--since {since} is not before --until {until}, so there is nothing between"
-        )
+        raise typer.BadParameter(f"--since {since} must be before --until {until}")
     shards = None if shard is None else chosen_shards(reader, shard)
     chosen = ExportSelection(shards, frozenset(route) if route else None, from_us, to_us)
     to = parquet or arrow
@@ -198,6 +198,6 @@ def _micros(text: str) -> int:
     try:
         time_ = datetime.fromisoformat(text)
     except ValueError as error:
-        raise typer.BadParameter(f"a time is said in ISO 8601, not as {text!r}") from error
+        raise typer.BadParameter(f"{text!r} is not a time in ISO 8601; write 2026-05-01T06:00:00Z") from error
     elapsed = (time_ if time_.tzinfo else time_.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
     return elapsed // timedelta(microseconds=1)

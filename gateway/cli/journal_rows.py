@@ -62,7 +62,7 @@ def print_fate(settings: Settings, message_id: str, *, as_json: bool) -> None:
     only = {"message_id": (message_id,)}
     found = False
     shards = reader.shards() if folder.is_dir() else []
-    with progress_bar("looking through the journal, a shard at a time", len(shards)) as bar:
+    with progress_bar("searching the journal, one shard at a time", len(shards)) as bar:
         for at, shard in enumerate(shards):
             bar.update(at)
             for item in reader.rows(shard, reader.extent(shard).first, only=only):
@@ -71,7 +71,7 @@ def print_fate(settings: Settings, message_id: str, *, as_json: bool) -> None:
                     print_item(item, as_json)
                     found = True
     if not found:
-        off = "" if settings.journal.enabled else "; the journal is off (journal.enabled)"
+        off = "" if settings.journal.enabled else "; the journal is disabled (journal.enabled: false)"
         typer.echo(f"no row of {folder} has the message id {message_id!r}{off}", err=True)
         raise typer.Exit(Exit.FAILED)
 
@@ -86,7 +86,7 @@ def finding_of(shard: str, item: Gap | Hole, *, torn: bool) -> dict[str, Any]:
         text = f"rows {item.first} to {item.first + item.rows - 1}: {item.text or item.reason} {item.where}"
         damage = item.reason in ("damage", "gone")
         return {"shard": shard, "what": item.reason, "damage": damage, "text": text.rstrip()}
-    text = f"{item.path}: bytes {item.offset} to {item.end} are no block"
+    text = f"{item.path}: bytes {item.offset} to {item.end} are not a valid block"
     return {"shard": shard, "what": "torn" if torn else "hole", "damage": not torn, "text": text}
 
 
@@ -108,7 +108,7 @@ def chosen_shards(reader: JournalReader, shard: str | None) -> list[str]:
     if shard is None:
         return shards
     if shard not in shards:
-        raise typer.BadParameter(f"no shard {shard}; there are: {', '.join(shards) or 'none'}")
+        raise typer.BadParameter(f"unknown shard {shard}; known: {', '.join(shards) or 'none'}")
     return [shard]
 
 
@@ -135,8 +135,8 @@ def compaction(extent: ShardExtent) -> str:
     whole = extent.segments - extent.unindexed
     low = "not known" if extent.low_us is None else time_of(extent.low_us)
     return (
-        f"{extent.replaced} blocks were merged into fewer, {extent.small} are small;"
-        f" {whole} files have an index; complete up to {low}"
+        f"{extent.replaced} blocks were merged, {extent.small} small blocks remain; {whole} files"
+        f" have an index; complete up to {low}"
     )
 
 
@@ -145,9 +145,9 @@ def retention(extent: ShardExtent, bytes_max: int, secs_max: float) -> str:
 
     `bytes_max` and `secs_max` are the limits in bytes and seconds; 0 is no limit.
     """
-    used = f"{extent.byte_count / bytes_max:.0%} of {bytes_max} bytes" if bytes_max else "no limit of bytes"
+    used = f"{extent.byte_count / bytes_max:.0%} of {bytes_max} bytes" if bytes_max else "no limit on bytes"
     if not secs_max:
-        return f"retention: {used}, no limit of time"
+        return f"retention: {used}, no limit on age"
     age = 0.0 if extent.first_us is None else max(time.time() - extent.first_us / 1e6, 0.0)
     return f"retention: {used}, the oldest row is {age / 3_600:.1f} of {secs_max / 3_600:.1f} hours old"
 
@@ -155,11 +155,12 @@ def retention(extent: ShardExtent, bytes_max: int, secs_max: float) -> str:
 def describe_extent(extent: ShardExtent) -> str:
     """Return a line of text about a shard: its rows, blocks, files, bytes and times."""
     span = "no rows"
-    numbers = f"rows {extent.first} to {extent.next - 1}" if extent.next > extent.first else "no numbers yet"
+    numbers = (
+        f"rows {extent.first} to {extent.next - 1}" if extent.next > extent.first else "no row numbers yet"
+    )
     if extent.first_us is not None and extent.last_us is not None:
         span = f"received {time_of(extent.first_us)} to {time_of(extent.last_us)}"
     return (
-        f"shard {extent.shard}: {numbers} ({extent.rows} there, {extent.missing} missing),"
-        f" {extent.blocks} blocks in {extent.segments} files,"
-        f" {extent.byte_count} bytes, {span}"
+        f"shard {extent.shard}: {numbers} ({extent.rows} present, {extent.missing} missing), "
+        f"{extent.blocks} blocks in {extent.segments} files, {extent.byte_count} bytes, {span}"
     )

@@ -103,10 +103,10 @@ def explain_address(
     from gateway.cli.explanation import MessageOptions, explained
 
     if endpoint is None:
-        raise typer.BadParameter("say an endpoint, or --message")
+        raise typer.BadParameter("give an endpoint, or --message")
     address_options = {"topic": topic, "destination": destination, "queue": queue, "exchange": exchange}
     if all(word is None for word in address_options.values()):
-        raise typer.BadParameter("say --topic, --exchange with --routing-key, --queue, or --destination")
+        raise typer.BadParameter("give --topic, --exchange with --routing-key, --queue, or --destination")
     address_options["service"] = None if destination is None else service
     address_options["routing_key"] = None if exchange is None else routing_key
     stated = (body, header, qos, content_type, reply_to)

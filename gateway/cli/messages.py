@@ -26,7 +26,7 @@ Timeout = Annotated[float, typer.Option(help="Seconds to wait for a response.", 
 
 def _file(path: str) -> str:
     if not Path(path).is_file():
-        raise typer.BadParameter(f"there is no file {path}")
+        raise typer.BadParameter(f"no such file: {path}")
     return path
 
 
@@ -39,7 +39,10 @@ CaFile = Annotated[
 MqttVersionOption = Annotated[
     Literal["auto", "5.0", "3.1.1", "3.1", "mqipdp"],
     typer.Option(
-        "--mqtt-version", help="MQTT version; auto: 5.0, or else 3.1.1. mqipdp is the one before 3.1."
+        "--mqtt-version",
+        help=(
+            "MQTT version; auto: 5.0, or 3.1.1 if the broker refuses it. mqipdp is the version before 3.1."
+        ),
     ),
 ]
 ByteOrderOption = Annotated[
@@ -138,7 +141,7 @@ def subscribe(
         str | None, typer.Option(help="AMQP/Fast destination, or a prefix that ends in a dot.")
     ] = None,
     browse: Annotated[
-        bool, typer.Option(help="AMQP/Fast: show waiting messages without consuming them.")
+        bool, typer.Option(help="AMQP/Fast: show ready messages without consuming them.")
     ] = False,
     transaction: Annotated[
         int | None, typer.Option(help="AMQP/Fast: commit after this number of messages.", min=1)
@@ -153,7 +156,7 @@ def subscribe(
     ] = "",
     unreliable: Annotated[
         bool,
-        typer.Option(help="AMQP/Fast: have the server regard messages as acknowledged when they are sent."),
+        typer.Option(help="AMQP/Fast: let the server regard messages as acknowledged when it sends them."),
     ] = False,
     qos: Annotated[int, typer.Option(help="MQTT: QoS of the subscription.", min=0, max=2)] = 1,
     count: Annotated[int | None, typer.Option(help="Stop after this number of messages.", min=1)] = None,
@@ -185,7 +188,7 @@ def subscribe(
     if selection != MessageSelection() and (own is None or service == "peer"):
         raise typer.BadParameter("--selector and --unreliable are for queues and topics of AMQP/Fast")
     if unreliable and (browse or transaction is not None):
-        raise typer.BadParameter("--unreliable goes neither with --browse nor with --transaction")
+        raise typer.BadParameter("--unreliable cannot be combined with --browse or --transaction")
     if own is not None:
         interrupted = own.subscribe(
             address_of(target, service=service, destination=destination),

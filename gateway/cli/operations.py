@@ -47,7 +47,7 @@ Count = Annotated[int, typer.Option("--limit", "-n", min=1, max=1_000, help="Max
 After = Annotated[
     str, typer.Option(metavar="KEY", help="Key after which the list begins, as the previous page printed it.")
 ]
-All = Annotated[bool, typer.Option("--all", help="Select everything; needs --yes.")]
+All = Annotated[bool, typer.Option("--all", help="Select all objects; needs --yes.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Confirm --all.")]
 GATEWAY: Final[Options] = {"url": (Url, HERE), "token_file": (TokenFile, None), "as_json": (AsJson, False)}
 
@@ -246,9 +246,9 @@ def _removal(options: Document, operation: ApiOperation) -> Document:
     every, yes = options.pop("every"), options.pop("yes")
     choice = _chosen(options, operation)
     if every is not choice.keys().isdisjoint(operation.choice):
-        raise typer.BadParameter("say which: give options that choose, or --all")
+        raise typer.BadParameter("nothing is selected: give options that select objects, or --all")
     if every and not yes:
-        raise typer.BadParameter("--all removes all of them; say --yes, too")
+        raise typer.BadParameter("--all selects everything: confirm with --yes")
     return {**choice, **({"all": True} if every else {})}
 
 
@@ -266,11 +266,11 @@ def _print_page(found: Document, columns: Columns, *, pages: bool) -> None:
         rows = [[said_of(one) for said_of in columns.values()] for one in items]
         typer.echo("\n".join(table(rows, tuple(columns), right=NUMBERS)))
     else:
-        typer.echo("there are none" if not total else "there are no more")
+        typer.echo("no rows found" if not total else "no more rows")
     if items and not pages and total > len(items):
         typer.echo(f"and {total - len(items)} more")
     elif items and pages and found["next"] is not None:
-        typer.echo(f"{total} in all; the next: --after {_quoted(found['next'])}", err=True)
+        typer.echo(f"{total} rows in total; next page: --after {_quoted(found['next'])}", err=True)
 
 
 def _quoted(key: str) -> str:
@@ -283,7 +283,7 @@ def seconds_of(text: str) -> float:
     """Convert a duration such as `90`, `90s`, `15m`, `12h` or `7d` to seconds. Raises BadParameter."""
     found = AGE.fullmatch(text)
     if found is None:
-        raise typer.BadParameter(f"{text!r} is no duration such as 90s, 15m, 12h or 7d")
+        raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 15m, 12h or 7d")
     return float(found[1]) * UNITS[found[2]]
 
 

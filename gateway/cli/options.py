@@ -85,5 +85,5 @@ def checked(url: str) -> str:
     Raises BadParameter if it does not begin with http:// or https://.
     """
     if not url.startswith(("http://", "https://")):
-        raise typer.BadParameter(f"--url wants http:// or https://, not {url!r}")
+        raise typer.BadParameter(f"--url: must begin with http:// or https://, not {url!r}")
     return url

@@ -88,7 +88,7 @@ def open_client(
     """
     dialect = dialect_to(target)
     if not dialect.client:
-        raise typer.BadParameter(f"the command line does not speak {dialect.title}")
+        raise typer.BadParameter(f"the command does not support {dialect.title}")
     check_version(target, version, byte_order)
     access = ConnectionOptions(target, timeout, ca_file, version=version, byte_order=byte_order)
     made: Client = resolve_name(dialect.client)(access)
@@ -103,9 +103,9 @@ def check_version(target: LinkUrl, version: str, byte_order: str) -> None:
     if (version, byte_order) == ("auto", "auto"):
         return
     if target.protocol != MQTT.name:
-        raise typer.BadParameter("--mqtt-version and --byte-order are for brokers of MQTT")
+        raise typer.BadParameter("--mqtt-version and --byte-order are only for MQTT brokers")
     if byte_order != "auto" and version not in ("3.1", "mqipdp"):
-        raise typer.BadParameter("--byte-order is for --mqtt-version 3.1 and mqipdp")
+        raise typer.BadParameter("--byte-order needs --mqtt-version 3.1 or mqipdp")
 
 
 class MessageSelection(NamedTuple):
@@ -171,7 +171,7 @@ def demand(target: LinkUrl, **address_options: str | None) -> None:
             wants = (
                 f"--{dialect.queue_word}, or --{dialect.scope_word} with {wants} or --{dialect.pattern_word}"
             )
-        raise typer.BadParameter(f"{dialect.title} wants {wants.replace('_', '-')}")
+        raise typer.BadParameter(f"{dialect.title} needs {wants.replace('_', '-')}")
 
 
 def address_of(target: LinkUrl, **address_options: str | None) -> Address:
@@ -223,7 +223,7 @@ def headers_of(texts: Iterable[str]) -> tuple[tuple[str, Value], ...]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise typer.BadParameter(f"--header wants NAME=VALUE, not {text!r}")
+            raise typer.BadParameter(f"--header: write NAME=VALUE, not {text!r}")
         pairs.append((name, string(value)))
     return tuple(pairs)
 

@@ -24,7 +24,7 @@ def _state(one: Document) -> str:
 def _tell_removed(found: Document) -> None:
     typer.echo(f"{found['removed']} deleted, with {found['messages']} messages")
     if found["in_use"]:
-        typer.echo(f"{found['in_use']} in use were left alone", err=True)
+        typer.echo(f"{found['in_use']} in use were not deleted", err=True)
 
 
 columns: Columns = {

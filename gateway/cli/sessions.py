@@ -19,9 +19,9 @@ sessions = ObjectCommands(app, "sessions", "List and delete MQTT sessions.")
 def _tell_removed(found: Document) -> None:
     typer.echo(f"{found['removed']} deleted")
     if found["in_use"]:
-        typer.echo(f"{found['in_use']} in use were left alone; --in-use deletes them, too", err=True)
+        typer.echo(f"{found['in_use']} in use were not deleted; --in-use deletes them, too", err=True)
     if found["leaving"]:
-        typer.echo(f"{found['leaving']} end when their clients have gone", err=True)
+        typer.echo(f"{found['leaving']} will be deleted when their clients have disconnected", err=True)
 
 
 columns: Columns = {

@@ -50,7 +50,7 @@ def backup(
     at = _folder(config, folder)
     with progress_bar("copying the store"):
         byte_count = back_up(at, to)
-    typer.echo(f"the store {at} is copied to {to}: {byte_count} bytes")
+    typer.echo(f"copied the store {at} to {to}: {byte_count} bytes")
 
 
 @store.command()
@@ -72,7 +72,7 @@ def restore(
     at = _folder(config, folder)
     with progress_bar("copying the backup"):
         byte_count = restore_backup(backup, at)
-    typer.echo(f"the backup {backup} is restored to {at}: {byte_count} bytes")
+    typer.echo(f"restored the backup {backup} to {at}: {byte_count} bytes")
 
 
 @store.command()
@@ -107,7 +107,7 @@ def repair(config: ConfigFile = None, folder: Folder = None, as_json: AsJson = F
         return
     _print_findings(findings)
     if aside is not None:
-        typer.echo(f"repaired; the old files are in {aside}")
+        typer.echo(f"repaired; the damaged files are in {aside}")
 
 
 def _folder(config: Path | None, folder: Path | None) -> Path:
@@ -125,24 +125,24 @@ def _document(findings: Findings) -> dict[str, Any]:
 def _print_findings(findings: Findings) -> None:
     """Print which parts of a store could not be read, and how many messages could be read."""
     for line in findings.file:
-        typer.echo(f"the file: {line}")
+        typer.echo(f"database file: {line}")
     for table, count in sorted(findings.hidden.items()):
-        typer.echo(f"the table {table}: {count} ranges cannot be read")
+        typer.echo(f"table {table}: {count} ranges of rows are unreadable")
     for (kind, name), lost in sorted(findings.logs.items()):
-        whose = f"{kind} {name}" if kind else "queues or sessions whose names are lost"
+        whose = f"{kind} {name}" if kind else "queues or sessions with unreadable names"
         perhaps = f", and perhaps {lost.perhaps} more" if lost.perhaps else ""
         typer.echo(f"{whose}: {lost.messages} messages are lost{perhaps}")
     for kind, key in findings.things:
         typer.echo(f"{kind} {key}: lost")
     if (more := findings.things_lost - len(findings.things)) > 0:
-        typer.echo(f"and {more} more of these")
+        typer.echo(f"and {more} more lost records")
     for line in findings.bodies:
         typer.echo(f"body: {line}")
     if findings.letters:
         typer.echo(f"{findings.letters} dead letters are lost")
     if findings.settled:
-        typer.echo(f"{findings.settled} records of acknowledgements are lost: such messages come again")
-    summary = f"{findings.messages} messages" + (
-        f", {findings.rows.get('things', 0)} records of other things"
-    )
-    typer.echo(f"{'sound' if findings.is_intact else 'can be read'}: {summary}")
+        typer.echo(
+            f"{findings.settled} records of acknowledgements are lost: these messages will be redelivered"
+        )
+    summary = f"{findings.messages} messages" + (f", {findings.rows.get('things', 0)} other records")
+    typer.echo(f"{'intact' if findings.is_intact else 'readable'}: {summary}")

@@ -14,7 +14,7 @@ from gateway.cli.tables import table
 from gateway.operations import MAKE_TOKEN, REVOKE_TOKEN, TOKENS
 
 tokens = typer.Typer(
-    name="tokens", help="List, make and revoke bearer tokens for the HTTP interface and the console."
+    name="tokens", help="List, create and revoke bearer tokens for the HTTP interface and the console."
 )
 app = typer.Typer()
 app.add_typer(tokens)
@@ -35,7 +35,7 @@ def list_tokens(url: Url = HERE, token_file: TokenFile = None, as_json: AsJson =
         [one["name"], one["console"], one["by"], _day(one["made"]), _day(one["expires"])]
         for one in found["tokens"]
     ]
-    typer.echo("\n".join(table(rows, COLUMNS)) if rows else "there are none")
+    typer.echo("\n".join(table(rows, COLUMNS)) if rows else "no rows found")
 
 
 @tokens.command()

@@ -63,7 +63,7 @@ def check_column(sort: str) -> None:
     Raises BadParameter if no table has a column of this name.
     """
     if sort not in ("", *COLUMNS):
-        raise typer.BadParameter(f"--sort is one of {', '.join(COLUMNS)}, not {sort!r}")
+        raise typer.BadParameter(f"--sort: must be one of {', '.join(COLUMNS)}, not {sort!r}")
 
 
 def print_once(url: str, token_file: Path | None, interval: float, sort: str = "") -> None:
@@ -95,7 +95,7 @@ def watch(url: str, token_file: Path | None, interval: float, sort: str = "") ->
                 try:
                     before, now = now, take_snapshot(url, token_file)
                 except GatewayError as error:
-                    live.update(Text(f"{error}\nTrying again; Ctrl-C ends it."), refresh=True)
+                    live.update(Text(f"{error}\nRetrying; stop with Ctrl-C."), refresh=True)
                     time.sleep(interval)
     except KeyboardInterrupt:
         return

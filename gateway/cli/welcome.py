@@ -100,7 +100,7 @@ def _welcome_text(
     rows += [(name, f"link to {', or '.join(link.addresses)}") for name, link in settings.links.items()]
     lines = [first, "", *(f"  {line}" for line in table([*rows, *more]))]
     ports = {name: port for name, (_, port) in places.items()}
-    return "\n".join([*lines, *proposal(settings, ports), "", "Ctrl-C stops it."])
+    return "\n".join([*lines, *proposal(settings, ports), "", "Stop it with Ctrl-C."])
 
 
 def pages(gateway: Gateway, *, with_link: bool) -> list[tuple[str, str]]:
@@ -153,7 +153,7 @@ def proposal(settings: Settings, ports: Mapping[str, int]) -> list[str]:
     subscriber = next(subscribers[one.name] for one in SUBSCRIBERS if one.name in subscribers)
     lines = [
         "",
-        "Try it from two other terminals (the program stands in .venv/bin in a checkout):",
+        "Try it from two other terminals (in a checkout, the program is in .venv/bin):",
         f"  gateway subscribe {subscriber.url} {SUBSCRIBE[subscriber.protocol]}{subscriber.options}",
         f"  gateway publish {publisher.url} {PUBLISH[publisher.protocol]}{publisher.options} --message 21.5",
     ]
@@ -187,11 +187,13 @@ def listener_url(settings: Settings, name: str, port: int) -> ListenerUrl | None
         return None
     options, wants = "", []
     if user.endswith(":PASSWORD@"):
-        wants.append("the PASSWORD of that user")
+        wants.append("PASSWORD of that user")
     if tls is not None:
         options = " --ca-file CA.pem"
         host = "HOST"
-        wants.append(f"the HOST that {tls.cert_file} is for, and the CA.pem that has signed it")
+        wants.append(
+            f"HOST named in the certificate {tls.cert_file}, and CA.pem, the authority that signed it"
+        )
     place = f"[{host}]" if ":" in host else host
     dialect = DIALECTS[listener.protocol]
     path = listener.hosts[0]

@@ -77,7 +77,7 @@ def configuration(folder: Path, text: str = CONFIGURATION, mapping: str = "") ->
         (("shop", "write", "amqp091", ""), Exit.OK, "yes: roles.shop.amqp091./.write"),
         (("eve", "read", "amqp091", "q", "--role", "unused"), Exit.FAILED, "roles: unused"),
         (("ann", "fly", "mqtt", "x"), 2, "mqtt knows no 'fly'"),
-        (("ann", "publish", "smtp", "x"), 2, "no protocol with rules"),
+        (("ann", "publish", "smtp", "x"), 2, "not a protocol with rules"),
     ],
 )
 def test_a_question_is_answered(

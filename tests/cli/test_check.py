@@ -100,7 +100,7 @@ WRONG = [
     (
         ROUTE,
         "http: {token_file: /absent}\n",
-        "gateway.yaml:2:8: error: http.token_file: /absent cannot be read: there is no such file",
+        "gateway.yaml:2:8: error: http.token_file: /absent cannot be read: no such file",
     ),
     (
         f"{ROUTE}    settle: stored\n",
@@ -115,9 +115,9 @@ WRONG = [
     (
         ROUTE,
         "links: {erp: {url: 'amqp://h', password_file: /absent}}\n",
-        "gateway.yaml:2:32: error: links.erp.password_file: /absent cannot be read: there is no such file",
+        "gateway.yaml:2:32: error: links.erp.password_file: /absent cannot be read: no such file",
     ),
-    (ROUTE, "users: {ann: {password_hash: hush}}\n", "users.ann.password_hash: not an argon2 hash"),
+    (ROUTE, "users: {ann: {password_hash: hush}}\n", "users.ann.password_hash: not an Argon2 hash"),
     (ROUTE, "users: {ann: {scram: hush}}\n", "users.ann.scram: "),
 ]
 
@@ -140,7 +140,7 @@ def test_a_glob_that_finds_nothing_is_a_warning(tmp_path: Path, run: Run) -> Non
     path.write_text(f"mappings: ['{tmp_path}/*.yml']\n")
     ran = run("check", "-c", str(path))
     assert ran.code == Exit.OK
-    assert f"{path}:1:12: warning: mappings[0]: no file is found by {tmp_path}/*.yml (empty)" in ran.out
+    assert f"{path}:1:12: warning: mappings[0]: no file matches {tmp_path}/*.yml (empty)" in ran.out
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, run: Run) -> None:
@@ -220,7 +220,10 @@ def test_a_shared_folder_that_is_not_there_is_a_warning(tmp_path: Path, run: Run
     mapping = ROUTE.replace("amqp091, exchange: amq.topic, routing_key: x", "fast, destination: x")
     listeners = f"listeners: {{mqtt: {{protocol: mqtt}}, fast: {fast}}}\n"
     ran = run("check", "--config", configuration(tmp_path, mapping, listeners))
-    said = "listeners.fast.out_of_band.folder: there is no folder /absent (absent)"
+    said = (
+        "listeners.fast.out_of_band.folder: no folder /absent. Create it; until"
+        " then, channels that name it are closed (absent)"
+    )
     assert f"gateway.yaml:2:78: warning: {said}" in ran.out
     assert ran.code == Exit.OK
 
@@ -230,7 +233,10 @@ def test_what_is_declared_is_tried(tmp_path: Path, run: Run) -> None:
     right = f"declare:\n  definitions: {tmp_path}/definitions.json\n  queues: [{{name: a}}]\n"
     ran = run("check", "-c", configuration(tmp_path, ROUTE, right))
     assert ran.code == Exit.OK
-    assert f"{tmp_path}/definitions.json: note: passed over, for it means nothing here: users (1)" in ran.out
+    assert (
+        f"{tmp_path}/definitions.json: note: ignored, because the gateway does not support it: users (1)"
+        in ran.out
+    )
     wrong = f"{right}  bindings:\n    - {{source: x, destination: a}}\n"
     ran = run("check", "-c", configuration(tmp_path, ROUTE, wrong))
     assert ran.code == Exit.CONFIGURATION
@@ -335,8 +341,8 @@ def test_relative_paths_are_not_those_of_the_files_folder(
     monkeypatch.chdir(here)
     said = run("check", "-c", str(there / "gateway.yaml")).out
     assert (
-        f"{there}/gateway.yaml:2:9: warning: store.path: data is taken from the working directory"
-        f" {here}, not from {there}, where this file stands (relative)"
+        f"{there}/gateway.yaml:2:9: warning: store.path: data is relative to the"
+        f" working directory {here}, not to {there}, the folder of this file (relative)"
     ) in said
     assert "mappings[0]" not in said, "which are taken from there"
     monkeypatch.chdir(there)
@@ -368,7 +374,7 @@ def test_a_listener_that_believes_no_balancer_is_a_warning(tmp_path: Path, run: 
     )
     ran = run("check", "--config", configuration(tmp_path, ROUTE, listeners))
     assert ran.code == Exit.OK
-    assert "gateway.yaml:3:26: warning: listeners.mqtt.proxy_protocol: nobody can connect;" in ran.out
+    assert "gateway.yaml:3:26: warning: listeners.mqtt.proxy_protocol: no client can connect." in ran.out
 
 
 URLS = [

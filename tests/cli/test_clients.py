@@ -41,7 +41,7 @@ def test_they_are_listed(run: Run, gateway: Running) -> None:
         assert run("clients", "list", *at(gateway), "-n", "1").out.splitlines()[2:] == ["and 1 more"]
         found = json.loads(run("clients", "list", *at(gateway), "--endpoint", "mqtt", "--json").out)
         assert [one["client"] for one in found["items"]] == ["device", "other"]
-    assert run("clients", "list", *at(gateway), "--user", "nobody").out == "there are none\n"
+    assert run("clients", "list", *at(gateway), "--user", "nobody").out == "no rows found\n"
 
 
 def test_who_floods_is_first(run: Run, gateway: Running) -> None:
@@ -100,7 +100,7 @@ def test_an_amqp_client_hears_320(run: Run, gateway: Running) -> None:
         closed = client.next(Closed)
         assert (closed.reply_code, closed.text.split(" - ")[1]) == (
             320,
-            "an operator has disconnected this client",
+            "an operator disconnected this client",
         )
 
 

@@ -63,7 +63,7 @@ def test_the_variables_name_the_gateway_and_the_token(
 ) -> None:
     monkeypatch.setenv("GATEWAY_URL", server.url)
     monkeypatch.setenv("GATEWAY_TOKEN", "secret")
-    assert run("routes", "list").out == "there are none\n"
+    assert run("routes", "list").out == "no rows found\n"
     assert server.seen == ["Bearer secret"]
 
 
@@ -104,7 +104,7 @@ def test_an_option_for_another_gateway_gets_no_credentials_of_the_file(
     [
         ("url: http://a\ntokenfile: x\n", ":2:1: tokenfile: unknown key; did you mean 'token_file'?"),
         ("url: 5\n", ":1:1: url: must be a text"),
-        ("- a\n", ":1: a context must be a table of keys, such as `url:`"),
+        ("- a\n", ":1: a context must be a table of keys, such as `url: http://host:8080`"),
     ],
 )
 def test_a_faulty_file_is_said(

@@ -106,7 +106,7 @@ def test_imported_hashes_are_looked_at_too(tmp_path: Path, run: Run) -> None:
     )
     more = f"declare: {{definitions: '{exported}', users: true}}\n"
     (line,) = warned(run("check", "-c", configuration(tmp_path, ROUTE, more)).out)
-    assert "users.old: its password hash is MD5" in line
+    assert "users.old: the password hash is MD5" in line
 
 
 def test_the_start_logs_each() -> None:

@@ -103,7 +103,7 @@ def test_tail_says_what_is_missing(run: Run, folder: Path) -> None:
     path = next(folder.glob("*.gwj"))
     path.write_bytes(path.read_bytes() + block(10, 1))
     ran = run("journal", "tail", "--folder", str(folder), "--start", "5")
-    assert ran.err == "0 4 rows from 6 on are missing: damage these rows are in no sound block\n"
+    assert ran.err == "0 4 rows from 6 on are missing: damage no intact block contains these rows\n"
     assert [line.split()[1] for line in ran.out.splitlines()] == ["0:5", "0:10"]
 
 
@@ -114,13 +114,13 @@ def test_stat(run: Run, folder: Path) -> None:
     time_ = "2023-11-14T22:13:20.000000+00:00"
     lines = ran.out.splitlines()
     first, second = lines[::3]
-    assert "1 are small; 0 files have an index; complete up to 2" in lines[1]
+    assert "1 small blocks remain; 0 files have an index; complete up to 2" in lines[1]
     assert "% of 10737418240 bytes, the oldest row is" in lines[2]
     assert first == (
-        "shard 0: rows 0 to 5 (6 there, 0 missing), 1 blocks in 1 files,"
+        "shard 0: rows 0 to 5 (6 present, 0 missing), 1 blocks in 1 files,"
         f" {byte_count[0]} bytes, received {time_} to {time_}"
     )
-    assert second.startswith("shard 7: rows 0 to 1 (2 there, 0 missing)")
+    assert second.startswith("shard 7: rows 0 to 1 (2 present, 0 missing)")
     (found,) = json.loads(run("journal", "stat", "--folder", str(folder), "--shard", "7", "--json").out)
     assert (found["shard"], found["first"], found["next"], found["byte_count"]) == ("7", 0, 2, byte_count[1])
 
@@ -149,7 +149,7 @@ def test_verify_names_a_torn_end_that_is_no_damage(run: Run, folder: Path) -> No
     whole = path.read_bytes()
     path.write_bytes(whole + b"GWJB")
     ran = run("journal", "verify", "--folder", str(folder))
-    text = f"shard 0: torn: {path}: bytes {len(whole)} to {len(whole) + 4} are no block"
+    text = f"shard 0: torn: {path}: bytes {len(whole)} to {len(whole) + 4} are not a valid block"
     assert (ran.code, ran.out.splitlines()) == (Exit.OK, [text, "sound"])
 
 

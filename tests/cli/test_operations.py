@@ -137,14 +137,14 @@ def test_dead_letters_that_are_on_their_way_are_named_by_a_purge(run: Run, gatew
     gateway.response["waiting"] = ["m2"]
     ran = run("deadletters", "purge", "--all")
     assert (ran.code, ran.out) == (Exit.FAILED, "1 purged, 1 not\n")
-    assert ran.err == "m2: on its way, and not accepted yet\n"
+    assert ran.err == "m2: being redriven, not accepted yet\n"
 
 
 @pytest.mark.parametrize("command", ["sessions", "queues", "retained", "clients"])
 def test_the_end_of_a_list_is_told(run: Run, gateway: Gateway, command: str) -> None:
-    assert run(command, "list").out == "there are none\n"
+    assert run(command, "list").out == "no rows found\n"
     gateway.response["total"] = 3
-    assert run(command, "list").out == "there are no more\n"
+    assert run(command, "list").out == "no more rows\n"
 
 
 @pytest.mark.parametrize(

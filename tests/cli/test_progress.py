@@ -82,7 +82,7 @@ def test_a_command_that_may_take_long_has_one(
 @pytest.mark.parametrize(
     "command, text",
     [
-        ("explain --message x -c FOLDER/gateway.yaml", "looking through the journal"),
+        ("explain --message x -c FOLDER/gateway.yaml", "searching the journal"),
         ("pipeline ship --journal FOLDER/journal --to FOLDER/there", "shipping to"),
         ("pipeline bundle --to FOLDER/bundle", "writing the bundle"),
     ],

@@ -84,4 +84,4 @@ def test_the_state_is_a_few_lines(operate: Run) -> None:
 def test_a_gateway_that_does_not_answer(run: Run, tmp_path: Path) -> None:
     ran = run("status", "--url", f"http://{LOOPBACK}:1")
     assert ran.code == Exit.FAILED
-    assert "no answer of a gateway" in ran.err
+    assert "not the response of a gateway" in ran.err

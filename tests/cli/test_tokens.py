@@ -62,7 +62,7 @@ def test_what_the_first_start_has_written_is_found_by_the_configuration(
     monkeypatch.setenv("GATEWAY_HTTP__PORT", str(gateway.gateway.http_port))
     monkeypatch.setenv("GATEWAY_STORE__PATH", str(tmp_path / "elsewhere"))
     nothing = run("clients", "list", *at)
-    assert (nothing.code, "a login or a token is needed" in nothing.err) == (Exit.FAILED, True)
+    assert (nothing.code, "authentication required" in nothing.err) == (Exit.FAILED, True)
     monkeypatch.setenv("GATEWAY_STORE__PATH", str(tmp_path / "data"))
     assert run("clients", "list", *at).code == 0
     monkeypatch.setenv("GATEWAY_HTTP__PORT", "8080")

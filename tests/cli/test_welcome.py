@@ -108,8 +108,8 @@ def test_the_proposal_follows_the_configuration(
     said = "\n".join(proposal(settings, {name: one.port for name, one in settings.listeners.items()}))
     assert re.findall(r"gateway (?:subscribe|publish) (\S+)", said) == [subscribe, publish][: 2 * bool(said)]
     assert bool(said) is bool(publish)
-    assert ("the PASSWORD of that user" in said) is ("PASSWORD@" in publish)
-    assert ("the CA.pem that has signed it" in said) is publish.startswith(("mqtts", "wss"))
+    assert ("PASSWORD of that user" in said) is ("PASSWORD@" in publish)
+    assert ("CA.pem, the authority that signed it" in said) is publish.startswith(("mqtts", "wss"))
 
 
 @pytest.mark.parametrize("path", [None, "/mqtt"])

@@ -101,11 +101,14 @@ topic "" both 1 exact exact
     ran = run("import", "mosquitto", str(conf), "--to", str(tmp_path / "made"), "--force")
     assert ran.code == Exit.FAILED
     for said in (
-        f"{conf}:6:1: warning: auth_plugin is not taken (untaken)",
-        f"{conf}:7:1: error: connection b: it has no address (invalid)",
-        f"{conf}:5:1: warning: user 'ann': Mosquitto's hash cannot be taken; say users.ann.password_hash",
-        f"{tmp_path}/acl:2:1: note: user 'ann' needs the role 'ann': users.ann.roles (role)",
-        f"{conf}:1:1: note: WebSocket is served at /mqtt alone (otherwise)",
+        f"{conf}:6:1: warning: auth_plugin is not supported and was not imported (untaken)",
+        f"{conf}:7:1: error: connection b: no address is set (invalid)",
+        (
+            f"{conf}:5:1: warning: user 'ann': Mosquitto's password hash cannot be"
+            f" imported; set users.ann.password_hash"
+        ),
+        f"{tmp_path}/acl:2:1: note: user ann needs the role 'ann'; add it to users.ann.roles (role)",
+        f"{conf}:1:1: note: WebSocket is served only at the path /mqtt (otherwise)",
     ):
         assert said in ran.out, ran.out
     document = yaml.safe_load(made.read_text())
@@ -191,7 +194,10 @@ def test_rabbitmqs_definitions(run: Run, rabbitmq: RabbitMQ, tmp_path: Path) -> 
     said["queues"] = [*queues, stream]
     exported.write_text(json.dumps(said))
     ran = run("import", "rabbitmq", str(exported), "--to", str(tmp_path))
-    assert "queue 'log' is a stream and is not taken, nor are its bindings" in ran.out
+    assert (
+        "queue 'log' is a stream, which is not supported; the queue and its bindings were not imported"
+        in ran.out
+    )
     checked = run("check", "-c", str(tmp_path / "gateway.yaml"))
     assert (checked.code, ": error: " in checked.out) == (Exit.OK, False), checked.out
     for path in (*tmp_path.glob("*.yaml"), tmp_path / "imported-definitions.json"):
@@ -199,7 +205,7 @@ def test_rabbitmqs_definitions(run: Run, rabbitmq: RabbitMQ, tmp_path: Path) -> 
     said["queues"] = queues
     exported.write_text(json.dumps(said))
     ran = run("import", "rabbitmq", str(exported), "--to", str(tmp_path))
-    assert (ran.code, f"next: gateway check -c {tmp_path}/gateway.yaml" in ran.out) == (Exit.OK, True)
+    assert (ran.code, f"next step: gateway check -c {tmp_path}/gateway.yaml" in ran.out) == (Exit.OK, True)
     assert not (tmp_path / "mapping.yaml").exists(), "there is nothing to bridge"
     checked = run("check", "-c", str(tmp_path / "gateway.yaml"))
     assert (checked.code, ": error: " in checked.out) == (Exit.OK, False), checked.out
@@ -217,8 +223,8 @@ def test_rabbitmqs_definitions(run: Run, rabbitmq: RabbitMQ, tmp_path: Path) -> 
     exported.write_text(json.dumps(said))
     ran = run("import", "rabbitmq", str(exported), "--to", str(tmp_path), "--force")
     assert ran.code == Exit.OK
-    assert "shovel 'one': src-protocol amqp10 is not taken" in ran.out
-    assert "parameter operator_policy 'limit' is not taken" in ran.out
+    assert "shovel 'one': src-protocol amqp10 is not supported; the shovel was not imported" in ran.out
+    assert "parameter operator_policy 'limit' is not supported and was not imported" in ran.out
     checked = run("check", "-c", str(tmp_path / "gateway.yaml"))
     assert (checked.code, ": error: " in checked.out) == (Exit.OK, False), checked.out
     asked = ("-c", str(tmp_path / "gateway.yaml"), "--json")

@@ -151,10 +151,13 @@ def test_the_command_line_publishes_and_subscribes(version: str, byte_order: str
     [
         (
             ["mqtt://a.invalid", "--topic", "a", "--byte-order", "little"],
-            "is for --mqtt-version 3.1 and",
+            "needs --mqtt-version 3.1 or",
         ),
-        (["amqp://a.invalid", "--queue", "q", "--mqtt-version", "3.1"], "are for brokers of MQTT"),
-        (["amqpfast://a.invalid", "--destination", "q", "--mqtt-version", "3.1"], "are for brokers of MQTT"),
+        (["amqp://a.invalid", "--queue", "q", "--mqtt-version", "3.1"], "are only for MQTT brokers"),
+        (
+            ["amqpfast://a.invalid", "--destination", "q", "--mqtt-version", "3.1"],
+            "are only for MQTT brokers",
+        ),
         (["mqtt://a.invalid", "--topic", "a", "--mqtt-version", "3.2"], "3.2"),
     ],
 )

@@ -104,7 +104,7 @@ class FastCommands:
                 never = attempt == 1 and isinstance(lost, Unreached)
                 if never or attempt == ATTEMPTS_MAX or not restartable:
                     raise
-                print(f"{lost}; trying again", file=sys.stderr)
+                print(f"{lost}; reconnecting", file=sys.stderr)
                 await trio.sleep(RETRY_SECS)
 
     async def _upload_once(self, message: Message, file: Path, restartable: bool) -> None:

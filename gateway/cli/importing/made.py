@@ -82,7 +82,7 @@ class ImportResult:
         """
         if self.routes:
             self.configuration.setdefault("mappings", []).append(str(self.folder / "mapping.yaml"))
-        head = f"# Made of {self.source} by `gateway import`.\n"
+        head = f"# Converted from {self.source} by `gateway import`.\n"
         mapping = {"version": 1, "routes": self.routes}
         return head + _yaml(self.configuration), head + _yaml(mapping) if self.routes else ""
 

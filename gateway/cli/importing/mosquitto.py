@@ -101,9 +101,14 @@ def made_of(file: Path, folder: Path) -> ImportResult:
         elif line.key in _OF_LISTENERS or line.key in _OF_BRIDGES:
             stanza.options[line.key] = line.value
         elif not KEY.fullmatch(line.key):
-            made.refuse_file("this is no line of a mosquitto.conf", *line.position)
+            made.refuse_file("not a line of a mosquitto.conf", *line.position)
         elif line.key not in MEANINGLESS:
-            made.add_finding(Severity.WARNING, "untaken", f"{line.key} is not taken", *line.position)
+            made.add_finding(
+                Severity.WARNING,
+                "untaken",
+                f"{line.key} is not supported and was not imported",
+                *line.position,
+            )
     first = listeners[0].options
     if len(listeners) > 1 and not first.keys() & {"port", "bind_address"}:
         default = listeners.pop(0)  # it does not exist, but its other keys apply to all listeners
@@ -168,7 +173,7 @@ def _listener(made: ImportResult, stanza: Stanza) -> dict[str, Any]:
     if options.get("protocol") == "websockets":
         found["websocket_path"] = "/mqtt"
         made.add_finding(
-            Severity.NOTE, "otherwise", "WebSocket is served at /mqtt alone", *stanza.line.position
+            Severity.NOTE, "otherwise", "WebSocket is served only at the path /mqtt", *stanza.line.position
         )
     tls = {ours: options[theirs] for theirs, ours in LISTENER_FILES.items() if theirs in options}
     if "cert_file" in tls:
@@ -185,7 +190,7 @@ def _number(made: ImportResult, line: ConfigurationLine, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        made.add_finding(Severity.ERROR, "invalid", f"{line.key}: {text!r} is no number", *line.position)
+        made.add_finding(Severity.ERROR, "invalid", f"{line.key}: {text!r} is not a number", *line.position)
         return 0
 
 
@@ -204,7 +209,7 @@ def _persistence(made: ImportResult, line: ConfigurationLine) -> None:
 
 
 def _location(made: ImportResult, line: ConfigurationLine) -> None:
-    text = f"{line.key}: what is there cannot be read by the gateway; it keeps its own in store.path"
+    text = f"{line.key}: stored data of Mosquitto cannot be imported; the gateway's store is in store.path"
     made.add_finding(Severity.NOTE, "otherwise", text, *line.position)
 
 
@@ -218,8 +223,8 @@ def _passwords(made: ImportResult, line: ConfigurationLine) -> None:
         )
     for name in filter(None, names):
         text = (
-            f"user {name!r}: Mosquitto's hash cannot be taken; say users.{name}.password_hash, as"
-            " `gateway passwd` prints it"
+            f"user {name}: Mosquitto's password hash cannot be imported; set users.{name}"
+            ".password_hash to what `gateway passwd` prints"
         )
         made.add_finding(Severity.WARNING, "password", text, *line.position)
 
@@ -235,11 +240,13 @@ def _rules(made: ImportResult, line: ConfigurationLine) -> None:
         if one.key == "user":
             role = name_of(one.value)
             made.configuration.setdefault("roles", {}).setdefault(role, {MQTT.name: {}})
-            text = f"user {one.value!r} needs the role {role!r}: users.{one.value}.roles"
+            text = f"user {one.value} needs the role {role!r}; add it to users.{one.value}.roles"
             made.add_finding(Severity.NOTE, "role", text, *one.position)
             continue
         if one.key not in ("topic", "pattern"):
-            made.add_finding(Severity.WARNING, "untaken", f"{one.key} is not taken", *one.position)
+            made.add_finding(
+                Severity.WARNING, "untaken", f"{one.key} is not supported and was not imported", *one.position
+            )
             continue
         words = one.value.split(None, 1)
         access, topic = words if words[0] in _ACCESS and len(words) > 1 else ["readwrite", one.value]
@@ -283,7 +290,7 @@ def _bridge(made: ImportResult, stanza: Stanza) -> None:
     places = (options.get("address") or options.get("addresses") or "").split()
     if not places:
         made.add_finding(
-            Severity.ERROR, "invalid", f"connection {name}: it has no address", *stanza.line.position
+            Severity.ERROR, "invalid", f"connection {name}: no address is set", *stanza.line.position
         )
         return
     tls = {ours: options[theirs] for theirs, ours in BRIDGE_FILES.items() if theirs in options}
@@ -322,7 +329,12 @@ def _topic(made: ImportResult, name: str, line: ConfigurationLine) -> int:
         return 0
     pattern, direction, qos, local, remote = [*words, *("", "out", "0", "", "")[len(words) :]]
     if direction not in ("in", "out", "both"):
-        made.add_finding(Severity.ERROR, "invalid", f"topic: {direction!r} is no direction", *line.position)
+        made.add_finding(
+            Severity.ERROR,
+            "invalid",
+            f"topic: {direction!r} is not a direction; write in, out or both",
+            *line.position,
+        )
         return 0
     here, there = _template(local, pattern), _template(remote, pattern)
     ours, theirs = {"endpoint": dict(EVERY), "topic": here}, {"endpoint": name, "topic": there}

@@ -38,10 +38,10 @@ def made_of(file: Path, folder: Path) -> ImportResult:
         made.refuse_file(f"cannot be read: {error}")
         return made
     if not isinstance(document, dict):
-        made.refuse_file("definitions are an object of lists")
+        made.refuse_file("definitions must be a JSON object of lists")
         return made
     if document.keys().isdisjoint(LISTS):
-        made.refuse_file(f"these are no definitions: they have none of {', '.join(LISTS)}")
+        made.refuse_file(f"not a definitions file: it has none of {', '.join(LISTS)}")
         return made
     document = _without_streams(made, document)
     definitions = folder / DEFINITIONS if made.definitions else file.resolve()
@@ -63,7 +63,11 @@ def made_of(file: Path, folder: Path) -> ImportResult:
         elif component == UPSTREAM and isinstance(value, dict):
             _upstream(made, one, value, document)
         else:
-            made.add_finding(Severity.WARNING, "untaken", f"parameter {component} {name!r} is not taken")
+            made.add_finding(
+                Severity.WARNING,
+                "untaken",
+                f"parameter {component} {name!r} is not supported and was not imported",
+            )
     return made
 
 
@@ -78,7 +82,10 @@ def _without_streams(made: ImportResult, document: dict[str, Any]) -> dict[str, 
     if not streams:
         return document
     for _, name in streams:
-        text = f"queue {name!r} is a stream and is not taken, nor are its bindings"
+        text = (
+            f"queue {name!r} is a stream, which is not supported; the queue and its bindings were not"
+            " imported"
+        )
         made.add_finding(Severity.WARNING, "untaken", text)
     result = {
         **document,
@@ -119,7 +126,9 @@ def _end(made: ImportResult, name: str, side: str, value: dict[str, Any]) -> str
     protocol = value.get(f"{side}-protocol", HERE)
     if protocol != HERE:
         made.add_finding(
-            Severity.WARNING, "untaken", f"shovel {name!r}: {side}-protocol {protocol} is not taken"
+            Severity.WARNING,
+            "untaken",
+            (f"shovel {name!r}: {side}-protocol {protocol} is not supported; the shovel was not imported"),
         )
         return None
     if all(not urlsplit(one).hostname for one in urls):
@@ -141,7 +150,12 @@ def _link(made: ImportResult, name: str, urls: list[str]) -> str | None:
         return None
     if any("?" in one for one in urls):
         made.add_finding(
-            Severity.NOTE, "otherwise", f"link {name!r}: see `tls` for what its address said behind `?`"
+            Severity.NOTE,
+            "otherwise",
+            (
+                f"link {name!r}: the query (?...) of its address was not imported; set the options of"
+                " `tls` instead"
+            ),
         )
     links = made.configuration.setdefault("links", {})
     name = unused_name(name, links)  # another virtual host may have a shovel of this name
@@ -162,11 +176,18 @@ def _shovel(made: ImportResult, name: str, value: dict[str, Any]) -> None:
         captures = key
         origin |= {"exchange": str(exchange), "binding_key": key}
     elif queue is None:
-        made.add_finding(Severity.WARNING, "untaken", f"shovel {name!r}: it names no queue and no exchange")
+        made.add_finding(
+            Severity.WARNING,
+            "untaken",
+            f"shovel {name!r}: not imported, because it names neither a queue nor an exchange",
+        )
         return
     elif source == HERE:
         origin |= {"exchange": "", "routing_key": str(queue)}
-        text = f"shovel {name!r}: what is published to {queue!r} by its name crosses, not what is bound to it"
+        text = (
+            f"shovel {name!r}: only messages published directly to queue {queue!r} are routed, not"
+            " messages from its bindings"
+        )
         made.add_finding(Severity.WARNING, "otherwise", text)
     else:
         origin["queue"] = str(queue)
@@ -209,13 +230,16 @@ def _upstream(
         if not is_federated:
             continue
         if policy.get("apply-to") == "queues":
-            text = f"policy {policy.get('name')!r}: federated queues are not taken"
+            text = (
+                f"policy {policy.get('name')!r}: federated queues are not supported; the policy was"
+                " not imported"
+            )
             made.add_finding(Severity.WARNING, "untaken", text)
             continue
         try:
             pattern = Regex(str(policy.get("pattern", "")))
         except RegexError as error:
-            text = f"policy {policy.get('name')!r}: its pattern is no regular expression here: {error}"
+            text = f"policy {policy.get('name')!r}: its pattern is not a valid regular expression: {error}"
             made.add_finding(Severity.WARNING, "untaken", text)
             continue
         for exchange in _rows(document, "exchanges"):
@@ -227,7 +251,9 @@ def _upstream(
                 found += 1
     if not found:
         made.add_finding(
-            Severity.NOTE, "otherwise", f"upstream {upstream!r}: no policy names an exchange for it"
+            Severity.NOTE,
+            "otherwise",
+            (f"upstream {upstream!r}: no policy selects an exchange for it, so no route was created"),
         )
 
 

@@ -77,11 +77,11 @@ def archive(
     with write_summary("archive", summary) as made:
         if format_ not in ("parquet", "delta", "iceberg") and keep_days is not None:
             raise typer.BadParameter(
-                f"--keep-days is for parquet and tables; {format_} has commands of its own"
+                f"--keep-days is only for parquet and tables; delete rows of {format_} with its own commands"
             )
         if format_ not in ("parquet", "delta", "iceberg") and follow:
             raise typer.BadParameter(
-                f"--follow is for parquet and tables; {format_} is brought up to the end once"
+                f"--follow is only for parquet and tables; for {format_} start the command again"
             )
         folder = journal_of(journal, config)
         installed()

@@ -77,7 +77,7 @@ def backtest(
     """
     mappings = mappings_of(files or [], config)
     if tests is not None and len(mappings) != 1:
-        raise typer.BadParameter("--tests is for one mapping file")
+        raise typer.BadParameter("--tests needs exactly one mapping file")
     check_file(tests, "--tests")
     check_span(begin, end)
     spark = start_session("backtest", master, conf, archive=archive)
@@ -107,7 +107,7 @@ def _verdicts(words: list[str]) -> list[DeliveryVerdict]:
 
     by_value = {verdict.value: verdict for verdict in DeliveryVerdict}
     if unknown := set(words) - set(by_value):
-        raise typer.BadParameter(f"--allow takes {', '.join(by_value)}, not {', '.join(unknown)}")
+        raise typer.BadParameter(f"--allow: must be one of {', '.join(by_value)}, not {', '.join(unknown)}")
     return [by_value[word] for word in words]
 
 
@@ -125,7 +125,7 @@ def _print(report: Report, as_json: bool) -> None:
 
     for finding in report.sorted():
         typer.echo("\n".join(show(finding)))
-    typer.echo(f"{report.messages} messages, {report.changed} of them would fare otherwise")
+    typer.echo(f"{report.messages} messages, {report.changed} with another result")
 
 
 def _write_tests(
@@ -138,4 +138,4 @@ def _write_tests(
     found = rows_at(rows, places)
     made = with_tests(mapping, Path(mapping.file).read_text(encoding="utf-8"), candidate, found)
     file.write_text(made.text, encoding="utf-8")
-    progress(f"{made.tests} tests in {file}; {made.left_out} messages cannot be said as one")
+    progress(f"{made.tests} tests written to {file}; {made.left_out} messages cannot be expressed as a test")

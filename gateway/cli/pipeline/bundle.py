@@ -30,7 +30,7 @@ def bundle(
     installed()
     from gateway.pipeline.bundle import ENVIRONMENT, write
 
-    with progress_bar("packing what the gateway depends on" if environment else "writing the bundle"):
+    with progress_bar("packing the gateway's dependencies" if environment else "writing the bundle"):
         made = write(to, environment=environment)
     options = [f"--py-files {made.code}"]
     if made.environment is not None:

@@ -111,7 +111,7 @@ def hadoop_of(conf: list[str] | None) -> dict[str, str]:
 def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:
-        raise typer.BadParameter(f"--conf {text}: KEY=VALUE is wanted")
+        raise typer.BadParameter(f"--conf {text}: write KEY=VALUE")
     return key, value
 
 
@@ -143,9 +143,9 @@ def check_file(file: Path | None, option: str, *, folder_made: bool = False) -> 
     command creates the folder. None is accepted.
     """
     if file is not None and file.is_dir():
-        raise typer.BadParameter(f"{option} is a file, and {file} is a folder")
+        raise typer.BadParameter(f"{option}: {file} is a folder; name a file")
     if file is not None and not folder_made and not file.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {file.parent} for {option} {file.name}")
+        raise typer.BadParameter(f"{option} {file.name}: no folder {file.parent}; create it first")
 
 
 def progress(text: str) -> None:

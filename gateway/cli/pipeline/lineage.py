@@ -67,4 +67,4 @@ def lineage(
             for row in found.select(*WORDS).toLocalIterator()
         ]
         found.unpersist()
-    typer.echo("\n".join(table(table_rows, WORDS, right=("rows",))) if table_rows else "no row took a route")
+    typer.echo("\n".join(table(table_rows, WORDS, right=("rows",))) if table_rows else "no row has a route")

@@ -68,12 +68,13 @@ def rates(
     with write_summary("rates", summary) as made:
         if to is None and (follow or report is None):
             raise typer.BadParameter(
-                "say --to FOLDER" if follow else "say --to FOLDER, --report FILE, or both"
+                "give --to FOLDER" if follow else "give --to FOLDER, --report FILE, or both"
             )
         check_file(report, "--report")
         if follow and (archive or since or until):
             raise typer.BadParameter(
-                "--follow reads the journal, from its first row on: no --archive, --since, --until"
+                "--follow reads the journal from its first row; it cannot be combined with"
+                " --archive, --since or --until"
             )
         check_span(since, until)
         folder = recorded_in(journal, archive, config)

@@ -45,7 +45,10 @@ def reconcile(
         typer.Option(
             "--until",
             metavar="TIME",
-            help="Time before which judged messages were accepted; their outcome is searched to the end.",
+            help=(
+                "Time before which the checked messages were accepted; their outcomes are searched to"
+                " the end of the journal."
+            ),
         ),
     ] = None,
     where: Where = None,
@@ -76,7 +79,7 @@ def reconcile(
             "accepted messages.",
         ),
     ] = "0",
-    show: Annotated[int, typer.Option(min=0, help="Number of messages to name.")] = 20,
+    show: Annotated[int, typer.Option(min=0, help="Maximum number of faulty messages to print.")] = 20,
     config: ConfigFile = None,
     summary: SummaryFile = None,
     master: Master = None,
@@ -142,8 +145,8 @@ def _waiting(urls: Iterable[str], token_file: Path | None) -> dict[str, int]:
         for one in ask(url, token_file, "/api/v1/status")["outboxes"]:
             name, messages = one["route"], one["messages"]
             if messages is None:
-                why = one["problem"] or "ask again in some seconds"
-                raise PipelineError(f"how much waits for route {name} is not known now: {why}")
+                why = one["problem"] or "retry in some seconds"
+                raise PipelineError(f"the number of messages that wait for route {name} is unknown: {why}")
             if one["shared"]:
                 common[name] = max(messages, common.get(name, 0))
             counts[name] += one["in_flight"] if one["shared"] else messages
@@ -202,6 +205,6 @@ def _print(account: Account, missing: int, show: int) -> None:
     if len(account.faulty_messages) > show:
         typer.echo(f"and {len(account.faulty_messages) - show} more; --json names them")
     totals = ", ".join(f"{count} {what}" for what, count in sorted(account.totals.items()))
-    typer.echo(totals or "nothing is lost, nothing waits")
+    typer.echo(totals or "no message is lost, no message waits")
     if missing:
-        typer.echo(f"{missing} rows are missing in the journal, so this is not all that there was")
+        typer.echo(f"{missing} rows are missing in the journal, so the result is incomplete")

@@ -100,7 +100,10 @@ def replay(
             progress("sorting")
             done = _send_rows(access, chosen, job.ReplaySpeed(speed, rate), marks, to, at_target)
         made.figures |= {"sent": done.sent, "rejected": done.refused, "rows_missing": done.incomplete}
-        typer.echo(f"{done.sent} messages sent, {done.refused} refused, {done.incomplete} not recorded whole")
+        typer.echo(
+            f"{done.sent} messages sent, {done.refused} refused, {done.incomplete} skipped because"
+            " the journal has only part of them"
+        )
         if done.refused or done.incomplete:
             raise typer.Exit(Exit.FAILED)
 
@@ -169,7 +172,7 @@ def _to(
         DIALECT_OF_WORD[word].name for word in address_options if DIALECT_OF_WORD[word].name != protocol
     ]
     if others:
-        raise typer.BadParameter(f"the URL is of {protocol}, the address of {others[0]}")
+        raise typer.BadParameter(f"the URL is for {protocol}, but the address options are for {others[0]}")
     if not address_options:
         return None
     try:

@@ -58,6 +58,6 @@ def ship(
             done = job(place_of(folder).path(), place_of(to, hadoop_of(conf)), keep_days=keep_days)
         made.figures |= {"files": done.files, "bytes": done.byte_count, "deleted": done.deleted}
     typer.echo(
-        f"{done.files} files shipped ({done.byte_count} bytes),"
-        f" {done.deleted} deleted, {done.total} there now"
+        f"{done.files} files shipped ({done.byte_count} bytes), {done.deleted} deleted, "
+        f"{done.total} files in the store now"
     )

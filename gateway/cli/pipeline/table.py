@@ -168,5 +168,5 @@ def _file(candidate: CandidateMapping, name: str) -> Path:
 
     route = route_of(candidate, name)
     if route.rule.body_schema is None:
-        raise PipelineError(f"route {name} has no body_schema; say --json-schema FILE")
+        raise PipelineError(f"route {name} has no body_schema; give --json-schema FILE")
     return Path(route.file).parent / route.rule.body_schema

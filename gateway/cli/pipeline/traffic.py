@@ -57,7 +57,7 @@ def check_span(begin: str | None, end: str | None) -> None:
         raise typer.BadParameter(str(error)) from error
     since, until = times
     if since is not None and until is not None and since >= until:
-        raise typer.BadParameter(f"--since {begin} is not before --until {end}, so there is nothing between")
+        raise typer.BadParameter(f"--since {begin} must be before --until {end}")
 
 
 def mappings_of(files: Sequence[Path], config: Path | None) -> list[Mapping]:
