@@ -44,7 +44,7 @@ READING: Final = frozenset(("GET", "HEAD"))
 COUNTED: Final = ("disconnected", "removed", "redriven", "purged", "revoked")
 BODIES: Final = frozenset(("body", "payload"))
 TARGET_MAX: Final = 10  # Parameters of a request that are written to the audit log.
-ELSEWHERE: Final = "has rights in some virtual hosts only, and this concerns more"
+ELSEWHERE: Final = "has rights only in some virtual hosts, but the request concerns others"
 LOGIN: Final = {"WWW-Authenticate": "Bearer"}
 
 Serve = Callable[[Request], Awaitable[Response]]
@@ -147,12 +147,14 @@ class Admission:
         """
         found = await self._identify(request)
         if found is None:
-            return problem(401, "a login or a token is needed: `Authorization: Bearer`", LOGIN)
+            return problem(
+                401, "authentication required: log in, or send a token as `Authorization: Bearer`", LOGIN
+            )
         if isinstance(found, str):
             return self._refused(request, found, 401, quiet=quiet)
         reading = request.method in READING
         if not leaving and (found.right == "none" or (found.right == "read" and not reading)):
-            action = "see anything here" if found.right == "none" else "change anything"
+            action = "read anything here" if found.right == "none" else "change anything"
             return self._refused(request, f"{found.principal.name!r} may not {action}", 403, quiet=quiet)
         if not reading and found.session is not None and not found.session.proves(_header(request, CSRF)):
             return self._refused(request, "the CSRF token is missing or wrong", 403)
@@ -276,9 +278,9 @@ class Admission:
         try:
             name, colon, secret = base64.b64decode(encoded, validate=True).decode().partition(":")
         except ValueError:
-            return "the Authorization header has no name and password"
+            return "the Authorization header does not contain a name and a password"
         if not colon or not name:
-            return "the Authorization header has no name and password"
+            return "the Authorization header does not contain a name and a password"
         token = self.find_token(secret)
         if token is not None and token.name == name:
             return self._token(token)
@@ -351,7 +353,7 @@ def target_of(choice: Any) -> str:
         return ""
     words = []
     for word, value in list(choice.items())[:TARGET_MAX]:
-        text = f"{len(value)} of them" if isinstance(value, list | dict) else value
+        text = f"{len(value)} items" if isinstance(value, list | dict) else value
         if word in BODIES and isinstance(value, str):  # of a message, which only its receivers may read
             text = f"{len(value)} characters"
         words.append(f"{word}={text}")

@@ -273,5 +273,5 @@ async def _choice(request: Request) -> dict[str, str]:
     ):
         raise BadChoiceError('give one of {"client": ID}, {"user": NAME}, {"address": "HOST:PORT"}')
     if choice.get("protocol", PROTOCOLS[0]) not in PROTOCOLS:
-        raise BadChoiceError(f"protocol is one of {', '.join(PROTOCOLS)}, not {choice['protocol']!r}")
+        raise BadChoiceError(f"protocol: must be one of {', '.join(PROTOCOLS)}, not {choice['protocol']!r}")
     return choice

@@ -104,7 +104,7 @@ class LettersApi:
         id = request.path_params["id"]
         found = await self._find_letters([id])
         if not found:
-            raise AbsentError(f"there is no dead letter {id}")
+            raise AbsentError(f"no dead letter {id}")
         message = hide_for_caller(request, self._hide)(found[0].route, found[0].message)
         return answer(letter_row(found[0], message, whole=True))
 
@@ -122,7 +122,7 @@ class LettersApi:
         outcome, stay = await self._read(ask)
         waiting += stay
         if outcome is not ACCEPTED:
-            raise UnavailableError(f"the dead letters are not deleted on disk yet: {outcome.text}")
+            raise UnavailableError(f"the deletion of the dead letters is not on disk yet: {outcome.text}")
         known_ids = set(there)
         unknown = [id for id in ids if id not in known_ids]
         return answer({"purged": len(chosen) - len(stay), "waiting": waiting, "unknown": unknown})

@@ -106,10 +106,10 @@ class EventsApi:
         choice, _, _ = await query_of(request, TAP.words)
         for word, names in (("route", self._names.routes()), ("endpoint", self._names.endpoints())):
             if choice.get(word, "") not in ("", *names):
-                raise AbsentError(f"there is no {word} {choice[word]!r}, so no message would pass")
+                raise AbsentError(f"unknown {word} {choice[word]!r}")
         taps = self._taps
         if taps is None:
-            raise UnavailableError("messages cannot be watched here")
+            raise UnavailableError("this process has no message stream")
         owner = owner_of(request)
         _check_place(self._watched, owner)
         tap = Tap(
@@ -210,7 +210,9 @@ def _check_place(places: UserShares, owner: str) -> None:
     """
     limit = places.full_with(owner, 0)
     if limit and places.count >= places.count_max:
-        raise UnavailableError(f"all {places.count_max} {places.resource} are open already")
+        raise UnavailableError(
+            f"the maximum of {places.count_max} open {places.resource} is reached; close one first"
+        )
     if limit:
         raise ShareFullError(f"{limit} is reached: close another stream first")
 

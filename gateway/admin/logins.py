@@ -104,7 +104,7 @@ class LoginsApi:
             rights = admission.rights_of_token(token)
         right = rights.right
         if right == "none":
-            why = f"no role of {principal.name!r} permits the console"
+            why = f"no role of user {principal.name!r} permits the console"
             audit(
                 "refused",
                 endpoint="http",
@@ -141,14 +141,14 @@ class LoginsApi:
         admission = self._admission
         if "code" in choice:
             if not admission.sessions.use_link(choice["code"]):
-                return "this link was used already, or has expired"
+                return "the login link was used already or has expired"
             return Principal(ADMINISTRATOR), True, "link"
         if "token" in choice:
             token = admission.find_token(choice["token"].strip())
             if token is not None and token.console == "write":
                 return token.principal, True, "token"
             if token is not None:
-                return "a token without write access is for programs only"
+                return "a token without write access cannot log in to the console"
         access = admission.access
         if access is None:
             return "the name or password is wrong"

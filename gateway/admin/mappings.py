@@ -123,7 +123,7 @@ def _file(name: str) -> dict[str, Any]:
         with Path(name).open("rb") as file:
             data = file.read(TEXT_BYTES_MAX + 1)
         if len(data) > TEXT_BYTES_MAX:
-            return {"file": name, "text": None, "why": f"it has more than {TEXT_BYTES_MAX} bytes"}
+            return {"file": name, "text": None, "why": f"the file has more than {TEXT_BYTES_MAX} bytes"}
         return {"file": name, "text": data.decode(), "why": ""}
     except OSError as error:
         return {"file": name, "text": None, "why": error.strerror or str(error)}

@@ -56,11 +56,13 @@ def message_of(choice: PublishAsked, protocols: Mapping[str, str], client: str, 
     protocol = protocols.get(choice.endpoint)
     if protocol is None:
         names = ", ".join(protocols)
-        raise BadChoiceError(f"endpoint: {choice.endpoint!r} is unknown; known: {names}")
+        raise BadChoiceError(f"endpoint: unknown name {choice.endpoint!r}; known: {names}")
     words = {word: text for word in ADDRESS_WORDS if (text := getattr(choice, word)) is not None}
     other = {DIALECT_OF_WORD[word].name for word in words} - {protocol}
     if other or not words:
-        raise BadChoiceError(f"{choice.endpoint!r} uses {protocol}, but the address does not")
+        raise BadChoiceError(
+            f"endpoint {choice.endpoint!r} uses {protocol}, but the address is for another protocol"
+        )
     try:
         address: Address = DIALECTS[protocol].published(words)[0]
         body = base64.b64decode(choice.body, validate=True) if choice.body_encoding == "base64" else None
@@ -69,7 +71,7 @@ def message_of(choice: PublishAsked, protocols: Mapping[str, str], client: str, 
     except ValueError as error:
         raise BadChoiceError(f"body: {error}") from error
     if not 0 <= choice.qos <= dialect_of(address).assurance_max:
-        raise BadChoiceError(f"qos: {protocol} has no {choice.qos}")
+        raise BadChoiceError(f"qos: {protocol} does not support QoS {choice.qos}")
     properties = Properties(
         content_type=choice.content_type,
         reply_to=choice.reply_to,

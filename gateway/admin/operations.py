@@ -80,7 +80,7 @@ def _refuse_request_body(one: ServedOperation) -> Serve:
 
     async def serve(request: Request) -> Response:
         if await request.body() and await choice_of(request) != {}:
-            raise BadChoiceError(f"{request.url.path} takes no body")
+            raise BadChoiceError(f"{request.url.path}: the request must not have a body")
         return await one.serve(request)
 
     return serve
@@ -128,7 +128,7 @@ PROBLEM: Final = {
         "type": {"type": "string"},
         "title": {"type": "string"},
         "status": {"type": "integer"},
-        "detail": {"type": "string", "description": "Description of the problem for people."},
+        "detail": {"type": "string", "description": "Human-readable description of the problem."},
     },
 }
 ANY: Final = (
@@ -136,7 +136,7 @@ ANY: Final = (
 )
 FAILURES: Final = {
     400: "The request is invalid.",
-    401: "A login or a token is needed.",
+    401: "Authentication is required.",
     403: "The caller lacks the right.",
     404: "The object does not exist.",
     409: "The request conflicts with existing state.",

@@ -166,7 +166,7 @@ class ProcessApi:
         else:
             exists = name in process.links
         if not exists:
-            raise AbsentError(f"there is no {kind} {name!r}")
+            raise AbsentError(f"no {kind} {name!r}")
         act(kind, name)
         await wait_until_durable(process.store, process.flush)
         pauses = process.pauses
@@ -267,7 +267,7 @@ class ProcessApi:
         try:
             before = _places(after)
         except ValueError:
-            raise BadChoiceError("after must be `next` of another page") from None
+            raise BadChoiceError("after: must be the value of `next` of another page") from None
         rows, reached = await computed(partial(_newest, self._process.journal, count, route, before))
         caller: Caller = request.state.caller
         if not caller.rights.shows_bodies(None):

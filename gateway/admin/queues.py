@@ -193,7 +193,7 @@ class QueuesApi:
             queue = host.queues.get(choice.queue)
         if queue is None:
             where = f"{choice.protocol} in {choice.virtual_host!r}"
-            raise AbsentError(f"there is no queue {choice.queue!r} of {where}")
+            raise AbsentError(f"no queue {choice.queue!r} of {where}")
         await _load(queue)
         found = islice(queue.browse(), min(max(choice.count, 0), PEEKED_MAX))
         visible = hide_for_caller(request, self._hide, choice.virtual_host)

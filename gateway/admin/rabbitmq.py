@@ -59,8 +59,8 @@ from gateway.telemetry.metrics import Metrics
 TAGS: Final = {"write": ["administrator"], "read": ["monitoring"], "none": []}
 METHODS: Final = ("GET", "DELETE", "PUT", "POST")
 UNSAID: Final = (
-    "over HTTP the gateway declares, binds, publishes, gets, deletes and purges; its configuration has the "
-    "rest"
+    "not supported over HTTP: the gateway only declares, binds, publishes, gets, deletes and"
+    " purges. Change everything else in its configuration"
 )
 PROTOCOLS: Final = {AMQP091.name: "amqp"}  # of listeners, where RabbitMQ has another name
 VERSIONS: Final = {"v5": "MQTT 5-0", "v311": "MQTT 3-1-1", "v31": "MQTT 3-1"}

@@ -270,7 +270,9 @@ class RabbitChanges:
         with trio.move_on_after(PUBLISH_SECS):
             await done.wait()
         if not outcomes:
-            raise ValueError(f"nothing has confirmed the message for {PUBLISH_SECS:g} s; it is on its way")
+            raise ValueError(
+                f"no confirmation of the message within {PUBLISH_SECS:g} s; it may still be delivered"
+            )
         (outcome,) = outcomes
         if outcome.verdict is not Verdict.ACCEPTED:
             if outcome.reason is Reason.NO_ROUTE:

@@ -75,7 +75,7 @@ async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int,
     try:
         count = min(max(int(choice.pop("count", SHOWN)), 0), SHOWN_MAX)
     except ValueError:
-        raise BadChoiceError("count is a number") from None
+        raise BadChoiceError("count: must be a number") from None
     after = choice.pop("after", "")
     for word, value in choice.items():
         kind = words[word].kind if word in words else None
@@ -83,7 +83,7 @@ async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int,
             try:
                 choice[word] = float(value)
             except ValueError:
-                raise BadChoiceError(f"{word} is a number") from None
+                raise BadChoiceError(f"{word}: must be a number") from None
         elif kind is bool:
             choice[word] = {"true": True, "false": False}.get(value)
     return _checked(choice, words), count, after
@@ -97,7 +97,7 @@ async def removal_of(request: Request, operation: ApiOperation) -> dict[str, Any
     """
     choice = await choice_of(request)
     if not isinstance(choice, dict):
-        raise BadChoiceError("give a JSON object")
+        raise BadChoiceError("the body must be a JSON object")
     chosen = _checked(choice, operation.words)
     everything = chosen.pop("all", None)
     if everything is False or (everything is None) == chosen.keys().isdisjoint(operation.choice):
@@ -116,14 +116,14 @@ def _checked(choice: Mapping[str, Any], words: Words) -> dict[str, Any]:
         kind, texts = words[word].kind, words[word].texts
         if texts is not None:
             if value not in texts:
-                raise BadChoiceError(f"{word} is one of {', '.join(texts)}, not {value!r}")
+                raise BadChoiceError(f"{word}: must be one of {', '.join(texts)}, not {value!r}")
             continue
         if kind is float:
             good = type(value) in (int, float) and isfinite(value) and value >= 0
         else:
             good = type(value) is kind
         if not good:
-            raise BadChoiceError(f"{word} is {SHAPES[kind]}")
+            raise BadChoiceError(f"{word}: must be {SHAPES[kind]}")
     return dict(choice)
 
 
@@ -254,6 +254,6 @@ async def wait_until_durable(store: Store | None, flush: Callable[[], None], sec
     with trio.move_on_after(secs):
         await there.wait()
     if not outcomes:
-        raise UnavailableError(f"the disk has not responded for {secs:g} s")
+        raise UnavailableError(f"the disk has not completed the write within {secs:g} s")
     if outcomes[0] is not ACCEPTED:
         raise UnavailableError(f"the changes are not on disk yet: {outcomes[0].text}")

@@ -59,13 +59,13 @@ class DetailedMetrics:
         query = request.query_params
         names = query.getlist("series")
         if not names or not set(names) <= self._kinds.keys():
-            raise BadChoiceError(f"series is one of {', '.join(self._kinds)}, or each of them")
+            raise BadChoiceError(f"series: must be one or more of {', '.join(self._kinds)}")
         if unknown := sorted(query.keys() - WORDS):
-            raise BadChoiceError(f"{unknown[0]} is none of {', '.join(sorted(WORDS))}")
+            raise BadChoiceError(f"{unknown[0]} is not one of {', '.join(sorted(WORDS))}")
         try:
             count = min(max(int(query.get("count", SERIES_MAX)), 0), SERIES_MAX)
         except ValueError:
-            raise BadChoiceError("count is a number") from None
+            raise BadChoiceError("count: must be a number") from None
         chosen: dict[str, Callable[[Any], bool]] = {
             "queues": _queue_chooser(query),
             "sessions": _session_chooser(query),
@@ -92,7 +92,7 @@ def _queue_chooser(query: Any) -> Callable[[ListedQueue], bool]:
     matches_name = matcher(query.get("queue", "*"))
     host, protocol = query.get("virtual_host"), query.get("protocol")
     if protocol not in (None, *HOLDERS):
-        raise BadChoiceError(f"protocol is one of {', '.join(HOLDERS)}, not {protocol!r}")
+        raise BadChoiceError(f"protocol: must be one of {', '.join(HOLDERS)}, not {protocol!r}")
     return lambda one: (
         matches_name(one.name) and host in (None, one.virtual_host) and protocol in (None, one.protocol)
     )

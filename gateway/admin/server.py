@@ -122,7 +122,7 @@ def health(state: AdminState) -> list[BaseRoute]:
                 return problem(403, f"{caller.principal.name!r} {ELSEWHERE}")
             owner = caller.principal.name
         if state.detailed is None:
-            return problem(404, "there are no detailed metrics")
+            return problem(404, "detailed metrics are disabled")
         return await state.admission.unsent.serve_counted(owner, partial(state.detailed.serve, request))
 
     return [
@@ -241,9 +241,9 @@ async def _http_error_response(request: Request, error: HTTPException) -> Respon
         return PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
     detail = error.detail
     if error.status_code == 404:
-        detail = "there is no such path; see /api/v1/openapi.json"
+        detail = "no such path; see /api/v1/openapi.json"
     elif error.headers and "Allow" in error.headers:
-        detail = f"this path has no method {request.method}, but {error.headers['Allow']}"
+        detail = f"method {request.method} is not allowed; allowed: {error.headers['Allow']}"
     return problem(error.status_code, detail, error.headers)
 
 

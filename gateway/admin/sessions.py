@@ -66,7 +66,7 @@ class SessionsApi:
         client = request.path_params["client"]
         session = self._namespace.sessions.get(client)
         if session is None:
-            raise AbsentError(f"there is no session of {client!r}")
+            raise AbsentError(f"no session of client {client!r}")
         filters = [
             {
                 "filter": name,

@@ -34,7 +34,9 @@ class UnsentResponses:
         """Raise ShareFullError if the unsent responses of the user `owner` exceed the limit of one user."""
         if limit := self.shares.limit_of_user(owner, 0):
             self.shares.refuse(owner, limit, 1)
-            raise ShareFullError(f"read your other responses first: {self.shares.of(owner)} bytes are unsent")
+            raise ShareFullError(
+                f"too many unread responses: {self.shares.of(owner)} bytes are unsent. Read them first"
+            )
 
     @asynccontextmanager
     async def building(self, owner: str) -> AsyncIterator[None]:

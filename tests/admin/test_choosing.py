@@ -204,5 +204,5 @@ async def test_the_answer_waits_for_the_disk(autojump_clock: trio.testing.MockCl
     with pytest.raises(UnavailableError, match="not on disk yet: it is full"):
         await wait_until_durable(disk, disk.flush)
     disk.outcome = None
-    with pytest.raises(UnavailableError, match="not responded for 100 s"):
+    with pytest.raises(UnavailableError, match="not completed the write within 100 s"):
         await wait_until_durable(disk, disk.flush)

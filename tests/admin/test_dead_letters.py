@@ -81,7 +81,7 @@ async def test_one_is_shown_whole() -> None:
         assert (large["body_encoding"], len(large["body"])) == ("base64", 2_668)
         assert (await client.get(f"{AT}/m4")).json()["properties"] == {"unreadable": "malformed"}
         answer = await client.get(f"{AT}/m9")
-        assert (answer.status_code, answer.json()["detail"]) == (404, "there is no dead letter m9")
+        assert (answer.status_code, answer.json()["detail"]) == (404, "no dead letter m9")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ async def test_what_the_disk_refuses_to_forget_is_not_purged(monkeypatch: pytest
     async with serving(bench) as client:
         answer = await client.post(f"{AT}/purge", json={"all": True})
         assert answer.status_code == 503
-        assert answer.json()["detail"] == "the dead letters are not deleted on disk yet: no space"
+        assert answer.json()["detail"] == "the deletion of the dead letters is not on disk yet: no space"
 
 
 async def test_a_disk_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,7 +254,7 @@ async def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
         assert (
             await client.post("/api/v1/tokens/make", json={"name": "x"}, headers=reads)
         ).status_code == 403
-        assert (await log_in(client, token=text)).status_code == 401, "it is for programs"
+        assert (await log_in(client, token=text)).status_code == 401, "it cannot log in"
         assert (await client.get("/api/v1/status", headers=bearing(ended.json()["token"]))).status_code == 401
         for bad in (
             {},

@@ -136,7 +136,7 @@ def test_pauses_of_routes_and_links(settings: Settings, broker: Running) -> None
         row = scene.row("routes", "near")
         assert (row["paused"], row["held"], row["delivered"]) == (True, 1, 0)
         link = scene.row("endpoints", "erp")
-        assert (link["paused"], link["up"], link["why"]) == (True, False, "an operator has paused it")
+        assert (link["paused"], link["up"], link["why"]) == (True, False, "an operator has paused the link")
         told = scene.metrics()
         assert 'gateway_route_paused{route="near"} 1.0' in told
         assert 'gateway_route_held{route="near"} 1.0' in told

@@ -269,7 +269,9 @@ async def test_only_so_many_listen() -> None:
     events.streams.add("others", 0, LISTENERS_MAX)
     listen, _ = events.operations()
     caller = SimpleNamespace(principal=SimpleNamespace(name="another"))
-    with pytest.raises(UnavailableError, match="all 20 event streams are open already"):
+    with pytest.raises(
+        UnavailableError, match="the maximum of 20 open event streams is reached; close one first"
+    ):
         await listen.serve(
             Request({"type": "http", "method": "GET", "headers": [], "state": {"caller": caller}})
         )
