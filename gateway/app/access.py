@@ -149,7 +149,7 @@ class Identities:
                     f"{self._path}: {both[0]!r} is also in the configuration; remove one"
                 )
             if self._text and not file.users:
-                reason = "the file has no users; restart the gateway if that is intended"
+                reason = "the file has no users; if that is intended, restart the gateway"
                 raise ConfigurationError(reason, file=str(self._path))
             users, text = {**users, **file.users}, file.text
         hashes, scram = secrets_of(users)
@@ -274,7 +274,7 @@ def _hash_of(name: str, user: User) -> str:
     if has_hash and not is_hash(text):
         key = "password_hash" if user.password_hash_file is None else "password_hash_file"
         raise ConfigurationError(
-            f"users.{name}.{key}: not an argon2 hash; write what `gateway passwd` prints"
+            f"users.{name}.{key}: not an Argon2 hash; set it to what `gateway passwd` prints"
         )
     return text
 
@@ -285,5 +285,5 @@ def _keys_of(name: str, user: User) -> Keys | None:
         return parse_keys(text) if text else None
     except ValueError as error:
         raise ConfigurationError(
-            f"users.{name}.scram: {error}; write what `gateway passwd --scram` prints"
+            f"users.{name}.scram: {error}; set it to what `gateway passwd --scram` prints"
         ) from error

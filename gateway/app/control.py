@@ -84,7 +84,10 @@ class Ordered:
         while not line.endswith(b"\n"):
             byte = sock.recv(1)
             if not byte:
-                raise EOFError("no order received: start workers by the setting `workers`")
+                raise EOFError(
+                    "no instructions from the main process; set `workers` instead of starting a"
+                    " worker directly"
+                )
             line += byte
         return cls(sock, Order(**orjson.loads(line)))
 

@@ -80,7 +80,7 @@ def _urls(settings: Settings) -> Iterator[Exposure]:
     for place, text, url in urls:
         parts = urlsplit(url or "")
         if parts.scheme == "http" and not _is_local(parts.hostname or ""):
-            yield Exposure(place, text, "write https://, or run that server on this machine")
+            yield Exposure(place, text, "use https://, or run that server on this machine")
 
 
 def _unverified(settings: Settings) -> Iterator[Exposure]:
@@ -95,7 +95,7 @@ def _unverified(settings: Settings) -> Iterator[Exposure]:
             text = (
                 "any certificate is accepted, so anyone on the network path can read passwords and messages"
             )
-            advice = "remove verify, and name the broker's authority in ca_file"
+            advice = "remove verify, and set ca_file to the broker's certificate authority"
             yield Exposure((*place, "tls", "verify"), text, advice)
 
 
@@ -108,18 +108,18 @@ def _anonymous_exposures(settings: Settings) -> Iterator[Exposure]:
             and not _is_local(listener.host)
         ):
             text = "every client that reaches the port can connect without a password"
-            advice = "write loopback or never, and give clients users, tokens or certificates"
+            advice = "set loopback or never, and give clients users, tokens or certificates"
             yield Exposure(("listeners", name, "anonymous"), text, advice)
     if settings.guest == "always" and any(not _is_local(one.host) for one in settings.listeners.values()):
         text = "the password of guest is well known"
-        yield Exposure(("guest",), text, "write loopback or never, and give clients users of their own")
+        yield Exposure(("guest",), text, "set loopback or never, and give each client its own user")
 
 
 def _weak_hashes(settings: Settings, hashes: Mapping[str, str]) -> Iterator[Exposure]:
     for name, found in hashes.items():
         if found.startswith(MD5):
-            text = "its password hash is MD5, and its password can be found in minutes"
-            advice = "write what `gateway passwd` prints as password_hash"
+            text = "the password hash is MD5, so the password can be found in minutes"
+            advice = "set password_hash to what `gateway passwd` prints"
             yield Exposure(("users", name), text, advice)
 
 
@@ -132,7 +132,7 @@ def _plain_http(settings: Settings) -> Iterator[Exposure]:
     secrets = secrets or any(role.console != "none" for role in settings.roles.values())
     if settings.is_set(("http", "host")) or secrets:
         text = "the console's passwords and tokens cross the network in plain text"
-        advice = "write http.tls with cert_file and key_file, or host 127.0.0.1 behind a proxy with TLS"
+        advice = "set http.tls with cert_file and key_file, or host 127.0.0.1 behind a proxy with TLS"
         yield Exposure(("http", "host"), text, advice)
 
 
@@ -145,10 +145,8 @@ def _balancers(settings: Settings) -> Iterator[Exposure]:
             network = ipaddress.ip_network(written)
             if network.is_loopback or network.prefixlen >= BALANCER_PREFIXES[network.version]:
                 continue
-            text = (
-                f"each machine in {network} can claim any client address, and a certificate that was checked"
-            )
-            advice = "write the addresses of the load balancers alone"
+            text = f"each machine in {network} can claim any client address and any verified certificate"
+            advice = "name only the addresses of the load balancers"
             yield Exposure(("listeners", name, "proxy_protocol_from", at), text, advice)
 
 

@@ -644,7 +644,7 @@ class Gateway:
                 lacking = next(iter(link.stats.lacking.items()), None)
                 if link.is_up and lacking is not None:
                     self.readiness.mark_unmet(
-                        f"link {link.name}", f"the broker lacks {lacking[0]}: {lacking[1]}"
+                        f"link {link.name}", f"missing at the broker: {lacking[0]}: {lacking[1]}"
                     )
                 elif link.is_up or link.down_reason == ELSEWHERE:
                     self.readiness.mark_met(f"link {link.name}")

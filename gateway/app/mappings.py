@@ -135,7 +135,7 @@ class MappingFiles:
         if refused := refused_routes(router.routes, settings):
             raise _all(refused)
         if self._routed and not drafts and not router.routes:
-            raise MappingError("the files have no routes; restart the gateway if that is intended")
+            raise MappingError("the files have no routes; if that is intended, restart the gateway")
         return router, mappings
 
     def _load(self, path: Path) -> list[MappingFile]:

@@ -168,7 +168,7 @@ class Rules:
             refuse_lost_end(before.text, settings.text, str(before.file))
             if lost := [name for name in before.sections if name not in settings.sections]:
                 raise ConfigurationError(
-                    f"{lost[0]}: the section was removed; restart the gateway if that is intended",
+                    f"{lost[0]}: the section was removed; if that is intended, restart the gateway",
                     file=str(before.file),
                 )
         values = {name: getattr(settings, name) for name in RELOADED}
@@ -186,7 +186,9 @@ class Rules:
             ("users", self._gateway.identities.access.users.names, found.hashes),
         ):
             if before and not now:
-                raise ConfigurationError(f"{word}: none are left; restart the gateway if that is intended")
+                raise ConfigurationError(
+                    f"{word}: the section is empty; if that is intended, restart the gateway"
+                )
 
     def _report_restart(self, settings: Settings) -> None:
         """Log a warning with the changed sections of the configuration that need a restart.

@@ -147,7 +147,7 @@ def open_state(settings: Settings, quotas: UserQuotas) -> SharedState | None:
         from gateway.state.postgresql import PostgreSQLState, Server  # an optional dependency
     except ImportError as error:
         raise ConfigurationError(
-            f"broker.postgresql: psycopg cannot be used ({error}): install the gateway with [postgresql]"
+            f"broker.postgresql: psycopg cannot be loaded ({error}): pip install 'gateway[postgresql]'"
         ) from error
     database = options.postgresql
     password = None if database.password_file is None else database.password

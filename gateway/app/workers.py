@@ -298,7 +298,7 @@ class Supervisor:
         serving = [worker for worker in self.workers if worker.started]
         found = [f"worker {one.number}: {reason}" for one in serving for reason in one.reasons]
         if not serving:
-            found = ["no worker serves"]
+            found = ["no worker is serving"]
         return ["draining", *found] if self._stopping.is_set() else found
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:

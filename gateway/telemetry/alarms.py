@@ -81,11 +81,15 @@ class Alarms:
         sources = self._metrics.sources
         for limit, ratio in sources.limit_ratios().items():
             if ratio > LIMIT_USED_MAX:
-                yield "GatewayLimitNear", limit, f"{ratio:.0%} of {limit} are used"
+                yield "GatewayLimitNear", limit, f"{ratio:.0%} of {limit} is used"
         for key, end in sources.certificates().items():
             days = (end - utc) / 86_400
             if end - utc < CERTIFICATE_SECS_MIN:
-                text = f"it ends in {days:.1f} days" if days > 0 else "it has ended"
+                text = (
+                    f"the certificate expires in {days:.1f} days"
+                    if days > 0
+                    else "the certificate has expired"
+                )
                 yield "GatewayCertificateExpires", key, text
 
     def _of_links(self) -> Iterator[tuple[str, str, str]]:
@@ -97,7 +101,7 @@ class Alarms:
                 last = stats.last_error
                 yield alarm, name, "not connected" + (f": {last.text}" if last is not None else "")
             if stats.blocked:
-                yield "GatewayLinkBlocked", name, "the broker blocks publishing"
+                yield "GatewayLinkBlocked", name, "the broker blocks publishing (connection.blocked)"
             if stats.filters_refused:
                 yield "GatewayLinkFiltersRefused", name, f"filters refused: {stats.filters_refused}"
             for missing, why in stats.lacking.items():
@@ -124,7 +128,7 @@ class Alarms:
         if unconsumed > UNCONSUMED_MAX:
             yield "GatewayQueueUnconsumed", "", f"messages in queues without consumers: {unconsumed}"
         if self._gauge("gateway_memory_blocked"):
-            yield "GatewayMemoryBlocked", "", "publishers are stopped"
+            yield "GatewayMemoryBlocked", "", "memory is short, publishers are paused"
         if "gateway_state_up" in gauges and not self._gauge("gateway_state_up"):
             yield "GatewayStateDown", "", "the database of shared state is unreachable"
 
@@ -152,17 +156,17 @@ ACTS: Final = {
     "GatewayOptionalLinkDown": "Remove the cause, which the log names; the link retries by itself.",
     "GatewayLinkBlocked": "Give the broker memory or disk space.",
     "GatewayLinkFiltersRefused": "Give the link's user the right to subscribe.",
-    "GatewayLinkLacking": "Create it at the broker, or give the link's user the right to.",
-    "GatewayPaused": "Resume it when its reason has passed.",
-    "GatewayOutboxOld": "Let the link's broker accept messages again.",
-    "GatewayDeadLetters": "Look at the reason, mend it, and redrive them.",
+    "GatewayLinkLacking": "Create it at the broker, or give the link's user the right to declare it.",
+    "GatewayPaused": "Resume it when the reason for the pause no longer applies.",
+    "GatewayOutboxOld": "Make the link's broker accept messages.",
+    "GatewayDeadLetters": "Fix the cause that their reason names, then redrive them.",
     "GatewayQueueUnconsumed": "Start the consumers, or delete the queue.",
-    "GatewayMemoryBlocked": "Let queues be consumed, or raise memory_bytes_max.",
-    "GatewayStateDown": "Let the database be reachable.",
+    "GatewayMemoryBlocked": "Consume the queues, or raise memory_bytes_max.",
+    "GatewayStateDown": "Restore the connection to the database.",
     "GatewayStoreUnhealthy": "Free space on the disk, or replace it.",
     "GatewayJournalLosesRows": "Free space on the disk, or replace it.",
-    "GatewayDiskFills": "Let what waits be consumed, or enlarge the disk.",
-    "GatewayLimitNear": "Find out who fills it, or raise it.",
+    "GatewayDiskFills": "Consume the waiting messages, or enlarge the disk.",
+    "GatewayLimitNear": "Find the client or user that uses it, or raise the limit.",
     "GatewayCertificateExpires": "Replace the certificate; it is loaded within a second.",
 }
 """Advice for operators, by alarm; the runbook has more."""

@@ -57,7 +57,7 @@ EVENTS: Final[dict[str, AuditEvent]] = {
         "A client was accepted; `backend` identified it.", (*PEER, "backend", "version", "roles", "expires")
     ),
     "refused": AuditEvent("A client was refused, with the reason.", (*PEER, "backend", "reason")),
-    "renewed": AuditEvent("A connected client has authenticated again.", (*PEER, "backend", "expires")),
+    "renewed": AuditEvent("A connected client re-authenticated.", (*PEER, "backend", "expires")),
     "disconnected": AuditEvent(
         "An accepted client disconnected, with the reason.", (*PEER, "reason", "secs")
     ),
@@ -123,7 +123,7 @@ class Trail:
         """
         fields = KNOWN.get(event)
         if fields is None or not facts.keys() <= fields:
-            raise ValueError(f"the audit log knows no {event} with {sorted(facts)}")
+            raise ValueError(f"no audit event {event} with the fields {sorted(facts)}")
         self.counts[event] += 1
         if self._per_second_max:
             second = int(self._clock())

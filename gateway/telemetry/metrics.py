@@ -54,7 +54,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_settled": ("Messages whose source got an outcome.", (*ENDPOINT, "outcome", "reason")),
     "gateway_protocol_errors": ("Connections closed for violating their protocol.", (*ENDPOINT, "reason")),
     "gateway_spool_delayed": (
-        "Deliveries of large bodies that had to wait because the body could not be read from disk.",
+        "Deliveries of large bodies that were delayed because the body could not be read from disk.",
         (),
     ),
     "gateway_connections_accepted": ("Connections that a listener accepted.", ENDPOINT),
@@ -63,8 +63,11 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Times that publishes of a connection had to wait, for capacity or because of a rate limit.",
         ENDPOINT,
     ),
-    "gateway_answers_lost": ("Answers to return addresses that reached no requester.", (*ENDPOINT, "reason")),
-    "gateway_denied": ("Requests that a client has no right to.", (*ENDPOINT, "action")),
+    "gateway_answers_lost": (
+        "Responses to return addresses that reached no requester.",
+        (*ENDPOINT, "reason"),
+    ),
+    "gateway_denied": ("Requests that were denied because the client lacks a right.", (*ENDPOINT, "action")),
     "gateway_logins": ("Logins of clients, by outcome.", (*ENDPOINT, "outcome")),
     "gateway_duplicates": (
         "Repeated messages that were not accepted again: QoS 2, or by a route that deduplicates.",
@@ -78,7 +81,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_link_reconnects": ("Connections of a link after its first.", ENDPOINT),
     "gateway_link_failures": ("Connections of a link that failed or were lost.", (*ENDPOINT, "reason")),
     "gateway_link_restored": (
-        "Exchanges, queues and consumers that a link's broker had lost, and that exist again.",
+        "Exchanges, queues and consumers that a link's broker had lost and that were restored.",
         (*ENDPOINT, "reason"),
     ),
     "gateway_link_lessened": (
@@ -113,7 +116,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         ("resource",),
     ),
     "gateway_share_evicted": (
-        "Entries of users with more than an equal part that were removed for newer ones.",
+        "Entries of users above their equal share that were removed for newer ones.",
         ("resource",),
     ),
     "gateway_dropped": ("Messages that the embedded broker dropped.", ("reason",)),
@@ -160,7 +163,7 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Exchanges and queues that routes need and the link's broker does not have.",
         ENDPOINT,
     ),
-    "gateway_link_filters_refused": ("Topic filters that a link needs and its broker refuses.", ENDPOINT),
+    "gateway_link_filters_refused": ("Topic filters that a link needs but its broker refuses.", ENDPOINT),
     "gateway_certificate_expiry_timestamp_seconds": (
         "End of a certificate that the configuration names, in seconds since 1970.",
         ("key",),
@@ -185,10 +188,12 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_deduplication_ids": "Message ids that routes remember; of a replica, those that it passed on.",
     "gateway_engine_bindings": "Binding keys of this replica's queue on the cluster.",
     "gateway_engine_clock_skew_seconds": "Seconds by which this machine's clock is ahead of the cluster's.",
-    "gateway_engine_retained_reads": "Pages of retained messages that wait for their user's turn.",
+    "gateway_engine_retained_reads": "Pages of retained messages that wait for the turn of their user.",
     "gateway_engine_reviewing": "1 while subscriptions of absent clients are checked by changed rules.",
     "gateway_engine_sessions": "Sessions of all replicas, counted every ten seconds.",
-    "gateway_engine_retaining_messages": "Messages that wait to be retained by the database, or behind one.",
+    "gateway_engine_retaining_messages": (
+        "Messages that wait to be stored as retained by the database, or behind such a message."
+    ),
     "gateway_engine_unconfirmed_clients": "Clients whose response waits for the cluster or the database.",
     "gateway_delayed_messages": "Messages that wait in exchanges of type x-delayed-message.",
     "gateway_delayed_bytes": "Size of messages in exchanges of type x-delayed-message.",
@@ -206,9 +211,11 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_queue_unconsumed_messages": "Messages in queues of the embedded broker without consumers.",
     "gateway_queues": "AMQP queues of the embedded broker.",
     "gateway_retained_messages": "MQTT topics with a retained message.",
-    "gateway_ended_sessions": "Ended MQTT sessions that owe messages to others of their groups.",
-    "gateway_ended_sessions_bytes": "Size of what ended MQTT sessions owe to others of their groups.",
-    "gateway_waiting_wills": "Wills that were refused for now and are published again.",
+    "gateway_ended_sessions": "Ended MQTT sessions whose messages wait for other shared subscribers.",
+    "gateway_ended_sessions_bytes": (
+        "Size of messages of ended MQTT sessions that wait for other members of their shared subscriptions."
+    ),
+    "gateway_waiting_wills": "Wills that were refused temporarily and wait for a retry.",
     "gateway_sessions": "MQTT sessions, connected or not.",
     "gateway_spool_bytes": "Bytes of large AMQP bodies on disk.",
     "gateway_spool_files": "Files of large AMQP bodies, complete or not.",

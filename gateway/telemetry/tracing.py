@@ -372,7 +372,7 @@ def _end(span: Span, outcome: Outcome | None, at: int) -> None:
     """
     if outcome is None:
         span.set_attribute("gateway.outcome", "unsettled")
-        span.set_status(Status(StatusCode.ERROR, "nobody has settled the message"))
+        span.set_status(Status(StatusCode.ERROR, "no outcome was reported for the message"))
     else:
         span.set_attribute("gateway.outcome", outcome.verdict.name.lower())
         if outcome.verdict is not ACCEPTED.verdict:

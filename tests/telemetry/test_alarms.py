@@ -94,7 +94,7 @@ def test_each_condition_has_its_alarm() -> None:
     }
     assert set(scene.names()) == expected
     ends = {one.of: one.text for one in scene.alarms.present() if one.name == "GatewayCertificateExpires"}
-    assert ends == {"a": "it ends in 1.0 days", "b": "it has ended"}
+    assert ends == {"a": "the certificate expires in 1.0 days", "b": "the certificate has expired"}
 
 
 def test_each_has_a_section_of_the_runbook_and_an_alert() -> None:
