@@ -38,7 +38,7 @@ ID_BYTES_MAX: Final = 255  # bytes; a longer id is stored as its hash
 ADDRESSES_MAX: Final = 1_024  # addresses whose recipients one guard caches
 
 UNSETTLED: Final = Outcome(
-    Verdict.RELEASED, Reason.QUOTA, "a message with the same id is on its way and not accepted yet"
+    Verdict.RELEASED, Reason.QUOTA, "a message with the same id is in flight and not accepted yet"
 )
 
 

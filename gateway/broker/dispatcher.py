@@ -52,7 +52,7 @@ PLANS_MAX = 4_096  # more plans would not be shared: each address would have its
 FILTERS_MAX = 64  # subscriptions that change between two checks; with more, everything is looked up again
 log = structlog.get_logger(limited=True)
 
-UNROUTED = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue or subscription takes it")
+UNROUTED = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue or subscription matches the message")
 AddressOf = Callable[[str], Address | None]
 
 

@@ -30,7 +30,7 @@ FAR: Final = 0.7  # below it no owner is restrained
 LESS: Final = 0.95  # of its share: below it an owner is no longer restrained
 SLICE: Final = 500  # holders examined at once, which takes some milliseconds
 BEYOND_SHARE: Final = (
-    "memory is short, and limits.memory_per_user_share or memory_per_address_share is reached"
+    "memory is short, and limits.memory_per_user_share or limits.memory_per_address_share is reached"
 )
 
 

@@ -36,14 +36,14 @@ HELD_BYTES_MAX: Final = 64 * 1024 * 1024
 RELEASED_AT_ONCE: Final = 2_000
 
 HELD_FULL: Final = Outcome(
-    Verdict.RELEASED, Reason.TARGET_DOWN, "the route is paused, and as many messages wait as may"
+    Verdict.RELEASED, Reason.TARGET_DOWN, "the route is paused, and the limit on waiting messages is reached"
 )
 
 HELD_USER_FULL: Final = Outcome(
-    Verdict.RELEASED, Reason.QUOTA, "the route is paused, and this user has its share (limits.user_share)"
+    Verdict.RELEASED, Reason.QUOTA, "the route is paused, and the user's share is used up (limits.user_share)"
 )
 
-EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it expired while its route was paused")
+EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "the message expired while its route was paused")
 
 RecipientsOf = Callable[[Route, Message], tuple[Recipient, ...]]
 

@@ -14,7 +14,7 @@ from gateway.containment import contained
 from gateway.errors import ProtocolError
 from gateway.model.outcome import INTERNAL, Outcome, Reason, Verdict
 
-UNREADABLE: Final = Outcome(Verdict.REJECTED, Reason.STORE, "its body should be on disk, and cannot be read")
+UNREADABLE: Final = Outcome(Verdict.REJECTED, Reason.STORE, "the body cannot be read from disk")
 
 
 def outcome_of_error(error: Exception, **facts: Any) -> Outcome:

@@ -23,7 +23,7 @@ from gateway.model.address import Address
 
 Find = Callable[[Address], RoutingEntry]
 RETURN_ADDRESS: Final = (
-    "the address is a return address, and the dead letter is no reply that was refused there"
+    "the address is a return address, but the dead letter is not a reply that was refused there"
 )
 
 
@@ -131,4 +131,4 @@ def _check_roles(entry: RoutingEntry, roles: Sequence[str]) -> None:
     for branch in entry.plan.branches:
         role = branch.route.rule.role
         if role is not None and role not in roles:
-            raise PublishRefused(f"route {branch.route.name!r} takes it from role {role!r} alone")
+            raise PublishRefused(f"route {branch.route.name!r} requires the role {role!r}")

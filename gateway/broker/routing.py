@@ -20,7 +20,11 @@ from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.spooled_bodies import Spooled
 
-TOO_LARGE = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "a route takes no more than limits.message_bytes_max")
+TOO_LARGE = Outcome(
+    Verdict.REJECTED,
+    Reason.TOO_LARGE,
+    "the message exceeds limits.message_bytes_max, which applies to routes",
+)
 
 Lost = Literal["gone", "unknown", "no_route"]
 """Why a reply reaches no requester.

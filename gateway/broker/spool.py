@@ -217,7 +217,7 @@ class Spool:
             try:
                 folder.mkdir(mode=0o700, exist_ok=True)
             except OSError as error:
-                raise StoreError(f"the folder {folder} cannot be made: {error.strerror}") from error
+                raise StoreError(f"the folder {folder} cannot be created: {error.strerror}") from error
 
     @property
     def folder(self) -> Path:
@@ -226,7 +226,7 @@ class Spool:
             try:
                 self._folder = Path(tempfile.mkdtemp(prefix="gateway-spool-"))
             except OSError as error:
-                raise SpoolFull(f"no folder can be made: {error.strerror}") from error
+                raise SpoolFull(f"no temporary folder can be created: {error.strerror}") from error
         return self._folder
 
     def hold(self, size: int) -> bool:
@@ -319,7 +319,7 @@ class Spool:
         try:
             return (self.folder / name).stat().st_size
         except OSError as error:
-            raise StoreError(f"{self.folder / name} is gone: {error.strerror}") from error
+            raise StoreError(f"{self.folder / name} cannot be opened: {error.strerror}") from error
 
     def recall_body(self, name: str, size: int) -> Spooled:
         """Return the body in the file `name`, to which a stored message refers. Raises StoreError."""

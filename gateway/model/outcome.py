@@ -61,7 +61,9 @@ FINAL: Final = frozenset(
 """Reasons of refusals that another attempt cannot change."""
 
 ACCEPTED: Final = Outcome(Verdict.ACCEPTED)
-NO_TAKER: Final = Outcome(Verdict.ACCEPTED, Reason.NO_TAKER, "no subscription, queue or route takes it")
+NO_TAKER: Final = Outcome(
+    Verdict.ACCEPTED, Reason.NO_TAKER, "no subscription, queue or route matches the message"
+)
 INTERNAL: Final = Outcome(Verdict.REJECTED, Reason.INTERNAL, "internal error")
 
 

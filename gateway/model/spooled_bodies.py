@@ -97,7 +97,7 @@ class Spooled(bytes):
     def check(self) -> None:
         """Raise OSError if the file is missing, or shorter than it was."""
         if self.size and not self.read(self.size - 1, 1):
-            raise OSError(f"{self.file.name} is shorter than it was")
+            raise OSError(f"{self.file.name} was truncated")
 
     def piece(self, at: int, count: int) -> SpooledPiece:
         """Return `count` bytes from offset `at` as a piece that is read from disk when sent.
@@ -177,7 +177,7 @@ class SpooledPiece:
         """
         sent_count = self._opened.send(descriptor, self._at + skip, self._count - skip)
         if not sent_count:
-            raise OSError(f"{self._file.name} is shorter than it was")
+            raise OSError(f"{self._file.name} was truncated")
         return sent_count
 
     def data(self) -> bytes:
@@ -187,7 +187,7 @@ class SpooledPiece:
         """
         found = self._file.read(self._at, self._count)
         if len(found) != self._count:
-            raise OSError(f"{self._file.name} is shorter than it was")
+            raise OSError(f"{self._file.name} was truncated")
         return found
 
 

@@ -438,7 +438,9 @@ def test_a_letter_that_its_route_had_made_goes_straight_to_the_target() -> None:
     assert part.messages == [letter.message], "though its id was accepted on this route"
     assert bench.devices.messages == []
     bench.redrive()
-    assert {outcome.verdict for outcome in bench.told.values()} == {Verdict.RELEASED}, "it is on its way"
+    assert {outcome.verdict for outcome in bench.told.values()} == {Verdict.RELEASED}, (
+        "already being redriven"
+    )
     part.settle(ACCEPTED)
     assert bench.told == {letter.id: ACCEPTED}
     assert len(bench.letters) == 0
@@ -504,8 +506,13 @@ def test_the_journal_hears_of_letters_with_and_without_a_route(tmp_path: Path) -
         (mqtt("in/1"), "gone", False, "in no mapping"),
         (mqtt("in/1"), "up", True, "leads to amqp091 now"),
         (amqp(), "up", False, "takes mqtt now"),
-        (mqtt("elsewhere"), "up", False, "does not take it any more"),
-        (mqtt("in/1", sender=Sender("gone")), "", False, "'gone' that it came from is not here"),
+        (mqtt("elsewhere"), "up", False, "no longer matches the message"),
+        (
+            mqtt("in/1", sender=Sender("gone")),
+            "",
+            False,
+            "'gone', from which the message came, is not configured",
+        ),
         (mqtt("nowhere", sender=Sender("mqtt")), "", False, "no queue or subscription"),
         (Message(topic_address("copy/1"), b""), "side", True, "no queue or subscription"),
         (mqtt("in/" + "x" * 256), "up", False, "255"),
@@ -546,8 +553,8 @@ def test_a_letter_whose_body_was_not_kept_is_not_redriven_after_a_restart_either
         bench = Bench(letters=DeadLetters(store=one.store))
         bodiless, whole = read(one, lambda then: bench.letters.newest(9, then))
         bench.redriving.redrive([bodiless, whole], bench.told.__setitem__)
-        assert bench.told[bodiless.id].text == "its body was not kept"
-        assert bodiless.outcome.text == "no; its body was not kept"
+        assert bench.told[bodiless.id].text == "the body was not stored"
+        assert bodiless.outcome.text == "no; the body was not stored"
         assert [message.body for message in bench.erp.messages] == [b"whole"]
         assert len(bench.letters) == 2
 
@@ -567,7 +574,7 @@ def test_a_letter_whose_endpoint_has_gone_stays() -> None:
     del bench.dispatcher.namespaces["erp"]
     bench.redrive()
     ((_, outcome),) = bench.told.items()
-    assert "'erp' is not here" in outcome.text
+    assert "'erp' is not configured" in outcome.text
 
 
 # Several routes.

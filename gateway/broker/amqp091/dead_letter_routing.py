@@ -61,9 +61,11 @@ BURIED_OF_USER: Final = 100  # of these, of one user before the next one
 NOTED_MAX: Final = 100_000
 RETRY_SECS: Final = 1.0  # between two checks whether a failing disk accepts messages again
 COUNT_MAX: Final = (1 << 63) - 1  # deaths; a client may claim any number
-TOO_OFTEN: Final = Outcome(Verdict.REJECTED, Reason.HOPS, "it died in too many queues, one after the other")
-NOBODY: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue takes the dead letter")
-NOBODY_NOW: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue takes the delayed message")
+TOO_OFTEN: Final = Outcome(
+    Verdict.REJECTED, Reason.HOPS, "the message was dead-lettered by too many queues in succession"
+)
+NOBODY: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue matches the dead letter")
+NOBODY_NOW: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue matches the delayed message")
 Lost = Callable[[list[Message], Outcome], None]
 
 

@@ -75,7 +75,7 @@ def gather(settings: Settings) -> GatheredDeclarations:
             continue
         findings += _first([_error(fault, origin) for fault in export.faults])
         if export.passed_over:
-            text = f"passed over, for it means nothing here: {export.passed_over}"
+            text = f"ignored, because the gateway does not support it: {export.passed_over}"
             findings.append(Finding(Severity.NOTE, "declared", text, str(file), 0))
         found += [
             Declared(kind, thing, thing.vhost or hosts[0], f"{kind}[{at}]", origin, imported=True)
@@ -84,13 +84,16 @@ def gather(settings: Settings) -> GatheredDeclarations:
     if options.has_declarations and not any(
         isinstance(one, AmqpListener) for one in settings.listeners.values()
     ):
-        text = f"declare: no listener speaks {AMQP091.title}, so that nobody reaches what is declared"
+        text = (
+            f"declare: no listener uses {AMQP091.title}, so no client can reach the declared queues."
+            " Add a listener, or remove declare"
+        )
         findings.append(Finding(Severity.WARNING, "declared", text, "", 0))
     order = [kind for kind, _ in KINDS]
     found.sort(key=lambda one: order.index(one.kind))
     whole, lost = _with_both_ends(found)
     for name, count in lost.items():
-        text = f"passed over: bindings of exchanges or queues that were not exported with them ({count})"
+        text = f"ignored: bindings whose exchange or queue is not in the export ({count})"
         findings.append(Finding(Severity.NOTE, "declared", text, name, 0))
     return GatheredDeclarations(whole, findings)
 
@@ -185,7 +188,9 @@ def _first(findings: list[Finding]) -> list[Finding]:
     if len(findings) <= TOLD_MAX:
         return findings
     severity = min((one.severity for one in findings), key=list(Severity).index)
-    more = Finding(severity, "declared", f"declare: {len(findings) - TOLD_MAX} more like these", "", 0)
+    more = Finding(
+        severity, "declared", f"declare: {len(findings) - TOLD_MAX} more findings of this kind", "", 0
+    )
     return [*findings[:TOLD_MAX], more]
 
 
@@ -215,9 +220,12 @@ def _declare_one(hosts: AmqpHosts, one: Declared) -> Iterator[Finding]:
         text = str(error)
         if isinstance(one.thing, DeclaredBinding):
             if error.code == NOT_FOUND:
-                text += "; declare it here, too"
+                text += "; declare it in the configuration, too"
         elif error.code == PRECONDITION_FAILED and _exists(host, one.thing):
-            text += "; that is from an earlier start, or declared twice: say the same, or remove it there"
+            text += (
+                "; it exists with other properties, from an earlier start or another declaration."
+                " Declare it with the same properties, or delete the existing one"
+            )
         yield one.finding(Severity.ERROR, text)
 
 
@@ -265,13 +273,19 @@ def _remarks(host: VirtualHost, one: Declared) -> Iterator[Finding]:
         if name not in known_names:
             near = get_close_matches(name, known_names, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            yield one.finding(severity, f"arguments.{name}: means nothing here{hint}")
+            yield one.finding(severity, f"arguments.{name}: not supported, so it has no effect{hint}")
     leads = thing.arguments.get(way)
     if leads and leads not in host.exchanges:
-        text = f"it leads to exchange {leads!r}, which is not declared: until it is, what goes there is lost"
+        text = (
+            f"it refers to exchange {leads!r}, which is not declared: messages for that exchange are"
+            " lost until it is declared"
+        )
         yield one.finding(severity, text)
     if thing.auto_delete:
-        text = f"auto_delete: {thing.name!r} is gone when its last user has left, until the next start"
+        text = (
+            f"auto_delete: {thing.name!r} is deleted when its last consumer or binding is removed,"
+            " and is declared only at the next start"
+        )
         yield one.finding(severity, text)
 
 

@@ -54,16 +54,16 @@ def read_export(file: Path, hosts: Collection[str], *, others_take: Collection[s
     for kind, model in KINDS:
         several = document.get(kind, [])
         if not isinstance(several, list):
-            faults.append(f"{kind}: a list is wanted")
+            faults.append(f"{kind}: must be a list")
             continue
         for at, one in enumerate(several):
             place = f"{kind}[{at}]"
             if not isinstance(one, dict):
-                faults.append(f"{place}: a table is wanted")
+                faults.append(f"{place}: must be a table")
             elif kind == "queues" and str(one.get("name", "")).startswith("amq."):
-                not_ours["queues that their broker has named"] += 1
+                not_ours["queues with server-generated names"] += 1
             elif one.get("vhost") is not None and one["vhost"] not in hosts:
-                not_ours[f"what is in virtual host {one['vhost']!r}, which no listener serves"] += 1
+                not_ours[f"objects in virtual host {one['vhost']!r}, which no listener serves"] += 1
             else:
                 try:
                     things.append((kind, at, model.model_validate(_known_fields(one, model))))
@@ -92,7 +92,7 @@ def content_of(file: Path) -> dict[str, Any]:
         raise ConfigurationError(reason, file=str(file), line=error.lineno, column=error.colno) from error
     if not (isinstance(content, dict) and any(kind in content for kind, _ in KINDS)):
         raise ConfigurationError(
-            "no definitions of RabbitMQ: a table with queues, exchanges and bindings is wanted",
+            "not a RabbitMQ definitions file: it must be a table with queues, exchanges and bindings",
             file=str(file),
         )
     return content

@@ -75,7 +75,10 @@ def read_policies(file: Path) -> dict[str, list[Policy]]:
         except PolicyError as error:
             raise ConfigurationError(f"policies[{at}]: {error}", file=str(file)) from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            reason = f"policies[{at}]: not as RabbitMQ exports it: {type(error).__name__}: {error}"
+            reason = (
+                f"policies[{at}]: does not have the form of a RabbitMQ export: {type(error).__name__}"
+                f": {error}"
+            )
             raise ConfigurationError(reason, file=str(file)) from error
         found.setdefault(document.get("vhost", "/"), []).append(policy)
     return found
@@ -93,7 +96,7 @@ def _policy(document: dict[str, Any]) -> Policy:
         arguments[name] = argument
     alternate = document["definition"].get(ALTERNATE)
     if not (alternate is None or (isinstance(alternate, str) and len(alternate.encode()) <= NAME_BYTES_MAX)):
-        raise PolicyError(f"{ALTERNATE}: the name of an exchange is wanted")
+        raise PolicyError(f"{ALTERNATE}: must be the name of an exchange")
     types = APPLIES_TO.get(document.get("apply-to", "all"), ())
     priority = int(document.get("priority", 0))
     return Policy(Regex(document["pattern"]), types, priority, arguments, document, alternate)

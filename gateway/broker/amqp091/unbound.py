@@ -42,7 +42,7 @@ def _unbound(
     if not why or not (declares or brought):
         return
     severity = Severity.WARNING if declares and brought else Severity.NOTE
-    consequence = f"until a client makes that good, what comes from {route.source!r} is rejected"
+    consequence = f"messages from {route.source!r} are rejected until a client declares it"
     text = f"route {route.name!r}: {why} in virtual host {host.name!r}: {consequence}"
     yield Finding(severity, "unbound", text, route.file, route.line, route.column)
 

@@ -127,7 +127,7 @@ class _SelectorParser:
         while True:
             found = _TOKEN.match(text, at)
             if found is None or found.lastgroup is None:
-                raise SelectorRefused(f"{text[at : at + 20]!r} at {at + 1} is not understood")
+                raise SelectorRefused(f"syntax error at character {at + 1}: {text[at : at + 20]!r}")
             kind = found.lastgroup
             word = found[kind]
             if kind == "word" and word.upper() in _RESERVED:
@@ -168,7 +168,7 @@ class _SelectorParser:
 
     def _fault(self, why: str = "not expected here") -> SelectorRefused:
         kind, word, at = self._peek()
-        return SelectorRefused(f"{'the end' if kind == 'end' else repr(word)} at {at}: {why}")
+        return SelectorRefused(f"{'the end' if kind == 'end' else repr(word)} at character {at}: {why}")
 
     def _text(self) -> str:
         kind, word, _ = self._peek()
@@ -179,12 +179,12 @@ class _SelectorParser:
 
     def _truth(self, term: _Term) -> Value:
         if not term.truth:
-            raise self._fault("what stands before it is no condition")
+            raise self._fault("the expression before it is not a condition")
         return term.value
 
     def _plain(self, term: _Term) -> Value:
         if term.only:
-            raise self._fault("what stands before it is a condition, not a value")
+            raise self._fault("the expression before it is a condition, not a value")
         return term.value
 
     # Logic.
@@ -269,7 +269,7 @@ class _SelectorParser:
         pattern = self._text()
         escape = self._text() if self._accept("ESCAPE") else ""
         if len(escape) > 1:
-            raise self._fault("ESCAPE is one character")
+            raise self._fault("ESCAPE must be one character")
         pieces = _pieces(pattern, escape)
         if pieces is None:
             raise self._fault("the escape character ends the pattern")

@@ -36,8 +36,10 @@ log = structlog.get_logger(limited=True)
 INVALID: Final = re.compile(r"[/#&\x00-\x20\x7f]")
 INVALID_BUT_SLASH: Final = re.compile(r"[#&\x00-\x20\x7f]")
 TEMPORARY: Final = "tmp-"
-ANOTHER_USERS: Final = "the durable subscription is another user's"
-NOWHERE: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no such destination, and none may be created")
+ANOTHER_USERS: Final = "the durable subscription belongs to another user"
+NOWHERE: Final = Outcome(
+    Verdict.REJECTED, Reason.NO_ROUTE, "no such destination, and the user may not create it"
+)
 
 Named = FastQueue | Topic
 
@@ -237,7 +239,7 @@ class FastHost:
         invalid = INVALID_BUT_SLASH if slashes else INVALID
         made = self._create(service, name, invalid, maker) if creates else None
         if made is None:
-            raise FastRefused(ReplyCode.DESTINATION_NOT_FOUND, f"there is no {service} {name!r}")
+            raise FastRefused(ReplyCode.DESTINATION_NOT_FOUND, f"no {service} {name!r}")
         return [made]
 
     def means_several(self, service: str, name: str) -> bool:
@@ -281,7 +283,7 @@ class FastHost:
             return [name]
         found = [one for one in self.peers if one.startswith(name)] if whole else []
         if not found:
-            raise FastRefused(ReplyCode.DESTINATION_NOT_FOUND, f"there is no peer {name!r}")
+            raise FastRefused(ReplyCode.DESTINATION_NOT_FOUND, f"no peer {name!r}")
         return found
 
     def _may_begin(self, name: str) -> bool:
@@ -308,11 +310,16 @@ class FastHost:
     @staticmethod
     def _check_name(name: str, invalid: re.Pattern[str]) -> None:
         if invalid.search(name):
-            raise FastRefused(ReplyCode.BAD_FIELD_VALUE, f"dest-name: {name!r} holds what no name may")
+            raise FastRefused(
+                ReplyCode.BAD_FIELD_VALUE,
+                f"dest-name: {name!r} contains a character that is not allowed in a name",
+            )
         if name.startswith(AMQPFAST.return_prefix):
-            raise FastRefused(ReplyCode.ACCESS_REFUSED, f"dest-name: {name!r} would be a return address")
+            raise FastRefused(
+                ReplyCode.ACCESS_REFUSED, f"dest-name: {name!r} is reserved for return addresses"
+            )
         if len(name.encode()) > SHORT_STRING_MAX:
-            text = f"dest-name: more than {SHORT_STRING_MAX} bytes in all"
+            text = f"dest-name: more than {SHORT_STRING_MAX} bytes"
             raise FastRefused(ReplyCode.BAD_FIELD_VALUE, text)
 
     def _check_room(
@@ -420,7 +427,7 @@ class FastHost:
             add = self._add_queue if service == "queue" else self._add_topic
             found = add(name, client, maker)
         elif found.owner != client:
-            raise FastRefused(ReplyCode.ACCESS_REFUSED, f"{service} {name!r} belongs to somebody else")
+            raise FastRefused(ReplyCode.ACCESS_REFUSED, f"{service} {name!r} belongs to another client")
         elif isinstance(found, FastQueue):
             found.purge()
         found.channel = channel
@@ -475,7 +482,8 @@ class FastHost:
                 return before
             if not before.interest.is_of(interest.name, prefix=interest.prefix):
                 text = (
-                    f"identifier: {key[1]!r} is a subscription to {before.interest.name!r}; cancel that first"
+                    f"identifier: {key[1]!r} subscribes to {before.interest.name!r}; cancel that"
+                    " subscription first"
                 )
                 raise FastRefused(ReplyCode.TEMPORARILY_FORBIDDEN, text)
         if key is not None:

@@ -34,9 +34,9 @@ from gateway.store.letters import StoredDeadLetter
 from gateway.store.store import Store
 
 CROSSED: Final = ">"
-BODY_LOST: Final = "its body was not kept"
-PROPERTIES_LOST: Final = "its properties were not kept"
-LOST_PARTS: Final = (BODY_LOST, PROPERTIES_LOST, "it was not kept")
+BODY_LOST: Final = "the body was not stored"
+PROPERTIES_LOST: Final = "the properties were not stored"
+LOST_PARTS: Final = (BODY_LOST, PROPERTIES_LOST, "the message was not stored")
 MEMORY: Final = "m"  # prefix of the ids of dead letters in memory
 BODY_BYTES_MAX: Final = 16 * 1024 * 1024  # of a dead letter whose message had its body on disk
 PAGE_LETTERS: Final = 200  # read at a time when all are searched
@@ -75,7 +75,7 @@ def with_loss(part: str, outcome: Outcome) -> Outcome:
 
 Letters = list[Letter]
 LETTERS_FULL: Final = Outcome(
-    Verdict.RELEASED, Reason.QUOTA, "there are as many dead letters as may be: redrive or purge some"
+    Verdict.RELEASED, Reason.QUOTA, "the limit on dead letters is reached: redrive or purge some"
 )
 
 
@@ -156,7 +156,7 @@ def _load_message(message: Message, *, is_last: bool) -> tuple[Message, bool] | 
     body = message.body
     if not isinstance(body, Spooled):
         return message, True
-    data, why = b"", "larger than a dead letter may be"
+    data, why = b"", "larger than the maximum size of a dead letter"
     if body.size <= BODY_BYTES_MAX:
         try:
             data = body.data()

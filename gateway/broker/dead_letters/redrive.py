@@ -34,9 +34,13 @@ from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.times import Monotonic
 
-BUSY: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "it is on its way already")
-ELSEWHERE: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "another replica sends it, or has sent it")
-STALE: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it has expired: a target would drop it at once")
+BUSY: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "the dead letter is already being redriven")
+ELSEWHERE: Final = Outcome(
+    Verdict.RELEASED, Reason.QUOTA, "another replica redrives the dead letter, or has redriven it"
+)
+STALE: Final = Outcome(
+    Verdict.REJECTED, Reason.EXPIRED, "the message has expired, so its target would drop it"
+)
 
 Told = Callable[[str, Outcome], None]
 Receipt = tuple[str, Told]
@@ -125,13 +129,13 @@ class Redriving:
         named = router.answers if is_reply else router.routes
         route = next((one for one in named if one.name == letter.route), None)
         if route is None:
-            return _no(f"the route {letter.route!r} is in no mapping")
+            return _no(f"route {letter.route!r} is in no mapping")
         made = self._deliverable_message(route, letter)
         if isinstance(made, Outcome):
             return made
         end = self._dispatcher.end(route)
         if end is None:
-            return _no(f"the endpoint {route.target_endpoint!r} is not here")
+            return _no(f"endpoint {route.target_endpoint!r} is not configured")
         sinks = sinks_of(end, made)
         retained = end.retained if made.retain else None
         if not sinks and retained is None:
@@ -151,14 +155,14 @@ class Redriving:
             return protocol_mismatch(route, message) or message
         protocol = route.pattern.dialect.name
         if message.address.protocol != protocol:
-            return _no(f"the route {route.name!r} takes {protocol} now")
+            return _no(f"route {route.name!r} now has a source of protocol {protocol}")
         queue = route.pattern.queue or ""
         captures = route.pattern.match(message.address, queue)
         resolved = None
         if captures is not None:
             resolved = route.resolve(message.address, captures, queue, message.hops + 1)
         crossed = None if resolved is None else self._dispatcher.router.identified(resolved).cross(message)
-        return _no(f"the route {route.name!r} does not take it any more") if crossed is None else crossed
+        return _no(f"route {route.name!r} no longer matches the message") if crossed is None else crossed
 
     def _publish(self, batch: Batch, message: Message, receipt: Receipt, *, is_reply: bool) -> Outcome | None:
         """Add a dead letter to `batch` as if its sender published it again at the same endpoint.
@@ -170,7 +174,7 @@ class Redriving:
         endpoint = message.sender.endpoint
         namespace = dispatcher.namespaces.get(endpoint)
         if namespace is None:
-            return _no(f"the endpoint {endpoint!r} that it came from is not here")
+            return _no(f"endpoint {endpoint!r}, from which the message came, is not configured")
         local = None if endpoint in dispatcher.links else namespace
         try:
             entry = redriven_entry(dispatcher, endpoint, local, message.address, is_reply=is_reply)

@@ -32,7 +32,7 @@ SLACK: Final = 64  # outdated entries that may be in the heap, in addition to as
 RETAINED_FULL: Final = Outcome(
     Verdict.REJECTED,
     Reason.QUOTA,
-    "limits.retained_... or limits.user_share are reached: the topic retains what it did before",
+    "limits.retained_... or limits.user_share is reached: the previous retained message is unchanged",
 )
 KIND: Final = "retained"  # kind of record in the store; its key is the topic in UTF-8, its value the message
 

@@ -54,12 +54,16 @@ REMOVED_AT_ONCE: Final = 100  # dead letters for which space is requested togeth
 
 OUTBOX_FULL: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "the outbox is full")
 OUTBOX_USER_FULL: Final = Outcome(
-    Verdict.RELEASED, Reason.QUOTA, "this user has its share of the outbox (limits.user_share)"
+    Verdict.RELEASED, Reason.QUOTA, "the user's share of the outbox is used up (limits.user_share)"
 )
-OUTBOX_STALE: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "what the outbox holds is too old")
-CROWDED_OUT: Final = Outcome(Verdict.REJECTED, Reason.QUOTA, "the outbox was full, newer messages came")
-TOO_OLD: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it waited longer than outbox.age_secs_max")
-EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it expired in the outbox")
+OUTBOX_STALE: Final = Outcome(
+    Verdict.RELEASED, Reason.QUOTA, "the messages in the outbox are older than outbox.age_secs_max"
+)
+CROWDED_OUT: Final = Outcome(Verdict.REJECTED, Reason.QUOTA, "the outbox was full, newer messages arrived")
+TOO_OLD: Final = Outcome(
+    Verdict.REJECTED, Reason.EXPIRED, "the message waited longer than outbox.age_secs_max"
+)
+EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "the message expired in the outbox")
 
 Policy = Literal["reject", "drop_oldest", "dead_letter"]
 Left = Callable[[Route, list[Message], Outcome, Monotonic], None]
@@ -302,9 +306,9 @@ class Outbox(OneSink):
 
     def _problem(self) -> str:
         if self._target is None:
-            return f"there is no link {self.link!r}"
+            return f"link {self.link!r} is not configured"
         if self._route is None:
-            return f"the route {self.route_name!r} is in no mapping"
+            return f"route {self.route_name!r} is in no mapping"
         if self._paused:
             return "the route is paused"
         return "" if self._target.up() else "the link is down"

@@ -106,11 +106,14 @@ def test_what_cannot_be_is_told_by_check_and_start_alike(tmp_path: Path, text: s
 REMARKS: Final = [
     (
         "queues: [{name: a, arguments: {x-max-lenght: 1}}]",
-        "arguments.x-max-lenght: means nothing here; did you mean 'x-max-length'?",
+        "arguments.x-max-lenght: not supported, so it has no effect; did you mean 'x-max-length'?",
     ),
-    ("exchanges: [{name: a, type: topic, arguments: {x-delay: 1}}]", "arguments.x-delay: means nothing here"),
-    ("queues: [{name: a, arguments: {x-dead-letter-exchange: dlx}}]", "it leads to exchange 'dlx', which"),
-    ("queues: [{name: a, auto_delete: true}]", "auto_delete: 'a' is gone when its last user has left"),
+    (
+        "exchanges: [{name: a, type: topic, arguments: {x-delay: 1}}]",
+        "arguments.x-delay: not supported, so it has no effect",
+    ),
+    ("queues: [{name: a, arguments: {x-dead-letter-exchange: dlx}}]", "it refers to exchange 'dlx', which"),
+    ("queues: [{name: a, auto_delete: true}]", "auto_delete: 'a' is deleted when its last"),
 ]
 
 
@@ -125,7 +128,7 @@ def test_thousands_of_faults_are_not_thousands_of_lines(tmp_path: Path) -> None:
     text = exported(tmp_path, queues=[{"name": f"q{at}"} for at in range(2_000)])
     told = said(settings_of(tmp_path, text, "limits: {queues_max: 5}\n"))
     assert len(told) == 21
-    assert told[-1] == (Severity.ERROR, "declare: 1975 more like these")
+    assert told[-1] == (Severity.ERROR, "declare: 1975 more findings of this kind")
 
 
 def test_without_a_listener_for_it_that_is_a_warning(tmp_path: Path) -> None:
@@ -133,7 +136,10 @@ def test_without_a_listener_for_it_that_is_a_warning(tmp_path: Path) -> None:
     assert said(settings_of(tmp_path, text)) == [
         (
             Severity.WARNING,
-            "declare: no listener speaks AMQP 0-9-1, so that nobody reaches what is declared",
+            (
+                "declare: no listener uses AMQP 0-9-1, so no client can reach the declared"
+                " queues. Add a listener, or remove declare"
+            ),
         )
     ]
 
@@ -171,9 +177,12 @@ def test_what_the_store_has_otherwise_is_refused_and_nothing_is_added(tmp_path: 
     with pytest.raises(ConfigurationError) as refused:
         Gateway(settings_of(tmp_path, after, store))
     assert str(refused.value) == (
-        f"{tmp_path}/gateway.yaml:6:7: declare.queues[1]: PRECONDITION_FAILED - inequivalent arg"
-        " 'x-max-length' for queue 'a' in vhost '/': received '20' but current is '10'; that is"
-        " from an earlier start, or declared twice: say the same, or remove it there"
+        f"{tmp_path}/gateway.yaml:6:7: declare.queues[1]: PRECONDITION_FAILED - inequivalent arg"(
+            " 'x-max-length' for queue 'a' in vhost '/': received '20' but current is"(
+                " '10'; it exists with other properties, from an earlier start or another"
+                " declaration. Declare it with the same properties, or delete the existing one"
+            )
+        )
     )
     last = Gateway(settings_of(tmp_path, before, store))
     assert last.store is not None
@@ -252,12 +261,16 @@ def test_what_means_nothing_here_is_passed_over_and_counted(tmp_path: Path) -> N
     assert said(settings) == [
         (
             Severity.NOTE,
-            "passed over, for it means nothing here: users (1), global_parameters (1), what is in virtual"
-            " host 'other', which no listener serves (1), queues that their broker has named (1)",
+            (
+                "ignored, because the gateway does not support it: users (1),"(
+                    " global_parameters (1), objects in virtual host 'other', which no listener"
+                    " serves (1), queues with server-generated names (1)"
+                )
+            ),
         ),
         (
             Severity.NOTE,
-            "passed over: bindings of exchanges or queues that were not exported with them (2)",
+            "ignored: bindings whose exchange or queue is not in the export (2)",
         ),
     ]
     declared, _ = gather(settings)
@@ -269,10 +282,10 @@ def test_what_means_nothing_here_is_passed_over_and_counted(tmp_path: Path) -> N
 
 BROKEN: Final = [
     ("{", "definitions.json:1:2: not JSON"),
-    ("[]", "no definitions of RabbitMQ"),
-    ('{"users": []}', "no definitions of RabbitMQ"),
-    ('{"queues": {}}', "queues: a list is wanted"),
-    ('{"queues": [7]}', "queues[0]: a table is wanted"),
+    ("[]", "not a RabbitMQ definitions file"),
+    ('{"users": []}', "not a RabbitMQ definitions file"),
+    ('{"queues": {}}', "queues: must be a list"),
+    ('{"queues": [7]}', "queues[0]: must be a table"),
     ('{"queues": [{"vhost": "/"}]}', "queues[0]: needs 'name'"),
     ('{"exchanges": [{"name": "d", "type": "x-recent-history"}]}', "exchanges[0] ('d'): type: input should"),
     ('{"queues": [{"name": "a", "type": "stream"}]}', "unsupported queue type 'stream'"),

@@ -220,7 +220,7 @@ def test_what_no_queue_takes_when_it_is_due_is_counted_and_a_dead_letter(time: T
     assert sent(host, native(b"x", integer(1_000))) == [ACCEPTED]
     time.advance(1, host)
     assert [([one.body for one in messages], outcome.text) for messages, outcome in lost] == [
-        ([b"x"], "no queue takes the delayed message")
+        ([b"x"], "no queue matches the delayed message")
     ]
     assert host.dead_lettering.dropped == {"delayed_unrouted": 1}
 

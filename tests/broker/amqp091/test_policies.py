@@ -124,7 +124,9 @@ def test_what_nothing_is_bound_for_goes_where_the_policy_says(tmp_path: Path) ->
     ],
 )
 def test_a_policy_that_no_export_has(tmp_path: Path, policy: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=r"policies\[0\]: not as RabbitMQ exports it"):
+    with pytest.raises(
+        ConfigurationError, match=r"policies\[0\]: does not have the form of a RabbitMQ export"
+    ):
         read_policies(written(tmp_path, policy))
 
 

@@ -246,7 +246,7 @@ def test_what_the_store_has_is_there_again(tmp_path: Path) -> None:
             assert found.interest == interest
             assert found.interest.selects is not None
             assert found.storage is not None
-            with pytest.raises(FastRefused, match="is a subscription to 't'") as refused:
+            with pytest.raises(FastRefused, match="subscribes to 't'") as refused:
                 host.subscribe(Interest("other", prefix=False), ("me", "sub"))
             assert refused.value.code == ReplyCode.TEMPORARILY_FORBIDDEN
             assert host.subscribe(interest, ("me", "sub")) is found

@@ -237,8 +237,8 @@ def test_a_message_that_expires_in_the_outbox_is_a_dead_letter(bench: Bench) -> 
 @pytest.mark.parametrize(
     "other, problem",
     [
-        (mapping(name="other"), "the route 'out' is in no mapping"),
-        (mapping(target="crm", settle="confirmed"), "the route 'out' is in no mapping"),
+        (mapping(name="other"), "route 'out' is in no mapping"),
+        (mapping(target="crm", settle="confirmed"), "route 'out' is in no mapping"),
     ],
     ids=["renamed", "to another link"],
 )
