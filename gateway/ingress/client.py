@@ -28,11 +28,11 @@ class CloseReason(Enum):
     """Reasons for which the gateway closes a connection without a fault of the client."""
 
     STOPPING = "the gateway is stopping"
-    DISMISSED = "an operator has disconnected this client"
-    EXPIRED = "its credentials have expired"
-    REVOKED = "its user is no more"
-    UNSERVED = "what serves this client is away for too long"
-    RULES_CHANGED = "other rules are in force"
+    DISMISSED = "an operator disconnected this client"
+    EXPIRED = "the client's credentials have expired"
+    REVOKED = "the client's user was removed"
+    UNSERVED = "the broker cluster is unreachable for too long"
+    RULES_CHANGED = "the access rules changed"
 
 
 class InFlight(NamedTuple):

@@ -99,7 +99,7 @@ class IngressClients:
         stranger = self._door.connection_to_evict(now)
         if stranger is not None:
             self.count_refused("gave_way", stranger.stream.remote)
-            stranger.stream.abort("it has not said who it is, and its place is needed")
+            stranger.stream.abort("evicted: not authenticated, and connections_max is reached")
         stream.owner = connection
         self._door.enter(connection, place_of(stream.remote), now)
         self.stats.add_connection(connection.frames)

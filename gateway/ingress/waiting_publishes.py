@@ -28,7 +28,9 @@ MESSAGE_BYTES: Final = 256  # overhead of a waiting event or message
 BYTES_MAX: Final = 262_144
 CHANNELS_MAX: Final = 4  # full channels; a connection with more of them is not read
 LOST_WAITING: Final = Outcome(
-    Verdict.RELEASED, Reason.TARGET_DOWN, "the connection was lost while the message waited for an answer"
+    Verdict.RELEASED,
+    Reason.TARGET_DOWN,
+    "the connection was lost while the message waited for an authorization response",
 )
 EventT = TypeVar("EventT")
 

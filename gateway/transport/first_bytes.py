@@ -53,13 +53,13 @@ def check_first_bytes(data: bytes, *, secure: bool) -> FirstBytesRefusal | None:
     """
     protocol = recognise(data)
     if not secure:
-        text = "the client uses TLS, and this port has none"
+        text = "the client uses TLS, but this port does not"
         return FirstBytesRefusal("no_tls", text, f"{text}\n".encode()) if protocol == "tls" else None
     if protocol in ("tls", "unknown"):
         return None
     dialect = DIALECTS.get(protocol)
     title = dialect.title if dialect is not None else protocol.upper() or "a protocol"
-    text = f"TLS is required, and the client uses {title} without it"
+    text = f"TLS is required, but the client uses {title} without TLS"
     if dialect is not None:
         return FirstBytesRefusal("tls_required", text, dialect.refusal(data, text))
     return FirstBytesRefusal("tls_required", text, response(400, f"{text}\n") if protocol == "http" else b"")

@@ -56,7 +56,7 @@ def parse_request(data: bytes) -> Request | None:
     Raises Refusal if the head is malformed or larger than HEAD_BYTES_MAX bytes.
     """
     if not b"A" <= data[:1] <= b"Z":
-        raise Refusal(400, "this is not HTTP")
+        raise Refusal(400, "not an HTTP response")
     if b"\n\r\n" not in data[: HEAD_BYTES_MAX + 1]:
         if len(data) > HEAD_BYTES_MAX:
             raise Refusal(431, f"the head of the request exceeds {HEAD_BYTES_MAX} bytes")
@@ -66,9 +66,9 @@ def parse_request(data: bytes) -> Request | None:
     try:
         event = connection.next_event()
     except h11.RemoteProtocolError as error:
-        raise Refusal(400, f"this is not HTTP/1.1: {error}") from error
+        raise Refusal(400, f"not HTTP/1.1: {error}") from error
     if not isinstance(event, h11.Request):
-        raise Refusal(400, "this is not HTTP/1.1")
+        raise Refusal(400, "not HTTP/1.1")
     headers: dict[str, str] = {}
     for raw, value in event.headers:
         name, text = raw.decode("ascii"), value.decode("latin-1")

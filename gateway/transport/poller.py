@@ -246,7 +246,7 @@ class Poller:
             for stream, sweeps in list(self._ended.items()):
                 self._ended[stream] = sweeps - 1
                 if sweeps == 1:
-                    stream.abort("its peer neither reads nor closes")
+                    stream.abort("the peer neither reads nor closes the connection")
 
     async def _pace(self) -> None:
         """Resume each paused stream when its pause ends; extend the pause if its rate is still too high."""

@@ -67,21 +67,21 @@ def parse_header(data: bytes) -> ProxyHeader | None:
     if data[:1] == b"P":
         return _line(data)
     if data[: len(SIGNATURE)] != SIGNATURE[: len(data)]:
-        raise _malformed("it begins otherwise")
+        raise _malformed("the signature is wrong")
     if len(data) < PREFIX.size:
         return None
     _, command, family, size = PREFIX.unpack_from(data)
     if command not in (LOCAL, PROXY):
         raise _malformed(f"version and command are {command:#04x}")
     if size > TAIL_BYTES_MAX:
-        raise _malformed(f"it is larger than {TAIL_BYTES_MAX} bytes")
+        raise _malformed(f"the header is larger than {TAIL_BYTES_MAX} bytes")
     end = PREFIX.size + size
     if command == PROXY and family not in WITHOUT_ADDRESS:
         addresses = TCP_OVER_IP.get(family)
         if addresses is None:
             raise _malformed(f"family and transport are {family:#04x}, and not TCP over IP")
         if size < addresses.size:
-            raise _malformed("it is too short for its addresses")
+            raise _malformed("the header is too short for its addresses")
         if len(data) < end:
             return None
         source, _, port, _ = addresses.unpack_from(data, PREFIX.size)
@@ -96,7 +96,7 @@ def _secured(tail: bytes) -> Secured | None:
     if found is None:
         return None
     if len(found) < SSL_HEAD.size:
-        raise _malformed("what it says of TLS is too short")
+        raise _malformed("the TLS part of the header is too short")
     client, verified = SSL_HEAD.unpack_from(found)
     if not client & SHOWN or verified != 0:
         return Secured()
@@ -118,7 +118,7 @@ def _values(tail: bytes) -> dict[int, bytes]:
         if len(tail) - at < size:
             break
         if kind in found and kind in (SSL, COMMON_NAME, CERTIFICATE):
-            raise _malformed(f"TLV {kind:#04x} stands there twice")
+            raise _malformed(f"TLV {kind:#04x} occurs twice")
         found[kind] = tail[at : at + size]
         at += size
     return found
@@ -131,7 +131,7 @@ def _line(data: bytes) -> ProxyHeader | None:
     """
     line, found, _ = data[:LINE_BYTES_MAX].partition(b"\r\n")
     if line[: len(LINE_BEGINS)] != LINE_BEGINS[: len(line)]:
-        raise _malformed("it begins otherwise")
+        raise _malformed("the signature is wrong")
     if not found:
         if len(data) >= LINE_BYTES_MAX:
             raise _malformed(f"the line is longer than {LINE_BYTES_MAX} bytes")
@@ -141,7 +141,7 @@ def _line(data: bytes) -> ProxyHeader | None:
         return ProxyHeader("", 0, byte_count)
     fields = LINE.fullmatch(line)
     if fields is None:
-        raise _malformed("the line cannot be read")
+        raise _malformed("the line is malformed")
     family, source, target, *ports = (field.decode() for field in fields.groups())
     try:
         addresses = [ipaddress.ip_address(text) for text in (source, target)]
@@ -150,7 +150,7 @@ def _line(data: bytes) -> ProxyHeader | None:
     if any(address.version != int(family) for address in addresses):
         raise _malformed(f"the addresses are not of TCP{family}")
     if any(int(port) > 65_535 or (port != "0" and port.startswith("0")) for port in ports):
-        raise _malformed("a port is no port")
+        raise _malformed("a port is not a valid port number")
     return ProxyHeader(_text(addresses[0]), int(ports[0]), byte_count)
 
 
@@ -160,4 +160,4 @@ def _text(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
 
 
 def _malformed(why: str) -> RemoteProtocolError:
-    return RemoteProtocolError(f"no header of the PROXY protocol: {why}", reason=0)
+    return RemoteProtocolError(f"invalid PROXY protocol header: {why}", reason=0)

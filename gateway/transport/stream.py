@@ -567,7 +567,7 @@ class Stream:
                 self._backlog.add([data] if isinstance(data, bytes) else data)
             backlog_bytes = self._unwritten_bytes()
             if backlog_bytes > self.backlog_max:
-                self.abort("it does not read what it is sent")
+                self.abort("the peer does not read what is sent")
                 return
             if not self._full and backlog_bytes > self.backlog_max // 2:
                 self._full = True

@@ -97,7 +97,7 @@ class _Frames:
             elif isinstance(event, Ping):
                 self._out += frames.send(event.response())
             elif isinstance(event, TextMessage):  # MQTT-6.0.0-1
-                self._fail(frames, CloseReason.UNSUPPORTED_DATA, "MQTT is sent in binary frames")
+                self._fail(frames, CloseReason.UNSUPPORTED_DATA, "MQTT must be sent in binary frames")
                 break
             elif isinstance(event, CloseConnection):
                 if frames.state is ConnectionState.REMOTE_CLOSING:
@@ -166,23 +166,23 @@ class WebSocketFilter(_Frames):
     def _upgrade(self, request: Request) -> bytes:
         """Return the response that accepts the request (RFC 6455, 4.2). Raises Refusal."""
         if request.path != self._path:
-            raise Refusal(404, "there is nothing here")
+            raise Refusal(404, "nothing is served at this path")
         if request.method != "GET":
-            raise Refusal(405, "a WebSocket is opened with GET", {"Allow": "GET"})
+            raise Refusal(405, "a WebSocket must be opened with GET", {"Allow": "GET"})
         if "websocket" not in (word.lower() for word in request.tokens("upgrade")):
-            raise Refusal(426, "MQTT over WebSocket is spoken here", UPGRADE)
+            raise Refusal(426, "this path is only for MQTT over WebSocket", UPGRADE)
         if "upgrade" not in (word.lower() for word in request.tokens("connection")):
             raise Refusal(400, "`Connection: Upgrade` is missing")
         if request.version < "1.1":
             raise Refusal(400, "an upgrade needs HTTP/1.1")
         if request.headers.get("sec-websocket-version") != VERSION:
-            raise Refusal(426, f"version {VERSION} of WebSocket is spoken here", UPGRADE)
+            raise Refusal(426, f"only version {VERSION} of WebSocket is supported", UPGRADE)
         key = request.headers.get("sec-websocket-key", "")
         if not _is_key(key):
             raise Refusal(400, f"Sec-WebSocket-Key is not {KEY_BYTES} bytes in base64")
         origin = request.headers.get("origin")
         if origin is not None and self._origins is not None and origin.lower() not in self._origins:
-            raise Refusal(403, "this origin may not connect")
+            raise Refusal(403, "the origin is not in websocket_origins")
         self.from_foreign_page = origin is not None and self._origins is None and not _is_here(origin)
         offered = request.tokens("sec-websocket-protocol")
         chosen = next((one for one in self._subprotocols if one in offered), None)
@@ -259,12 +259,14 @@ class WebSocketClient(_Frames):
             for event in self._handshake.events():
                 if isinstance(event, AcceptConnection):
                     if event.subprotocol != self._subprotocol:  # MQTT-6.0.0-4
-                        self._refused("the server does not speak MQTT there")
+                        self._refused("the server does not support MQTT at this path")
                     self._frames = self._handshake.connection
                 elif isinstance(event, RejectConnection):
-                    self._refused(f"the server answered {event.status_code} instead of an upgrade")
+                    self._refused(
+                        f"the server responded with status {event.status_code} instead of an upgrade"
+                    )
         except RemoteProtocolError as error:
-            self._refused(f"the server's answer is no upgrade: {error}")
+            self._refused(f"the server's response is not an upgrade: {error}")
 
     def _refused(self, text: str) -> None:
         """Set `ended` because the server refused the upgrade, unless `ended` is set already."""

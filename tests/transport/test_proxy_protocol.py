@@ -87,7 +87,7 @@ def test_what_is_no_header_is_refused_as_soon_as_that_can_be_said(data: bytes, t
     for size in range(1, told_at):
         assert parse_header(data[:size]) is None
     for size in {told_at, len(data)}:
-        with pytest.raises(RemoteProtocolError, match="no header of the PROXY protocol"):
+        with pytest.raises(RemoteProtocolError, match="invalid PROXY protocol header"):
             parse_header(data[:size])
 
 

@@ -210,7 +210,7 @@ def test_a_peer_that_lets_too_much_wait_is_cut_off() -> None:
     bench.say(b"x" * 3)
     assert not bench.stream.closed
     bench.say(b"x")
-    assert bench.owner.reasons == ["it does not read what it is sent"]
+    assert bench.owner.reasons == ["the peer does not read what is sent"]
 
 
 def test_a_write_that_marks_other_streams_writes_them_too() -> None:

@@ -158,7 +158,7 @@ def test_a_stream_answers_garbage_with_an_alert_and_ends(files: Files) -> None:
 def test_a_stream_that_ends_before_its_handshake_says_nothing_in_clear(files: Files) -> None:
     stream, sock, peer, writes = streamed(files)
     peer.out = b"secret"
-    stream.end("no handshake in time")
+    stream.end("the handshake timed out")
     writes.flush()
     assert b"secret" not in sock.written
     assert sock.ended

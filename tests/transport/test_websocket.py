@@ -380,7 +380,7 @@ def test_a_stream_tells_once_how_its_layer_ended_and_writes_its_last_words() -> 
     assert peer.heard == b"a"
     assert len(peer.reasons) == 1
     assert [ending.broke for ending in endings] == ["websocket_1003"]
-    assert sock.written.endswith(b"\x03\xebMQTT is sent in binary frames")
+    assert sock.written.endswith(b"\x03\xebMQTT must be sent in binary frames")
     assert sock.ended
 
 

@@ -87,15 +87,21 @@ def test_the_goodbye_is_a_close_frame(server: Server) -> None:
 
 
 REFUSALS = {
-    "another subprotocol [MQTT-6.0.0-4]": (None, "the server does not speak MQTT there"),
-    "a status": (b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno", "the server answered 403 instead"),
-    "a page": (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", "the server answered 200 instead"),
-    "MQTT": (b"\x20\x02\x00\x00\r\n\r\n", "the server's answer is no upgrade"),
+    "another subprotocol [MQTT-6.0.0-4]": (None, "the server does not support MQTT at this path"),
+    "a status": (
+        b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno",
+        "the server responded with status 403 instead",
+    ),
+    "a page": (
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi",
+        "the server responded with status 200 instead",
+    ),
+    "MQTT": (b"\x20\x02\x00\x00\r\n\r\n", "the server's response is not an upgrade"),
     "another upgrade": (
         b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
-        "the server's answer is no upgrade",
+        "the server's response is not an upgrade",
     ),
-    "no end": (b"HTTP/1.1 101 " + b"x" * 70_000, "the server's answer is no upgrade"),
+    "no end": (b"HTTP/1.1 101 " + b"x" * 70_000, "the server's response is not an upgrade"),
 }
 
 

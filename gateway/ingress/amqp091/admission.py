@@ -44,11 +44,11 @@ from gateway.transport.stream import Stream
 log = structlog.get_logger(limited=True)
 
 WHY: Final = {
-    Denial.WRONG: "the name or password is wrong, or guest came from another machine",
+    Denial.WRONG: "the name or password is wrong, or guest connected from another machine",
     Denial.EXPIRED: "the token has expired",
-    Denial.UNAVAILABLE: "nobody can say who this is now",
-    Denial.REFUSED: "too many logins have failed",
-    Denial.BUSY: "too many logins wait",
+    Denial.UNAVAILABLE: "authentication is temporarily unavailable",
+    Denial.REFUSED: "too many failed logins",
+    Denial.BUSY: "too many logins are waiting",
 }
 """Reasons in the log for a failed login."""
 VERSION: Final = "0-9-1"
@@ -234,7 +234,7 @@ class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
         """
         if not self._ready and now >= self._deadline:
             self._entrance.stats.protocol_errors.add("connect_timeout")
-            self.stream.abort("no handshake in time")
+            self.stream.abort("the handshake timed out")
             return False
         self.machine.tick(now)
         if not self.stream.listening:
@@ -314,7 +314,7 @@ class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
     def _apply_new_secret(self, found: Principal | Denial) -> None:
         """Use the verified token's principal, or close the connection with 530 if the token was refused."""
         before = self.principal
-        assert before is not None, "update-secret comes from those who are in"
+        assert before is not None, "update-secret is only valid on an open connection"
         if isinstance(found, Principal) and found.name == before.name:
             self.principal = found
             self._entrance.register_renewal(self, found)

@@ -267,7 +267,7 @@ class AmqpConnection(AmqpActions):
                 break
         if self.machine.closed:
             if not self.machine.sent:
-                self._report(0, "it does not begin with the header of AMQP 0-9-1")
+                self._report(0, "the connection does not begin with the AMQP 0-9-1 protocol header")
             self.stream.end("closed", peer_closes=self.machine.closed_by_peer)
         self.stream.mark()
 
@@ -552,7 +552,9 @@ class AmqpConnection(AmqpActions):
                 continue
             except Pending as pending:
                 if large:  # the decision was there, and has been dropped since
-                    self.refuse(number, access_refused("it is not known whether this is allowed"), PUBLISH)
+                    self.refuse(
+                        number, access_refused("the permission could not be checked; retry later"), PUBLISH
+                    )
                     continue
                 ingress.suspend(self.stream, pending.awaited)
                 postponed = [content, *in_turn]

@@ -307,19 +307,19 @@ class FastActions(FastGuest):
     def _handle_cancel(self, handle: FastHandle, command: m.HandleCancel) -> None:
         """End a durable subscription. The reply waits until that is on disk."""
         if not command.identifier:
-            raise FastRefused(ReplyCode.BAD_FIELD_VALUE, "identifier: which subscription is to end")
+            raise FastRefused(ReplyCode.BAD_FIELD_VALUE, "identifier: missing; name the subscription to end")
         host = self.host
         key, limited = (self.client_name, command.identifier), not self.rights.unlimited
         found = host.find_durable(key, self.sender.user if limited else None)
         if found is None:
-            text = f"there is no durable subscription {command.identifier!r}"
+            text = f"no durable subscription {command.identifier!r}"
             raise FastRefused(ReplyCode.DESTINATION_NOT_FOUND, text)
         interest, name = found.interest, handle.name + command.dest_name
         if interest.name or interest.prefix:  # unknown for a subscription in the cluster
             if limited:
                 self.check("read", "topic", interest.name, whole=interest.prefix)
             if interest.name != name:
-                text = f"the durable subscription {command.identifier!r} is not one to {name!r}"
+                text = f"the durable subscription {command.identifier!r} is not for {name!r}"
                 raise FastRefused(ReplyCode.DESTINATION_NOT_FOUND, text)
         for one in self.handles.values():
             if found in one.subscriptions:
@@ -408,7 +408,7 @@ class FastActions(FastGuest):
         first = self.ingress.replies_first
         found = handle.listed().find(command.message_number)
         if found is None:
-            text = f"message {command.message_number} is not there"
+            text = f"no message {command.message_number}"
             if first:
                 self.close_channel(handle.channel, ReplyCode.MESSAGE_NOT_FOUND, text)
             else:

@@ -68,12 +68,12 @@ OF_CHANNELS: Final = frozenset((ReplyCode.INSUFFICIENT_RESOURCES, ReplyCode.MESS
 DENIALS: Final = {
     Denial.WRONG: (
         ReplyCode.ACCESS_REFUSED,
-        "the name or password is wrong, or guest came from another machine",
+        "the name or password is wrong, or guest connected from another machine",
     ),
     Denial.EXPIRED: (ReplyCode.ACCESS_REFUSED, "the token has expired"),
-    Denial.UNAVAILABLE: (ReplyCode.TEMPORARILY_FORBIDDEN, "nobody can say who this is now"),
-    Denial.REFUSED: (ReplyCode.ACCESS_REFUSED, "too many logins have failed"),
-    Denial.BUSY: (ReplyCode.TEMPORARILY_FORBIDDEN, "too many logins wait"),
+    Denial.UNAVAILABLE: (ReplyCode.TEMPORARILY_FORBIDDEN, "authentication is temporarily unavailable"),
+    Denial.REFUSED: (ReplyCode.ACCESS_REFUSED, "too many failed logins"),
+    Denial.BUSY: (ReplyCode.TEMPORARILY_FORBIDDEN, "too many logins are waiting"),
 }
 
 
@@ -203,7 +203,7 @@ class FastConnection(FastActions):
         """
         if not decision.allowed:
             self._ingress.record_denial(self.sender, right, f"{service}:{name}", decision.rule)
-            raise FastRefused(ReplyCode.ACCESS_REFUSED, f"{right}: {service} {name!r} is refused")
+            raise FastRefused(ReplyCode.ACCESS_REFUSED, f"{right}: access to {service} {name!r} is refused")
 
     def check_folder(self, path: Path) -> None:
         """Check the right to use a shared folder for out-of-band transfers. Raises FastRefused 403."""
@@ -223,7 +223,7 @@ class FastConnection(FastActions):
             return
         rights, host = self.rights, self.host.name
         if not rights.enters_fast(host).allowed or not self._has_its_name(rights, self.client_name):
-            text = f"virtual host {host!r} or client-name {self.client_name!r} is refused"
+            text = f"access to virtual host {host!r} with client-name {self.client_name!r} is refused"
             self._report(ReplyCode.ACCESS_REFUSED, text)
             self.machine.close(ReplyCode.ACCESS_REFUSED, text)
             self._close_channels()
@@ -417,7 +417,7 @@ class FastConnection(FastActions):
         failed = machine.state is State.FAILED
         if not self._ready and not failed and now >= self._deadline:
             self._ingress.stats.protocol_errors.add("connect_timeout")
-            self.stream.abort("no handshake in time")
+            self.stream.abort("the handshake timed out")
             return
         if self.waiting.unread_seconds(now) >= UNREAD_SECS_MAX:
             self._refuse_waiting()
@@ -441,14 +441,14 @@ class FastConnection(FastActions):
         The missing data is the reply to a close, the end of the stream, or a heartbeat.
         """
         if self.machine.unanswered:
-            return "close_timeout", "it has not answered our close"
+            return "close_timeout", "the client did not confirm the close"
         if self.machine.state is State.ENDING:
-            return "close_timeout", "it has not ended the stream"
-        return "heartbeat_timeout", "it is silent"
+            return "close_timeout", "the client did not close the stream"
+        return "heartbeat_timeout", "the client is silent"
 
     def handle_takeover(self) -> None:
         """Close the connection: a client with the same client-name is connected to another replica."""
-        text = f"client {self.client_name!r} is active elsewhere"
+        text = f"client {self.client_name!r} is connected elsewhere"
         self._report(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
         self.machine.close(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
         self.stream.end(text)
@@ -715,7 +715,7 @@ class FastConnection(FastActions):
         self._ingress.stats.messages_out += count
         if channel.is_exhausted and not channel.closing:
             channel.closing = True
-            text = "the message numbers of the channel are used up"
+            text = "all message numbers of the channel are used"
             self._ingress.call_after_turn(
                 lambda: self.close_channel(channel, ReplyCode.INSUFFICIENT_RESOURCES, text)
             )
@@ -841,7 +841,7 @@ class FastConnection(FastActions):
             return
         if not event.offered and event.mechanism.upper() != NONE:
             self._broke()
-            self._deny(ReplyCode.BAD_FIELD_VALUE, f"mechanism {event.mechanism!r} is not offered")
+            self._deny(ReplyCode.BAD_FIELD_VALUE, f"mechanism {event.mechanism!r} is not supported")
             return
         try:
             pair = decode_credentials(event.mechanism, event.responses)
@@ -913,13 +913,13 @@ class FastConnection(FastActions):
             self._ingress.logins.audit_refusal(
                 self.stream, self.principal.name, "virtual_host", event.client_name, proved=True
             )
-            text = f"there is no virtual host {event.virtual_path!r}"
+            text = f"no virtual host {event.virtual_path!r}"
             self._report(ReplyCode.VIRTUAL_PATH_NOT_VALID, text)
             self.machine.close(ReplyCode.VIRTUAL_PATH_NOT_VALID, text)
             return
         owner = event.client_name or self._ingress.new_owner()
         if self._ingress.clients.is_active(owner):
-            text = f"client {owner!r} is active already"
+            text = f"client {owner!r} is already connected"
             self._report(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
             self.machine.close(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
             return
@@ -930,7 +930,7 @@ class FastConnection(FastActions):
             self._ingress.record_denial(self.sender, "connect", f"virtual host {host.name!r}", decision.rule)
         if not decision.allowed or not self._has_its_name(rights, event.client_name):
             resource = repr(event.client_name) if decision.allowed else f"virtual host {host.name!r}"
-            text = f"{resource} is not for user {self.principal.name!r}"
+            text = f"access to {resource} refused for user {self.principal.name!r}"
             self._report(ReplyCode.ACCESS_REFUSED, text)
             self.machine.close(ReplyCode.ACCESS_REFUSED, text)
             return

@@ -272,7 +272,7 @@ class IncomingTransfers:
             connection.demand(decision, "write", handle.service, handle.name)
         digest = read_content_hash(event.content_hash)
         if digest is None:
-            raise TransferFault(ReplyCode.BAD_FIELD_VALUE, "content-hash is no SHA-1")
+            raise TransferFault(ReplyCode.BAD_FIELD_VALUE, "content-hash is not a SHA-1 hash")
         try:
             decode_head_properties(event.head)
         except RemoteProtocolError as error:
@@ -324,7 +324,7 @@ class IncomingTransfers:
         if not whole:
             assert transfer is not None
             partials.drop(transfer)
-            text = "the body does not have the content-hash that was announced"
+            text = "the body does not match the announced content-hash"
             raise TransferFault(ReplyCode.MESSAGE_CONTENTS_INVALID, text)
         if handle.is_closed or (connection.is_closing and handle.channel.transacted):
             if transfer is not None:
@@ -396,7 +396,7 @@ class IncomingTransfers:
             channel.incoming = incoming
             if event.last:
                 if incoming.size != incoming.body_size:
-                    text = f"{incoming.size} bytes of a body of {incoming.body_size}"
+                    text = f"the body ended after {incoming.size} of {incoming.body_size} bytes"
                     raise TransferFault(ReplyCode.MESSAGE_CONTENTS_INVALID, text)
                 self._complete(incoming, event)
 
@@ -414,12 +414,12 @@ class IncomingTransfers:
             incoming, at = self._read_head(handle, descriptor)
         try:
             if incoming.size + event.size - at > incoming.body_size:
-                text = f"more than the {incoming.body_size} bytes of the body"
+                text = f"the body has more than the announced {incoming.body_size} bytes"
                 raise TransferFault(ReplyCode.MESSAGE_CONTENTS_INVALID, text)
             while at < event.size:
                 data = os.pread(descriptor, PIECE_BYTES, at)
                 if not data:
-                    raise OSError("a file has become shorter")
+                    raise OSError("the file was truncated")
                 incoming.add(data)
                 incoming.write()
                 at += len(data)

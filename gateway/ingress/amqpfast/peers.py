@@ -156,7 +156,7 @@ class Tunnel:
 
     def message(self, head: bytes, body: bytes) -> None:
         """Raise FastRefused: a tunnel accepts streams only."""
-        raise FastRefused(ReplyCode.COMMAND_NOT_VALID, f"peer {self._name!r} takes streams only")
+        raise FastRefused(ReplyCode.COMMAND_NOT_VALID, f"peer {self._name!r} accepts only streams")
 
     def fragment(self, fragment: Fragment) -> None:
         """Queue bytes for the address, and connect on the first fragment.
@@ -204,7 +204,7 @@ class Tunnel:
                 nursery.start_soon(self._write, stream)
                 try:
                     await self._read(stream)
-                    self._close(ReplyCode.SUCCESS, "the other side has ended")
+                    self._close(ReplyCode.SUCCESS, "the peer has closed the connection")
                 except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                     self._close(ReplyCode.TEMPORARILY_FORBIDDEN, f"peer {self._name!r}: {error}")
 

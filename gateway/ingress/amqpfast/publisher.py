@@ -342,7 +342,7 @@ class FastPublisher:
             return permitted_entry(dispatcher, connection.rights, address, find, host.name)
         except PublishRefused as refused:
             ingress.record_denial(connection.sender, "write", f"{address.scope}:{address.name}", str(refused))
-            text = f"sending to {address.name!r} is refused"
+            text = f"permission to send to {address.name!r} refused"
             raise FastRefused(ReplyCode.ACCESS_REFUSED, text) from refused
 
     def _check(self, service: str, name: str, *, whole: bool) -> None:
@@ -374,9 +374,7 @@ class FastPublisher:
         connection = self._connection
         try:
             if handle.channel.transacted:
-                raise FastRefused(
-                    ReplyCode.COMMAND_NOT_VALID, "a stream cannot be taken back by a transaction"
-                )
+                raise FastRefused(ReplyCode.COMMAND_NOT_VALID, "a stream cannot be part of a transaction")
             for peer in self._peers(handle, b""):
                 self._peer_session(handle, peer).fragment(event)
         except FastRefused as error:
@@ -482,7 +480,7 @@ class FastPublisher:
         if len(channel.pending) + len(channel.calls) > limits.transaction_messages_max or (
             channel.pending_bytes > limits.transaction_bytes_max
         ):
-            text = "more is sent within a transaction than limits.transaction_... allow"
+            text = "the transaction exceeds limits.transaction_..."
             self._connection.close_channel(channel, ReplyCode.INSUFFICIENT_RESOURCES, text)
             return
         self._connection.machine.reply(handle.number, tag)

@@ -80,7 +80,7 @@ class SharedFolder:
             try:
                 found = os.fstat(descriptor)
                 if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-                    raise OSError(f"{name} is no plain file")
+                    raise OSError(f"{name} is not a regular file")
                 if found.st_size != size:
                     raise OSError(f"{name} has {found.st_size} bytes, not {size}")
                 yield descriptor

@@ -119,7 +119,7 @@ class PendingConnection(IngressClient):
         """Close the connection if its protocol has not begun within limits.connect_timeout_secs."""
         if now >= self.accepted_at + self._guests.limits.connect_timeout_secs:
             self._guests.stats.protocol_errors.add("connect_timeout")
-            self.stream.abort("it did not say in time what it is")
+            self.stream.abort("no protocol was recognized in time")
 
     def rules_changed(self) -> None:
         """Do nothing: the client has no rights yet."""

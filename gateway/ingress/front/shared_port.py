@@ -122,7 +122,10 @@ class UndecidedConnection(PendingConnection):
         elif spoken == "http":
             self._http(now)
         elif spoken in ("tls", "unknown"):
-            self.break_off("unknown_protocol", f"it begins with {self.data[:SHOWN].hex(' ')}")
+            self.break_off(
+                "unknown_protocol",
+                f"unknown protocol: the connection begins with {self.data[:SHOWN].hex(' ')}",
+            )
         elif spoken in self._port.by_protocol:
             self._hand_over(self._port.by_protocol[spoken], now)
         else:
@@ -162,9 +165,9 @@ class UndecidedConnection(PendingConnection):
                 return
             probed = request.method == "OPTIONS" and request.path == "/"  # HAProxy's default probe
             if not probed and request.path not in LIVENESS:
-                raise Refusal(404, "there is nothing here")
+                raise Refusal(404, "nothing is served at this path")
             if not probed and request.method not in ("GET", "HEAD"):
-                raise Refusal(405, "this is only to be read", {"Allow": "GET, HEAD"})
+                raise Refusal(405, "only GET and HEAD are allowed", {"Allow": "GET, HEAD"})
         except Refusal as refusal:
             self.refuse(f"http_{refusal.status}", str(refusal), refusal.response)
         else:

@@ -81,7 +81,7 @@ def acknowledged(
     another kind of acknowledgement.
     """
     if kind is not PUBREL and any(not session.expects_ack(kind, packet_id) for packet_id, _ in rows):
-        raise violation(f"{kind.name} for a delivery that another acknowledgement is due for")
+        raise violation(f"{kind.name} for a delivery that needs another acknowledgement")
     if kind is PUBREL:
         _answer(machine, answers, PUBCOMP, [packet_id for packet_id, _ in rows], session.received_ids.release)
         return

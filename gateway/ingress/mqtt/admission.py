@@ -56,9 +56,9 @@ KEEP_ALIVE_MOST: Final = 65_535
 WHY_DENIED: Final = {
     Denial.WRONG: "",
     Denial.EXPIRED: "the token has expired",
-    Denial.UNAVAILABLE: "nobody can say who this is now",
-    Denial.REFUSED: "too many logins have failed",
-    Denial.BUSY: "too many logins wait",
+    Denial.UNAVAILABLE: "authentication is temporarily unavailable",
+    Denial.REFUSED: "too many failed logins",
+    Denial.BUSY: "too many logins are waiting",
 }
 
 
@@ -170,7 +170,9 @@ class AdmittedGuest(MqttGuest):
             if not proves and not access.takes_tokens(method):
                 offered = [METHOD, *access.methods] if access.proves else access.methods
                 text = (
-                    f"offered: {', '.join(offered)}" if offered else "no enhanced authentication is offered"
+                    f"supported: {', '.join(offered)}"
+                    if offered
+                    else "no enhanced authentication is supported"
                 )
                 self._refuse(METHOD_REFUSED, text)
                 return
@@ -208,7 +210,7 @@ class AdmittedGuest(MqttGuest):
         if machine.state is State.CLOSED:
             return  # a protocol error is raised next, or the client has disconnected
         if isinstance(stream.owner, Login):
-            raise violation("AUTH goes on before the last one was answered")
+            raise violation("AUTH received before the previous AUTH was answered")
         ongoing = self.authentication
         assert ongoing is not None, "the machine lets no AUTH pass without a method in CONNECT"
         if isinstance(ongoing, TokenShown):
@@ -231,7 +233,7 @@ class AdmittedGuest(MqttGuest):
         refused = bool(ongoing.claimed_user) and failures.is_refused(remote, ongoing.claimed_user)
         try:
             if refused:
-                raise ScramError("too many logins have failed")
+                raise ScramError("too many failed logins")
             properties = ongoing.answer(packet)
         except ScramError as error:
             if ongoing.claimed_user and not refused:
@@ -287,7 +289,7 @@ class AdmittedGuest(MqttGuest):
         if before is not None and isinstance(found, Principal) and found.name != before.name:
             found, claimed = Denial.WRONG, before.name
         if isinstance(found, Denial):
-            self._unproved(claimed, found, "the token is not taken")
+            self._unproved(claimed, found, "the token was rejected")
         elif machine.state is not State.OPEN:
             self._admit(
                 ongoing.connect,
@@ -488,7 +490,7 @@ class AdmittedGuest(MqttGuest):
         recorded = existing is not None and existing.is_durable and not packet.clean_start
         expires = expiry_secs(packet, self._ingress.expiry_secs_max(rights))
         if namespace.failing and not recorded and expires > 0:
-            return CONNECT_REFUSED[Reason.STORE], "the gateway cannot store a session now"
+            return CONNECT_REFUSED[Reason.STORE], "the gateway cannot store a session now; retry later"
         refused = None if packet.will is None else self._will_refusal(packet.will, rights, sender)
         if refused is None and not namespace.is_pending(client_id) and namespace.user_of(client_id) is None:
             if rights.sessions_max and namespace.sessions_of(user) >= rights.sessions_max:
@@ -506,17 +508,19 @@ class AdmittedGuest(MqttGuest):
         decision = rights.enters_mqtt()
         if not decision.allowed:
             self._ingress.record_denial(sender, "connect", MQTT.title, decision.rule)
-            return CONNECT_REFUSED[Reason.NOT_AUTHORIZED], "no rule allows anything here"
+            return CONNECT_REFUSED[Reason.NOT_AUTHORIZED], "no rule permits this client anything"
         if not packet.client_id:
             return None
         decision = rights.has_client_id(packet.client_id)
         if not decision.allowed:
             self._ingress.record_denial(sender, "client_id", packet.client_id, decision.rule)
-            return CLIENT_ID_REFUSED, "the client identifier is not the user's"
+            return CLIENT_ID_REFUSED, "the user may not use this client identifier"
         user = self._ingress.namespace.user_of(packet.client_id)
         if user is not None and user != sender.user:
-            self._ingress.record_denial(sender, "session", packet.client_id, "the session is another user's")
-            return CONNECT_REFUSED[Reason.NOT_AUTHORIZED], "the session is another user's"
+            self._ingress.record_denial(
+                sender, "session", packet.client_id, "the session belongs to another user"
+            )
+            return CONNECT_REFUSED[Reason.NOT_AUTHORIZED], "the session belongs to another user"
         return None
 
     def _will_refusal(self, will: Will, rights: Rights, sender: Sender) -> tuple[ReasonCode, str] | None:
@@ -526,11 +530,13 @@ class AdmittedGuest(MqttGuest):
         """
         offer = self._ingress.offer_to_all
         if will.qos > offer.qos_max:
-            return WILL_QOS_REFUSED, "the will's QoS is too high here"
+            return WILL_QOS_REFUSED, "the will's QoS exceeds qos_max"
         if will.retain and not offer.retain:
-            return WILL_RETAIN_REFUSED, "nothing is retained here"
+            return WILL_RETAIN_REFUSED, "retained messages are not supported by this listener"
         if will.properties.get(Property.PAYLOAD_FORMAT_INDICATOR) and not is_utf8(will.body):
-            return CONNECT_REFUSED[Reason.MALFORMED], "the will says that it is UTF-8, and is not"
+            return CONNECT_REFUSED[
+                Reason.MALFORMED
+            ], "the will's payload is marked as UTF-8 but is not valid UTF-8"
         if len(will.body) > self._ingress.limits.message_bytes_max:
             return CONNECT_REFUSED[Reason.TOO_LARGE], "the will exceeds limits.message_bytes_max"
         if (refusal := topic_refusal(will.topic, self._ingress.limits.topic_levels_max)) is not None:

@@ -52,7 +52,7 @@ class Authentication:
             self._exchange = self._access.exchange()
         exchange = self._exchange
         if exchange is None:
-            raise violation("AUTH goes on, and nothing has begun")
+            raise violation("AUTH continues an exchange that has not begun")
         data = packet.properties.get(Property.AUTHENTICATION_DATA, b"")
         properties: dict[Property, Any] = {Property.AUTHENTICATION_METHOD: METHOD}
         if not data and isinstance(packet, Connect):
@@ -61,7 +61,7 @@ class Authentication:
         if exchange.done:
             name = self.connect.user_name
             if (self.user or exchange.user) != exchange.user or name not in (None, exchange.user):
-                raise ScramError("another user than before")
+                raise ScramError("re-authentication with another user")
             self.user = exchange.user
             self._exchange = None
         return properties

@@ -366,7 +366,7 @@ class MqttConnection(AdmittedGuest):
         if self.session is None:
             if now >= self._deadline:
                 self._ingress.stats.protocol_errors.add("connect_timeout")
-                self.stream.abort("no CONNECT in time")
+                self.stream.abort("no CONNECT received in time")
             return
         if not self.stream.listening:
             self.machine.last_received = now  # the gateway does not read, so silence is no fault
@@ -949,7 +949,8 @@ class MqttConnection(AdmittedGuest):
             self._let_publish = self.waiting.hold(EVERY_CHANNEL)
         elif self._unacknowledged > self._ingress.unsettled_max:
             raise RemoteProtocolError(
-                "more is unacknowledged than our Receive Maximum", reason=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED
+                "unacknowledged messages exceed the gateway's Receive Maximum",
+                reason=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
             )
 
     def _decline(
@@ -982,7 +983,9 @@ class MqttConnection(AdmittedGuest):
         if publish.qos:
             self.unsettled += 1
             receipt = (self, publish.packet_id, publish.qos, message, nowhere)
-        outcome = TOO_LARGE._replace(text=f"{TOO_LARGE.text}: {packet.byte_count} bytes, which were not kept")
+        outcome = TOO_LARGE._replace(
+            text=f"{TOO_LARGE.text}: {packet.byte_count} bytes, which were not stored"
+        )
         came = Message(
             address, WithheldBody(packet.byte_count), NO_PROPERTIES, publish.qos, sender=self.sender
         )
@@ -1133,7 +1136,7 @@ class MqttConnection(AdmittedGuest):
         if expiry is not None and session is not None:
             if expiry and not session.persistent:
                 raise RemoteProtocolError(
-                    "a session that was to end with its connection cannot be prolonged",
+                    "the session expiry interval cannot be changed from 0",
                     reason=ReasonCode.PROTOCOL_ERROR,
                 )
             most = self._ingress.expiry_secs_max(self.current_rights())

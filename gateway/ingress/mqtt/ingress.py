@@ -514,11 +514,15 @@ class MqttIngress(ListenerSource):
         if not rights.unlimited:
             grant = rights.mqtt
             if will.qos > grant.qos_max:
-                reason, text, rule = WILL_QOS_REFUSED, "the will's QoS is too high here", "mqtt.qos_max"
+                reason, text, rule = WILL_QOS_REFUSED, "the will's QoS exceeds qos_max", "mqtt.qos_max"
             elif will.retain and not grant.retain:
-                reason, text, rule = WILL_RETAIN_REFUSED, "nothing is retained here", "mqtt.retain"
+                reason, text, rule = (
+                    WILL_RETAIN_REFUSED,
+                    "retained messages are not supported by this listener",
+                    "mqtt.retain",
+                )
             elif not grant.will:
-                text, rule = "no will may be left", "mqtt.will: no will may be left"
+                text, rule = "wills are not permitted", "mqtt.will: wills are not permitted"
         if not rule:
             try:
                 return self.permitted_entry(rights, topic_address(will.topic))

@@ -17,10 +17,16 @@ from gateway.protocols.mqtt.runs import PublishRow
 from gateway.protocols.mqtt.spec import ReasonCode
 
 UTF8: Final = b"\x01\x01"  # payload format indicator 1, encoded; may also match other bytes
-NOT_TEXT: Final = Outcome(Verdict.REJECTED, Reason.MALFORMED, "the body is not the UTF-8 that it says it is")
-FORBIDDEN: Final = Outcome(Verdict.REJECTED, Reason.NOT_AUTHORIZED, "the gateway's own topic")
-NOT_ALLOWED: Final = Outcome(Verdict.REJECTED, Reason.NOT_AUTHORIZED, "no rule allows to publish there")
-TOO_DEEP: Final = Outcome(Verdict.REJECTED, Reason.NAME_INVALID, "more levels than limits.topic_levels_max")
+NOT_TEXT: Final = Outcome(
+    Verdict.REJECTED, Reason.MALFORMED, "the payload is marked as UTF-8 but is not valid UTF-8"
+)
+FORBIDDEN: Final = Outcome(Verdict.REJECTED, Reason.NOT_AUTHORIZED, "the topic is reserved for the gateway")
+NOT_ALLOWED: Final = Outcome(
+    Verdict.REJECTED, Reason.NOT_AUTHORIZED, "no rule permits publishing to the topic"
+)
+TOO_DEEP: Final = Outcome(
+    Verdict.REJECTED, Reason.NAME_INVALID, "the topic has more levels than limits.topic_levels_max"
+)
 TOO_LARGE: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "the body exceeds limits.message_bytes_max")
 CONNECTION: Final = [SYS, "broker", "connection"]  # bridges publish their state below it
 
@@ -45,9 +51,11 @@ def check_publish(rows: list[PublishRow], offer: Offer) -> None:
     """
     for flags, *_ in rows:
         if flags >> 1 & 3 > offer.qos_max:
-            raise RemoteProtocolError("the QoS is too high here", reason=ReasonCode.QOS_NOT_SUPPORTED)
+            raise RemoteProtocolError("the QoS exceeds qos_max", reason=ReasonCode.QOS_NOT_SUPPORTED)
         if flags & 1 and not offer.retain:
-            raise RemoteProtocolError("nothing is retained here", reason=ReasonCode.RETAIN_NOT_SUPPORTED)
+            raise RemoteProtocolError(
+                "retained messages are not supported by this listener", reason=ReasonCode.RETAIN_NOT_SUPPORTED
+            )
 
 
 def has_valid_format(message: Message) -> bool:

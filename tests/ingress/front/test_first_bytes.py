@@ -80,7 +80,7 @@ def test_a_plain_client_on_a_tls_port(
         assert not stats(gateway, listener).protocol_errors.counts
         (line,) = refusals(lines)
         assert (line["listener"], line["remote"]) == (listener, remote)
-        assert line["error"] == f"TLS is required, and the client uses {title} without it"
+        assert line["error"] == f"TLS is required, but the client uses {title} without TLS"
         eventually(lambda: stats(gateway, listener).connections == 0)
 
 
@@ -107,7 +107,7 @@ def test_a_tls_client_on_a_plain_port(listener: str) -> None:
         assert not stats(gateway, listener).protocol_errors.counts
         (line,) = refusals(lines)
         assert (line["listener"], line["remote"]) == (listener, remote)
-        assert line["error"] == "the client uses TLS, and this port has none"
+        assert line["error"] == "the client uses TLS, but this port does not"
         eventually(lambda: stats(gateway, listener).connections == 0)
 
 
@@ -144,7 +144,7 @@ def test_a_plain_request_to_the_https_port(files: tuple[Path, Path]) -> None:
         with Raw(port) as client:
             said = client.send(REQUEST).rest()
         assert said.startswith(b"HTTP/1.1 400 ")
-        assert b"TLS is required, and the client uses HTTP without it" in said
+        assert b"TLS is required, but the client uses HTTP without TLS" in said
         assert gateway.gateway.metrics.http_refused == {"tls_required": 1}
         (line,) = [line for line in lines if line["event"] == "HTTP request refused"]
         assert (line["address"], line["reason"]) == (LOOPBACK, "tls_required")

@@ -236,7 +236,7 @@ def test_a_broken_handshake_is_counted(gateway: Running) -> None:
     [
         (FAST, {"shares": ("mqtt",)}, "not_shared", b""),
         (AMQP, {"shares": ("mqtt",)}, "not_shared", b""),
-        (b"\x16\x03\x01", {}, "no_tls", b"the client uses TLS, and this port has none\n"),
+        (b"\x16\x03\x01", {}, "no_tls", b"the client uses TLS, but this port does not\n"),
     ],
 )
 def test_what_the_port_has_not_is_refused(
