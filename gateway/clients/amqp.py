@@ -55,8 +55,8 @@ CLIENT_PROPERTIES = (
     ),
 )
 NACKED: Final = BrokerRefusal("the server refused it (basic.nack)", final=False)
-TOO_LARGE: Final = BrokerRefusal("its properties do not fit a frame that the server takes", final=True)
-SHORTENED: Final = "messages that live for more than ten years expire after ten: AMQP brokers take no more"
+TOO_LARGE: Final = BrokerRefusal("the properties do not fit into the server's frame-max", final=True)
+SHORTENED: Final = "an expiry of more than ten years was shortened to ten, the maximum of AMQP brokers"
 NOTHING: Final = b"\0\0"  # the flags of properties that are not there
 Sent = tuple[bytes, bytes, bytes]
 """Address, properties and body of a published message, in their encoded forms."""
@@ -219,7 +219,7 @@ class AmqpClient:
             elif isinstance(event, ChannelClosed | Closed):
                 raise LinkError(event.text)
             elif isinstance(event, MethodReceived) and isinstance(event.method, m.BasicCancel):
-                raise LinkError("the server has ended the subscription: its queue is gone")
+                raise LinkError("the server has cancelled the consumer: its queue was deleted")
         if self._machine.timed_out(time.monotonic()):
             raise LinkError("the server is silent")
         return found
@@ -250,7 +250,7 @@ class AmqpClient:
                 return event.method
             if isinstance(event, ChannelClosed | Closed):
                 raise LinkError(event.text)
-        raise self._wire.failure(f"no {answer.__name__} within {self._wire.timeout_secs:g} s")
+        raise self._wire.failure(f"no {answer.__name__} received within {self._wire.timeout_secs:g} s")
 
 
 class Confirming:

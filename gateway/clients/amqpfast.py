@@ -40,8 +40,10 @@ from gateway.protocols.amqpfast.translate import encode_properties, essentials, 
 
 PREFETCH: Final = 100
 HANDLES_MAX: Final = 100  # destinations whose handles stay open for sending
-TOO_LARGE: Final = BrokerRefusal("its head does not fit a fragment that the server takes", final=True)
-LOST: Final = BrokerRefusal("the handle was closed before it was answered", final=False)
+TOO_LARGE: Final = BrokerRefusal(
+    "the head of the message does not fit into the server's frame-max", final=True
+)
+LOST: Final = BrokerRefusal("the handle was closed before the server replied", final=False)
 
 
 class FastClient:
@@ -270,8 +272,9 @@ def _send_run(
 
 def _too_large(message: Joined, bytes_max: int) -> str:
     return (
-        f"a message of {message.name.decode()!r} has {message.size} bytes, and this client accepts at most"
-        f" {bytes_max}: it stays there; read it with another client, or delete it"
+        f"a message of {message.name.decode()!r} has {message.size} bytes, but this client"
+        f" accepts at most {bytes_max}. It remains there; read it with another client, or delete"
+        " it"
     )
 
 

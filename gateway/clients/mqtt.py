@@ -35,7 +35,7 @@ FINAL: Final = frozenset(
         *(ReasonCode.PACKET_TOO_LARGE, ReasonCode.TOPIC_FILTER_INVALID),
     )
 )
-TOO_LARGE: Final = BrokerRefusal("it is larger than the server takes", final=True)
+TOO_LARGE: Final = BrokerRefusal("the message is larger than the server's Maximum Packet Size", final=True)
 
 
 class MqttClient:
@@ -80,7 +80,7 @@ class MqttClient:
             if reason != ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
                 raise self._wire.failure(f"the server refused the connection: {reason_name(reason)}")
         spoken = "neither MQTT 5 nor 3.1.1" if access.version == "auto" else f"no MQTT {access.version}"
-        raise LinkError(f"the server speaks {spoken}")
+        raise LinkError(f"the server supports {spoken}")
 
     def publish_many(
         self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT

@@ -264,7 +264,7 @@ class Wire:
             if events:
                 last_read = time.monotonic()
             elif time.monotonic() - last_read > self.timeout_secs:
-                raise self.failure(f"no answer within {self.timeout_secs:g} s", Silence)
+                raise self.failure(f"no response within {self.timeout_secs:g} s", Silence)
             yield events
 
     def wait(self, event_type: type[Event], *ends: type[Any]) -> Event:
@@ -279,7 +279,7 @@ class Wire:
             if isinstance(event, ends):
                 why = f"{event.text} ({event.reply_code})"
                 raise self.failure(why if event.by_peer else f"{GARBLED}: {why}")
-        raise self.failure(f"no answer within {self.timeout_secs:g} s", Silence)
+        raise self.failure(f"no response within {self.timeout_secs:g} s", Silence)
 
     def close(self) -> None:
         """Write pending bytes and close the socket. Raises LinkError if they cannot be written."""

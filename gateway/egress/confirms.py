@@ -43,12 +43,12 @@ SLICE_BYTES_MAX: Final = 1_048_576
 MESSAGE_OVERHEAD: Final = 64  # approximate bytes on the wire besides body and properties
 
 WAITING_FULL: Final = Outcome(
-    Verdict.RELEASED, Reason.TARGET_DOWN, "the link is down or slow, its queue is full"
+    Verdict.RELEASED, Reason.TARGET_DOWN, "the link is down or slow, and its queue is full"
 )
 WAITING_USER_FULL: Final = Outcome(
-    Verdict.RELEASED, Reason.QUOTA, "this user has its share of what may wait there (limits.user_share)"
+    Verdict.RELEASED, Reason.QUOTA, "the user's share of the link's queue is used up (limits.user_share)"
 )
-EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it expired while it waited for the link")
+EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "the message expired while it waited for the link")
 
 Positions = Sequence[int]
 Place = str | bytes

@@ -23,7 +23,7 @@ SPEAKERS: Final = (
     (b"SSH-", "SSH"),
     (b"\x15\x03", "TLS"),  # an alert
 )
-GARBLED: Final = "the server answers in another protocol, or wrongly"
+GARBLED: Final = "the server responded in another protocol, or incorrectly"
 
 
 def explained(protocol: str, first: bytes, why: str) -> str:
@@ -35,8 +35,8 @@ def explained(protocol: str, first: bytes, why: str) -> str:
     title = DIALECTS[protocol].title
     for begin, speaker in SPEAKERS:
         if first.startswith(begin) and speaker != title:
-            return f"this server speaks {speaker}, not {title}"
-    return why if first else f"{why}; does it speak {title}?"
+            return f"this server uses {speaker}, not {title}"
+    return why if first else f"{why}; check that the server supports {title}"
 
 
 def reason(error: Exception) -> str:
@@ -48,10 +48,10 @@ def reason(error: Exception) -> str:
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
     if isinstance(found, ssl.SSLEOFError):
-        return "the connection ended before TLS stood; does this port speak TLS?"
+        return "the connection ended during the TLS handshake; check that this port uses TLS"
     if isinstance(found, ssl.SSLError):
         no_tls = found.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
-        return "this port does not speak TLS" if no_tls else str(found)
+        return "this port does not use TLS" if no_tls else str(found)
     number = found.errno if isinstance(found, OSError) else None
     if number is not None and number > 0:  # negative numbers are errors of name resolution
         return os.strerror(number)

@@ -23,12 +23,16 @@ from gateway.model.times import Monotonic
 WAIT_SECS_MIN: Final = 1.0
 WAIT_SECS_MAX: Final = 10.0
 ROUTE_REMOVED: Final = Outcome(
-    Verdict.REJECTED, Reason.TARGET_DOWN, "its route was removed before the target accepted it"
+    Verdict.REJECTED, Reason.TARGET_DOWN, "the route was removed before the target accepted the message"
 )
 TOO_LONG: Final = Outcome(
-    Verdict.REJECTED, Reason.EXPIRED, "its target refused it for longer than the link's retry_secs_max"
+    Verdict.REJECTED,
+    Reason.EXPIRED,
+    "the target refused the message for longer than the link's retry_secs_max",
 )
-EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it expired before its target accepted it")
+EXPIRED: Final = Outcome(
+    Verdict.REJECTED, Reason.EXPIRED, "the message expired before the target accepted it"
+)
 BEHIND: Final = 1 << 40  # above the number of any released message
 
 R = TypeVar("R")

@@ -37,7 +37,7 @@ from gateway.transport.websocket import WebSocketClient
 TICK_SECS: Final = 1.0
 # A connection that lasted this long was a success: the next wait is the shortest again.
 STABLE_SECS: Final = 10.0
-PAUSED: Final = "an operator has paused it"
+PAUSED: Final = "an operator has paused the link"
 CLOSING_SECS: Final = 5.0  # Longest wait for the peer to close a connection that was ended in an orderly way.
 CLOSING_POLL_SECS: Final = 0.02
 
@@ -190,7 +190,7 @@ async def open_socket(target: LinkUrl, timeout_secs: float) -> socket.socket:
         with trio.fail_after(timeout_secs):
             opened = await trio.open_tcp_stream(target.host, target.port)
     except trio.TooSlowError:
-        raise LinkError(f"{address_of(target)}: no answer within {timeout_secs:g} s") from None
+        raise LinkError(f"{address_of(target)}: no response within {timeout_secs:g} s") from None
     except OSError as error:
         raise LinkError(f"{address_of(target)}: {reason(error)}") from error
     sock = socket.socket(fileno=opened.socket.detach())

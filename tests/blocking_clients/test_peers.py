@@ -205,7 +205,7 @@ def test_a_queue_that_is_deleted_ends_its_consumer(gateway: Running) -> None:
     assert consumer.arrivals(0.2) == []
     with pika.BlockingConnection(pika.URLParameters(gateway.amqp_url)) as connection:
         connection.channel().queue_delete("short-lived")
-    with pytest.raises(LinkError, match="queue is gone"):
+    with pytest.raises(LinkError, match="queue was deleted"):
         list(chain.from_iterable(consumer.arrivals(1.0) for _ in range(30)))
     consumer.close()
 
@@ -243,23 +243,28 @@ SCHEMES: Final = {"mqtt": MqttClient, "amqp": AmqpClient, "amqpfast": FastClient
 AMQP_HEADER: Final = b"AMQP\x00\x00\x09\x01"
 STRANGERS: Final[list[tuple[str, bytes | None, float, str]]] = [
     # scheme, what the server says (None: it closes), timeout in seconds, what the user is told
-    ("mqtt", AMQP_HEADER, PATIENCE_SECS, "this server speaks AMQP 0-9-1, not MQTT"),
-    ("amqpfast", AMQP_HEADER, PATIENCE_SECS, "this server speaks AMQP 0-9-1, not AMQP/Fast"),
-    ("amqp", b"AMQP\x03\x01\x00\x00", PATIENCE_SECS, "this server speaks AMQP 1.0, not AMQP 0-9-1"),
-    ("amqp", b"AMQP\x00\x00\x08\x00", PATIENCE_SECS, "another protocol, or wrongly"),
-    ("mqtt", b"HTTP/1.1 400 Bad Request\r\n\r\n", PATIENCE_SECS, "this server speaks HTTP, not MQTT"),
-    ("amqp", b"SSH-2.0-OpenSSH_9.2\r\n", PATIENCE_SECS, "this server speaks SSH, not AMQP 0-9-1"),
-    ("mqtt", b"\x15\x03\x03\x00\x02\x02\x0a", PATIENCE_SECS, "this server speaks TLS, not MQTT"),
-    ("mqtt", b"what?", PATIENCE_SECS, "the server answers in another protocol, or wrongly: "),
-    ("amqp", b"what?aaaaaaaa", PATIENCE_SECS, "the server answers in another protocol, or wrongly: "),
-    ("amqpfast", b"what?aaaaaaaa", PATIENCE_SECS, "the server answers in another protocol, or wrongly: "),
-    ("mqtt", None, PATIENCE_SECS, "does it speak MQTT?"),
-    ("amqp", None, PATIENCE_SECS, "does it speak AMQP 0-9-1?"),
-    ("amqpfast", None, PATIENCE_SECS, "does it speak AMQP/Fast?"),
-    ("mqtt", b"", 0.2, "no response within 0.2 s; does it speak MQTT?"),
-    ("amqp", b"", 0.2, "no response within 0.2 s; does it speak AMQP 0-9-1?"),
-    ("amqpfast", b"", 0.2, "no response within 0.2 s; does it speak AMQP/Fast?"),
-    ("mqtts", b"HTTP/1.1 400 Bad Request\r\n\r\n", PATIENCE_SECS, "this port does not speak TLS"),
+    ("mqtt", AMQP_HEADER, PATIENCE_SECS, "this server uses AMQP 0-9-1, not MQTT"),
+    ("amqpfast", AMQP_HEADER, PATIENCE_SECS, "this server uses AMQP 0-9-1, not AMQP/Fast"),
+    ("amqp", b"AMQP\x03\x01\x00\x00", PATIENCE_SECS, "this server uses AMQP 1.0, not AMQP 0-9-1"),
+    ("amqp", b"AMQP\x00\x00\x08\x00", PATIENCE_SECS, "another protocol, or incorrectly"),
+    ("mqtt", b"HTTP/1.1 400 Bad Request\r\n\r\n", PATIENCE_SECS, "this server uses HTTP, not MQTT"),
+    ("amqp", b"SSH-2.0-OpenSSH_9.2\r\n", PATIENCE_SECS, "this server uses SSH, not AMQP 0-9-1"),
+    ("mqtt", b"\x15\x03\x03\x00\x02\x02\x0a", PATIENCE_SECS, "this server uses TLS, not MQTT"),
+    ("mqtt", b"what?", PATIENCE_SECS, "the server responded in another protocol, or incorrectly: "),
+    ("amqp", b"what?aaaaaaaa", PATIENCE_SECS, "the server responded in another protocol, or incorrectly: "),
+    (
+        "amqpfast",
+        b"what?aaaaaaaa",
+        PATIENCE_SECS,
+        "the server responded in another protocol, or incorrectly: ",
+    ),
+    ("mqtt", None, PATIENCE_SECS, "check that the server supports MQTT?"),
+    ("amqp", None, PATIENCE_SECS, "check that the server supports AMQP 0-9-1?"),
+    ("amqpfast", None, PATIENCE_SECS, "check that the server supports AMQP/Fast?"),
+    ("mqtt", b"", 0.2, "no response within 0.2 s; check that the server supports MQTT"),
+    ("amqp", b"", 0.2, "no response within 0.2 s; check that the server supports AMQP 0-9-1"),
+    ("amqpfast", b"", 0.2, "no response within 0.2 s; check that the server supports AMQP/Fast"),
+    ("mqtts", b"HTTP/1.1 400 Bad Request\r\n\r\n", PATIENCE_SECS, "this port does not use TLS"),
 ]
 
 

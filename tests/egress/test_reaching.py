@@ -29,7 +29,7 @@ REASONS: Final[list[tuple[Exception, str]]] = [
     (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Name or service not known"),
     (
         ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "EOF occurred in violation of protocol"),
-        "the connection ended before TLS stood; does this port speak TLS?",
+        "the connection ended during the TLS handshake; check that this port uses TLS",
     ),
     (ValueError("anything else"), "anything else"),
 ]

@@ -41,7 +41,7 @@ from gateway.transport.stream import Stream
 # A broker nacks when it cannot take responsibility for a message now (a queue that is full with `x-overflow:
 # reject-publish`, a quorum queue without a leader), and never because a message is wrong.
 NOT_NOW: Final = Outcome(
-    Verdict.RELEASED, Reason.TARGET_REFUSED, "the broker cannot take it now (basic.nack)"
+    Verdict.RELEASED, Reason.TARGET_REFUSED, "the broker refused the message (basic.nack)"
 )
 FRAME_TOO_SMALL: Final = Outcome(
     Verdict.REJECTED, Reason.TOO_LARGE, "the properties do not fit the broker's frame-max"

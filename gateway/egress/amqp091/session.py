@@ -228,7 +228,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             elif isinstance(event, Opened):
                 self._opened()
             elif isinstance(event, Challenged):
-                self._why = "the broker wants more than a name and password"
+                self._why = "the broker requires another authentication than name and password"
                 self.machine.close(ReplyCode.NOT_ALLOWED, self._why)
             elif isinstance(event, Closed):
                 self._closed(event)
@@ -362,7 +362,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         if number:
             self._consumers[number] = self._consuming(declaration, self.machine, number, self._wake)
         else:
-            self._session.mark_failed(declaration, "no channel left", clock.now())
+            self._session.mark_failed(declaration, "no free channel", clock.now())
 
     @staticmethod
     def _is_gone(consumer: AmqpLinkConsumer, declaration: Declaration) -> bool:

@@ -242,7 +242,7 @@ class ClientChannel:
         if not self.client.machine.send(command):
             found = self._handles.get(handle)
             raise (found and found.failure) or RefusedByServer(
-                ReplyCode.HANDLE_NOT_READY, "it is closed", Scope.HANDLE
+                ReplyCode.HANDLE_NOT_READY, "the channel is closed", Scope.HANDLE
             )
         awaited = self.await_tags(handle, [tag])
         self.client.flush()
@@ -366,7 +366,7 @@ class ClientChannel:
         self._spool = None
         if self._digest is not None and not self._digest.matches:
             spool.close()
-            text = "the body is not the one whose hash was announced"
+            text = "the body does not match the announced hash"
             self._refuse(fragment.handle, ReplyCode.MESSAGE_CONTENTS_INVALID, text)
             return
         spool.seek(0)

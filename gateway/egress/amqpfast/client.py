@@ -179,7 +179,7 @@ class FastLinkClient:
                 self.flush()
                 await self._opened.wait()
         except trio.TooSlowError:
-            self._end(self._loss_error(f"no answer within {timeout_secs:g} s"))
+            self._end(self._loss_error(f"no response within {timeout_secs:g} s"))
         self.check()
 
     async def _reach(self, ca_file: str | None) -> trio.abc.Stream:
@@ -407,7 +407,11 @@ class FastLinkClient:
         self._opened.set()
 
     def _challenged(self, event: Challenged) -> None:
-        self._end(ConnectionLost(f"{self._place}: the server wants more than a name and password"))
+        self._end(
+            ConnectionLost(
+                f"{self._place}: the server requires another authentication than name and password"
+            )
+        )
 
     def _closed(self, event: Closed) -> None:
         refused = RefusedByServer(event.reply_code, event.text, Scope.CONNECTION)

@@ -210,10 +210,10 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         elif isinstance(event, Closed):
             self._closed(event)
         elif isinstance(event, Prepared):
-            text = "this client asked for no restartable delivery"
+            text = "this client requested no restartable delivery"
             self.machine.close_handle(event.handle, ReplyCode.NOT_IMPLEMENTED, text)
         elif isinstance(event, Challenged):
-            self._why = "the server wants more than a name and password"
+            self._why = "the server requires another authentication than name and password"
             self.machine.close(ReplyCode.ACCESS_REFUSED, self._why)
         elif isinstance(event, CommandReceived) and isinstance(event.command, m.HandleIndex):
             self._surveyed(event.command)

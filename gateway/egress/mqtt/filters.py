@@ -175,14 +175,14 @@ class Filters:
                     for one in chunk:
                         self._subscribe([one])
                 else:
-                    self._refuse_for_good(chunk[0], "longer than the broker takes")
+                    self._refuse_for_good(chunk[0], "longer than the broker's Maximum Packet Size")
 
     def _possible(self, machine: ClientConnection, one: str) -> bool:
         shared = one.startswith(SHARE)
         if shared and not machine.shares_available:
-            self._refuse_for_good(one, "the broker has no shared subscriptions")
+            self._refuse_for_good(one, "the broker does not support shared subscriptions")
         elif not machine.wildcards_available and not WILDCARDS.isdisjoint(one):
-            self._refuse_for_good(one, "the broker has no subscriptions with wildcards")
+            self._refuse_for_good(one, "the broker does not support wildcard subscriptions")
         else:
             return True
         return False

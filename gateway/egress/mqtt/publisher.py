@@ -56,9 +56,11 @@ BARREN_MAX_TOO_LARGE: Final = 2  # if the broker has reported that a packet was 
 SWEEP_SECS: Final = 5.0  # how long the broker may be silent before it has answered for every id
 SWEEPS_MAX: Final = 2
 
-TOO_LARGE: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than the broker takes")
+TOO_LARGE: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than the broker's Maximum Packet Size")
 POISON: Final = Outcome(
-    Verdict.REJECTED, Reason.TARGET_REFUSED, "the broker ends the connection when it is sent this message"
+    Verdict.REJECTED,
+    Reason.TARGET_REFUSED,
+    "the broker closes the connection whenever it receives this message",
 )
 
 _NO_IDS: Final = tuple([0] * CHUNK_MESSAGES)
@@ -236,7 +238,7 @@ class MqttLinkPublisher(ConfirmedSink):
         if self._ledger is not None:
             self._ledger.tick(now)
         if self._patient_until is not None and now >= self._patient_until and self._stream is not None:
-            self._stream.abort("the broker does not answer PUBREL")
+            self._stream.abort("the broker does not acknowledge PUBREL")
 
     def detach(self, *, too_large: bool = False, busy: bool = False) -> None:
         """Requeue unconfirmed messages after the connection is lost, and search for the one that caused it.

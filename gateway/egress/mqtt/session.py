@@ -110,7 +110,7 @@ class MqttLinkConnection(DeliveringConnection):
         except RemoteProtocolError as error:
             self.refuses_version = not self.opened and data[:4] in _REFUSES_VERSION
             self._session.stats.protocol_errors.add(reason_name(error.reason))
-            self.stream.end(f"the broker broke the protocol: {error}")
+            self.stream.end(f"the broker violated the protocol: {error}")
         self._session.balance()
 
     def data_to_send(self) -> bytes | list[Piece]:
@@ -143,7 +143,7 @@ class MqttLinkConnection(DeliveringConnection):
         machine = self.machine
         if not self.opened:
             if now >= self._deadline:
-                self.stream.abort("no CONNACK in time")
+                self.stream.abort("no CONNACK received in time")
             return
         if self.is_paused:
             # Its packets wait in the socket, but PINGREQ must be sent all the same.
@@ -225,7 +225,9 @@ class MqttLinkConnection(DeliveringConnection):
             elif isinstance(event, Disconnect):
                 self.too_large = event.reason == ReasonCode.PACKET_TOO_LARGE
                 self.busy = event.reason in BUSY
-                self.stream.abort(_refusal_text(event.reason, event.properties, "the broker disconnected us"))
+                self.stream.abort(
+                    _refusal_text(event.reason, event.properties, "the broker disconnected the link")
+                )
             if self.is_ending:
                 return
         if self.pubacks or self.pubrecs or self.machine.out:
@@ -249,7 +251,7 @@ class MqttLinkConnection(DeliveringConnection):
     def _auth(self, packet: Auth) -> None:
         """Handle AUTH during the authentication that CONNECT began; others violate the protocol."""
         if self._proof is None or self.opened or packet.reason != ReasonCode.CONTINUE_AUTHENTICATION:
-            raise violation("AUTH that nobody has asked for")
+            raise violation("the broker sent AUTH without a request")
         try:
             response = self._proof.answer(packet.properties.get(Property.AUTHENTICATION_DATA, b""))
         except ScramError as error:
@@ -262,7 +264,9 @@ class MqttLinkConnection(DeliveringConnection):
         self.answered = True
         if packet.reason >= FAILURE:
             self.refuses_version = packet.reason == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
-            self.stream.abort(_refusal_text(packet.reason, packet.properties, "the broker refused us"))
+            self.stream.abort(
+                _refusal_text(packet.reason, packet.properties, "the broker refused the connection")
+            )
             return
         if self._proof is not None:
             try:
@@ -278,14 +282,16 @@ def _refusal_text(reason: int, properties: PropertyMap, subject: str) -> str:
     text = properties.get(Property.REASON_STRING, "")
     words = f"{subject}: {reason_name(reason)}" + (f" ({text})" if text else "")
     if elsewhere := properties.get(Property.SERVER_REFERENCE):
-        words += f"; it says to use {elsewhere}"
+        words += f"; it refers to the server {elsewhere}"
     if reason == ReasonCode.SESSION_TAKEN_OVER:
-        words += "; somebody else uses our client_id"
+        words += "; another client uses the link's client_id"
     return words
 
 
 PACKET_BYTES_MAX: Final = VARINT_MAX + 5
-NEEDS_5: Final = "share needs MQTT 5.0; say version: 3.1.1 if the broker shares subscriptions in that, too"
+NEEDS_5: Final = (
+    "share needs MQTT 5.0; set version: 3.1.1 if the broker supports shared subscriptions in MQTT 3.1.1"
+)
 PROVES_IN_5: Final = "authentication scram-sha-256 needs MQTT 5.0"
 
 

@@ -41,7 +41,7 @@ routes:
 """
 DROPPED = Outcome(Verdict.REJECTED, Reason.NAME_INVALID, "no")
 BUSY = Outcome(Verdict.RELEASED, Reason.QUOTA, "later")
-FULL = Outcome(Verdict.RELEASED, Reason.STORE, "the gateway cannot store it: disk is full")
+FULL = Outcome(Verdict.RELEASED, Reason.STORE, "the gateway cannot store the message: disk is full")
 EVENTS = amqp_address("events", "p1.x")
 
 
@@ -560,7 +560,7 @@ async def test_a_message_that_cannot_be_read_is_a_dead_letter_alone(one: LinkRig
     (letter,) = newest(one.dispatcher.dead_letters)
     assert (letter.message.address, letter.message.body) == (EVENTS, b"bad")
     assert letter.outcome.reason is Reason.MALFORMED
-    assert letter.lost_part == "its properties were not kept"
+    assert letter.lost_part == "the properties were not stored"
     assert [message.body for message in shelf.messages] == [b"good"]
     assert [ack[1:] for ack in one.world.acks] == [(1, False), (2, False)]
     assert one.session.idle
@@ -572,7 +572,7 @@ async def test_a_body_over_the_limit_is_a_dead_letter_without_it(tmp_path: Path,
     (letter,) = newest(one.dispatcher.dead_letters)
     assert (letter.message.address, letter.message.body) == (EVENTS, b"")
     assert letter.outcome.reason is Reason.TOO_LARGE
-    assert letter.lost_part == "its body was not kept"
+    assert letter.lost_part == "the body was not stored"
     assert [message.body for message in shelf.messages] == [b"after"]
     assert [nack[1:] for nack in one.world.nacks] == [(1, False)], "the broker has the whole message"
     assert [ack[1:] for ack in one.world.acks] == [(2, False)]

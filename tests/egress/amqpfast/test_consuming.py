@@ -43,7 +43,7 @@ routes:
 """
 DROPPED = Outcome(Verdict.REJECTED, Reason.NAME_INVALID, "no")
 BUSY = Outcome(Verdict.RELEASED, Reason.QUOTA, "later")
-FULL = Outcome(Verdict.RELEASED, Reason.STORE, "the gateway cannot store it: disk is full")
+FULL = Outcome(Verdict.RELEASED, Reason.STORE, "the gateway cannot store the message: disk is full")
 
 
 @pytest.fixture
@@ -330,7 +330,7 @@ async def test_a_body_over_the_limit_does_not_stop_the_queue(tmp_path: Path, she
         Reason.TOO_LARGE,
         fast_address("queue", "commands"),
     )
-    assert [one.lost_part for one in newest(one.dispatcher.dead_letters)] == ["its body was not kept"] * 2
+    assert [one.lost_part for one in newest(one.dispatcher.dead_letters)] == ["the body was not stored"] * 2
     assert one.link.downs == []
 
 
@@ -340,7 +340,7 @@ async def test_a_malformed_head_is_a_dead_letter(one: LinkRig, shelf: Shelf) -> 
     assert shelf.messages == []
     assert acks(one, "commands") == [2]
     letter = newest(one.dispatcher.dead_letters)[0]
-    assert (letter.outcome.reason, letter.lost_part) == (Reason.MALFORMED, "its properties were not kept")
+    assert (letter.outcome.reason, letter.lost_part) == (Reason.MALFORMED, "the properties were not stored")
 
 
 async def test_a_source_that_is_missing_is_asked_for_again(

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.interpreted  # the stream is one in memory
 
 RELEASED = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "down")
 REJECTED = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "too much")
-FULL = Outcome(Verdict.RELEASED, Reason.STORE, "the gateway cannot store it: disk is full")
+FULL = Outcome(Verdict.RELEASED, Reason.STORE, "the gateway cannot store the message: disk is full")
 VERSIONS = pytest.mark.parametrize("version", ["5.0", "3.1.1"])
 PUBACK, PUBREC, PUBCOMP = PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP
 
@@ -523,7 +523,7 @@ async def test_a_dead_letter_tells_that_its_properties_are_lost() -> None:
     without_properties, whole = newest(world.dead_letters)[::-1]
     assert (without_properties.message.body, without_properties.lost_part) == (
         b"x",
-        "its properties were not kept",
+        "the properties were not stored",
     )
     assert (whole.message.body, whole.lost_part) == (b"y", "")
     assert remote.acks_of(PUBACK) == [(5, 0), (6, 0)]

@@ -107,7 +107,7 @@ async def test_a_refused_connection_says_why() -> None:
     world = World()
     world.connack_reason = ReasonCode.BAD_USER_NAME_OR_PASSWORD
     world.connect()
-    assert world.link.downs == ["the broker refused us: bad_user_name_or_password"]
+    assert world.link.downs == ["the broker refused the connection: bad_user_name_or_password"]
     assert world.link.ups == 0
 
 
@@ -270,14 +270,14 @@ async def test_a_group_keeps_to_mqtt_5(refusal: bytes | None) -> None:
 @pytest.mark.parametrize(
     "lacks, share, wanted, asked, why",
     [
-        (Property.SHARED_SUBSCRIPTION_AVAILABLE, "g", ["a/#", "b"], [], "no shared subscriptions"),
+        (Property.SHARED_SUBSCRIPTION_AVAILABLE, "g", ["a/#", "b"], [], "not support shared subscriptions"),
         (Property.SHARED_SUBSCRIPTION_AVAILABLE, None, ["a/#", "b"], ["a/#", "b"], ""),
         (
             Property.WILDCARD_SUBSCRIPTION_AVAILABLE,
             None,
             ["a/#", "+", "b"],
             ["b"],
-            "no subscriptions with wildcards",
+            "not support wildcard subscriptions",
         ),
     ],
 )
@@ -329,7 +329,7 @@ async def test_a_broker_that_does_not_answer_connect() -> None:
     assert world.link.downs == []
     peer.tick(103.0)
     assert stream.closed
-    assert world.link.downs == ["no CONNACK in time"]
+    assert world.link.downs == ["no CONNACK received in time"]
 
 
 async def test_goodbye() -> None:
@@ -347,16 +347,16 @@ async def test_goodbye() -> None:
 @pytest.mark.parametrize(
     "reason, reference, why",
     [
-        (ReasonCode.SERVER_SHUTTING_DOWN, "", "the broker disconnected us: server_shutting_down"),
+        (ReasonCode.SERVER_SHUTTING_DOWN, "", "the broker disconnected the link: server_shutting_down"),
         (
             ReasonCode.USE_ANOTHER_SERVER,
             "b:1883",
-            "the broker disconnected us: use_another_server; it says to use b:1883",
+            "the broker disconnected the link: use_another_server; it refers to the server b:1883",
         ),
         (
             ReasonCode.SESSION_TAKEN_OVER,
             "",
-            "the broker disconnected us: session_taken_over; somebody else uses our client_id",
+            "the broker disconnected the link: session_taken_over; another client uses the link's client_id",
         ),
     ],
 )
@@ -382,4 +382,4 @@ async def test_what_is_wrong_behind_the_connack_is_the_brokers_fault() -> None:
     world = World()
     connect_to(world, YES_5 + b"\x40\x02\x00\x00")
     assert world.stats.protocol_errors.total == 1
-    assert world.link.downs[0].startswith("the broker broke the protocol")
+    assert world.link.downs[0].startswith("the broker violated the protocol")

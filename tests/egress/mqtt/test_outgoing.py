@@ -234,7 +234,7 @@ async def test_a_broker_that_answers_no_pubrel_has_no_ids_to_release() -> None:
         assert not world.stream.closed
         with capture_logs() as lines:
             world.session.tick(trio.current_time() + SWEEP_SECS)
-        assert world.stream.why == "the broker does not answer PUBREL"
+        assert world.stream.why == "the broker does not acknowledge PUBREL"
         assert len(lines) == (at == SWEEPS_MAX)
     assert lines[0]["event"] == "broker left PUBREL unacknowledged"
     world.acks = True
@@ -581,7 +581,7 @@ async def test_what_an_acknowledgement_right_before_disconnect_makes_a_source_pu
     remote.ack(remote.rows)
     remote.machine.send_disconnect(ReasonCode.SERVER_BUSY)
     world.talk()
-    assert world.stream.why.startswith("the broker disconnected us")
+    assert world.stream.why.startswith("the broker disconnected the link")
     assert world.outcomes == {b"one": ACCEPTED}
     world.connect()
     assert world.outcomes == dict.fromkeys([b"one", b"two"], ACCEPTED)
