@@ -725,11 +725,11 @@ class ClientSession(Session):
 
     def unreachable(self) -> None:
         """Disconnect the client, because the cluster node with its queue is down."""
-        self._engine.disconnect_client(self, "the node that has its queue is down")
+        self._engine.disconnect_client(self, "the node with the session's queue is down")
 
     def refuse(self, why: str) -> None:
         """Disconnect the client, because the cluster refuses to declare its queue."""
-        self._engine.disconnect_client(self, f"the cluster refuses its queue: {why}")
+        self._engine.disconnect_client(self, f"the cluster refuses the session's queue: {why}")
 
     def discarded(self) -> None:
         """Release what is cached for a session that has ended. LeaveSession deletes its stored contents."""

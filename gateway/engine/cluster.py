@@ -220,7 +220,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
                 self.open = True
                 self._opened()
             elif isinstance(event, Challenged):
-                self._why = "the broker wants more than a name and password"
+                self._why = "the broker requires another authentication than name and password"
                 self.machine.close(ReplyCode.NOT_ALLOWED, self._why)
         if self.machine.closed:
             self._stream.end(self._why or "closed")

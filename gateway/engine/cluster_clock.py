@@ -27,7 +27,7 @@ log = structlog.get_logger(limited=True)
 
 SKEW_MAX_SECS: Final = 5.0
 HISTORY: Final = "x-death"
-UNKNOWN: Final = "the cluster's time is not known yet"
+UNKNOWN: Final = "the cluster's time is not determined yet"
 
 
 class ClusterClock:

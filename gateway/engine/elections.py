@@ -30,8 +30,8 @@ RENEW_SECS: Final = 1.0
 TRY_SECS: Final = 0.5  # between attempts to take a lease that another replica holds
 REST_SECS: Final = 2.0  # after a holder gave up, until it tries again
 NEVER: Final = LeaseTime(0.0)
-ELSEWHERE: Final = "another replica consumes over it"
-UNDECIDED: Final = "who consumes over it cannot be decided without the database"
+ELSEWHERE: Final = "another replica consumes over the link"
+UNDECIDED: Final = "the database is unreachable, so no replica can be elected to consume over the link"
 
 
 class Candidate:

@@ -43,7 +43,7 @@ IDS_MAX: Final = 1_000  # in one operation
 UNFREED_MAX: Final = 10_000  # ids that wait to be freed; beyond that none is claimed
 
 AWAY: Final = Outcome(
-    Verdict.RELEASED, Reason.TARGET_DOWN, "the database that knows the ids of this route is away"
+    Verdict.RELEASED, Reason.TARGET_DOWN, "the database of this route's message ids is unreachable"
 )
 
 

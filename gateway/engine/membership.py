@@ -73,7 +73,7 @@ class Membership:
     @property
     def unavailable_reason(self) -> str:
         """Reason why this replica cannot own sessions, leases or claims; "" if it can."""
-        return "" if self._is_joined else "it has not joined the other replicas yet"
+        return "" if self._is_joined else "the replica has not joined the other replicas yet"
 
     def tick(self, now: LeaseTime) -> None:
         """Run the timer: submit JoinReplica or Heartbeat, and Reap, when they are due.

@@ -96,5 +96,5 @@ def topic_of(key: str) -> Address:
     Raises NameRefused if the key encodes no topic.
     """
     if not key:
-        raise NameRefused("the empty key is no topic")
+        raise NameRefused("an empty routing key is not a topic")
     return MQTT.address("", "/".join([TO_TOPIC(level) for level in key.split(".")]))

@@ -221,10 +221,10 @@ class SharedOutboxes(AmqpLinkSession):
     def _problem(self, paused: bool) -> str:
         """Return why messages of an outbox are not delivered by this replica, or ""."""
         if not self.stats.up:
-            return "the cluster is away"
+            return "the cluster is unreachable"
         if paused:
             return "the route is paused"
-        return "" if self.up() else "the link is down here"
+        return "" if self.up() else "the link is down at this replica"
 
     def counted_queues(self) -> tuple[str, ...]:
         """Return the queues whose ready messages are counted periodically."""
@@ -701,9 +701,9 @@ class RemovedMessageSink:
             self._outboxes.note(self._route, [message], outcome, WAS_BURIED)
 
 
-GONE: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the route of the outbox is in no mapping now")
+GONE: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the outbox's route is in no mapping")
 DOWN: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the link is down")
-ABSENT: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the link is not here")
+ABSENT: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the link is not configured at this replica")
 
 
 class Drain:

@@ -33,10 +33,10 @@ from gateway.protocols.amqp091.translate import outlasts
 from gateway.telemetry.stats import LinkStats
 
 KEY_TOO_LONG: Final = Outcome(
-    Verdict.REJECTED, Reason.NAME_INVALID, "as a routing key the topic has more than 255 bytes"
+    Verdict.REJECTED, Reason.NAME_INVALID, "the topic has more than 255 bytes as a routing key"
 )
 NOT_TAKEN: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "a queue of the cluster is full")
-ELSEWHERE: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "another replica publishes it")
+ELSEWHERE: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "another replica is publishing the message")
 GONE: Final = frozenset({ReplyCode.NOT_FOUND, ReplyCode.ACCESS_REFUSED})
 RAWS_MAX: Final = 4_096
 ONCE: Final = 2  # of assurance

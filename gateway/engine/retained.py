@@ -58,9 +58,11 @@ UNSURE_SECS_MAX: Final = 3.0  # how long a message without capacity waits until 
 LATE: Final = Outcome(
     Verdict.RELEASED,
     Reason.TARGET_DOWN,
-    "the client has published to this topic through another replica since",
+    "the client has published a newer message to this topic through another replica",
 )
-AWAY: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the database of retained messages is away")
+AWAY: Final = Outcome(
+    Verdict.RELEASED, Reason.TARGET_DOWN, "the database of retained messages is unreachable"
+)
 REFUSED: Final = Outcome(Verdict.REJECTED, Reason.NAME_INVALID, "the database rejects the topic or user")
 Done = Callable[[Outcome], None]
 OnPage = Callable[[list[Retained] | None], None]
@@ -106,7 +108,7 @@ def decode_retained(found: Retained) -> Numbered | None:
     try:
         version, size = HEAD.unpack_from(found.message)
         if version != VERSION:
-            raise StoreError(f"a retained message has form {version}, this gateway reads {VERSION}")
+            raise StoreError(f"a retained message has format {version}, but this gateway reads {VERSION}")
         arrived = decode(found.message[HEAD.size : HEAD.size + size])
         message = Message(
             MQTT.address("", found.topic),

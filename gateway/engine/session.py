@@ -68,8 +68,8 @@ ONCE_MIN: Final = (
     65_536  # numbers remembered of each replica process, at least: replicas differ in their windows
 )
 EXPIRED: Final = "expired"  # in RabbitMQ's dead-letter history
-AWAY: Final = "the cluster is away"
-STOPPING: Final = "this replica stops"
+AWAY: Final = "the cluster is unreachable"
+STOPPING: Final = "this replica is stopping"
 Done = Callable[[Outcome], None]
 KnownAddress = tuple[Address, tuple[Recipient, ...]]
 
@@ -365,7 +365,7 @@ class EngineSession(OneSink):
             return None
         size = body.size if not body and isinstance(body, DiscardedBody) else len(body)
         if size > self.limits.message_bytes_max:
-            text = f"a body of {size} bytes exceeds limits.message_bytes_max; it was not kept"
+            text = f"a body of {size} bytes exceeds limits.message_bytes_max; it was not stored"
             self._refuse(wire, b"", Outcome(Verdict.REJECTED, Reason.TOO_LARGE, text))
             return None
         return entry, arrived, body
@@ -501,7 +501,7 @@ class EngineSession(OneSink):
         self._let_go()
         self._choose_queue_id()
         if self._connection is not None:
-            self._connection.abort("other replicas held this one for dead")
+            self._connection.abort("the other replicas declared this replica dead")
 
     # Queues of sessions.
 

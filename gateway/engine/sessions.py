@@ -83,7 +83,7 @@ ALIVE_SECS: Final = 4.0  # maximum age of the last heartbeat of a replica that i
 GIVEN_BACK_SECS: Final = 3.0  # how long requeued messages of a queue are awaited
 WILL_SECS: Final = 5.0  # how long a client waits until another replica has published its will
 TAKEN_OVER: Final = "a later connection has the same client identifier"
-AWAY: Final = "the database of sessions cannot be reached"
+AWAY: Final = "the database of sessions is unreachable"
 NOT_OURS: Final = Outcome(Settled.RELEASED, Reason.TARGET_DOWN, "the session has another owner")
 Done = Callable[[], None]
 
@@ -330,7 +330,7 @@ class SharedSessions:
         if self._away_since is not None and clock.now() - self._away_since >= AWAY_SECS:
             return AWAY
         if len(self._writers) >= UNSTORED_MAX:
-            return "too much waits for the database of sessions"
+            return "too many requests are waiting for the database of sessions"
         return ""
 
     # Connecting clients.
@@ -573,7 +573,7 @@ class SharedSessions:
         if self.clients.session_of(session.client_id) is session:
             if verdict is OperationOutcome.REFUSED:
                 log.error("session not stored, client disconnected", client=session.client_id)
-                self.clients.disconnect_client(session, "its session cannot be stored")
+                self.clients.disconnect_client(session, "the client's session cannot be stored")
             else:  # `handle_new_owner` ignores a session that is stopped already
                 self.clients.handle_new_owner(session.client_id, None, at_once=False)
         session.stop()

@@ -42,7 +42,7 @@ def encode_options(options: SubscriptionOptions) -> bytes:
 def decode_options(data: bytes) -> SubscriptionOptions:
     """Decode the options of a subscription. Raises StoreError if there are too few bytes."""
     if len(data) < OPTIONS.size:
-        raise StoreError(f"the options of a subscription have {len(data)} bytes, which is too few")
+        raise StoreError(f"the stored options of a subscription have only {len(data)} bytes")
     qos, no_local, as_published, handling, identifier = OPTIONS.unpack_from(data)
     return SubscriptionOptions(qos, bool(no_local), bool(as_published), handling, identifier)
 

@@ -180,7 +180,7 @@ class Committer:
             self._handle_loss(error)
         except Exception as error:  # a bug: what is pending is tried again, until it has waited too long
             contained("store", error)
-            self._handle_loss(LostError(f"the thread of the state has failed: {error!r}"))
+            self._handle_loss(LostError(f"the state thread has failed: {error!r}"))
         finally:
             self.busy_since = None
 
@@ -436,7 +436,7 @@ class LanedStore(StateStore):
         """First error of a lane that fails or waits too long, or "", and the number of waiting items."""
         failure = next((lane.failure for lane in self._all if lane.failure), "")
         if not failure and (slow := [one for one in self._all if one.busy_secs() >= one.patience_secs]):
-            failure = f"the database has not answered for {slow[0].busy_secs():.0f} s"
+            failure = f"the database has not responded for {slow[0].busy_secs():.0f} s"
         return Health(failure, self._pending)
 
     # Called by the threads.

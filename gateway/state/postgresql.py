@@ -165,7 +165,7 @@ class PostgreSQLDatabase(Database):
     def _open(self) -> Connection:
         """Present connection. Raises LostError if there is none."""
         if self._connection is None:
-            raise LostError("there is no connection to PostgreSQL")
+            raise LostError("no connection to PostgreSQL")
         return self._connection
 
     def connect(self) -> int:

@@ -61,8 +61,8 @@ def missing_steps(applied: Applied, migrations: Migrations, *, postgresql: bool)
     newest_version = len(migrations)
     if any(version > newest_version and (works or version) > newest_version for version, works in applied):
         raise StoreError(
-            f"the schema of the state is version {applied[-1][0]}, this gateway knows {newest_version}:"
-            " a newer gateway has changed it. Start that one"
+            f"the schema of the state has version {applied[-1][0]}, but this gateway knows only "
+            f"{newest_version}: a newer gateway has upgraded it. Start the newer gateway"
         )
     begin = max((version for version, _ in applied), default=0)
     for number, text in enumerate(migrations[begin:], start=begin + 1):

@@ -74,7 +74,7 @@ class SQLiteDatabase(Database):
         try:
             self._open.execute("BEGIN IMMEDIATE")
             if not self._open.execute(NEXT_GROUP, (number, LANE, number)).rowcount:
-                raise LostError("another process uses this state")
+                raise LostError("another process uses this state database")
         except sqlite3.Error as error:
             raise LostError(str(error)) from error
 

@@ -125,7 +125,9 @@ def test_a_replica_that_is_killed_as_it_redrives_loses_nothing(rabbitmq: RabbitM
             ids = [letter["id"] for letter in one.letters()]
             assert one.does("redrive", all=True)["waiting"]
             left = other.does("redrive", all=True)["left"]
-            assert [row["text"] for row in left] == ["another replica sends it, or has sent it"] * 3
+            assert [row["text"] for row in left] == [
+                "another replica redrives the dead letter, or has redriven it"
+            ] * 3
             one.kill()
             proxy.cut()
             proxy.open()

@@ -208,8 +208,8 @@ def test_one_alone_consumes_and_all_publish(rabbitmq: RabbitMQ, mosquitto: Mosqu
         assert numbers(near) == list(range(50))
         assert not second.leads
         assert second.asked("/readyz") == (200, "ready\n")
-        assert "another replica consumes over it" in second.asked("/api/v1/endpoints")[1]
-        assert "another replica consumes over it" not in first.asked("/api/v1/endpoints")[1]
+        assert "another replica consumes over the link" in second.asked("/api/v1/endpoints")[1]
+        assert "another replica consumes over the link" not in first.asked("/api/v1/endpoints")[1]
         assert second.sample("gateway_link_up", endpoint="far") == 1
         assert second.sample("gateway_link_up", endpoint="far (in)") == 0
 
@@ -242,7 +242,10 @@ def test_it_moves_when_its_owner_is_cut_off(rabbitmq: RabbitMQ, mosquitto: Mosqu
         proxy = proxies[given.index(first)]
         moved(first, second, proxy.stall, mosquitto, "cut")
         until(lambda: not first.leads)
-        why = "link far (in): who consumes over it cannot be decided without the database"
+        why = (
+            "link far (in): the database is unreachable, so no replica can be elected to"
+            " consume over the link"
+        )
         until(lambda: why in first.asked("/readyz")[1])
         proxy.shut()
         proxy.open()

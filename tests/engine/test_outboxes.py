@@ -407,7 +407,7 @@ def test_what_is_too_old_becomes_a_dead_letter(
             until(lambda door=door: not door.sample("gateway_link_up", endpoint="far"))
         for at in range(3):
             near.publish("away/old/x", b"%d" % at)
-        said = ("expired", "it waited longer than outbox.age_secs_max", True)
+        said = ("expired", "the message waited longer than outbox.age_secs_max", True)
         until(lambda: letters_of(other) == [(str(at), *said) for at in range(3)])
         assert letters_of(one) == letters_of(other)
         until(lambda: [row[2] for row in noted(one, other)] == [WAS_BURIED, WAS_STORED] * 3)
@@ -434,13 +434,13 @@ def test_what_there_is_no_room_for_becomes_a_dead_letter_and_what_waits_is_count
             until(lambda door=door: not door.sample("gateway_link_up", endpoint="far"))
         for at in range(5):
             near.publish("away/room/x", b"%d" % at)
-        said = ("quota", "the outbox was full, newer messages came", True)
+        said = ("quota", "the outbox was full, newer messages arrived", True)
         until(lambda: letters_of(other) == [("0", *said), ("1", *said)])
         until(lambda: outbox_of(other)["messages"] == 3)
         shown = outbox_of(other)
         assert (shown["link"], shown["route"], shown["shared"], shown["in_flight"]) == ("far", "out", True, 0)
         assert (shown["messages_max"], shown["policy"], shown["messages_bytes"]) == (3, "dead_letter", None)
-        assert shown["problem"] == "the link is down here"
+        assert shown["problem"] == "the link is down at this replica"
         limits_used = json.loads(other.asked("/api/v1/limits")[1])["items"]
         assert ("outbox.messages_max", 3, 3) in {
             (one["name"], one["used"], one["limit"]) for one in limits_used

@@ -138,7 +138,7 @@ def test_what_hangs_is_noticed_and_answered(rig: Rig) -> None:
     rig.lane.hold()
     waits = [rig.replica.send(settling(number)) for number in range(3)]
     assert {rig.verdict(wait) for wait in waits} == {OperationOutcome.UNAVAILABLE}
-    assert "not answered" in rig.store.health.failure
+    assert "not responded" in rig.store.health.failure
     assert rig.store.health.pending == 0
     rig.lane.let_go()
     rig.until(lambda: not rig.store.health.failure)

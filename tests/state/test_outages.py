@@ -308,7 +308,7 @@ def test_a_newer_schema_keeps_a_replica_out_and_says_why(shared: PostgreSQLWorld
     one.store.start(lambda function: function(), one.notices.put)
     try:
         assert one.reply(Retain("t", b"x")).verdict is OperationOutcome.UNAVAILABLE
-        assert "a newer gateway has changed it" in one.store.health.failure
+        assert "a newer gateway has upgraded it" in one.store.health.failure
     finally:
         one.store.stop()
 
@@ -366,10 +366,10 @@ def test_a_server_that_is_frozen_is_noticed_and_what_waits_is_answered(own: Post
     try:
         waits = [one.send(ChangeSession(KEY, epoch, {str(number): b""})) for number in range(3)]
         assert {one.result(wait).verdict for wait in waits} == {OperationOutcome.UNAVAILABLE}
-        assert "not answered" in one.store.health.failure or "PostgreSQL" in one.store.health.failure
+        assert "not responded" in one.store.health.failure or "PostgreSQL" in one.store.health.failure
         assert one.store.health.pending == 0
         begin = time.monotonic()
-        while "not answered" in one.store.health.failure:
+        while "not responded" in one.store.health.failure:
             one.store.tick()  # until its connection is ended, and another one is tried
             assert time.monotonic() - begin < WAIT_SECS
         assert "PostgreSQL" in one.store.health.failure
