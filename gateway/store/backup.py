@@ -41,7 +41,7 @@ def back_up(folder: Path, to: Path) -> int:
     store, or if it cannot be read or written.
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise StoreError(f"{to} is not empty: name a folder that does not exist yet")
+        raise StoreError(f"{to} is not empty: give a new folder")
     _require(folder)
     with _guard(folder), _errors(folder, to):
         to.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -61,8 +61,8 @@ def restore(backup: Path, folder: Path) -> int:
             name for name in (FILE, f"{FILE}-wal", HEAP, SPOOL, REPAIRED) if (folder / name).exists()
         ]:
             raise StoreError(
-                f"{folder} is used: it has {used[0]}. Move that store away, or name another folder in "
-                "store.path"
+                f"{folder} contains a store ({used[0]}). Move that store away, or set store.path"
+                " to another folder"
             )
         with _errors(backup, folder):
             return _copy(backup, folder)
@@ -73,9 +73,11 @@ def restore(backup: Path, folder: Path) -> int:
 def _require(folder: Path) -> None:
     """Raise StoreError if the folder contains no store, or a store whose repair is not finished."""
     if (folder / REPAIRED).exists():
-        raise StoreError(f"the store in {folder} is being repaired: call `gateway store repair` again first")
+        raise StoreError(
+            f"the store in {folder} has an unfinished repair: finish it with `gateway store repair`"
+        )
     if not (folder / FILE).is_file():
-        raise StoreError(f"there is no store in {folder}: it has no file {FILE}")
+        raise StoreError(f"no store in {folder}: the file {FILE} is missing")
 
 
 @contextmanager

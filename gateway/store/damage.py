@@ -136,7 +136,7 @@ class _Examination:
         try:
             self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.Error as error:
-            raise StoreError(f"nothing of it can be read: {error}") from error
+            raise StoreError(f"no part of it can be read: {error}") from error
         self._read_logs()
         self._read_settled()
         self._read_places()
@@ -186,7 +186,7 @@ class _Examination:
         """
         place = self._places.get(id)
         if place is None:
-            raise StoreError("it is not known where they stand")
+            raise StoreError("their place in the file is unknown")
         if self._file is None:
             try:
                 self._file = os.open(self._heap, os.O_RDONLY | os.O_CLOEXEC)
@@ -415,7 +415,7 @@ class _Examination:
         path = self._spool / name
         there = path.stat().st_size if path.is_file() else None
         if there != size:
-            self._missing = f"{path} is gone" if there is None else f"{path} has {there} bytes, not {size}"
+            self._missing = f"{path} is missing" if there is None else f"{path} has {there} bytes, not {size}"
             raise StoreError(self._missing)
         return Spooled(_BodyFile(path), size)
 
@@ -456,17 +456,17 @@ def wal_faults(path: Path, *, clean: bool) -> list[str]:
     if not wal.exists():
         if clean:
             return []
-        return [f"{wal.name} is missing although the gateway was killed: what was committed last is lost"]
+        return [f"{wal.name} is missing although the gateway was killed: the last commits are lost"]
     data = wal.read_bytes()[:WAL_CHECKED_MAX]
     if len(data) < WAL_HEAD.size:
         return []
     magic, _, page, _, *salt = WAL_HEAD.unpack_from(data)[:6]
     if magic & ~1 != WAL_MAGIC or page not in {1 << bit for bit in range(9, 17)}:
-        return [f"{wal.name} has no head that SQLite knows: what was committed last is lost"]
+        return [f"{wal.name} has no valid SQLite header: the last commits are lost"]
     order = ">" if magic & 1 else "<"
     sums = _sum(data[:24], order, (0, 0))
     if sums != WAL_HEAD.unpack_from(data)[6:]:
-        return [f"the head of {wal.name} is spoilt: what was committed last is lost"]
+        return [f"the header of {wal.name} is damaged: the last commits are lost"]
     for at in range(WAL_HEAD.size, len(data) - FRAME_HEAD.size - page + 1, FRAME_HEAD.size + page):
         head = FRAME_HEAD.unpack_from(data, at)
         if list(head[2:4]) != salt:  # the rest is from before the log was restarted
@@ -486,7 +486,7 @@ def _lost_transactions(data: bytes, at: int, page: int, salt: list[int], name: s
     for place in range(at, len(data) - FRAME_HEAD.size - page + 1, FRAME_HEAD.size + page):
         head = FRAME_HEAD.unpack_from(data, place)
         if list(head[2:4]) == salt and head[1]:
-            return [f"{name} is spoilt: what was committed behind byte {at} of it is lost"]
+            return [f"{name} is damaged: commits after byte {at} are lost"]
     return []
 
 

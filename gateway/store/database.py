@@ -58,9 +58,7 @@ def connect(
     path = folder / FILE
     connection = None
     if (folder / REPAIRED).exists():
-        raise StoreError(
-            f"the store {path} is being repaired: call `gateway store repair` again to finish it"
-        )
+        raise StoreError(f"the store {path} has an unfinished repair: finish it with `gateway store repair`")
     try:
         path.touch(mode=0o600)  # SQLite creates its other files with the same permissions
         connection = sqlite3.connect(
@@ -112,14 +110,15 @@ def _advice(error: sqlite3.Error) -> str:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         advice = (
-            "the file is damaged. `gateway store check` says what is lost, `gateway store repair` saves "
-            "what can be read (both with the same --config); or restore a backup; to start empty, move "
-            "gateway.db, gateway.db-wal, gateway.db-shm and gateway.heap away together"
+            "the file is damaged. `gateway store check` reports what is lost, `gateway store"
+            " repair` saves what is readable (both with the same --config); or restore a backup."
+            " To start empty, move gateway.db, gateway.db-wal, gateway.db-shm and gateway.heap"
+            " away together"
         )
     elif code == sqlite3.SQLITE_FULL:
         advice = "free some space on this disk"
     elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        advice = "another program holds it open for writing; end that program"
+        advice = "another program has locked it for writing; stop that program"
     else:
         advice = "make the folder and the files in it readable and writable for this user"
     return f"{error}: {advice}"
@@ -422,14 +421,14 @@ class StoreDatabase:
         `data` are the row's bytes as far as they could be read. No dead letters are added if an earlier
         process has added them.
         """
-        self.damage(f"row {id} of the store cannot be read, its messages are left out: {error}")
+        self.damage(f"row {id} of the store cannot be read, its messages are skipped: {error}")
         text = f"row {id} of the store is damaged, the body is lost: {error}"
         heads = [head for at, head in self.reader.heads(data) if not settled >> at & 1]
         try:
             if heads and not self.letters.has_text(text):
                 self.letters.add(heads, "", Outcome(Verdict.REJECTED, Reason.STORE, text), clock.utc())
         except sqlite3.Error as another:
-            self.damage(f"the dead letters of row {id} cannot be kept: {another}")
+            self.damage(f"the dead letters of row {id} cannot be stored: {another}")
 
     def references(self) -> Iterator[tuple[int, int, Message]]:
         """Yield log id, position and message of each stored message that has its body in a file.
@@ -458,7 +457,7 @@ class StoreDatabase:
             try:
                 found = self.reader.decode_one(value) if message else value
             except StoreError as error:
-                self.damage(f"{kind} {key!r} of the store cannot be read, and is left out: {error}")
+                self.damage(f"{kind} {key!r} of the store cannot be read and is skipped: {error}")
             else:
                 yield key, found
 
@@ -479,7 +478,7 @@ class StoreDatabase:
                 except StoreError as error:
                     self.damage(f"dead letter {line[0]} of the store cannot be read: {error}")
         except sqlite3.Error as failure:
-            self.damage(f"a dead letter of the store cannot be read, nor can those behind it: {failure}")
+            self.damage(f"a dead letter of the store cannot be read, nor can the following ones: {failure}")
         return found
 
     # Housekeeping.

@@ -25,7 +25,7 @@ _BLOCK: Final = bytes(65_536)
 def fault(folder: Path) -> str:
     """Return the reason why this process cannot use or create the store's folder, or "" if it can."""
     there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
-    user = f"this user (number {os.geteuid()})"
+    user = f"user id {os.geteuid()}"
     if not there.is_dir():
         return f"{there} is a file, not a folder"
     if os.statvfs(there).f_flag & os.ST_RDONLY:
@@ -34,7 +34,7 @@ def fault(folder: Path) -> str:
         return f"{there} cannot be written by {user}"
     lock = folder / LOCK
     if lock.exists() and not os.access(lock, os.R_OK | os.W_OK):
-        return f"{lock} cannot be written by {user}; it is another one's"
+        return f"{lock} cannot be written by {user}; it belongs to another user"
     return ""
 
 
@@ -48,8 +48,8 @@ class FolderLock:
             self._descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StoreError(
-                f"the store's folder {folder} cannot be used: {fault(folder) or error.strerror}; "
-                "mend that, or name another folder in store.path"
+                f"the store's folder {folder} cannot be used: {fault(folder) or error.strerror}."
+                " Correct that, or set store.path to another folder"
             ) from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -57,8 +57,8 @@ class FolderLock:
             owner = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip()
             os.close(self._descriptor)
             raise StoreError(
-                f"the store's folder {folder} is used by another gateway, process {owner or 'unknown'}: "
-                "stop that one, or name another folder in store.path"
+                f"the store's folder {folder} is used by another gateway, process "
+                f"{owner or 'unknown'}. Stop that gateway, or set store.path to another folder"
             ) from error
         self._sign()
 

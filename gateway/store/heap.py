@@ -58,7 +58,7 @@ class Heap:
         """
         for one, other in pairwise(sorted(places.values())):
             if one.end > other.at:
-                raise StoreError(f"two rows are said to be at byte {other.at} of {HEAP}")
+                raise StoreError(f"two rows refer to byte {other.at} of {HEAP}")
         new = not (folder / HEAP).exists()
         self._descriptor = os.open(folder / HEAP, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if new:
@@ -119,7 +119,7 @@ class Heap:
         """Return the bytes of a row. Raises StoreError if they are missing."""
         place = self.places.get(row)
         if place is None:
-            raise StoreError(f"it has no place in {HEAP}")
+            raise StoreError(f"the row has no place in {HEAP}")
         return read(self._descriptor, place)
 
     def free(self, row: int) -> None:

@@ -223,7 +223,7 @@ def encode_message(message: Message, ahead_secs: float = 0.0) -> bytes:
 
 def _no_body(name: str, size: int) -> Spooled:
     """Raise StoreError, because the folder of the body files is unknown to this reader."""
-    raise StoreError(f"nobody knows where the body {name} is")
+    raise StoreError(f"the location of the body {name} is unknown")
 
 
 class MessageReader:
@@ -246,9 +246,11 @@ class MessageReader:
         Raises StoreError if the bytes are damaged, or in a version that this gateway does not know.
         """
         if len(data) <= _CRC.size or _CRC.unpack_from(data)[0] != crc32(memoryview(data)[_CRC.size :]):
-            raise StoreError("stored messages are damaged: their checksum does not fit")
+            raise StoreError("stored messages are damaged: wrong checksum")
         if data[_CRC.size] not in (VERSION, BY_REFERENCE):
-            raise StoreError(f"stored messages have form {data[_CRC.size]}, this gateway reads {VERSIONS}")
+            raise StoreError(
+                f"stored messages have format {data[_CRC.size]}, but this gateway reads {VERSIONS}"
+            )
         try:
             return self._decode(data)
         except Exception as error:  # whatever the bytes are, this gateway did not write them

@@ -67,7 +67,7 @@ def repair(folder: Path) -> tuple[Findings, Path | None]:
 
 def _locked(folder: Path) -> FolderLock:
     if not (folder / FILE).is_file() and not (folder / REPAIRED).exists():
-        raise StoreError(f"there is no store in {folder}: it has no file {FILE}")
+        raise StoreError(f"no store in {folder}: the file {FILE} is missing")
     return FolderLock(folder)
 
 
@@ -110,7 +110,8 @@ def _identify(connection: sqlite3.Connection) -> None:
     version = refuse_others(connection)
     if version != newest_layout():
         raise StoreError(
-            f"its schema is {version}, this gateway's {newest_layout()}: repair it with that gateway"
+            f"its schema is version {version}, but this gateway's is {newest_layout()}: repair it"
+            " with the gateway that wrote it"
         )
 
 
@@ -150,7 +151,7 @@ def _copied(folder: Path) -> Findings:
             connection.execute("UPDATE meta SET value = 1 WHERE key = 'clean'")
             _keep_time(folder / FILE, connection)
         if faults := database_faults(connection):
-            raise StoreError(f"the repaired database is not sound either, is the disk? {faults[0]}")
+            raise StoreError(f"the repaired database is damaged, too; check the disk: {faults[0]}")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     sync(new / FILE)
     sync(new)

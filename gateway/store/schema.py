@@ -77,17 +77,18 @@ def refuse_others(connection: sqlite3.Connection, steps: Sequence[Step] = STEPS)
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if tables and application != APPLICATION_ID:
-        raise StoreError("it belongs to another program; name another folder in store.path")
+        raise StoreError("it belongs to another program; set store.path to another folder")
     newest = newest_layout(steps)
     if version > newest:
         raise StoreError(
-            f"it was written by a newer gateway: its schema is {version}, this gateway knows {newest}; "
-            "start the newer gateway, or name another folder in store.path"
+            f"it was written by a newer gateway: its schema is version {version}, but this"
+            f" gateway knows only {newest}; start the newer gateway, or set store.path to another"
+            " folder"
         )
     if tables and version < BASE:
         raise StoreError(
-            f"its schema {version} is older than that of release 0.1.0, {BASE}: empty its queues with the "
-            "gateway that wrote it, then name another folder in store.path"
+            f"its schema {version} is older than that of release 0.1.0, {BASE}: empty its queues"
+            " with the gateway that wrote it, then set store.path to another folder"
         )
     return version
 

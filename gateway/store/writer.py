@@ -119,7 +119,7 @@ class Writer:
                 self._run_turn()
         except BaseException as error:
             self.broken = True
-            self._fail(f"the thread of the store has ended: {error!r}")
+            self._fail(f"the store thread has ended: {error!r}")
             self._post_outcome(self.refusal)
             self.refuse_calls()
             raise
@@ -372,7 +372,7 @@ class Writer:
 
 def refusal_of(failure: str) -> Outcome:
     """Return the outcome (released, with the text `failure`) that sources get after a failure of the disk."""
-    return Outcome(Verdict.RELEASED, Reason.STORE, f"the gateway cannot store it: {failure}")
+    return Outcome(Verdict.RELEASED, Reason.STORE, f"the gateway cannot store the message: {failure}")
 
 
 def _call_all(callbacks: list[Callable[[], None]]) -> None:

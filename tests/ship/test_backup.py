@@ -92,7 +92,7 @@ def test_everything_acknowledged_before_the_backup_is_in_the_restored_store(tmp_
             before, load.slowest = load.acknowledged, 0.0
             copy = tmp_path / f"backup-{number}"
             said = gateway.command("store", "backup", "--to", str(copy), "--config", "gateway.yaml")
-            assert "is copied to" in said, said
+            assert "copied the store" in said, said
             assert load.slowest < PROMPT_SECS
             assert any((copy / "spool").iterdir())
             copies.append((copy, before, load.acknowledged))
@@ -101,10 +101,10 @@ def test_everything_acknowledged_before_the_backup_is_in_the_restored_store(tmp_
         for copy, before, after in copies:
             assert "sound: " in gateway.command("store", "check", "--store", str(copy))
             said = gateway.command("store", "restore", "--from", str(copy), "--config", "gateway.yaml")
-            assert "is used: it has gateway.db" in said
+            assert "contains a store (gateway.db" in said
             second = tmp_path / f"restored-{copy.name}"
             said = gateway.command("store", "restore", "--from", str(copy), "--store", str(second / "data"))
-            assert "is restored to" in said, said
+            assert "restored the backup" in said, said
             with GatewayProcess(second, limits=LIMITS) as restored:
                 bodies = received(restored, before)
                 assert before <= len(bodies) <= after + 1

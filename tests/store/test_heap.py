@@ -94,7 +94,7 @@ def test_a_row_of_many_parts_and_short_writes(tmp_path: Path, monkeypatch: pytes
 
 
 def test_rows_in_one_place_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="two rows are said to be at byte 4096"):
+    with pytest.raises(StoreError, match="two rows refer to byte 4096"):
         Heap(tmp_path, {1: RowPlace(0, 5_000), 2: RowPlace(4_096, 100)})
 
 
@@ -245,7 +245,7 @@ def test_places_that_cannot_be_are_told(tmp_path: Path) -> None:
     filled(tmp_path)
     with closing(sqlite3.connect(tmp_path / "gateway.db", isolation_level=None)) as connection:
         connection.execute("UPDATE places SET at = 4096 WHERE row = 3")
-    with pytest.raises(StoreError, match="two rows are said to be at byte 4096.*gateway store check"):
+    with pytest.raises(StoreError, match="two rows refer to byte 4096.*gateway store check"):
         opened(tmp_path)
     assert check(tmp_path).logs["queue", "q"].messages == 1
     repair(tmp_path)

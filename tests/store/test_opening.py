@@ -93,7 +93,7 @@ def test_a_path_that_is_no_folder_is_named(tmp_path: Path, path: str) -> None:
     told = refusal(tmp_path / path)
     assert told == (
         f"the store's folder {tmp_path / path} cannot be used: {tmp_path / path.partition('/')[0]} is a "
-        "file, not a folder; mend that, or name another folder in store.path"
+        "file, not a folder; mend that, or set store.path to another folder"
     )
 
 
@@ -109,8 +109,8 @@ def test_a_folder_of_somebody_else_is_named() -> None:
         (folder / "locked").chmod(0o777)
         (folder / "locked" / "gateway.lock").chmod(0o444)
         mine, locked = by_nobody(folder / "mine" / "data"), by_nobody(folder / "locked")
-        assert mine.startswith(f"{folder}/mine cannot be written by this user (number ")
-        assert locked.startswith(f"{folder}/locked/gateway.lock cannot be written by this user (number ")
+        assert mine.startswith(f"{folder}/mine cannot be written by user id  ")
+        assert locked.startswith(f"{folder}/locked/gateway.lock cannot be written by user id  ")
 
 
 def by_nobody(folder: Path) -> str:
@@ -175,7 +175,7 @@ def test_a_store_that_no_release_wrote_is_refused_and_not_touched(tmp_path: Path
     before = (tmp_path / "gateway.db").read_bytes()
     told = refusal(tmp_path)
     assert f"its schema {BASE - 1} is older than that of release 0.1.0, {BASE}" in told
-    assert "name another folder in store.path" in told
+    assert "set store.path to another folder" in told
     with pytest.raises(StoreError, match="older than that of release"):
         check(tmp_path)
     with pytest.raises(StoreError, match="older than that of release"):
@@ -242,7 +242,7 @@ def test_a_damaged_file_is_refused(
     damage(tmp_path / "gateway.db")
     told = refusal(tmp_path)
     assert "gateway.db" in told
-    assert "`gateway store check` says what is lost, `gateway store repair` saves" in told
+    assert "`gateway store check` reports what is lost, `gateway store repair` saves" in told
 
 
 def test_any_damaged_page_is_found_after_a_crash_or_does_no_harm(tmp_path: Path) -> None:

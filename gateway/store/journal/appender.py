@@ -208,8 +208,8 @@ class Appender:
             owner = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
             os.close(lock)
             raise JournalError(
-                f"process {owner} writes shard {self.shard} of the journal in {self.folder};"
-                " give this one another folder or shard"
+                f"process {owner} writes shard {self.shard} of the journal in {self.folder}. Set"
+                " journal.path to another folder, or use another replica name"
             ) from error
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)

@@ -77,7 +77,9 @@ class Conversion:
         self._close()
         try:
             if self._process.returncode:
-                raise ConversionError(self._reason or f"its exit code is {self._process.returncode}")
+                raise ConversionError(
+                    self._reason or f"the conversion process ended with exit code {self._process.returncode}"
+                )
             if all(segment.path.exists() for segment in self.segments):
                 self._draft.replace(self._final)
                 _sync(self._final.parent)  # the name has to survive before the others go

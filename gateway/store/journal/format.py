@@ -244,8 +244,8 @@ def decode_header(raw: bytes) -> Header | None:
     )
     if version != VERSION:
         raise JournalError(
-            f"the journal is of format {version}, this gateway's is {VERSION}: read it with a gateway that"
-            " knows it, or name another folder in journal.path"
+            f"the journal has format {version}, but this gateway reads format {VERSION}: read it"
+            " with a gateway of that format, or set journal.path to another folder"
         )
     (low,) = LOW_WATER.unpack_from(raw, HEADER_BYTES)
     return Header(flags, shard, byte_count, base, rows, first, last, columns, buffers, directory, crc, low)
@@ -348,7 +348,7 @@ def decode_runs(stored: memoryview, byte_count: int) -> bytes:
             lengths = struct.unpack_from(f"<{count}I", stored, 8)
             if sum(lengths) * width == byte_count:
                 return expanded(values, width, lengths)
-    raise DamageError("the runs of a buffer do not fit together")
+    raise DamageError("the runs of a buffer are inconsistent")
 
 
 Buffer = Bytes | Repeated
@@ -452,9 +452,9 @@ def decompressed(stored: Bytes, byte_count: int) -> bytes:
     try:
         made = machine.decompress(stored, byte_count + 1)
     except zlib.error as error:
-        raise DamageError(f"a buffer is not what was compressed: {error}") from None
+        raise DamageError(f"a compressed buffer is damaged: {error}") from None
     if len(made) != byte_count or not machine.eof:
-        raise DamageError("a compressed buffer is not as long as it says")
+        raise DamageError("a compressed buffer does not have the stated length")
     return made
 
 

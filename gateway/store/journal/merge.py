@@ -295,7 +295,7 @@ def _pieces(segments: Iterable[Segment], summary: Summary) -> Iterator[Piece]:
             summary.replaced += file_summary.replaced if file_summary is not None else 0
             for at in walk(file, segment.path):
                 if isinstance(at, Hole):
-                    raise DamageError(f"{at.path}: bytes {at.offset} to {at.end} are no block")
+                    raise DamageError(f"{at.path}: bytes {at.offset} to {at.end} are not a valid block")
                 header = at.header
                 summary.low_us = max(summary.low_us, header.low_us)
                 if header.flags & (INDEX | MARK) or header.next <= expected:

@@ -72,7 +72,7 @@ class ParquetSegment:
             groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
             spans = [*zip(self.summary.spans, groups, self._marks, strict=True)]
             if any(span.next - span.first != group.num_rows for span, group, _ in spans):
-                raise ValueError("its row groups are not as long as it says")
+                raise ValueError("its row groups do not have the length that its metadata states")
         except (*self._errors, TypeError, KeyError) as error:
             raise DamageError(f"{segment.path} cannot be read: {error}") from error
         self.summary.spans = [span._replace(byte_count=group.total_byte_size) for span, group, _ in spans]

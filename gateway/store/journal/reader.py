@@ -86,8 +86,8 @@ class GoneError(JournalError):
 
     def __init__(self, shard: str, expected: int, first: int) -> None:
         super().__init__(
-            f"shard {shard} of the journal: rows {expected} to {first - 1} are gone; retention deletes what"
-            f" is older than its limits, and {first} is the first row now"
+            f"shard {shard} of the journal: rows {expected} to {first - 1} were deleted by"
+            f" retention; the first row is now {first}"
         )
         self.shard = shard
         self.first = first
@@ -429,7 +429,7 @@ class JournalReader:
 
     def _listed(self) -> dict[str, list[Segment]]:
         if not self.folder.is_dir():
-            raise NoFolderError(f"there is no journal in {self.folder}: no such folder")
+            raise NoFolderError(f"no journal in {self.folder}: no such folder")
         found: dict[str, list[Segment]] = {}
         for one in without_repeats(segments_below(self.folder)):
             found.setdefault(one.shard, []).append(one)
@@ -820,7 +820,7 @@ class JournalReader:
             return Gap(shard, first, base - first, "gone", "deleted by retention")
         if not self.skip:
             raise DamageError(f"{at.path}: rows {first} to {base - 1} are missing before offset {at.offset}")
-        return Gap(shard, first, base - first, "damage", "these rows are in no sound block", str(at.path))
+        return Gap(shard, first, base - first, "damage", "no intact block contains these rows", str(at.path))
 
     def _recorded_gap(self, shard: str, at: BlockLocation, file: BinaryIO) -> Gap:
         """Return the gap that the writer has recorded, in the block `at`, for rows that it did not write."""
@@ -828,7 +828,7 @@ class JournalReader:
         where = f"{at.path}:{at.offset}"
         data = content_of(file, at)
         if data is None:  # the header has the numbers
-            return Gap(shard, header.base, header.rows, "error", "the reason is not to be read", where)
+            return Gap(shard, header.base, header.rows, "error", "the reason is unreadable", where)
         document = json.loads(data[LOOK_BYTES:])
         return Gap(shard, header.base, header.rows, document["reason"], document["text"], where)
 
@@ -853,7 +853,7 @@ class JournalReader:
         ):
             if isinstance(block, Block):
                 return replace(block, end=header.next)
-        raise DamageError(f"{at.path}: rows {header.base} to {header.next - 1} are not there any more")
+        raise DamageError(f"{at.path}: rows {header.base} to {header.next - 1} no longer exist")
 
     @staticmethod
     def _read_block(file: BinaryIO, at: BlockLocation) -> bytes:

@@ -154,7 +154,7 @@ def summary_of(file: BinaryIO, segment: Segment) -> Summary | None:
     try:
         return decode_summary(json.loads(data[LOOK_BYTES : -TRAILER.size]))
     except (ValueError, TypeError, KeyError) as error:
-        raise DamageError(f"{segment.path}: what its end says cannot be read: {error}") from error
+        raise DamageError(f"{segment.path}: the summary at its end cannot be read: {error}") from error
 
 
 def encode_summary(summary: Summary) -> dict[str, Any]:

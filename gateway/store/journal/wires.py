@@ -292,7 +292,7 @@ def _known_address(form: int, data: bytes) -> Texts:
 
 def _writer_of(form: int) -> Dialect:
     if form not in WRITERS:
-        raise DamageError(f"an entry has the unknown form {form}")
+        raise DamageError(f"an entry has the unknown format {form}")
     return WRITERS[form]
 
 

@@ -242,7 +242,7 @@ def test_an_outbox_without_its_route_waits_for_it(rabbitmq: RabbitMQ, tmp_path: 
         gateway.restart()
         until(lambda: status(gateway)["endpoints"][-1]["up"])
         found = {one["route"]: one for one in status(gateway)["outboxes"]}
-        assert (found["out"]["messages"], found["out"]["problem"]) == (2, "the route 'out' is in no mapping")
+        assert (found["out"]["messages"], found["out"]["problem"]) == (2, "route 'out' is in no mapping")
         assert "outbox lost its route" in gateway.log
         (tmp_path / "mapping.yaml").write_text(route())
         assert fetch(rabbitmq, "outbox.e", 2) == [1, 2]

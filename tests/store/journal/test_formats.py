@@ -105,10 +105,10 @@ def test_another_format_is_refused_by_its_number(version: int, tmp_path: Path) -
     data[68:72] = zlib.crc32(data[:68]).to_bytes(4, "little")
     path = tmp_path / f"0-{0:020}.gwj"
     path.write_bytes(data)
-    told = f"{path}: the journal is of format {version}, this gateway's is {VERSION}: read it with"
+    told = f"{path}: the journal has format {version}, but this gateway reads format {VERSION}: read it with"
     with pytest.raises(JournalError, match=re.escape(told)):
         rows_of(tmp_path)
-    with pytest.raises(JournalError, match=f"is of format {version}"):
+    with pytest.raises(JournalError, match=f"has format {version}"):
         write(tmp_path, range(1))
     assert path.read_bytes() == data
 

@@ -448,7 +448,7 @@ def test_a_damaged_end_of_a_segment_stops_merging_and_not_the_journal(
         made.write(130)
 
         def damaged(_: object, segment: Segment) -> None:
-            raise DamageError(f"{segment.path}: what its end says cannot be read")
+            raise DamageError(f"{segment.path}: the summary at its end cannot be read")
 
         monkeypatch.setattr(appender, "summary_of", damaged)
         made.write(130)
