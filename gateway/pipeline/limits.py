@@ -18,8 +18,8 @@ try:
     )
 except ImportError as error:
     raise PipelineError(
-        f"streams need Spark 4.2 or newer, and this is {__version__}, which has only batches of the gateway's"
-        " formats"
+        f"streams need Spark 4.2 or newer, but this is {__version__}, which supports only batches"
+        " of the gateway's formats"
     ) from error
 
 __all__ = ["ReadAllAvailable", "ReadLimit", "ReadMaxRows", "SupportsTriggerAvailableNow"]

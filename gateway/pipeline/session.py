@@ -124,7 +124,7 @@ def _started(builder: SparkSession.Builder, *, fetched: str | None) -> SparkSess
     try:
         return builder.getOrCreate()
     except PySparkRuntimeError as error:
-        advice = "; what it has written says why"
+        advice = "; see its output for the reason"
         if fetched is not None:
             advice += f". It was to fetch {fetched}: where that is not reached, name the jars with spark.jars"
         raise PipelineError(f"Spark did not start{advice}") from error
@@ -228,7 +228,7 @@ def _unusable_reason(found: str | None, program: str) -> str | None:
     `found` is the path of the program, or None if there is no such program.
     """
     if found is None:
-        return "there is no such program here"
+        return "no such program on this machine"
     spark = find_spec("pyspark")
     assert spark is not None
     assert spark.origin is not None
@@ -249,7 +249,7 @@ def _unusable_reason(found: str | None, program: str) -> str | None:
     if not done.returncode:
         return None
     last_line = done.stderr.strip().rpartition("\n")[2] or f"it ended with code {done.returncode}"
-    return f"{found} has not what it needs ({last_line})"
+    return f"{found} lacks a dependency ({last_line})"
 
 
 def java() -> str:
@@ -262,13 +262,13 @@ def java() -> str:
     requirement = f"Spark needs Java {JAVA_MIN} or newer"
     advice = "install it (Debian: apt-get install default-jre-headless) or set JAVA_HOME"
     if found is None or not os.access(found, os.X_OK):
-        where = f"{found} is no program" if found else "there is no java in PATH"
-        raise PipelineError(f"{requirement}, and {where}; {advice}")
+        where = f"{found} is not a program" if found else "java is not in PATH"
+        raise PipelineError(f"{requirement}, but {where}; {advice}")
     done = subprocess.run((found, "-version"), capture_output=True, text=True, check=False)
     version = done.stderr.partition('"')[2].partition('"')[0]
     major = version.partition(".")[0]
     if not major.isdecimal() or int(major) < JAVA_MIN:
-        raise PipelineError(f"{requirement}, and {found} is of version {version or 'unknown'}; {advice}")
+        raise PipelineError(f"{requirement}, but {found} has version {version or 'unknown'}; {advice}")
     return found
 
 

@@ -132,7 +132,7 @@ def free(place: StoreFolder) -> StoreFolder:
     system, path = place.check_reachable().arrow()
     kind = system.get_file_info(path).type
     if kind == fs.FileType.File:
-        raise PipelineError(f"{place.uri} is a file and no folder; give another name")
+        raise PipelineError(f"{place.uri} is a file, not a folder; give another name")
     if kind == fs.FileType.Directory:
         names = [info.base_name for info in system.get_file_info(fs.FileSelector(path))]
         others = sorted(name for name in names if name and not OF_A_JOB.match(name))
@@ -245,7 +245,7 @@ def spark_reaches(spark: SparkSession, place: StoreFolder) -> str:
         jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(place.scheme, _configuration(spark))
     except Exception as error:  # py4j raises Java's exceptions.
         if place.scheme == "s3":
-            raise PipelineError(f"Spark's name of it is s3a://: say s3a{place.uri[2:]}") from error
+            raise PipelineError(f"Spark's scheme for it is s3a://: write s3a{place.uri[2:]}") from error
         package = JARS.get(place.scheme, f"the classes of Hadoop for {place.scheme}://")
         version = jvm.org.apache.hadoop.util.VersionInfo.getVersion()
         raise PipelineError(

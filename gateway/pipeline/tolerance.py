@@ -21,7 +21,7 @@ class Tolerance(NamedTuple):
         """Parse a tolerance such as `3` or `0.1%`. Raises PipelineError."""
         found = WORD.fullmatch(text.strip())
         if found is None or (not found[2] and "." in found[1]):
-            raise PipelineError(f"a tolerance is a whole number, or percent as 0.1%, not {text!r}")
+            raise PipelineError(f"a tolerance must be an integer, or a percentage such as 0.1%, not {text!r}")
         return cls(float(found[1]), bool(found[2]))
 
     def allows(self, wrong: int, of: int) -> bool:

@@ -68,12 +68,12 @@ def test_windows_are_there_once_for_grafana(
 
 
 def test_what_the_database_says(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="the database does not take the rates: .*refused"):
+    with pytest.raises(PipelineError, match="the database did not accept the rates: .*refused"):
         put(f"postgresql://127.0.0.1:{free_port()}/x", [])
 
 
 def test_a_stream_needs_a_place_for_its_position(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="needs --checkpoint"):
+    with pytest.raises(PipelineError, match="set --checkpoint"):
         job.follow(spark, str(tmp_path), to="postgresql://127.0.0.1/x")
     with pytest.raises(PipelineError, match="--report cannot be"):
         job.follow(

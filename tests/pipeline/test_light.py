@@ -57,7 +57,7 @@ OLD: Final = "#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n"
 
 @needed("processes")
 @pytest.mark.parametrize(
-    "script, text", [(None, "is no program"), (OLD, "is of version 11.0.2")], ids=["none", "old"]
+    "script, text", [(None, "is not a program"), (OLD, "has version 11.0.2")], ids=["none", "old"]
 )
 def test_a_missing_java_is_named(
     run: Run,

@@ -40,26 +40,26 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 SCHEMA = ("schema", "up", "--mapping", "m.yaml")
 ROWS: list[tuple[tuple[str, ...], int, str]] = [
-    (("reconcile", "--since", "2026-02-01", "--until", "2026-01-01"), Exit.USAGE, "not before --until"),
-    (("lineage", "--since", "2026-02-01", "--until", "2026-02-01"), Exit.USAGE, "nothing between"),
+    (("reconcile", "--since", "2026-02-01", "--until", "2026-01-01"), Exit.USAGE, "must be before --until"),
+    (("lineage", "--since", "2026-02-01", "--until", "2026-02-01"), Exit.USAGE, "must be before --until"),
     (("backtest", "m.yaml", "--until", ""), Exit.USAGE, "'' is not a time"),
     (("rates", "--to", "r", "--since", "tomorrow"), Exit.USAGE, "'tomorrow' is not a time"),
-    (("rates",), Exit.USAGE, "say --to FOLDER, --report FILE, or both"),
+    (("rates",), Exit.USAGE, "give --to FOLDER, --report FILE, or both"),
     (("rates", "--report", "folder"), Exit.USAGE, "folder is a folder"),
-    (("rates", "--report", "none/r.html"), Exit.USAGE, "there is no folder none"),
-    (("backtest", "m.yaml", "--tests", "none/t.yaml"), Exit.USAGE, "there is no folder none"),
-    (("reconcile", "--tolerance", "few"), Exit.USAGE, "a tolerance is a whole number"),
-    (("archive", "--to", "a", "--format", "orc", "--keep-days", "3"), Exit.USAGE, "has commands of its own"),
+    (("rates", "--report", "none/r.html"), Exit.USAGE, "no folder none"),
+    (("backtest", "m.yaml", "--tests", "none/t.yaml"), Exit.USAGE, "no folder none"),
+    (("reconcile", "--tolerance", "few"), Exit.USAGE, "a tolerance must be an integer"),
+    (("archive", "--to", "a", "--format", "orc", "--keep-days", "3"), Exit.USAGE, "with its own commands"),
     ((*SCHEMA, "--json-schema", "folder"), Exit.USAGE, "'folder' is a"),
     (("replay", "mqtt://127.0.0.1:1", "--resume", "folder"), Exit.USAGE, "folder is a folder"),
     (("rates", "--to", "folder"), Exit.FAILED, "exists: give"),
     (("rates", "--to", "file"), Exit.FAILED, "exists: give"),
     (("rates", "--follow", "--to", "r", "--window", "soon"), Exit.FAILED, "Unable to parse 'soon'"),
-    (("archive", "--to", "file"), Exit.FAILED, "is a file and no folder"),
+    (("archive", "--to", "file"), Exit.FAILED, "is a file, not a folder"),
     (("archive", "--to", "s3a:bucket"), Exit.FAILED, "s3a://bucket?"),
     (("ship", "--to", "j", "--keep-days", "1"), Exit.FAILED, "is the journal itself"),
     ((*SCHEMA, "--out", "folder"), Exit.FAILED, "dear.txt"),
-    ((*SCHEMA, "--out", "file"), Exit.FAILED, "is a file and no folder"),
+    ((*SCHEMA, "--out", "file"), Exit.FAILED, "is a file, not a folder"),
     (("lineage", "--to", "folder"), Exit.FAILED, "dear.txt"),
     (("lineage", "--to", "j"), Exit.FAILED, "would delete"),
 ]
@@ -80,7 +80,7 @@ def test_it_is_said(place: Path, run: Run, arguments: tuple[str, ...], code: int
 def test_a_journal_that_is_none(place: Path, run: Run, command: tuple[str, ...], journal: str) -> None:
     ran = run("pipeline", *command, "--journal", journal)
     assert ran.code == Exit.FAILED
-    assert ran.err.endswith(f"there is no journal in {place / journal}: no such folder\n")
+    assert ran.err.endswith(f"no journal in {place / journal}: no such folder\n")
 
 
 def test_what_spark_refuses_is_said_once(place: Path, run: Run, caplog: pytest.LogCaptureFixture) -> None:

@@ -139,9 +139,9 @@ def test_the_command(run: Run, spark: SparkSession, journal: Callable[..., Path]
 @pytest.mark.parametrize(
     "arguments, text",
     [
-        ((), "say --to FOLDER, --report FILE"),
-        (("-f",), "say --to"),
-        (("-f", "--to", "x", "--since", "y"), "no --archive"),
+        ((), "give --to FOLDER, --report FILE"),
+        (("-f",), "give --to"),
+        (("-f", "--to", "x", "--since", "y"), "cannot be combined with --archive"),
     ],
 )
 def test_errors(run: Run, arguments: tuple[str, ...], text: str) -> None:

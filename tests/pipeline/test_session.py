@@ -43,12 +43,12 @@ def test_it_is_ours(spark: SparkSession) -> None:
         (
             "del sys.modules['pyspark.sql.datasource'].EqualTo",
             "gateway.pipeline.session",
-            "the pipeline needs Spark 4.1 or newer, and this is ",
+            "the pipeline needs Spark 4.1 or newer, but this is ",
         ),
         (
             "sys.modules['pyspark.sql.streaming.datasource'] = None; import gateway.pipeline.session",
             "gateway.pipeline.journal.stream",
-            "streams need Spark 4.2 or newer, and this is ",
+            "streams need Spark 4.2 or newer, but this is ",
         ),
     ],
 )

@@ -119,5 +119,5 @@ def test_the_story(spark: SparkSession, run: Run, tmp_path: Path) -> None:
         until(lambda: rows(journal) == READINGS * 11 // 10, "the replay is not in the journal")
         only = ("--where", "route = 'telemetry'")
         last = run("pipeline", "reconcile", "--journal", journal, "--received", str(got), *only)
-        assert (last.code, "nothing is lost" in last.out) == (0, True), last.out
+        assert (last.code, "no message is lost" in last.out) == (0, True), last.out
         amqp.close()

@@ -140,5 +140,5 @@ def test_tolerances(text: str, wrong: int, of: int, allowed: bool) -> None:
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "x", "5%%", "1e3"])
 def test_tolerances_that_are_none(text: str) -> None:
-    with pytest.raises(PipelineError, match="a tolerance is"):
+    with pytest.raises(PipelineError, match="a tolerance must be"):
         Tolerance.read(text)

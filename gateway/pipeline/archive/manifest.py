@@ -196,7 +196,7 @@ class Archive:
 
     def _overtaken(self) -> OvertakenError:
         return OvertakenError(
-            f"another run has written the archive {self.uri}; start this run again, one at a time"
+            f"another run has written the archive {self.uri}; restart this run, and run only one at a time"
         )
 
     def now(self) -> float:
@@ -225,7 +225,7 @@ class Archive:
         the folder is not an archive.
         """
         if self.system.get_file_info(self.root).type == fs.FileType.File:
-            raise PipelineError(f"{self.uri} is a file and no folder; give another name")
+            raise PipelineError(f"{self.uri} is a file, not a folder; give another name")
         selector = fs.FileSelector(self.root, recursive=True, allow_not_found=True)
         times = {
             info.path.removeprefix(f"{self.root}/"): written_at(info)
@@ -233,7 +233,7 @@ class Archive:
         }
         found = times.keys()
         if not manifest.number and found and FOLDER not in found:
-            raise PipelineError(f"{self.uri} is not empty and not an archive; give another folder")
+            raise PipelineError(f"{self.uri} is not empty and is not an archive; give another folder")
         referenced = {file.path for file in manifest.files} | {file.path for file in manifest.left}
         numbers = {
             path: int(made[1] or self.next)

@@ -74,7 +74,7 @@ class JournalPosition(NamedTuple):
 
 def another_run(table: str) -> PipelineError:
     """Return the error that reports that another run has appended to the table at the same time."""
-    return PipelineError(f"another run has appended to {table}; start this run again, one at a time")
+    return PipelineError(f"another run has appended to {table}; restart this run, and run only one at a time")
 
 
 class TableFormat(Protocol):
@@ -139,7 +139,7 @@ class Delta:
         """
         release = ".".join(spark.split(".")[:2])
         if release not in ("4.1", "4.2"):
-            raise PipelineError(f"there is no Delta Lake for Spark {spark}; pyspark 4.2 has one")
+            raise PipelineError(f"Delta Lake does not support Spark {spark}; use pyspark 4.2")
         return f"io.delta:delta-spark_{release}_2.13:4.4.0"
 
     def table(self, spark: SparkSession, place: StoreFolder) -> str:

@@ -305,9 +305,7 @@ def found_in(archive: Archive) -> Manifest:
     manifest = archive.manifest()
     if not manifest.number:
         where = archive.uri
-        raise PipelineError(
-            f"there is no archive in {where}; gateway pipeline archive --to {where} makes one"
-        )
+        raise PipelineError(f"no archive in {where}; create one with gateway pipeline archive --to {where}")
     return manifest
 
 
@@ -328,7 +326,7 @@ def _of_table(table: DataFrame, name: str) -> DataFrame:
     Raises PipelineError if the table is no archive.
     """
     if not {"shard", "sequence", "date"} <= set(table.columns):
-        raise PipelineError(f"{name} is no archive: it has the columns {', '.join(table.columns)}")
+        raise PipelineError(f"{name} is not an archive: its columns are {', '.join(table.columns)}")
     types = {one.name: one.dataType.simpleString() for one in table.schema.fields}
 
     def column(field: StructField) -> Column:
@@ -359,7 +357,7 @@ def run_stream(
     is_table = is_table_name(to)
     to = to if is_table else spark_writes(spark, place_of(to, hadoop_of(spark)))
     if is_table and checkpoint is None:
-        raise PipelineError(f"{to} is the name of a table: give --checkpoint, a folder for the position")
+        raise PipelineError(f"{to} is the name of a table: set --checkpoint to a folder for the position")
     checkpoint_folder = checkpoint or f"{to}/_checkpoint"
     options = {"startingOffsets": "earliest", "failOnDataLoss": str(fail).lower()}
     rows = spark.readStream.format("gateway_journal").options(**options).load(journal)

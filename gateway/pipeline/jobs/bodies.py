@@ -117,7 +117,7 @@ def _refuse_reference(address: str) -> Any:
 
     The file could change between two tasks.
     """
-    raise ValueError(f"{address} is another file")
+    raise ValueError(f"{address} refers to another file")
 
 
 def _first_line(text: str) -> str:
@@ -196,7 +196,7 @@ class Placing:
             return value
         nearest = float(value)
         if not isfinite(nearest):
-            raise NoPlaceError(f"{value} has no place in its column: it is beyond what a double has", path)
+            raise NoPlaceError(f"{value} does not fit its column: it is outside the range of a double", path)
         if Decimal(repr(nearest)) != value:
             self.rescued["/".join(path)] = value
         return nearest
@@ -212,7 +212,7 @@ class Placing:
             if leaps:  # The next second, since clocks of computers have no leap seconds.
                 text = (moment + timedelta(seconds=1)).isoformat()
         except (ValueError, OverflowError):
-            raise NoPlaceError(f"{value!r} has no place in its column of times", path) from None
+            raise NoPlaceError(f"{value!r} does not fit its column of times", path) from None
         if leaps or (fraction is not None and fraction[2].strip("0")):
             self.rescued["/".join(path)] = value
         return value if text == value else text
@@ -225,12 +225,12 @@ def _text(value: Any) -> Any:
 
 def _to_integer(value: int | float | Decimal, path: BodyPath) -> int:
     if isinstance(value, float) and (not value.is_integer() or abs(value) > EXACT_MAX):
-        raise NoPlaceError(f"{value} has no place in its column of whole numbers", path)
+        raise NoPlaceError(f"{value} does not fit its column of integers", path)
     if isinstance(value, Decimal) and (value.adjusted() > DIGITS_MAX or value != value.to_integral_value()):
-        raise NoPlaceError(f"{value} has no place in its column of whole numbers", path)
+        raise NoPlaceError(f"{value} does not fit its column of integers", path)
     found = int(value)
     if not -INTEGER_MAX - 1 <= found <= INTEGER_MAX:
-        raise NoPlaceError(f"{value} has no place in its column: whole numbers have 64 bits", path)
+        raise NoPlaceError(f"{value} does not fit its column: integers have 64 bits", path)
     return value if isinstance(value, int) else found
 
 
@@ -240,7 +240,7 @@ def _decimal(value: int | float | Decimal, kind: DecimalType, path: BodyPath) ->
     assert isinstance(exponent, int)  # JSON has no infinity.
     zeros = len(digits) - len("".join(map(str, digits)).rstrip("0"))
     if -exponent - zeros > kind.scale or len(digits) + exponent > kind.precision - kind.scale:
-        raise NoPlaceError(f"{value} has no place in its column of {kind.simpleString()}", path)
+        raise NoPlaceError(f"{value} does not fit its column of {kind.simpleString()}", path)
     return value
 
 
@@ -267,7 +267,7 @@ def _fraction(text: str) -> Decimal:
     try:
         return Decimal(text)
     except InvalidOperation:
-        raise NoPlaceError(f"{text} has no place in any column", ()) from None
+        raise NoPlaceError(f"{text} fits no column", ()) from None
 
 
 def _integer(text: str) -> int | Decimal:
@@ -388,7 +388,7 @@ def validate_body(
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        return BodyVerdict(body, number, f"no JSON: {_first_line(str(error))}")
+        return BodyVerdict(body, number, f"not JSON: {_first_line(str(error))}")
     if body_validator.is_valid(found):
         exact = LONG.search(body) is not None
         placing = Placing(exact=exact)
@@ -481,7 +481,7 @@ class EventTime(NamedTuple):
         """Parse `field.field` or `field.field:unit`. Raises PipelineError."""
         path, _, unit = text.partition(":")
         if unit and unit not in UNITS:
-            raise PipelineError(f"an event time counts {', '.join(UNITS)}, not {unit!r}")
+            raise PipelineError(f"the unit of an event time must be {', '.join(UNITS)}, not {unit!r}")
         return cls(tuple(path.split(".")), unit or "ms")
 
     def column(self, body: Column, kind: StructType) -> tuple[Column, Column]:
@@ -494,7 +494,8 @@ class EventTime(NamedTuple):
             fields = {one.name: one.dataType for one in found.fields} if isinstance(found, StructType) else {}
             if name not in fields:
                 raise PipelineError(
-                    f"the schema has no field {'.'.join(self.path)}; there are {', '.join(fields) or 'none'}"
+                    f"the schema has no field {'.'.join(self.path)}; its fields are "
+                    f"{', '.join(fields) or 'none'}"
                 )
             found, body = fields[name], body.getField(name)
         if isinstance(found, TimestampType):
@@ -503,4 +504,4 @@ class EventTime(NamedTuple):
             return body, F.try_to_timestamp(body)
         if isinstance(found, LongType | DoubleType | DecimalType):
             return body, F.timestamp_micros((body * UNITS[self.unit]).cast("long"))
-        raise PipelineError(f"{'.'.join(self.path)} is {found.simpleString()}, and no time")
+        raise PipelineError(f"{'.'.join(self.path)} is {found.simpleString()}, not a time")

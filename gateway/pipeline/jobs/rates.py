@@ -225,7 +225,7 @@ def follow(
     """
     database = is_database(to)
     if (database or is_table_name(to)) and checkpoint is None:
-        raise PipelineError("a table without a folder needs --checkpoint, a folder for the position")
+        raise PipelineError("a table without a folder needs a folder for the position: set --checkpoint")
     if database and report is not None:
         raise PipelineError("--report cannot be combined with a database")
     checkpoint_folder = _written(spark, to if checkpoint is None else checkpoint)
@@ -253,10 +253,10 @@ def follow(
             pruned = _deleted_windows(reader, due_windows.again)
             chosen = [one for one in due_windows.windows if one not in pruned]
             tell(
-                f"rates: {due_windows.late_rows} rows came later than their window was told;"
-                f" {len(due_windows.again) - len(pruned)} windows are told again"
+                f"rates: {due_windows.late_rows} rows arrived after their window was written; "
+                f"{len(due_windows.again) - len(pruned)} windows are rewritten"
                 + (
-                    f", and {len(pruned)} are not, for retention has deleted some of their rows"
+                    f", and {len(pruned)} are not, because retention has deleted some of their rows"
                     if pruned
                     else ""
                 )

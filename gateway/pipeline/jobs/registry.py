@@ -102,7 +102,7 @@ def registry_of(url: str, password: str | None, ca_file: str | None) -> Registry
     """Return the registry at a URL. Raises PipelineError for another scheme, or a password in the URL."""
     scheme, separator, rest = url.partition("://")
     if scheme not in ("http", "https") or not separator or not rest:
-        raise PipelineError(f"{url} is no URL of a schema registry: http://registry:8081")
+        raise PipelineError(f"{url} is not the URL of a schema registry; write http://registry:8081")
     if ":" in rest.rpartition("@")[0]:
         raise PipelineError("a password in the registry's URL is visible to other users: put it in a file")
     return Registry(url.rstrip("/"), password, ca_file)
@@ -147,9 +147,9 @@ def _avro(client: Any, schema: Any) -> Decode:
         except UndecodableError:
             raise
         except Exception as error:  # Whatever the bytes make the decoder raise.
-            raise UndecodableError(f"no Avro of its schema: {error or type(error).__name__}") from error
+            raise UndecodableError(f"not Avro of its schema: {error or type(error).__name__}") from error
         if stream.tell() < len(value):
-            raise UndecodableError(f"no Avro of its schema: {len(value) - stream.tell()} bytes follow it")
+            raise UndecodableError(f"not Avro of its schema: {len(value) - stream.tell()} extra bytes")
         return orjson.dumps(found)
 
     return decode

@@ -128,8 +128,8 @@ class Progress:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise PipelineError(
-                    f"another replay uses {self._file}, and would send the same messages: wait for its"
-                    " end, or name another file"
+                    f"another replay uses {self._file} and would send the same messages: wait"
+                    " until it ends, or name another file"
                 ) from error
             yield
 
@@ -144,7 +144,7 @@ class Progress:
             document = json.loads(self._file.read_text())
             return ReplayPosition(**document)
         except (ValueError, TypeError) as error:
-            raise PipelineError(f"{self._file} holds no position of a replay: {error}") from error
+            raise PipelineError(f"{self._file} is not a position file of a replay: {error}") from error
 
     def write(self, position: ReplayPosition) -> None:
         """Store `position`: all messages up to it are confirmed."""

@@ -103,7 +103,7 @@ def follow(
     Raises PipelineError if there is no such route, or if the table has other columns.
     """
     if is_table_name(to) and checkpoint is None:
-        raise PipelineError(f"{to} is the name of a table: give --checkpoint, a folder for the position")
+        raise PipelineError(f"{to} is the name of a table: set --checkpoint to a folder for the position")
     if format_ not in (PARQUET, *FORMATS):
         raise PipelineError(f"a route's table is parquet or {' or '.join(FORMATS)}, not {format_}")
     targets = [one if is_table_name(one) else _writable_folder(spark, one) for one in (to, rejected)]

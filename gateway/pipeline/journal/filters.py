@@ -37,7 +37,7 @@ try:
         LessThanOrEqual,
     )
 except ImportError as error:
-    raise PipelineError(f"the pipeline needs Spark 4.1 or newer, and this is {__version__}") from error
+    raise PipelineError(f"the pipeline needs Spark 4.1 or newer, but this is {__version__}") from error
 
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

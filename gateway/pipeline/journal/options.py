@@ -106,7 +106,7 @@ def options_of(options: Mapping[str, str], *, stream: bool, hadoop: Hadoop | Non
     for key in stated:
         if key not in names_by_key:
             close = get_close_matches(key, names_by_key, n=1)
-            hint = f"; do you mean {names_by_key[close[0]]}?" if close else f"; there are {', '.join(NAMES)}"
+            hint = f"; did you mean {names_by_key[close[0]]}?" if close else f"; known: {', '.join(NAMES)}"
             raise PipelineError(f"gateway_journal has no option {key}{hint}")
     path = stated.get("path")
     if not path:
@@ -178,14 +178,14 @@ def _number(stated: Mapping[str, str], name: str, otherwise: int | None) -> int 
     if text is None:
         return otherwise
     if not text.isdecimal() or not int(text):
-        raise PipelineError(f"{name} is a whole number from 1 on, not {text!r}")
+        raise PipelineError(f"{name}: must be an integer from 1, not {text!r}")
     return int(text)
 
 
 def _truth(stated: Mapping[str, str], name: str, otherwise: str) -> bool:
     text = stated.get(name.lower(), otherwise).lower()
     if text not in ("true", "false"):
-        raise PipelineError(f"{name} is true or false, not {text!r}")
+        raise PipelineError(f"{name}: must be true or false, not {text!r}")
     return text == "true"
 
 

@@ -173,7 +173,7 @@ class _OrphanError(Exception):
 
 def _check_writer() -> None:
     if select.select([0], [], [], 0)[0]:
-        raise _OrphanError("the writer is gone")
+        raise _OrphanError("the writer has ended")
 
 
 def main(arguments: Sequence[str]) -> int:

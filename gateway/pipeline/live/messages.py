@@ -72,12 +72,12 @@ class RowConversion:
                 hint = (
                     f"did you mean {near[0]!r}?"
                     if near
-                    else f"{protocol} takes {', '.join(sorted(column_names))}"
+                    else f"columns for {protocol}: {', '.join(sorted(column_names))}"
                 )
-                raise PipelineError(f"gateway_publish does not know the column {name!r}; {hint}")
+                raise PipelineError(f"gateway_publish: unknown column {name!r}; {hint}")
         stated = {*self.names, *self.fixed}
         if "address" not in stated and not stated & set(WORDS[protocol]):
-            raise PipelineError(f"a column or option says where to: {', '.join(WORDS[protocol])} or address")
+            raise PipelineError(f"no target: set a column or option {', '.join(WORDS[protocol])} or address")
         if "body" not in stated:
             raise PipelineError("gateway_publish needs the column body (binary or string)")
         kind = schema["body"].dataType

@@ -120,7 +120,7 @@ class QueryOptions:
         except ValueError as error:
             raise PipelineError(f"option url: {error}") from error
         if protocol is not None and target.protocol != protocol:
-            raise PipelineError(f"{self.format} speaks {protocol}, and url is of {target.protocol}")
+            raise PipelineError(f"{self.format} uses {protocol}, but url is for {target.protocol}")
         if target.password:
             raise PipelineError(
                 "a password in option url would appear in plans and logs; use option passwordFile"

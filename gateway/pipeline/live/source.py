@@ -119,7 +119,7 @@ class LiveAmqpSource(LiveSource):
         if not queues:
             self.chosen.required_text("queues", "telemetry,orders")
         if self.chosen.text("exchange") is not None and len(queues) != 1:
-            raise PipelineError("option exchange binds one queue, and option queues names several")
+            raise PipelineError("option exchange binds one queue, but option queues names several")
 
     def connect(self) -> Client:
         """Connect and consume from all queues."""

@@ -65,7 +65,7 @@ def put(url: str, rows: Iterable[Any]) -> int:
                 count += len(some)
             return count
     except psycopg.Error as error:
-        raise PipelineError(f"the database does not take the rates: {str(error).strip()}") from error
+        raise PipelineError(f"the database did not accept the rates: {str(error).strip()}") from error
 
 
 def _pieces(rows: Iterable[Any]) -> Iterator[Sequence[tuple[Any, ...]]]:

@@ -68,7 +68,7 @@ class WindowRate:
     def way(self) -> str:
         """Name of the route; for messages that took no route, a text with the protocols in parentheses."""
         if not (self.route or self.target_protocol):
-            return f"({self.source_protocol} to nobody)"
+            return f"({self.source_protocol}, no recipient)"
         return self.route or f"({self.source_protocol} to {self.target_protocol}, no route)"
 
     @property

@@ -122,6 +122,6 @@ def duration_us(text: str) -> int:
     found = re.fullmatch(r"\s*(\d+)\s*([a-z]+?)s?\s*", text)
     if found is None or found[2] not in UNITS:
         raise PipelineError(
-            f"a time is said as in '10 minutes' (seconds, minutes, hours, days), not {text!r}"
+            f"a duration must be written as '10 minutes' (seconds, minutes, hours, days), not {text!r}"
         )
     return int(found[1]) * UNITS[found[2]] * SECOND

@@ -151,7 +151,7 @@ def test_an_outage(spark: SparkSession, outage: Outage, tmp_path: Path, late: st
     }
     assert {route: told.get(route, 0) for route in expected} == expected
     assert expected["far"] == 2 * SENT
-    assert any("later than their window was told" in line for line in said) == early
+    assert any("after their window was written" in line for line in said) == early
 
 
 def _newest(journal: Path) -> int:

@@ -152,9 +152,9 @@ WHOLE: Final = avro(READING, VALUE)
 UNDECODABLE: Final = {
     "unknown": (7, WHOLE, "the registry has no schema 7"),
     "Protobuf": (3, b"\0\x08\x01", "schema 3 of the registry is PROTOBUF"),
-    "cut": (1, WHOLE[:-3], "no Avro of its schema"),
-    "followed": (1, WHOLE + b"abc", "3 bytes follow it"),
-    "no branch": (1, WHOLE[:8] + b"\xfe\x01", "no Avro of its schema"),
+    "cut": (1, WHOLE[:-3], "not Avro of its schema"),
+    "followed": (1, WHOLE + b"abc", "3 extra bytes"),
+    "no branch": (1, WHOLE[:8] + b"\xfe\x01", "not Avro of its schema"),
     "no number": (1, avro(READING, VALUE | {"t": float("nan")}), "JSON has no nan"),
 }
 

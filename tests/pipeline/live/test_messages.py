@@ -103,7 +103,7 @@ def test_headers_are_a_map_or_the_journals() -> None:
 
 COMPLAINTS = [
     ({"topic": "a", "body": b"", "topik": "b"}, "did you mean 'topic'"),
-    ({"body": b""}, "a column or option says where to"),
+    ({"body": b""}, "no target: set a column or option"),
     ({"topic": "a"}, "needs the column body"),
     ({"topic": "a/#", "body": b""}, "no message can be published to 'a/#'"),
     ({"topic": "a", "body": b"", "properties": '{"malformed":true}'}, "not what a journal has"),
@@ -120,7 +120,7 @@ OPTIONS = [
     ({"url": "mqtt://h", "topicz": "a"}, "no option topicz; did you mean topics"),
     ({"url": "mqtt://ann:secret@h"}, "use option passwordFile"),
     ({"url": "http://h"}, "option url: a broker's URL must begin with"),
-    ({"url": "amqp://h"}, "speaks mqtt, and url is of amqp091"),
+    ({"url": "amqp://h"}, "uses mqtt, but url is for amqp091"),
     ({}, "needs option url, for example mqtts://"),
     ({"url": "mqtt://h", "passwordFile": "/no/such"}, "passwordFile: /no/such: No such file"),
     ({"url": "mqtt://h", "timeoutSecs": "soon"}, "timeoutSecs is a number, not 'soon'"),

@@ -49,7 +49,7 @@ def test_bounds(given: dict[str, str], bound: Bound) -> None:
 
 WRONG = [
     ({}, "needs the journal's folder"),
-    ({"path": "/j", "startOffsets": "latest"}, "do you mean startingOffsets"),
+    ({"path": "/j", "startOffsets": "latest"}, "did you mean startingOffsets"),
     ({"path": "/j", "xyz": "1"}, "there are path, columns"),
     ({"path": "/j", "startingOffsets": "soon"}, "is earliest, latest, or numbers"),
     ({"path": "/j", "startingOffsets": "[1]"}, "is earliest, latest, or numbers"),
@@ -58,9 +58,9 @@ WRONG = [
     ({"path": "/j", "startingTimestamp": "noon"}, "ISO 8601"),
     ({"path": "/j", "startingTimestamp": "1", "startingOffsets": "latest"}, "not both"),
     ({"path": "/j", "endingOffsets": "latest"}, "a stream has no end"),
-    ({"path": "/j", "maxOffsetsPerTrigger": "0"}, "from 1 on"),
-    ({"path": "/j", "minPartitions": "many"}, "from 1 on"),
-    ({"path": "/j", "failOnDataLoss": "no"}, "is true or false"),
+    ({"path": "/j", "maxOffsetsPerTrigger": "0"}, "an integer from 1"),
+    ({"path": "/j", "minPartitions": "many"}, "an integer from 1"),
+    ({"path": "/j", "failOnDataLoss": "no"}, "must be true or false"),
 ]
 
 
