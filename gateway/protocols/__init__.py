@@ -37,12 +37,12 @@ def join_dialects(offered: Iterable[EntryPoint]) -> dict[str, Dialect]:
         try:
             dialect: Dialect = entry.load()
         except Exception as error:  # whatever the code of another distribution raises
-            raise ConfigurationError(f"{place}: it cannot be loaded: {error!r}") from error
+            raise ConfigurationError(f"{place}: cannot be loaded: {error!r}") from error
         mine = _claims(dialect)
         for other in found.values():
             if shared := sorted(mine & _claims(other)):
                 raise ConfigurationError(
-                    f"{place}: {', '.join(shared)}: protocol {other.name} has that already"
+                    f"{place}: {', '.join(shared)}: already used by protocol {other.name}"
                 )
         found[dialect.name] = dialect
     return found

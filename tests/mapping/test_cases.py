@@ -19,7 +19,7 @@ routes:
   - {name: fast, from: {endpoint: m, topic: f}, to: {endpoint: f, destination: f}, headers: {h: 1}}
 tests:
 """
-NO_TOPIC = "is not a topic name: empty, or a wildcard or NUL in it"
+NO_TOPIC = "is not a topic name: it is empty or contains a wildcard or NUL"
 
 
 def test_there_are_shipped_files() -> None:

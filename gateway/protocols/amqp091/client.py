@@ -148,7 +148,7 @@ class ClientConnection(Connection):
             # 4.2.2: a server that does not support our version sends the version that it supports, and
             # closes.
             spoken = ".".join(str(byte) for byte in data[5:8])
-            raise RemoteProtocolError(f"the server speaks {spoken}", reason=ReplyCode.FRAME_ERROR)
+            raise RemoteProtocolError(f"the server uses {spoken}", reason=ReplyCode.FRAME_ERROR)
         return 0
 
     def _take_start(self, method: m.ConnectionStart, events: list[Event]) -> None:

@@ -68,11 +68,11 @@ def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, bytes,
         return None
     kind, channel, size = FRAME.unpack_from(data, at)
     if kind not in FRAME_KINDS:
-        raise frame_error(f"frame type {kind} is not known")
+        raise frame_error(f"unknown frame type {kind}")
     if size + FRAME_OVERHEAD > frame_max:
         raise frame_error(f"a frame of {size} bytes exceeds frame-max {frame_max}")
     if kind == FRAME_HEARTBEAT and (channel or size):
-        text = "a heartbeat is empty and on channel 0"
+        text = "a heartbeat must be empty and on channel 0"
         raise RemoteProtocolError(text, reason=ReplyCode.UNEXPECTED_FRAME)
     end = begin + size
     if end >= len(data):
@@ -499,7 +499,7 @@ def decode_response(mechanism: str, response: bytes) -> tuple[str, str]:
         if not isinstance(user, str) or not isinstance(password, str):
             raise _malformed(mechanism)
         return user, password
-    raise RemoteProtocolError(f"mechanism {mechanism!r} is not offered", reason=ReplyCode.NOT_ALLOWED)
+    raise RemoteProtocolError(f"mechanism {mechanism!r} is not supported", reason=ReplyCode.NOT_ALLOWED)
 
 
 def _malformed(mechanism: str) -> RemoteProtocolError:

@@ -660,7 +660,7 @@ class Connection:
         LocalProtocolError for a method with content, and on channel 0 before the connection is open.
         """
         if method.content:
-            raise LocalProtocolError(f"{method.name} needs a content")
+            raise LocalProtocolError(f"{method.name} without content")
         if channel == 0 and self._state is not State.OPEN:
             raise LocalProtocolError(f"{method.name} before the connection is open")
         if channel == 0 or self._usable(channel):

@@ -116,7 +116,7 @@ class AmqpDialect(Dialect):
         An address needs an exchange or a queue, and a queue has no other keys beside it.
         """
         if "queue" in address_words and len(address_words) > 1:
-            return "queue stands without exchange and key"
+            return "queue cannot be combined with exchange or routing key"
         return "" if "queue" in address_words or "exchange" in address_words else "give exchange or queue"
 
 

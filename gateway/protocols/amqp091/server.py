@@ -180,7 +180,7 @@ class ServerConnection(Connection):
 
     def _take_start_ok(self, method: m.ConnectionStartOk, events: list[Event]) -> None:
         if method.mechanism not in self._mechanisms.split():
-            text = f"mechanism {method.mechanism!r} is not offered"
+            text = f"mechanism {method.mechanism!r} is not supported"
             raise self._fault(text, ReplyCode.NOT_ALLOWED, method.index)
         self._state = State.AUTHENTICATING
         events.append(Authenticate(method.mechanism, method.response, method.client_properties))

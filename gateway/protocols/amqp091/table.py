@@ -286,7 +286,7 @@ def _read_value(data: bytes, at: int, depth: int, budget: list[int]) -> tuple[Va
         return Value(ValueType.DECIMAL, Decimal((int(number < 0), digits, -scale))), at + DECIMAL.size
     if tag == FIELD_VOID:
         return VOID, at
-    raise syntax_error(f"field type 0x{tag:02x} is not known")
+    raise syntax_error(f"unknown field type 0x{tag:02x}")
 
 
 def _write_pairs(headers: Headers, depth: int) -> Iterable[bytes]:

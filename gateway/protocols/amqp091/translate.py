@@ -90,14 +90,14 @@ USER_HEADER: Final = "x-user-id"  # an unverified user id
 
 LOSSES: Final = (
     Loss("header_name_long", "headers", "a name longer than 255 bytes", "drop"),
-    Loss("header_name", "headers", "a name that is no Unicode: half a character", "drop"),
+    Loss("header_name", "headers", "a name with an unpaired surrogate, which is not valid Unicode", "drop"),
     Loss("header_value", "headers", "a value that its type cannot hold on the wire", "downgrade"),
     Loss("header_repeated", "headers", "repeated with values that are not all strings", "downgrade"),
     Loss("header_order", "headers", "a repeated name with others between", "downgrade"),
     Loss("header_own", "headers", "a name that the gateway uses for itself", "drop"),
     Loss("priority_range", "priority", "not within 0 to 255", "drop"),
     Loss("timestamp_range", "timestamp", "negative, or beyond 64 bits", "drop"),
-    Loss("text", "texts", "no Unicode: half a character", "drop"),
+    Loss("text", "texts", "an unpaired surrogate, which is not valid Unicode", "drop"),
     Loss("long_text", "texts", "longer than 255 bytes: in a header of its own", "encode"),
     Loss("correlation_bytes", "correlation", "not UTF-8, or too long: base64, or a header", "encode"),
 )
@@ -247,7 +247,7 @@ def _positions(raw: bytes) -> tuple[int, int, int, int, int]:
     except (IndexError, StructError):
         raise syntax_error("the properties are cut short") from None
     if at != len(raw):
-        raise syntax_error("the properties do not end where they should")
+        raise syntax_error("the properties do not end at the end of their data")
     return headers, mode, expiration, reply, user
 
 

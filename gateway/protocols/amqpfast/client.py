@@ -187,7 +187,7 @@ class ClientConnection(Connection):
 
     def _next_tag(self, channel: Channel) -> int:
         if len(channel.awaited) >= ID_MAX:
-            raise LocalProtocolError(f"{ID_MAX} replies are awaited already")
+            raise LocalProtocolError(f"{ID_MAX} replies are pending already")
         channel.last_tag = channel.last_tag % ID_MAX + 1
         return channel.last_tag
 
@@ -236,8 +236,8 @@ class ClientConnection(Connection):
         size = len(encode_command(command)) - SIZE_BYTES
         if size > self.frame_max:
             raise LocalProtocolError(
-                f"a selector of {len(command.selector)} bytes is too long: {command.name} would have {size}"
-                f" bytes, and frame-max is {self.frame_max}"
+                f"a selector of {len(command.selector)} bytes is too long: {command.name} would"
+                f" have {size} bytes, but frame-max is {self.frame_max}"
             )
 
     def ack(self, channel: int, message_number: int) -> None:
@@ -249,7 +249,7 @@ class ClientConnection(Connection):
     def _take_challenge(self, command: m.ConnectionChallenge, events: list[Event]) -> None:
         """Process CONNECTION CHALLENGE: respond to the first one, and pass any later one to the caller."""
         if command.version != PROTOCOL_VERSION:
-            text = f"the server speaks version {command.version}"
+            text = f"the server uses version {command.version}"
             raise RemoteProtocolError(text, reason=ReplyCode.NOT_IMPLEMENTED)
         if self._responded:
             self._state = State.AUTHENTICATION

@@ -204,7 +204,7 @@ def decode_command(content: bytes) -> Command:
     """
     kind = COMMANDS.get(content[0])
     if kind is None:
-        raise framing_error(f"command type {content[0]} is not known")
+        raise framing_error(f"unknown command type {content[0]}")
     if kind is HandleBrowse and len(content) == 1 + BROWSE_WITHOUT_TAG:
         content = content[:3] + b"\0\0" + content[3:]
     try:
@@ -421,11 +421,11 @@ def decode_message_list(data: bytes) -> list[tuple[int, int]]:
     for item in LIST_SEPARATORS.split(text) if text else ():
         found = LIST_ITEM.match(item)
         if found is None:
-            raise bad_field(f"message-list: {item!r} is no number and no range")
+            raise bad_field(f"message-list: {item!r} is neither a number nor a range")
         first = int(found[1])
         last = int(found[2] or found[1])
         if last < first:
-            raise bad_field(f"message-list: {item!r} runs backwards")
+            raise bad_field(f"message-list: the range {item!r} is reversed")
         ranges.append((first, last))
     return ranges
 
@@ -449,13 +449,13 @@ def decode_credentials(mechanism: str, responses: Headers) -> tuple[str, str] | 
     """
     word = mechanism.upper()
     if word not in (PLAIN, NONE):
-        raise bad_field(f"mechanism {mechanism!r} is not offered")
+        raise bad_field(f"mechanism {mechanism!r} is not supported")
     if not responses or word != PLAIN:
         return None
     stated = {name.upper().rstrip(":"): value.value for name, value in responses}
     user, password = stated.get(LOGIN_FIELD), stated.get(PASSWORD_FIELD, "")
     if not isinstance(user, str) or not isinstance(password, str):
-        raise bad_field("responses: a login and a password are needed")
+        raise bad_field("responses: must have a login and a password")
     return user, password
 
 

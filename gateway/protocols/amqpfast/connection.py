@@ -579,10 +579,10 @@ class Connection(Lifetime):
         if found is None:
             return
         if found.prepared is None or found.prepared[2] is not None:
-            raise LocalProtocolError("READY answers a PREPARE")
+            raise LocalProtocolError("READY without PREPARE")
         head, body_size, _ = found.prepared
         if message_size > body_size:
-            raise LocalProtocolError("READY for more than there is")
+            raise LocalProtocolError("READY exceeds the prepared message")
         found.prepared = (head, body_size, message_size)
         self._forget_lead()
         self._send(m.HandleReady(handle, message_size), found.channel.out)

@@ -18,9 +18,11 @@ from gateway.protocols.amqpfast.spec import SHORT_STRING_MAX, Service
 from gateway.protocols.amqpfast.translate import head_properties, losses
 
 SERVICES: Final = {"queue": Service.QUEUE, "topic": Service.TOPIC, "peer": Service.PEER}
-_SERVICE: Final = "AMQP/Fast service type; default: topic. `peer` is refused: no route leads from or to one."
+_SERVICE: Final = (
+    "AMQP/Fast service type; default: topic. `peer` is refused, because routes cannot use peers."
+)
 PEERS_STAY: Final = (
-    "no route leads from or to a peer service: it answers on the handle of its caller, which has no address"
+    "routes cannot use a peer service, because it replies on the handle of its caller, which has no address"
 )
 
 
@@ -68,13 +70,13 @@ class FastDialect(Dialect):
         than 255 bytes.
         """
         if scope not in SERVICES:
-            raise NameRefused(f"service is one of {', '.join(SERVICES)}, not {quote_short(scope)}")
+            raise NameRefused(f"service must be one of {', '.join(SERVICES)}, not {quote_short(scope)}")
         if len(name.encode()) > SHORT_STRING_MAX:
             raise NameRefused(
                 f"{quote_short(name)} has {len(name.encode())} bytes, at most {SHORT_STRING_MAX} are allowed"
             )
         if not name or "\0" in name:
-            raise NameRefused(f"{quote_short(name)} is not a destination: empty, or a NUL in it")
+            raise NameRefused(f"{quote_short(name)} is not a destination: it is empty or contains NUL")
         return fast_address(scope, name)
 
     def read_address(self, wire: bytes) -> Address:

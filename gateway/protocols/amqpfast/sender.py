@@ -271,7 +271,7 @@ class Producer(MessageWriter):
                 begin, middle, room = self._begin, self._middle, self._room
             if confirm:
                 if len(awaited) >= ID_MAX:
-                    raise LocalProtocolError(f"{ID_MAX} replies are awaited already")
+                    raise LocalProtocolError(f"{ID_MAX} replies are pending already")
                 tag = last_tag = last_tag % ID_MAX + 1
                 channel.last_tag = tag
                 awaited.append(key | tag)
@@ -313,7 +313,7 @@ class Transfer:
         if found is None or found.state is not HandleState.OPEN:
             raise LocalProtocolError(f"handle {handle} is not open")
         if found.channel.sending is not None:
-            raise LocalProtocolError("another message is under way on this channel")
+            raise LocalProtocolError("another message is in progress on this channel")
         if len(name) > SHORT_STRING_MAX or len(head) + 4 > connection.frame_max:
             raise LocalProtocolError("name or head is too long")
         self._connection = connection

@@ -261,7 +261,7 @@ class ServerConnection(Connection):
         if self._state is not State.INITIATION or not data:
             return 0
         if data[0] != PROTOCOL_ID or data[1:2] == b"\0":
-            self._fail(framing_error("this is no initiation of AMQP/Fast"), events)
+            self._fail(framing_error("not an AMQP/Fast connection initiation"), events)
         elif len(data) > 1:
             self._version = min(data[1], PROTOCOL_VERSION)
             self._send(m.ConnectionChallenge(self._version, self._mechanisms))

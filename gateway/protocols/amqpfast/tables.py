@@ -115,7 +115,7 @@ def _read_value(data: bytes, at: int) -> tuple[Value, int]:
     if tag == FIELD_DECIMAL:
         places, number = DECIMAL.unpack_from(data, at)
         return Value(ValueType.DECIMAL, Decimal((number < 0, _digits(number), -places))), at + 5
-    raise bad_field(f"field type 0x{tag:02x} is not known")
+    raise bad_field(f"unknown field type 0x{tag:02x}")
 
 
 def _digits(number: int) -> tuple[int, ...]:

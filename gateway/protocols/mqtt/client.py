@@ -128,7 +128,7 @@ class ClientConnection(Connection):
                 raise violation("AUTH on a connection without an authentication method")
         elif isinstance(packet, Disconnect):
             if not self._v5:
-                raise violation("a server disconnects without a word before MQTT 5")
+                raise violation("a server sends no DISCONNECT before MQTT 5")
             if Property.SESSION_EXPIRY_INTERVAL in packet.properties:
                 raise violation("a server must not set the session's expiry in DISCONNECT")
 

@@ -72,7 +72,7 @@ def read_version(reader: Reader) -> tuple[Version, bool]:
     version = PROTOCOLS.get((name, level & ~BRIDGE))
     if version is None or (level & BRIDGE and version not in (Version.V31, Version.V311)):
         raise RemoteProtocolError(
-            f"protocol {name[:16]!r} level {level} is not spoken here",
+            f"protocol {name[:16]!r} level {level} is not supported",
             reason=ReasonCode.UNSUPPORTED_PROTOCOL_VERSION,
         )
     return version, bool(level & BRIDGE)
@@ -284,7 +284,7 @@ def _read_disconnect(reader: Reader, version: Version) -> Disconnect:
 
 def _read_auth(reader: Reader, version: Version) -> Auth:
     if version < Version.V5:
-        raise malformed("AUTH came with MQTT 5")
+        raise malformed("AUTH before MQTT 5")
     return Auth(*_read_ending(reader, version, PacketType.AUTH))
 
 

@@ -333,7 +333,7 @@ class Connection:
             self._buffer = None
         elif buffer.byte_count > PIPELINED_BYTES_MAX:
             self.state = State.CLOSED
-            text = "too much was sent before the CONNACK"
+            text = "too many bytes before the CONNACK"
             self._fail_later(RemoteProtocolError(text, reason=ReasonCode.QUOTA_EXCEEDED))
 
     def _fail_later(self, error: RemoteProtocolError) -> None:
@@ -493,7 +493,7 @@ class Connection:
             properties, identified = data[start:body_at], False
             alias = alias_among(properties, ALIAS_WITHIN * self._bounds.properties_max)
         if identified and self.serves:
-            raise violation("only a server says which subscription a message matches")
+            raise violation("a client must not send a subscription identifier")
         if alias:
             if alias > self.topic_alias_max:
                 raise RemoteProtocolError(f"topic alias {alias}", reason=ReasonCode.TOPIC_ALIAS_INVALID)
@@ -502,7 +502,7 @@ class Connection:
             else:
                 aliased_topic = self._aliases.get(alias)
                 if aliased_topic is None:
-                    raise violation(f"topic alias {alias} stands for nothing yet")
+                    raise violation(f"topic alias {alias} is not defined")
                 topic = aliased_topic
         return topic, properties, body_at
 
@@ -663,7 +663,7 @@ class Connection:
     def _require(self, *states: State) -> None:
         """Raise LocalProtocolError unless the connection is in one of these states."""
         if self.state not in states:
-            raise LocalProtocolError(f"this must not be said in state {self.state.name}")
+            raise LocalProtocolError(f"the packet is not allowed in state {self.state.name}")
 
     def publish(
         self,

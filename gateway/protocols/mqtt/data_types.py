@@ -196,7 +196,7 @@ class Reader:
             raise malformed("a packet ends inside a variable length integer")
         value, stop = found
         if stop - self.at > 1 and self.data[stop - 1] == 0:
-            raise malformed("a variable length integer is longer than it needs to be")
+            raise malformed("a variable length integer is not minimally encoded")
         self.at = stop
         return value
 

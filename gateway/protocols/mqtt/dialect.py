@@ -71,7 +71,9 @@ class MqttDialect(Dialect):
         Raises NameRefused if the name is empty, contains a wildcard or NUL, or is longer than 65 535 bytes.
         """
         if not name or any(character in name for character in "+#\0"):
-            raise NameRefused(f"{quote_short(name)} is not a topic name: empty, or a wildcard or NUL in it")
+            raise NameRefused(
+                f"{quote_short(name)} is not a topic name: it is empty or contains a wildcard or NUL"
+            )
         made = topic_address(name)
         if len(made.wire) > TOPIC_BYTES_MAX:
             raise NameRefused(f"a topic of {len(made.wire)} bytes; at most {TOPIC_BYTES_MAX} are allowed")

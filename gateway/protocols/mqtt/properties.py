@@ -95,9 +95,9 @@ def spans(data: bytes, place: int, most: int = VARINT_MAX) -> Iterator[Span]:
             raise malformed(f"property identifier {number:#04x} does not exist")
         id, rule = found
         if place not in rule.places:
-            raise malformed(f"{id.name} must not stand here")  # 2.2.2.2
+            raise malformed(f"{id.name} is not allowed in this packet")  # 2.2.2.2
         if seen_mask >> number & 1 and place not in rule.repeats:
-            raise violation(f"{id.name} stands twice")
+            raise violation(f"{id.name} occurs twice")
         seen_mask |= 1 << number
         value = _READERS[rule.kind](reader)
         if rule.kind in _NUMBERS and value < rule.low:
@@ -178,7 +178,7 @@ def encode_list(properties: PropertyMap, place: int) -> bytes:
     for id, value in properties.items():
         rule = PROPERTIES[id]
         if place not in rule.places:
-            raise LocalProtocolError(f"{id.name} must not stand in place {place}")
+            raise LocalProtocolError(f"{id.name} is not allowed in packet type {place}")
         values = value if id in LISTED else (value,)
         if len(values) > 1 and place not in rule.repeats:
             raise LocalProtocolError(f"{id.name} must not repeat in {PacketType(place).name}")

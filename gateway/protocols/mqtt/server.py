@@ -199,9 +199,9 @@ class ServerConnection(Connection):
         if packet.properties.get(Property.AUTHENTICATION_METHOD) != method:
             raise violation("AUTH with another authentication method")
         if packet.reason == 0:
-            raise violation("only a server says that authentication succeeded")
+            raise violation("a client must not send AUTH with success")
         if packet.reason == ReasonCode.REAUTHENTICATE and self.state is not State.OPEN:
-            raise violation("re-authentication before the first one is over")
+            raise violation("re-authentication before the first authentication has ended")
 
     def _check_disconnect(self, packet: Disconnect) -> None:
         """Raise RemoteProtocolError if a client must not send this DISCONNECT."""
@@ -209,10 +209,10 @@ class ServerConnection(Connection):
             raise violation(f"DISCONNECT must not carry reason {packet.reason:#04x}")
         assert self.connect is not None
         if Property.SERVER_REFERENCE in packet.properties:
-            raise violation("only a server refers to another")
+            raise violation("a client must not send a server reference")
         interval = packet.properties.get(Property.SESSION_EXPIRY_INTERVAL, 0)
         if interval and not self.connect.properties.get(Property.SESSION_EXPIRY_INTERVAL, 0):
-            raise violation("a session that ends with its connection cannot be prolonged")
+            raise violation("the session expiry interval cannot be changed from 0")
 
     def send_connack(
         self, *, session_present: bool = False, reason: int = 0, properties: PropertyMap | None = None

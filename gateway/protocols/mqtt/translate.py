@@ -62,12 +62,12 @@ FORM: Final = "mqtt5"
 """Key of the encoding that `encode_properties` stores in a PropertySet of another protocol."""
 
 LOSSES: Final = (
-    Loss("header_name", "headers", "a name over 65 535 bytes, no UTF-8, or with U+0000", "drop"),
-    Loss("header_value", "headers", "a value that is not of its type, or whose text cannot be said", "drop"),
+    Loss("header_name", "headers", "a name over 65 535 bytes, not UTF-8, or with U+0000", "drop"),
+    Loss("header_value", "headers", "a value that is not of its type, or that has no text form", "drop"),
     Loss("header_types_long", "headers", "types over 65 535 bytes: values become strings", "downgrade"),
-    Loss("text", "texts", "over 65 535 bytes, no UTF-8, or with U+0000", "drop"),
+    Loss("text", "texts", "over 65 535 bytes, not UTF-8, or with U+0000", "drop"),
     Loss("correlation_long", "correlation", "over 65 535 bytes", "drop"),
-    Loss("reply_to", "reply-to", f"no topic name: user property {REPLY_TO}", "encode"),
+    Loss("reply_to", "reply-to", f"not a topic name: user property {REPLY_TO}", "encode"),
 )
 """Content that MQTT 5 cannot carry. Earlier versions have no properties at all."""
 LOSING: Final = reported_losses(LOSSES)

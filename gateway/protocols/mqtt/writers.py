@@ -172,7 +172,7 @@ def _unsuback(packet: Unsuback, w: _Writer) -> bytes:
 
 def _ending(packet: Disconnect | Auth, w: _Writer) -> bytes:
     if packet.kind is PacketType.AUTH and not w.v5:
-        raise LocalProtocolError("AUTH came with MQTT 5")
+        raise LocalProtocolError("AUTH before MQTT 5")
     return w.reason(packet.reason, packet.properties, packet.kind)
 
 

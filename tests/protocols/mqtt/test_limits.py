@@ -236,17 +236,7 @@ def test_a_large_connect_that_is_legal_is_taken() -> None:
     """A will and a password of 64 KiB each."""
     connection = ServerConnection(packet_bytes_max=1 << 20)
     large = bytes(65_535)
-    body = (
-        b"\0\4MQTT\5\xc6\0\x3c\0"
-        + b"\0\1c"
-        + b"\0"
-        + b"\0\1t"
-        + b"\xff\xff"
-        + large
-        + b"\0\1u"
-        + b"\xff\xff"
-        + large
-    )
+    body = b"\0\4MQTT\5\xc6\0\x3c\0\0\1c\0\0\1t\xff\xff" + large + b"\0\1u" + b"\xff\xff" + large
     length = len(body)
     head = bytes((0x10, length & 0x7F | 0x80, length >> 7 & 0x7F | 0x80, length >> 14))
     (packet,) = connection.receive_data(head + body, 0.0)
