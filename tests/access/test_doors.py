@@ -945,7 +945,7 @@ def test_a_letter_that_no_route_has_checked_is_not_redriven_into_a_route_that_as
         redrive = gateway.gateway.core.redriving.redrive
         gateway.ask(lambda: redrive(newest(letters), lambda name, outcome: told.append(outcome)))
         gateway.until(lambda: bool(told))
-        assert "'sales' takes it from role 'erp'" in told[0].text
+        assert "'sales' requires the role 'erp'" in told[0].text
         assert gateway.ask(lambda: len(letters)) == 1
 
 

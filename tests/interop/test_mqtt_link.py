@@ -303,7 +303,7 @@ def test_a_paused_link_loses_nothing_of_either_direction(mosquitto: Mosquitto, t
             sent.channel().basic_publish("amq.topic", "down.x", body, mqtt())
         gateway.until(lambda: link.session.unconfirmed == 2)
         assert subscriber.quiet()
-        assert (link.is_up, link.down_reason) == (False, "an operator has paused it")
+        assert (link.is_up, link.down_reason) == (False, "an operator has paused the link")
         gateway.ask(lambda: resume(gateway.gateway, "link", "plant"))
         assert [subscriber.next().payload for _ in range(2)] == [b"1", b"2"]
         assert fetch(opened, queue, 1)[0][2] == b"kept by the broker"

@@ -89,7 +89,9 @@ def test_a_path_without_websocket_is_named_and_counted() -> None:
         with running(settings_of(links={"plant": link})) as gateway:
             plant = gateway.gateway.links["plant"]
             gateway.until(lambda: "websocket_upgrade" in plant.stats.protocol_errors.counts)
-            assert plant.down_reason == "WebSocket: the server answered 404 instead of an upgrade"
+            assert (
+                plant.down_reason == "WebSocket: the server responded with status 404 instead of an upgrade"
+            )
 
 
 @pytest.mark.parametrize("scheme", ["ws", "wss"])
@@ -104,4 +106,4 @@ def test_the_command_line_says_that_a_port_speaks_no_websocket() -> None:
     with running() as other:
         place = f"{LOOPBACK}:{other.mqtt}"
         said = call("publish", f"ws://{place}/mqtt", "--topic", "a", "-m", "b", expect=1)
-        assert said == f"{place}: the server closed the connection; does it speak MQTT?\n"
+        assert said == f"{place}: the server closed the connection; check that the server supports MQTT\n"

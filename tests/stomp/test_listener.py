@@ -159,7 +159,7 @@ def test_a_client_goes_when_other_rules_are_in_force(tmp_path: Path) -> None:
         _, heard = next(before)
         file = tmp_path / "gateway.yaml"
         file.write_text(file.read_text() + "roles: {reader: {mqtt: {subscribe: a}}}\n")
-        assert heard.errors.get(timeout=PATIENCE_SECS) == "other rules are in force"
+        assert heard.errors.get(timeout=PATIENCE_SECS) == "the access rules changed"
         assert heard.gone.wait(PATIENCE_SECS)
         after = connected(gateway)
         connection, heard = next(after)

@@ -67,7 +67,7 @@ async def test_readiness_says_what_is_lacking(rabbitmq: RabbitMQ, tmp_path: Path
         await with_channel(rabbitmq, lambda channel: channel.exchange_delete("survey.jobs"))
         await until(lambda: gateway.readiness.reasons() != [])
         (reason,) = gateway.readiness.reasons()
-        assert reason.startswith("link erp: the broker lacks exchange 'survey.jobs': ")
+        assert reason.startswith("link erp: missing at the broker: exchange 'survey.jobs': ")
         await with_channel(rabbitmq, declare)
         await until(lambda: gateway.readiness.reasons() == [])
         assert gateway.links["erp"].stats.restored.counts == {"exchange": 1}

@@ -84,7 +84,12 @@ DIFFERENT: Final = {
     ),
     "properties that cannot be read": Difference(
         [
-            Heard("a", 0, "connection.close", (502, "the properties do not end where they should", 60, 40)),
+            Heard(
+                "a",
+                0,
+                "connection.close",
+                (502, "the properties do not end at the end of their data", 60, 40),
+            ),
             Heard("a", 0, "end", ()),
         ],
         "RabbitMQ's channel fails with 541, without the method's name",
