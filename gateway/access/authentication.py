@@ -35,9 +35,10 @@ TELLING: Final = (Denial.BUSY, Denial.UNAVAILABLE, Denial.EXPIRED)
 class Access:
     """Authentication of a gateway's clients.
 
-    `users` has argon2 hashes by user name, or "" for a user whose password is not known here; `scram` has
-    SCRAM keys by user name. `guest` is `loopback`, `always` or `never`, and defines from where the user
-    `guest` may log in. At first the only back end is that of users with passwords; `ask` sets others.
+    `users` has argon2 hashes by user name, or "" for a user whose password is not known to this gateway;
+    `scram` has SCRAM keys by user name. `guest` is `loopback`, `always` or `never`, and defines from where
+    the user `guest` may log in. At first the only back end is that of users with passwords; `ask` sets
+    others.
     """
 
     def __init__(
@@ -191,7 +192,7 @@ class Access:
     def stamp(self, principal: Principal) -> str:
         """Return a digest that changes whenever the user's password changes; pass it to `is_valid` later.
 
-        Return "" for a principal of another back end, whose password is not known here.
+        Return "" for a principal of another back end, whose password is not known to this gateway.
         """
         return self.users.stamp(principal.name) if principal.backend == self.users.kind else ""
 

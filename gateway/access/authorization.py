@@ -167,7 +167,10 @@ class Authorization:
     def _compile_rights(
         self, principal: Principal, names: tuple[str, ...], client_id: str, key: object
     ) -> Rights:
-        """Return a new Rights object for a client with the roles `names`."""
+        """Return a new Rights object for a client with the roles `names`.
+
+        `key` identifies the rights in caches: clients with an equal key have the same rights.
+        """
         if not self.is_configured and not parse_scopes(principal.scopes):
             return AllRights(key=principal.name)
         roles = [(name, self.roles.roles[name]) for name in names if name in self.roles.roles]

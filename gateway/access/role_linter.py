@@ -1,6 +1,6 @@
 """Checks of roles: rules that never apply, routes to which no client may publish, users without a role.
 
-Roles from tokens and certificates are not known here: a role that no user has may be a token's.
+Roles from tokens and certificates are not known to this gateway: a role that no user has may be a token's.
 """
 
 from __future__ import annotations

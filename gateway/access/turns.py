@@ -100,7 +100,7 @@ class LoginQueue:
         """Wait until it is the login's turn. The caller must call `release` after processing the login.
 
         Trusted logins have precedence. Raises LoginQueueFull if the queue is full, or if this login is
-        removed in favour of another one.
+        removed in favour of another login.
         """
         if self._free:
             self._free -= 1

@@ -39,10 +39,10 @@ VERIFIERS_MAX: Final = max(1, min(2, (os.cpu_count() or 1) // 4))
 class Users:
     """Back end of users with passwords.
 
-    `hashes` has argon2 hashes by user name, or "" for a user whose password is not known here; `scram` has
-    SCRAM keys by user name. `guest` is `loopback`, `always` or `never`, and defines from where the default
-    user `guest` may log in. `failures` records failed logins. At most `waiting_max` logins wait for password
-    hashing.
+    `hashes` has argon2 hashes by user name, or "" for a user whose password is not known to this gateway;
+    `scram` has SCRAM keys by user name. `guest` is `loopback`, `always` or `never`, and defines from where
+    the default user `guest` may log in. `failures` records failed logins. At most `waiting_max` logins wait
+    for password hashing.
     """
 
     kind: Final = "users"
@@ -116,7 +116,7 @@ class Users:
         return False
 
     def has(self, credentials: Credentials) -> bool:
-        """Return True if the user of a login has a password hash here, or is the default user `guest`."""
+        """Return True if a login names a user with a password hash in this list, or the default `guest`."""
         return credentials.user in self._hashes or self._is_guest(credentials.user)
 
     def _is_guest(self, name: str) -> bool:
