@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 class LettersApi:
     """API operations on dead letters.
 
-    `flush` passes changes to the store and writes to sockets, as the end of a wake-up of the event loop does.
+    `flush` passes changes to the store and writes to sockets, as the end of a pass of the event loop does.
     """
 
     def __init__(

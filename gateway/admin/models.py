@@ -514,7 +514,7 @@ class SessionsRemoved(Model):
     """Result of ending MQTT sessions.
 
     `removed` sessions have ended. `in_use` sessions were not ended, because their clients are connected.
-    `leaving` sessions will end when their clients have disconnected.
+    `leaving` counts the sessions that will end when their clients have disconnected.
     """
 
     removed: int

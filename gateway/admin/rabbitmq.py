@@ -598,7 +598,7 @@ class RabbitApi:
         """Return the permissions of a user in the virtual host `of`.
 
         The regular expressions of several roles are combined into one that matches if any of them does.
-        Raises NotThereError if the user has no permissions there.
+        Raises NotThereError if the user has no permissions in the virtual host.
         """
         found = [one for one in await self.vhost_permissions(request, of) if one["user"] == user]
         if not found:

@@ -59,7 +59,7 @@ class RetainedOperations(Protocol):
 class LocalMessages:
     """Access to retained messages in the memory of this process.
 
-    `flush` passes changes to the store and writes to sockets, as the end of a wake-up of the event loop does.
+    `flush` passes changes to the store and writes to sockets, as the end of a pass of the event loop does.
     """
 
     def __init__(self, retained: RetainedTopics, store: Store | None, flush: Callable[[], None]) -> None:
