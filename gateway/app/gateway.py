@@ -420,7 +420,7 @@ class Gateway:
         self.writes.flush()
 
     def _wake_up_ends(self) -> list[Callable[[], None]]:
-        """Return the functions to call at the end of each wake-up of the event loop."""
+        """Return the functions to call at the end of each pass of the event loop."""
         return [self.memory.count_turn] if self.store is None else [self.memory.count_turn, self.store.flush]
 
     def _claims(self) -> Iterator[Claim]:

@@ -50,8 +50,8 @@ class SharedMessages:
         """Remove the retained messages that an MQTT filter matches and `chosen` accepts. Return their number.
 
         `$SYS` messages are removed if `chosen` accepts them, even if the filter does not match. A message is
-        not removed if another one has replaced it meanwhile. Raises UnavailableError if the database cannot
-        be reached; some messages may have been removed then.
+        not removed if a newer message has replaced it meanwhile. Raises UnavailableError if the database
+        cannot be reached; some messages may have been removed then.
         """
         own = [one for one in self._retained.messages() if chosen(one)]
         removed = sum(map(self._retained.forget, own))

@@ -68,8 +68,8 @@ class SharedState:
     def start(self, writes: WriteSet) -> None:
         """Start the database threads.
 
-        Replies and notifications of the database are handled in the running event loop, each in a wake-up of
-        its own.
+        Replies and notifications of the database are handled in the running event loop, each in a separate
+        pass of the event loop.
         """
         self.store.start(caller_of(writes), self._noticed)
 

@@ -67,7 +67,7 @@ def return_key(store: Store | None) -> bytes:
 
 
 def start_store(store: Store | None, writes: WriteSet, timers: CallScheduler) -> None:
-    """Start the store's thread. The event loop handles each result of the thread in a wake-up of its own."""
+    """Start the store's thread. Each of its results is handled in a separate pass of the event loop."""
     if store is not None:
         store.start(caller_of(writes), lambda secs, call: timers.set(clock.utc() + secs, call))
 

@@ -293,7 +293,7 @@ class Supervisor:
         """Return the reasons why the gateway is not ready on this machine.
 
         An empty list means that it is ready. A worker that does not accept clients is ignored as long as
-        another one does.
+        another worker does.
         """
         serving = [worker for worker in self.workers if worker.started]
         found = [f"worker {one.number}: {reason}" for one in serving for reason in one.reasons]
