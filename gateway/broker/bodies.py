@@ -28,7 +28,7 @@ class Bodies:
     def __init__(self, limits: Limits, store: Store | None, shares: UserShares | None = None) -> None:
         """Open the spool, before the store starts. Raises StoreError.
 
-        `shares` has the limits of the spool and the share of one user.
+        `shares` has the limits of the spool and the part that one user may fill.
         """
         self.spool = Spool(
             None if store is None else store.folder / "spool",

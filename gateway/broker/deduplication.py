@@ -1,14 +1,16 @@
 """Deduplication: a message whose id a route has accepted within a time window is not passed on a second time.
 
 A route that deduplicates has a Guard in front of its end. A message with a new id is passed on. Its repeats
-are released until the first one is settled, so that nothing is accepted too early; from then on they are
-accepted and dropped. Accepted ids are in memory, and in the store with the time when they may be forgotten.
+are released (returned to the source, to be retried) until the first one is settled, so that nothing is
+accepted too early; from then on they are accepted and dropped. Accepted ids are in memory, and in the store
+with the time when they may be forgotten.
 
 An id on disk implies that its message is on disk or settled. If the target is local (a queue, a session, an
-outbox) and writes the message, the id is written in the same wake-up, so that one transaction has both or
-neither, unless another target of the message has refused it. What a local target accepts at once is in memory
-only, and so is its id. A remote broker accepts later, as does the end of a paused route, or a subscription
-that postpones its selector: then the id is written first, and the source informed when it is on disk.
+outbox) and writes the message, the id is written in the same pass of the event loop, so that one transaction
+has both or neither, unless another target of the message has refused it. What a local target accepts at once
+is in memory only, and so is its id. A remote broker accepts later, as does the end of a paused route, or a
+subscription that evaluates its selector in a later pass: then the id is written first, and the source
+informed when it is on disk.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ class Ids:
         self._entries.add(id, user, 0)
 
     def discard(self, id: str) -> None:
-        """Remove an id, if it is there."""
+        """Remove an id, if it is known."""
         if self.accepted.pop(id, None) is not None:
             self._entries.discard(id)
 
@@ -109,10 +111,10 @@ class RouteEnd(NamedTuple):
     """End of a route, as the duplicate check (Guard) in front of it uses it.
 
     `recipients_of` returns the recipients of a message. `unrouted` is the outcome of a message without a
-    recipient. `local` is True if the target accepts each message in the wake-up of the event loop that brings
-    it: in memory, or in the transaction of that wake-up. Messages for which `put_off_count` (the number of
-    postponements by selectors) has changed are an exception. `accepts_in_memory` returns True while targets
-    receive messages that were held or postponed in an earlier wake-up.
+    recipient. `local` is True if the target accepts each message in the pass of the event loop that brings
+    it: in memory, or in the transaction of that pass. Messages for which `put_off_count` (how often selectors
+    were postponed to a later pass) has changed are an exception. `accepts_in_memory` returns True while
+    targets receive messages that were held or postponed in an earlier pass.
     """
 
     route: Route
@@ -138,7 +140,7 @@ class Deduplication:
         return iter(self._ids.values())
 
     def of(self, route: str) -> Ids:
-        """Return the message ids of a route. They are kept if the route is removed."""
+        """Return the message ids of a route. They stay in memory if the route is removed."""
         found = self._ids.get(route)
         if found is None:
             found = self._ids[route] = Ids(route)
@@ -171,7 +173,8 @@ class Deduplication:
     def record(self, ids: Ids, id: str, expires_at: float, *, beside: bool = False) -> None:
         """Store an accepted id until `expires_at` (POSIX seconds).
 
-        With `beside` the id is stored only if the transaction with the messages of this wake-up succeeds.
+        With `beside` the id is stored only if the transaction with the messages of this pass of the event
+        loop succeeds.
         """
         if self.store is not None:
             put = self.store.put_with_messages if beside else self.store.put
@@ -198,7 +201,7 @@ class Deduplication:
 
 
 class Guard(OneSink):
-    """Sink and namespace in front of the end of a route that deduplicates.
+    """Stage (sink and namespace) in front of the end of a route that deduplicates.
 
     It is replaced when the route's end changes.
     """
@@ -223,7 +226,8 @@ class Guard(OneSink):
     def publish(self, part: SubBatch) -> None:
         """Pass on messages with new ids, and settle repeats.
 
-        Repeats of accepted messages are accepted and dropped; repeats of unsettled messages are released.
+        Repeats of accepted messages are accepted and dropped; repeats of unsettled messages are returned to
+        the source, to be retried.
         """
         ids = self.ids
         accepted, open_ = ids.accepted, ids.open
@@ -267,7 +271,7 @@ class Guard(OneSink):
             self._record_what_is_written(part, batch, passed)
 
     def _record_what_is_written(self, part: SubBatch, batch: Batch, passed: list[str]) -> None:
-        """Store the ids of messages that their targets are writing in this wake-up of the event loop.
+        """Store the ids of messages that their targets are writing in this pass of the event loop.
 
         The ids are in the transaction that has the messages. They are those of `passed` whose messages are
         neither settled nor refused by a target. `batch` has the messages of `part` that were passed on.
@@ -321,8 +325,8 @@ class Guard(OneSink):
         """Settle messages of `part` with the target's outcome, and remember the ids of accepted messages.
 
         Each of `rows` is (position in `part`, id or ""). If `local` is True, every target got its messages in
-        the wake-up in which they arrived, and the ids are already written or need not be. Otherwise accepted
-        messages are settled once their ids are on disk.
+        the pass of the event loop in which they arrived, and the ids are already written or need not be.
+        Otherwise accepted messages are settled once their ids are on disk.
         """
         positions = [at for at, _ in rows]
         message_ids = [id for _, id in rows if id]

@@ -57,7 +57,7 @@ AddressOf = Callable[[str], Address | None]
 
 
 def sinks_of(namespace: Namespace, message: Message) -> tuple[Sink, ...]:
-    """Return the sinks of a message in a namespace, except the sink that stores retained messages."""
+    """Return the destinations (sinks) of a message in a namespace, except that for retained messages."""
     found = namespace.sinks(message.address)
     return namespace.choose(message) if found is None else found
 
@@ -91,7 +91,7 @@ def protocol_mismatch(route: Route, message: Message) -> Outcome | None:
 
 
 class Misfits:
-    """Sink of messages whose address is of another protocol than the present target of their route."""
+    """Destination of messages whose address is of another protocol than the present target of their route."""
 
     def publish(self, part: SubBatch) -> None:
         """Reject the messages, each with its reason."""
@@ -123,7 +123,7 @@ class RouteRecipient(Recipient):
         *,
         buries: bool = True,
     ) -> None:
-        """Create the recipient of a sink and route.
+        """Create the recipient for a destination (`sink`) and the route that leads to it.
 
         Without `dead_letters` the source is informed of every rejection. `buries` is True if every message
         that the target rejects becomes a dead letter, whoever has published it. `latency` observes the time
@@ -137,12 +137,12 @@ class RouteRecipient(Recipient):
 
     @property
     def mandatory(self) -> bool:
-        """True if a message that the sink's broker cannot route must be refused."""
+        """True if a message that the target's broker cannot route must be refused."""
         return self.route.mandatory
 
     @property
     def stored_first(self) -> bool:
-        """True if the sink must store messages before it delivers them.
+        """True if the destination (sink) must store messages before it delivers them.
 
         True for routes that deduplicate, because they store the ids of messages. If a crash lost a message
         whose id is stored, the sender's second attempt would be dropped as a repeat.
@@ -150,7 +150,7 @@ class RouteRecipient(Recipient):
         return self.route.rule.deduplicate is not None
 
     def count_sent(self, count: int) -> None:
-        """Count messages that were sent to the sink."""
+        """Count messages that were sent to the destination (sink)."""
         self.route.in_flight += count
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
@@ -245,7 +245,7 @@ class Surroundings(NamedTuple):
     `links` are the endpoints that are remote brokers; `namespaces` has the local endpoints. `outbox` returns
     the outbox of a route with `settle: stored`; None if there are no outboxes. `pauses` has the paused
     routes. `disk_healthy` returns True if the store accepts messages, or if there is none. `memory` pauses
-    publishers while memory is short. `quotas` has the shares of users.
+    publishers while memory is short. `quotas` has the per-user limits.
     """
 
     deduplication: Deduplication | None = None
@@ -473,7 +473,7 @@ class Dispatcher:
     def answered_at(self, address: Address) -> tuple[str, Address] | None:
         """Return endpoint and address of the requester behind a return address, or None if there is none.
 
-        Used to check whether the publisher of an answer may publish there.
+        Used to check whether the publisher of an answer may publish to that address.
         """
         found = self.router.requester(address)
         there = None if found is None else self._address_of(found)
@@ -509,7 +509,7 @@ class Dispatcher:
         return route.settle == "stored" and self._outbox is not None
 
     def is_staged(self, route: Route, sink: Sink) -> bool:
-        """Return True if `sink` is a stage in front of the route's target, and not the target itself.
+        """Return True if `sink` is a stage before the route's target (as a pause is), not the target itself.
 
         Stages are outboxes, duplicate checks and pauses. A message counts as sent by the route when it leaves
         the stage.
@@ -542,20 +542,21 @@ class Dispatcher:
         return guard
 
     def delivers_locally(self, route: Route) -> bool:
-        """Return True if the route's target gets each message in the wake-up in which it arrives.
+        """Return True if the route's target gets each message in the event-loop pass in which it arrives.
 
-        The message is then in memory at once, or stored by the transaction of that wake-up. Returns False for
-        a remote broker or database, which must confirm, and for a paused route. A local subscription that
-        postpones its selector is an exception; the caller detects it because `postponed_count` has changed.
+        The message is then in memory at once, or stored by the transaction of that pass. Returns False for a
+        remote broker or database, which must confirm, and for a paused route. A local subscription that
+        postpones the evaluation of its selector to a later pass is an exception; the caller detects it
+        because `postponed_count` has changed.
         """
         claims = route.rule.deduplicate is not None and self.deduplication.is_shared
         return not claims and self._is_local(route)
 
     def _is_local(self, route: Route) -> bool:
-        """Return True if a route's target accepts each message in the wake-up that brings it.
+        """Return True if a route's target accepts each message in the pass of the event loop that brings it.
 
-        The message is then in memory, or is stored by the transaction of that wake-up. Returns False for
-        links and paused routes. A duplicate check in front of the target is ignored.
+        The message is then in memory, or is stored by the transaction of that pass. Returns False for links
+        and paused routes. A duplicate check in front of the target is ignored.
         """
         if route.settle == "stored":
             return route.target_endpoint not in self.shared_outboxes
@@ -566,20 +567,20 @@ class Dispatcher:
     def limit_selectors(self, alarms: CallScheduler) -> SelectionWork:
         """Create and return the time budget of the selectors of local subscriptions.
 
-        `alarms` schedules the evaluation of postponed selectors.
+        `alarms` schedules the evaluation of selectors that were postponed to a later pass of the event loop.
         """
         self.selection = SelectionWork(alarms)
         return self.selection
 
     def postponed_count(self) -> int:
-        """Return how often subscriptions have postponed messages because selectors had used up their time.
+        """Return how often subscriptions left messages to a later pass, as selectors had used up their time.
 
         A subscription has neither queued nor stored a message that it has postponed.
         """
         return self.selection.put_off
 
     def accepts_in_memory(self) -> bool:
-        """Return True while a pause releases held messages, or selectors examine postponed ones.
+        """Return True while a resumed route sends its waiting messages, or selectors examine postponed ones.
 
         A message that a target accepts at once during that time is in memory only.
         """
@@ -604,7 +605,7 @@ class Dispatcher:
     def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
         """Add a message to the batch for each of its recipients.
 
-        Return False if there is none; then the caller settles the receipt.
+        Return False if there is none; then the caller reports the outcome to the publisher.
         """
         plan = entry.plan
         recipient = plan.only
@@ -683,7 +684,7 @@ class Dispatcher:
     ) -> bool:
         """Publish a message by its only route, which changes more than the address.
 
-        Return False if the message has no recipient; then the caller settles the receipt.
+        Return False if the message has no recipient; then the caller reports the outcome to the publisher.
         """
         place = entry.plan.branch_at
         branch = entry.plan.branches[place]
@@ -801,7 +802,7 @@ class Dispatcher:
         return True
 
     def _recipient(self, sink: Sink, route: Route | None, endpoint: str = "") -> Recipient:
-        """Return the recipient for a sink and a route, created on first use.
+        """Return the recipient for a destination (`sink`) and a route, created on first use.
 
         Without a route, `endpoint` is where its messages are published.
         """
@@ -834,12 +835,15 @@ class Dispatcher:
         return route.on_reject == "dead_letter"
 
     def _log_rejection_once(self, batch: Batch, route: Route, outcome: Outcome) -> None:
-        """Log a rejection, at most once in a wake-up for each route and reason."""
+        """Log a rejection, at most once in a pass of the event loop for each route and reason."""
         if self._is_new(batch, (route.name, outcome.reason)):
             tell_rejected(route, outcome)
 
     def _note_losses(self, batch: Batch, route: Route, message: Message, count: int = 1) -> None:
-        """Count and log the properties of a message that the target's protocol cannot carry."""
+        """Count and log the properties of a message that the target's protocol cannot carry.
+
+        `count` is the number of messages that have the same properties; each is counted.
+        """
         try:
             names = route.losses(message, count)
         except ProtocolError:  # malformed bytes, which the encoding step reports
@@ -856,7 +860,7 @@ class Dispatcher:
             )
 
     def _is_new(self, batch: Batch, key: tuple[str, object]) -> bool:
-        """Return True the first time that `key` is passed in a wake-up, to limit log lines.
+        """Return True the first time that `key` is passed in a pass of the event loop, to limit log lines.
 
         A log line costs more time than a message.
         """
@@ -880,7 +884,7 @@ class Dispatcher:
     def _refused(self, batch: Batch, slot: int, route: Route, message: Message, outcome: Outcome) -> None:
         """Record that a route refused the message in this slot of the batch.
 
-        Does nothing here; overridden to write to the journal.
+        This class does nothing; overridden to write to the journal.
         """
 
     def record_unrouted(
@@ -888,8 +892,8 @@ class Dispatcher:
     ) -> None:
         """Record the outcome of a message that has no target.
 
-        Does nothing here; overridden to write to the journal. `publish` returned False for the message, or
-        was not called. `received` is its time of arrival in loop-clock seconds.
+        This class does nothing; overridden to write to the journal. `publish` returned False for the message,
+        or was not called. `received` is its time of arrival in loop-clock seconds.
         """
 
 

@@ -154,7 +154,7 @@ class RecordedBatch(Batch):
         return batch
 
     def add_from(self, origin: int, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]]) -> int:
-        """Add a message that was in slot `origin` of the previous batch, as it was received there.
+        """Add a message that was in slot `origin` of the previous batch, as that batch had received it.
 
         Return its slot in this batch.
         """
@@ -166,7 +166,7 @@ class RecordedBatch(Batch):
         return self.add(receipt, placed)
 
     def send(self) -> None:
-        """Pass each sink its part of the batch; sinks may settle it at once."""
+        """Pass each destination (sink) its part of the batch, which it may settle at once."""
         self._sent = True
         super().send()
         self._close()

@@ -9,8 +9,9 @@ be consumed, so a connection with many such bytes counts as a publisher, and is 
 Otherwise a few clients that stop halfway could keep it short forever.
 
 The watermark applies to the memory use that the operating system reports for the process, not to an estimate.
-It is read several times a second and also after some wake-ups, since many messages can arrive in between. The
-use only falls when the allocator returns freed memory, which is requested while memory is short.
+It is read several times a second and also after some passes of the event loop, since many messages can arrive
+in between. The use only falls when the allocator returns freed memory, which is requested while memory is
+short.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class Memory:
     # Readings.
 
     def count_turn(self) -> None:
-        """Count a wake-up of the event loop, and measure memory use after every TURNS wake-ups."""
+        """Count a pass of the event loop, and measure memory use after every TURNS passes."""
         self._turns += 1
         if self._turns >= TURNS:
             self.measure()

@@ -111,7 +111,7 @@ class MemoryShares:
     async def enforce(self) -> None:
         """Find the users and addresses that occupy too much memory, and restrain their holders.
 
-        Holders that were restrained before and whose owners no longer occupy too much are released.
+        Restraints end for holders whose owners no longer occupy too much.
         """
         memory = self._memory
         self._near = memory.used > memory.mark * (FAR if self._near else NEAR)

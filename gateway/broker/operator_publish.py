@@ -27,15 +27,16 @@ class Publishing:
     def publish(self, endpoint: str, message: Message, on_outcome: Told) -> None:
         """Publish a message of an operator at an endpoint.
 
-        If the endpoint is a listener, the message is routed as if a client had published it there; if it is a
-        link, as if the link had consumed it from its broker. `on_outcome` is called with the outcome.
+        If the endpoint is a listener, the message is routed as if a client of the listener had published it;
+        if it is a link, as if the link had consumed it from its broker. `on_outcome` is called with the
+        outcome.
         """
         dispatcher = self.dispatcher
         local = None if endpoint in dispatcher.links else dispatcher.namespaces[endpoint]
         self.publish_by(dispatcher.entry(endpoint, local, message.address), message, on_outcome)
 
     def publish_by(self, entry: RoutingEntry, message: Message, on_outcome: Told) -> None:
-        """Publish a message by a routing entry that the caller has looked up and checked in this wake-up.
+        """Publish a message by a routing entry that the caller has checked in this event-loop pass.
 
         `on_outcome` is called with the outcome, which may be at once.
         """

@@ -51,7 +51,7 @@ log = structlog.get_logger()
 
 
 class PauseGate(OneSink):
-    """Namespace and sink in which the messages of a paused route wait, in front of the route's end.
+    """Stage (namespace and sink) in which the messages of a paused route wait, in front of the route's end.
 
     `recipients_of` returns the recipients at the route's end, and `unrouted` the outcome of a message without
     a recipient. `open` is True while the route resumes. `quotas` limits the waiting messages of each user.
@@ -76,7 +76,11 @@ class PauseGate(OneSink):
         self._waiting: deque[tuple[SubBatch, int]] = deque()
 
     def publish(self, part: SubBatch) -> None:
-        """Hold the messages of the part, as far as limits and shares allow; settle the others as released."""
+        """Hold the messages of the part until the route is resumed, as far as limits allow.
+
+        Messages beyond the total limit, or beyond the part of it that one user may fill, are returned to
+        their source, to be retried.
+        """
         if beyond := self._shares.beyond(part.messages):
             self.route.failed += len(beyond)
             whole, part = part, part.without(set(beyond))

@@ -176,9 +176,10 @@ class ConsumerRate:
 
 
 class HeldReceipts(Generic[R]):
-    """Receipts of messages of one source that wait until the disk works.
+    """Messages of one source that wait until the disk works, as receipts.
 
-    While `on` is True, the source must add the receipt of each further message with `append`.
+    While `on` is True, the source must add the receipt (its data to acknowledge a message) of each further
+    message with `append`.
     """
 
     __slots__ = ("_behind", "_healthy", "_refused", "on")
@@ -191,7 +192,7 @@ class HeldReceipts(Generic[R]):
         self._behind: list[R] = []
 
     def add_refused(self, receipt: R) -> None:
-        """Add the receipt of a message that the disk refused.
+        """Add a message that the disk refused, as its receipt.
 
         Must be called in the order in which the messages were published.
         """
@@ -199,18 +200,18 @@ class HeldReceipts(Generic[R]):
         self.on = True
 
     def append(self, receipt: R) -> None:
-        """Add the receipt of a message that arrived while earlier ones wait for the disk."""
+        """Add a message, as its receipt, that arrived while earlier ones wait for the disk."""
         self._behind.append(receipt)
 
     def take_due(self) -> list[R]:
-        """Remove and return all receipts, in order, whose messages must be published again.
+        """Remove and return, in order, the receipts of all messages that must be published again.
 
         Returns [] while the disk fails.
         """
         return self.take_all() if self.on and self._healthy() else []
 
     def take_all(self) -> list[R]:
-        """Remove and return all receipts, in order; their messages will not be published again by the source.
+        """Remove and return the receipts of all messages, in order; the source will not publish these again.
 
         Either they are given up, or their senders resend them.
         """

@@ -5,8 +5,8 @@ message is `_first`, so a position needs no memory until a message is consumed. 
 position and wait in a heap, always ahead of the fresh ones. A message that does not fit a consumer's frames
 is *set aside*: it waits for other consumers, and those behind it are delivered first.
 
-`byte_count` is the weight in bytes of what waits here. What consumers have received is counted by them until
-it is settled.
+`byte_count` is the size in bytes, with overhead, of the messages that wait. What consumers have received is
+counted by them until it is settled.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Consumer(Protocol):
     def handle_error(self, error: Exception) -> None:
         """Handle an error that `deliver` has raised.
 
-        The consumer has no more credit, and is removed after the wake-up.
+        The consumer has no more credit, and is removed after the pass of the event loop.
         """
 
     def cancelled(self, queue: Queue) -> None:
@@ -108,11 +108,11 @@ class Storage(Protocol):
     def forget(self, positions: Sequence[int], *, can_wait: bool = False) -> None:
         """Delete the messages at these positions from the disk, because they are settled.
 
-        With `can_wait`, the commit may be postponed.
+        With `can_wait`, the commit may wait for later operations.
         """
 
     def forget_beside(self, positions: Sequence[int]) -> None:
-        """Delete settled messages in the transaction that stores the messages published in this wake-up.
+        """Delete settled messages in the transaction that stores the publishes of this event-loop pass.
 
         If that transaction fails, they stay on disk. `forget` is called for them when it has succeeded.
         """
@@ -827,7 +827,7 @@ class Queue:
     def _tell_drained(self, leaving: int = 0) -> None:
         """Resume paused publishers if at most half of the queue's limits is used.
 
-        `leaving` messages still count as waiting but are being removed.
+        `leaving` is the number of messages that still count as waiting but are being removed.
         """
         if self._pressure and self.has_drained(leaving):
             self._pressure.relieve()
@@ -835,7 +835,7 @@ class Queue:
     def has_drained(self, leaving: int = 0) -> bool:
         """Return True if at most half of the limits is used, so that paused publishers may resume.
 
-        `leaving` messages still count as waiting but are being removed.
+        `leaving` is the number of messages that still count as waiting but are being removed.
         """
         waiting = len(self) - leaving
         return waiting <= self.messages_max // 2 and self.byte_count <= self.bytes_max // 2

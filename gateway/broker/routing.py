@@ -38,25 +38,25 @@ class Namespace(Protocol):
     """Destination of an endpoint's messages: a namespace of the embedded broker, or a link."""
 
     def sinks(self, address: Address) -> tuple[Sink, ...] | None:
-        """Return the sinks of an address, or None if they depend on the message."""
+        """Return the destinations (sinks) for an address, or None if they depend on the message."""
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """Return the sinks of one message; used if its address alone does not determine them."""
+        """Return the destinations (sinks) of one message; used if its address does not determine them."""
 
     # Optional: `has_no_receivers(scope: str) -> bool`, True if no address in the scope has a sink or a
     # retained message; `confirms_later: bool`, True if a remote broker has to confirm what the sinks get.
 
     @property
     def retained(self) -> Sink | None:
-        """Sink that stores retained messages.
+        """Destination that stores retained messages.
 
-        None if nothing is retained here, or if the remote broker does it.
+        None if the namespace has no retained messages, or if the remote broker does it.
         """
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class OneSink:
-    """Namespace with one sink for all addresses: a link, or a stage in front of a route's end.
+    """Namespace with one destination (sink) for all addresses: a link, or a stage in front of a route's end.
 
     It retains no messages; a namespace behind it may.
     """
@@ -65,16 +65,16 @@ class OneSink:
         self._sinks: tuple[Sink, ...] = (sink,)
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Return the one sink, for any address."""
+        """Return the one destination, for any address."""
         return self._sinks
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """Return the one sink, for any message."""
+        """Return the one destination, for any message."""
         return self._sinks
 
     @property
     def retained(self) -> None:
-        """Sink of retained messages: None, because nothing is retained here."""
+        """Destination of retained messages: None, because the namespace has no retained messages."""
 
 
 class Branch:
@@ -255,8 +255,9 @@ class LargeRoute(ResolvedRoute):
     def cross(self, message: Message) -> Message | Outcome | None:
         """Return the message as the inner route builds it, with its body in memory.
 
-        Return TOO_LARGE, a refusal, if the body has more than `bytes_max` bytes; a released outcome if the
-        body cannot be read from disk; and the inner route's outcome or None if that returns no message.
+        Return TOO_LARGE, a refusal, if the body has more than `bytes_max` bytes; an outcome by which the
+        source retries if the body cannot be read from disk; and the inner route's outcome or None if that
+        returns no message.
         """
         crossed = self._inner.cross(message)
         if type(crossed) is not Message:

@@ -101,7 +101,7 @@ class UserQuotas:
         console_sessions_max: int = 1_000,
         several: Callable[[], bool] = always,
     ) -> None:
-        """Create the shares.
+        """Create the per-user limits.
 
         `several` returns True while there may be more than one user: a single user may have everything.
         `definition_bytes_max` is the limit in bytes of all definitions together, and a second limit of the
@@ -168,25 +168,25 @@ class UserQuotas:
         self._logged_counts: dict[str, tuple[int, int]] = {}
 
     def outbox(self) -> UserShares:
-        """Return new shares of users for the messages of one outbox. The outbox sets the limits."""
+        """Return new per-user limits for the messages of one outbox. The outbox sets the limits."""
         return self._shares("outbox messages", refusals=self.outboxes)
 
     def waiting_in(self, count_max: int, bytes_max: int) -> UserShares:
-        """Return new shares of users for the messages that wait at one link or paused route.
+        """Return new per-user limits for the messages that wait at one link or paused route.
 
         `count_max` and `bytes_max` are the limits for all users together.
         """
         return self._shares("waiting messages", ("", count_max), ("", bytes_max), refusals=self.waiting)
 
     def dying(self) -> UserShares:
-        """Return new shares of users for the messages of a virtual host that wait to be routed.
+        """Return new per-user limits for the messages of a virtual host that wait to be routed.
 
         They wait as dead letters, or because an exchange delays them. The virtual host sets the limits.
         """
         return self._shares("waiting messages", refusals=self.waiting)
 
     def all(self) -> tuple[UserShares, ...]:
-        """Return the shares of all kinds of resources."""
+        """Return the per-user limits and usage of all kinds of resources."""
         return (
             self.definitions,
             self.opened,
@@ -207,7 +207,7 @@ class UserQuotas:
         )
 
     def refusal_counts(self) -> dict[str, int]:
-        """Return how often something was refused because it exceeded a share, by resource."""
+        """Return how often something was refused because a user exceeded a quota, by resource."""
         return {shares.resource.replace(" ", "_"): shares.refused for shares in self.all()}
 
     def pushed_out(self) -> dict[str, int]:

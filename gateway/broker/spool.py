@@ -181,8 +181,8 @@ class Spool:
     """Folder of bodies that are too large for memory.
 
     `used_bytes` is the size of its files, and `reserved_bytes` the size of bodies in memory. The files count
-    in `shares` for the users who sent them. The name of a file contains a digest of the user, so that the
-    next gateway process can assign the file to the same user.
+    toward the limits in `shares` for the users who sent them. The name of a file contains a digest of the
+    user, so that the next gateway process can assign the file to the same user.
     """
 
     def __init__(
@@ -196,7 +196,8 @@ class Spool:
     ) -> None:
         """Open the folder; None creates a temporary folder for this process when it is needed.
 
-        `shares` has the limit `bytes_max` (bytes) and the share of one user. Raises StoreError.
+        `shares` has the limit `bytes_max` (bytes) and the part of it that one user may fill. Raises
+        StoreError.
         """
         self.lasting = folder is not None
         self.shares = shares or UserShares(
@@ -270,7 +271,7 @@ class Spool:
         return self.shares.total
 
     def check_room(self, byte_count: int, user: str = "", owner: str | None = None) -> None:
-        """Raise SpoolFull if `byte_count` more bytes would exceed the total or the user's share.
+        """Raise SpoolFull if `byte_count` more bytes would exceed the total or the user's part of the limit.
 
         `owner` is the digest of the user, if it is known.
         """
@@ -281,12 +282,12 @@ class Spool:
                 raise SpoolFull(f"{limit} would be exceeded")
 
     def count(self, byte_count: int, owner: str) -> None:
-        """Add `byte_count` bytes in the folder to the share of the user with the digest `owner`."""
+        """Add `byte_count` bytes in the folder to the usage of the user with the digest `owner`."""
         with self._lock:
             self.shares.add(owner, byte_count, 0)
 
     def draft(self, user: str = "") -> SpoolFile:
-        """Return a new file for a body that begins to arrive from `user`, in that user's share.
+        """Return a new file for a body that begins to arrive from `user`, in the user's part of the limit.
 
         Raises SpoolFull.
         """

@@ -334,14 +334,14 @@ class QueueStorage(PagedLog):
     def forget(self, positions: Sequence[int], *, can_wait: bool = False) -> None:
         """Delete the messages at these positions from the disk, because they are settled.
 
-        With `can_wait`, the commit may be postponed.
+        With `can_wait`, the commit may wait for later operations.
         """
         if positions:
             settle = self._store.settle_delivered if can_wait else self._store.settle
             settle(self.log, positions)
 
     def forget_beside(self, positions: Sequence[int]) -> None:
-        """Delete settled messages in the transaction that stores the messages published in this wake-up.
+        """Delete settled messages in the transaction that stores the publishes of this event-loop pass.
 
         If that transaction fails, they stay on disk.
         """

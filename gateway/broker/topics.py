@@ -237,7 +237,7 @@ class Trie(Generic[T]):
         return True
 
     def _remove_from_strip(self, pattern: list[str], value: T) -> bool:
-        """Remove a value of a pattern that belongs to a strip. Return False if it was not there."""
+        """Remove a value of a pattern that belongs to a strip. Return False if it was not found."""
         strip, slot, values = self._inner.get(tuple(pattern), (None, 0, {}))
         if strip is None or value not in values:
             return False

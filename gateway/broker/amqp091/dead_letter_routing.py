@@ -92,7 +92,7 @@ class DeadLetteringQueue(Sink, Protocol):
         """
 
     def settle_beside(self, positions: list[int]) -> None:
-        """Delete dead messages in the transaction that stores their dead letters in this wake-up.
+        """Delete dead messages in the transaction that stores their dead letters in this event-loop pass.
 
         They stay on disk if that transaction fails.
         """
@@ -180,7 +180,7 @@ class WaitingDeaths:
         return len(self._lines.get(user, ()))
 
     def add(self, death: DeadMessage, *, first: bool = False) -> None:
-        """Add a dead message to the end of its user's line; `first` adds it to the beginning."""
+        """Add a dead message behind the waiting ones of its user; `first` adds it to the beginning."""
         user = user_of(death.queue)
         line = self._lines.get(user)
         if line is None:
@@ -374,7 +374,7 @@ class DeadLettering:
             self._retry = self._host.alarms.set(clock.utc() + RETRY_SECS, self._try_again)
 
     def _try_again(self) -> None:
-        """Route the postponed dead messages, the oldest first, if the disk works again."""
+        """Route the dead messages that wait for the disk, the oldest first, if the disk works again."""
         self._retry = None
         if self._host.disk_fails:
             self._plan_retry()

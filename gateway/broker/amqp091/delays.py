@@ -6,10 +6,10 @@ apply to it. A due message leaves like an expired one: it is routed by the excha
 `x-delay`, in the transaction that deletes it here. If that fails, the message waits here until the disk works
 again. Messages are in memory, the durable ones on disk, too.
 
-A sender chooses the delay, and may have a right to publish alone. Each user who sends has therefore a share
-of the exchange, in number and bytes, and its messages count against that user's share of memory. To a user
-beyond either share the exchange is full. A paused publisher resumes when few of its user's own messages are
-left, because those of others may wait for years.
+A sender chooses the delay, and may have a right to publish alone. Each user who sends has therefore a part of
+the exchange's limits, in number and bytes, and its messages count against the user's part of the memory
+limit. To a user beyond one of these parts the exchange is full. A paused publisher resumes when few of its
+user's own messages are left, because those of others may wait for years.
 
 The lifetime of a message starts at the end of its delay if its `expiration` is that of AMQP, as in RabbitMQ.
 An expiry of another protocol runs while the message waits.
@@ -140,7 +140,7 @@ class DelayedMessages(PriorityQueue):
         return self.user
 
     def is_named_by(self, message: Message) -> bool:
-        """Return True if the message was published to this exchange, and not through another one."""
+        """Return True if the message was published to this exchange, not routed to it by a binding."""
         address = message.address
         return address.scope == self.name and address.protocol == AMQP091.name
 
@@ -358,7 +358,7 @@ class DelayedMessages(PriorityQueue):
             self.storage.forget(positions)
 
     def settle_beside(self, positions: list[int]) -> None:
-        """Delete messages in the transaction that stores them in other queues in this wake-up.
+        """Delete messages in the transaction that stores them in other queues in this pass of the event loop.
 
         They stay on disk if that transaction fails.
         """

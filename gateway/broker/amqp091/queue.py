@@ -454,7 +454,7 @@ class AmqpQueue(PriorityQueue):
         return count
 
     def settle_beside(self, positions: list[int]) -> None:
-        """Delete dead messages in the transaction that stores their dead letters in this wake-up.
+        """Delete dead messages in the transaction that stores their dead letters in this event-loop pass.
 
         They stay on disk if that transaction fails.
         """

@@ -18,7 +18,7 @@ PREFIX: Final = REPLY_TO + "."
 
 
 class ReplyTo:
-    """Requester of direct replies: a sink that delivers messages to its client without storing them."""
+    """Requester of direct replies: a destination that delivers messages to its client, without a store."""
 
     __slots__ = ("deliver", "name")
 

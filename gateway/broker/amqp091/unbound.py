@@ -23,9 +23,11 @@ def unbound(
 ) -> list[Finding]:
     """Return a finding for each mandatory route to an AMQP listener that leads to no declared queue.
 
-    `hosts` contain only declared objects; `declaring` are the names of hosts that have declarations. The
-    finding is a warning if the route's source is a link and the host has declarations, and otherwise a note.
-    Routes from listeners to a host without declarations get no finding: their publishers learn the outcome.
+    `hosts` has the virtual hosts with the objects that the configuration declares. `declaring` has the names
+    of those virtual hosts for which there are declarations. A route from a link gets a warning if its virtual
+    host is in `declaring`, and otherwise a note. A route from a listener gets a note if its virtual host is
+    in `declaring`, and otherwise no finding, because each publisher is informed that its message was not
+    routed.
     """
     return [finding for route in routes for finding in _unbound(route, settings, hosts, declaring)]
 

@@ -1,7 +1,7 @@
 """Virtual host: exchanges and queues by name, and the rules of declaring, binding and deleting them.
 
 Refusals have RabbitMQ's reply codes and texts, because its clients distinguish them. The virtual host is a
-namespace of the dispatcher; it also enforces limits and shares of users, and records what is durable
+namespace of the dispatcher; it also enforces limits, in total and per user, and records what is durable
 (definitions.py).
 """
 
@@ -109,7 +109,7 @@ class VirtualHost:
         Without `definitions` nothing survives a restart. `lost` is called with dead letters that a queue
         refused. `policies` add arguments to the declarations of queues. `full_queues` is shared by the queues
         of all hosts, and `definition_shares` counts the bytes of the definitions of clients. A binding and
-        its matching steps count in the share of the user who made it.
+        its matching steps count toward the per-user limit of the user who made it.
         """
         self.steps = MatchingSteps(matching_steps_per_user_max)
         self.shares = UserShares("definitions") if definition_shares is None else definition_shares
@@ -262,7 +262,7 @@ class VirtualHost:
 
     @property
     def retained(self) -> None:
-        """Sink of retained messages: None, because AMQP 0-9-1 retains nothing.
+        """Destination of retained messages: None, because AMQP 0-9-1 retains nothing.
 
         The header that marks retained messages is passed on.
         """
@@ -311,8 +311,8 @@ class VirtualHost:
     ) -> Exchange:
         """Create the exchange, or check that an existing one has these properties. Raises AmqpRefused.
 
-        A new exchange belongs to `user`, and counts in the user's share; None is the configuration, which has
-        no share.
+        A new exchange belongs to `user`, and counts toward the user's part of the limit; None is the
+        configuration, which has no per-user limit.
         """
         if not name:
             raise access_refused(DEFAULT)
@@ -493,9 +493,9 @@ class VirtualHost:
     ) -> AmqpQueue:
         """Create the queue, or check that an existing one has these properties. Raises AmqpRefused.
 
-        An empty name is replaced by `generated` or a new name. A new queue belongs to `user`, and counts in
-        the user's share; None is the configuration, which has no share. `owner` is the connection. An
-        exclusive queue is deleted with its connection, and so is not durable.
+        An empty name is replaced by `generated` or a new name. A new queue belongs to `user`, and counts
+        toward the user's part of the limit; None is the configuration, which has no per-user limit. `owner`
+        is the connection. An exclusive queue is deleted with its connection, and so is not durable.
         """
         requested_name, said_durable = name, durable
         durable = durable and not exclusive
@@ -614,7 +614,8 @@ class VirtualHost:
     ) -> None:
         """Bind a queue or exchange to the exchange `source`, for `user`.
 
-        The binding counts in the user's share. A `user` of None is the configuration, which has no share.
+        The binding counts toward the user's part of the limit. A `user` of None is the configuration, which
+        has no per-user limit.
         """
         exchange = self.bindable(source)
         arguments = as_table(arguments)
@@ -680,7 +681,7 @@ class VirtualHost:
     def _check_definition(self, user: str | None, resource: str, arguments: Headers, byte_count: int) -> None:
         """Check a new definition of `byte_count` bytes before it is added.
 
-        Raises AmqpRefused if it has too many arguments or exceeds the user's share.
+        Raises AmqpRefused if it has too many arguments or exceeds the user's part of the limit.
         """
         if argument_count(arguments) > self._arguments_max:
             raise precondition_failed(

@@ -280,7 +280,7 @@ class TopicSubscription(PriorityQueue):
     def has_drained(self, leaving: int = 0) -> bool:
         """Return True if at most half of the limits is used, so that paused publishers may resume.
 
-        `leaving` messages still count as queued but are being removed.
+        `leaving` is the number of messages that still count as queued but are being removed.
         """
         return self._put_off_count <= PUT_OFF_MAX // 2 and super().has_drained(leaving)
 

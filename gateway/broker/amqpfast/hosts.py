@@ -47,7 +47,7 @@ class ActiveClients:
         self._clients[name] = client
 
     def remove(self, name: str, client: NamedClient) -> None:
-        """Remove a connection, unless another one has replaced it."""
+        """Remove a connection, unless a newer connection has replaced it."""
         if self._clients.get(name) is client:
             del self._clients[name]
 

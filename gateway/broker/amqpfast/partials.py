@@ -5,8 +5,8 @@ resume, and thereby read, what another user has begun. The bytes received so far
 record in the store names the file, so that a transfer survives a restart. The size of the file says how much
 has been received: a file system writes appended bytes before it reports the new size.
 
-An idle transfer may be dropped. When there are too many, the oldest ones of a user who has more than a fair
-share are dropped, and their senders start from the beginning.
+An idle transfer may be dropped. When there are too many, the oldest ones of a user who has more than an equal
+part of the limit are dropped, and their senders start from the beginning.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Partials:
             self._entries.add(partial.key, partial.user, partial.file.size)
 
     def claim(self, host: str, user: str, client: str, head: bytes, body_size: int) -> Partial:
-        """Return the transfer of a message whose head this client has sent, and mark it busy.
+        """Return the transfer of a message whose content header this client has sent, and mark it busy.
 
         An idle transfer of the same host, user, client, head and body size is resumed; otherwise a new one
         begins. If the same transfer is busy, the new one cannot be resumed later. `body_size` is in bytes.

@@ -62,7 +62,7 @@ class FastRefused(GatewayError):
 
 
 class MissingDestination:
-    """Sink for a route whose target destination does not exist. It refuses all messages."""
+    """Destination end of a route whose target destination does not exist. It refuses all messages."""
 
     def publish(self, part: SubBatch) -> None:
         """Refuse the messages with the reason that there is no route."""
@@ -176,7 +176,7 @@ class FastHost:
     # Routing: the interface for the dispatcher.
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Return the sinks of an address: the queue, created if necessary, or the topic's subscriptions."""
+        """Return the destinations (sinks) for an address: its queue (created if missing) or subscriptions."""
         name = address.name
         if address.scope == "topic":
             found = dict(self._exact.get(name, ()))
@@ -199,12 +199,12 @@ class FastHost:
         return scope == "topic" and not self._exact and not self._prefixes
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """Return the sinks of a message, which its address alone determines."""
+        """Return the destinations (sinks) of a message, which its address alone determines."""
         return self.sinks(message.address)
 
     @property
     def retained(self) -> None:
-        """Sink of retained messages: None, because AMQP/Fast retains nothing.
+        """Destination of retained messages: None, because AMQP/Fast retains nothing.
 
         The header that marks retained messages is passed on.
         """
@@ -289,7 +289,7 @@ class FastHost:
     def _may_begin(self, name: str) -> bool:
         """Return True if a name without a destination may be used as a prefix of existing names.
 
-        Always True here.
+        Always True in this class.
         """
         return True
 

@@ -5,9 +5,10 @@ letter is an accepted message. Messages that no route and no subscriber wanted (
 held in memory: a device without subscribers is no loss, and must not wear out the disk. A message that a
 queue had accepted before is a loss, and is written: its queue deletes it in the same transaction. Without a
 store all of them are in memory. In both places there are limits, and every dead letter is counted by its
-reason. At a limit, or beyond its user's share, a message stays with a source that can keep it; without such a
-source the oldest dead letters of a user who has more than an equal share are deleted. Replicas that share a
-cluster have common dead letters there; a store has those from before, and those that no source waits for.
+reason. At a limit, or beyond its user's part of the limit, a message stays with a source that can keep it;
+without such a source the oldest dead letters of a user who has more than an equal part of the limit are
+deleted. Replicas that share a cluster have common dead letters there; a store has those from before, and
+those that no source waits for.
 
 A dead letter has the message as its source sent it, or as its route built it for the target (`crossed`). In
 the latter case CROSSED follows the name of the route in the store, because no name contains it. A dead letter
@@ -85,7 +86,7 @@ class CommonLetters(Protocol):
     shares: UserShares
 
     def has_room(self, messages: list[Message]) -> bool:
-        """Return True if these messages can be added without deleting others or exceeding a user's share."""
+        """Return True if these messages fit into the total and per-user limits without deleting others."""
 
     def __len__(self) -> int:
         """Return the number of dead letters."""
@@ -131,7 +132,7 @@ class CommonLetters(Protocol):
     def purge(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
         """Delete dead letters, except those that another replica is redriving.
 
-        `then` is called with the ids of the exceptions.
+        `then` is called with the ids of the dead letters that were not deleted.
         """
 
 
@@ -240,7 +241,7 @@ class DeadLetters:
         return len(self._unwanted)
 
     def has_room_for(self, messages: list[Message], *, is_awaited: bool = True) -> bool:
-        """Return True if these messages can be added without deleting others or exceeding a user's share.
+        """Return True if these messages fit into the total and per-user limits without deleting others.
 
         `is_awaited` is False if their source settles them at once, without waiting until they are stored.
         """
@@ -526,8 +527,8 @@ class DeadLetters:
     def claim(self, letters: Letters, then: Callable[[Letters, Letters], None]) -> None:
         """Claim dead letters before they are redriven, so that no other replica redrives them.
 
-        Calls `then` with the claimed ones, and with those that another replica redrives or has redriven.
-        Claimed ones that are not deleted afterwards must be released with `free`.
+        Calls `then` with the claimed ones, and with those that another replica redrives or has redriven. For
+        claimed ones that are not deleted afterwards, call `free`, which ends the claim.
         """
         shared, common = self._shared(letter.id for letter in letters), self._common
         if common is None or not shared:
@@ -567,8 +568,8 @@ class DeadLetters:
     def purge(self, ids: Iterable[str], then: Callable[[Outcome, list[str]], None]) -> None:
         """Delete the dead letters with these ids, except those that another replica is redriving.
 
-        `then` is called with the outcome, when the deletion is on disk or has failed, and the ids of the
-        exceptions.
+        `then` is called with the outcome, when the deletion is on disk or has failed, and with the ids of the
+        dead letters that were not deleted.
         """
         removed_ids = set(ids)
         shared = self._shared(removed_ids)

@@ -1,13 +1,12 @@
 """Redriving: dead letters are published again.
 
-A dead letter that its route had built goes directly to what the route leads to now, also that of a reply.
-One that is as its source sent it crosses the route again. One without a route, and a reply that is as its
+A dead letter that its route had built goes directly to what the route leads to now, also that of a reply. One
+that is as its source sent it crosses the route again. One without a route, and a reply that is as its
 responder sent it, is published again for the current routes and subscribers, as far as that needs no rights
-of its sender (`redriven_entry`).
-Deduplication is skipped, because the first attempt would count. A message that is refused again stays the
-dead letter that it was, with its first reason; so does one whose body or properties were not kept. A dead
-letter is deleted when its message was accepted, however late. One that replicas have in common is claimed
-first, so that only one of them redrives it.
+of its sender (`redriven_entry`). Deduplication is skipped, because the first attempt would count. A message
+that is refused again stays the dead letter that it was, with its first reason; so does one whose body or
+properties were not stored. A dead letter is deleted when its message was accepted, however late. One that
+replicas have in common is claimed first, so that only one of them redrives it.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class DurableSession(Session):
     def _settled(self, position: int) -> None:
         """Register that the message at this position is settled.
 
-        The message is deleted from disk at the end of the wake-up of the event loop.
+        The message is deleted from disk at the end of the pass of the event loop.
         """
         self._settled_positions.append(position)
         if self._renumbered:
@@ -590,7 +590,7 @@ class DurableSession(Session):
             self._requeue(self._moving.pop(position))
 
     def _moved(self, position: int, outcome: Outcome) -> None:
-        """Handle the outcome of passing a message to another session: settle it, or queue it here again."""
+        """Process the outcome of a message passed to another session: settle it, or queue it again."""
         row = self._moving.pop(position, None)
         if row is None:  # it was refused here, too, and its publisher informed
             return

@@ -3,13 +3,13 @@
 They stay on disk. The log of an ending session is renamed, and read from its beginning, a piece at a time,
 one log after the other. Each message is passed to another member of its group: it leaves the log in the
 transaction that adds it to the log of that member. If no member can have it now (all are full, or the disk
-is), the log waits with those of the same group: one of them is tried at a tick, and another one whenever the
+is), the log waits with those of the same group: one of them is tried at a tick, and the next one whenever the
 group accepts a message. If the group has no members any more, the message is dropped and counted; so is one
 that may have been sent to its client at QoS 2, because no other client may get it ([MQTT-4.8.2-5]).
 
-The logs count in the shares of the users whose sessions ended. If there are too many, the oldest log of a
-user with more than an equal part is deleted. The client, the user and what may have been sent are in the name
-of a log, so that a restart continues with what is left.
+The logs count toward the per-user limits of the users whose sessions ended. If there are too many, the oldest
+log of a user with more than an equal part is deleted. The client, the user and what may have been sent are in
+the name of a log, so that a restart continues with what is left.
 """
 
 from __future__ import annotations

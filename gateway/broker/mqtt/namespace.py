@@ -2,7 +2,7 @@
 
 With a store, sessions with an expiry, their subscriptions, and wills are restored after a restart
 (records.py). The namespace is the dispatcher's view of MQTT: `sinks` returns the sessions and groups for a
-topic. It also enforces the shares of users, publishes delayed wills and discards expired sessions.
+topic. It also enforces per-user limits, publishes delayed wills and discards expired sessions.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ LEFTOVERS_MAX: Final = 10_000  # messages of ended sessions in memory that wait 
 class SessionShares(NamedTuple):
     """Limits of what one user, or one address, may have of all sessions and subscriptions.
 
-    0 means the default share. With `evicts`, a session of a disconnected client is ended when a limit is
+    0 means the default part. With `evicts`, a session of a disconnected client is ended when a limit is
     reached. `matching_steps_user_max` limits the steps that the filters of one user may add to the matching
     of one message (matching_steps.py).
     """
@@ -131,8 +131,8 @@ class LeftWill(NamedTuple):
 class DelayedWill(NamedTuple):
     """Will that waits: `publish` publishes it at `at` (monotonic seconds), or when its session ends before.
 
-    `dropped` is called instead if it is not published here. A will that is overdue is published at a tick, at
-    `retry_at` (monotonic seconds) or later.
+    `dropped` is called instead if this gateway does not publish it. A will that is overdue is published at a
+    tick, at `retry_at` (monotonic seconds) or later.
     """
 
     at: float
@@ -324,7 +324,7 @@ class MqttNamespace:
     def claims_wills(self) -> bool:
         """True if replicas must claim the will of a lost client before one of them publishes it.
 
-        False here: there are no other replicas.
+        False in this class: there are no other replicas.
         """
         return False
 
@@ -343,7 +343,7 @@ class MqttNamespace:
     def reserve_packet_ids(self, session: Session, packet_ids: list[int]) -> None:
         """Prepare to receive QoS 2 messages with these packet ids from a session's client.
 
-        Raises Pending until the messages may be published. Does nothing here.
+        Raises Pending until the messages may be published. This class does nothing.
         """
 
     # Topics.
@@ -358,7 +358,7 @@ class MqttNamespace:
         return self._trie.begins(level)
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Return the sinks of a topic: one grant for each subscribed session, and the shared groups."""
+        """Return the destinations (sinks) for a topic: subscribed sessions (grants) and shared groups."""
         levels = address.name.split("/")
         matching = self._trie.match(levels, hidden=levels[0].startswith("$"))
         if not matching:
@@ -378,7 +378,7 @@ class MqttNamespace:
         return (*[Grant(session, options) for session, options in merged.items()], *groups)
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """Return the sinks of the message's topic; no other property of the message matters."""
+        """Return the destinations (sinks) of the message's topic; its other properties do not matter."""
         return self.sinks(message.address)
 
     def subscribe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
@@ -546,7 +546,7 @@ class MqttNamespace:
     def prepare_client(self, guest: object, coming: ConnectingClient) -> None:
         """Prepare for a connecting client. Raises Pending until the client may be accepted.
 
-        Does nothing here; overridden where sessions are shared by replicas.
+        This class does nothing; overridden where sessions are shared by replicas.
         """
 
     def has_session(self, client_id: str) -> bool:
@@ -564,7 +564,7 @@ class MqttNamespace:
     def is_pending(self, client_id: str) -> bool:
         """Return True while it is unknown whether a session with this client id exists.
 
-        Always False here.
+        Always False in this class.
         """
         return False
 
@@ -581,8 +581,8 @@ class MqttNamespace:
         """Make space for another session, by ending one if necessary. Return "" if it may be created.
 
         Otherwise return the name of the limit that forbids it. If the policy allows it, the session that
-        would expire first is ended: at the share of a user or address one of theirs, at the total one of the
-        user with the most.
+        would expire first is ended: at the limit of one user or address one of theirs, at the total one of
+        the user with the most.
         """
         shares, total = self._shares, self.sessions_max
         full = len(self.sessions) >= total
@@ -629,7 +629,7 @@ class MqttNamespace:
         return self.subscriptions
 
     def definitions_full(self, user: str, byte_count: int) -> bool:
-        """Return True if `byte_count` more bytes of definitions exceed the user's share.
+        """Return True if `byte_count` more bytes of definitions exceed the user's part of the limit.
 
         That is counted as a refusal.
         """
@@ -735,9 +735,9 @@ class MqttNamespace:
             self.records.put_will(client_id, will, sender, principal)
 
     def keep_will_if_refused(self, key: str, will: Will, sender: Sender, principal: Principal) -> None:
-        """Record a will that is being published if the store refuses the messages of this wake-up.
+        """Record a will that is being published, if the store refuses the messages of this event-loop pass.
 
-        Meant for a will whose earlier record is deleted in this wake-up.
+        Meant for a will whose earlier record is deleted in this pass.
         """
         if self.records is not None:
             self.records.put_will(key, will, sender, principal, if_refused=True)
@@ -775,7 +775,7 @@ class MqttNamespace:
 
         Instead of a client id, `new_will_key` is for a will that does not depend on the session. OVERDUE
         means at one of the next ticks, but not before `retry_at`, the oldest first, or when the client
-        returns before. `dropped` is called instead of `publish` if the will is not published here.
+        returns before. `dropped` is called instead of `publish` if this gateway does not publish the will.
         """
         self._wills[client_id] = DelayedWill(at, publish, dropped or _do_nothing, retry_at)
 

@@ -1,11 +1,12 @@
-"""Packet ids of QoS 2 messages received from a client and not released (5: 4.3.3).
+"""Packet ids of QoS 2 messages received from a client, until their PUBREL (5: 4.3.3).
 
 A message whose id is known is not accepted again. PUBREC is sent when every target has the message.
 
 An id on disk implies that its message is on disk or settled. Ids of a session that survives a restart are
-messages in a log of their own, because the store writes the messages of a wake-up all together or not at all:
+messages in a log of their own, because the store writes the messages of a pass of the event loop all together
+or not at all:
 
-- All targets are within this gateway, and one writes the message: the id is written in the same wake-up, so
+- All targets are within this gateway, and one writes the message: the id is written in the same pass, so
   that after a crash both exist or neither. PUBREC waits for that commit. If one target refuses its copy at
   once, no id is written beside the copies of the others.
 - All targets have the message in memory only: so is the id, and a message that is repeated after a crash is
@@ -54,10 +55,10 @@ class ReceivedIds:
         return True
 
     def record_local_delivery(self, packet_id: int) -> None:
-        """Record that all targets of a message are local and got it in this wake-up of the event loop.
+        """Record that all targets of a message are local and got it in this pass of the event loop.
 
-        The targets have accepted the message in memory, or are writing it. Does nothing here; overridden for
-        sessions that survive a restart.
+        The targets have accepted the message in memory, or are writing it. This class does nothing;
+        overridden for sessions that survive a restart.
         """
 
     def accept(self, packet_id: int, *, stored: bool = True) -> bool:
@@ -78,7 +79,7 @@ class ReceivedIds:
     def mark_refused(self, packet_id: int) -> None:
         """Record that a target has refused the message and that delivery to it is retried.
 
-        Does nothing here.
+        This class does nothing.
         """
 
     def forget(self, packet_id: int, *, refusal_sent: bool) -> None:
@@ -157,7 +158,7 @@ class DurableReceivedIds(ReceivedIds):
         return True
 
     def record_local_delivery(self, packet_id: int) -> None:
-        """Write the packet id in this wake-up's transaction, which stores the message at local targets."""
+        """Write the packet id in the transaction of this pass, which stores the message at local targets."""
         entry = self._entries.get(packet_id)
         if entry is None or entry.settled or entry.accepted or entry.refused:
             return

@@ -174,9 +174,9 @@ class Records:
     ) -> None:
         """Store the will of a client, or one that is being published.
 
-        With `if_refused` it is stored only if the store refuses the messages of this wake-up. The value is a
-        JSON object with the fields of Will, Sender and Principal; the body and the property list (as MQTT 5
-        encodes it) are base64.
+        With `if_refused` it is stored only if the store refuses the messages of this pass of the event loop.
+        The value is a JSON object with the fields of Will, Sender and Principal; the body and the property
+        list (as MQTT 5 encodes it) are base64.
         """
         record = {
             "topic": will.topic,

@@ -50,8 +50,8 @@ class RetainedTopics:
     ) -> None:
         """Create the collection, and restore it from `store`, which must not have been started.
 
-        A message beyond the limits, or the share of its user, is refused and counted in `refused`. `shares`
-        replaces the limits, and has the share of one user.
+        A message beyond the limits, or its user's part of them, is refused and counted in `refused`. `shares`
+        replaces the limits, and has the part of them that one user may fill.
         """
         self.messages_max = messages_max
         self.shares = shares or UserShares(
@@ -137,10 +137,12 @@ class RetainedTopics:
         self._set(message, clock.utc())
 
     def _set(self, message: Message, utc: float, *, restoring: bool = False) -> bool | None:
-        """Retain a message in memory. Return True, or None if there is no space.
+        """Store a topic's retained message in memory, or remove it if the body is empty. Return the result.
 
-        Returns False if the message has an empty body and the topic's message was removed. A message that is
-        being restored is only checked against the limits, not against a user's share.
+        The result is True if the message is stored, False if the topic's message was removed, and None if
+        there is no capacity. `utc` is the present time in POSIX seconds, by which expired messages are
+        removed to make space. With `restoring` (at the start, from disk) the limits apply, but not the part
+        of them that one user may fill.
         """
         topic = message.address.name
         if not len(message.body):
@@ -168,7 +170,7 @@ class RetainedTopics:
     def _has_capacity(self, message: Message, *, counted: bool = False) -> bool:
         """Return True if the message may replace the retained message of its topic, or be added.
 
-        With `counted`, a refusal is counted in the user's share.
+        With `counted`, a refusal is counted for the user.
         """
         check = self.shares.full_with if counted else self.shares.limit_of
         before = self._messages.get(message.address.name)

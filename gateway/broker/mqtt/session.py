@@ -1,10 +1,10 @@
 """MQTT session: the subscriptions of one client and its undelivered messages, connected or not.
 
 Outgoing messages wait in order, are sent as the client's Receive Maximum allows, and stay in flight until the
-last acknowledgement of their QoS. ReceivedIds has the packet ids of QoS 2 messages that were received but not
-released. The two directions have separate packet ids. A connection, if there is one, is the session's outlet.
-The session's size in bytes is that of the messages that wait or are in flight, until the client has
-acknowledged them. These sessions end with the process; those of durable_session.py survive it.
+last acknowledgement of their QoS. ReceivedIds has the packet ids of QoS 2 messages that were received and
+whose PUBREL has not arrived. The two directions have separate packet ids. A connection, if there is one, is
+the session's outlet. The session's size in bytes is that of the messages that wait or are in flight, until
+the client has acknowledged them. These sessions end with the process; those of durable_session.py survive it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SubscriptionOptions:
 
 
 class Grant:
-    """Sink for messages of one session: its subscriptions that match a topic, merged into one.
+    """Destination of messages to one session: its subscriptions that match a topic, merged into one.
 
     `qos` is the highest QoS of these subscriptions, and `identifiers` has their Subscription Identifiers.
     """
@@ -264,7 +264,7 @@ class SessionOutlet(Protocol):
     def handle_error(self, error: Exception) -> None:
         """Handle an error that `send` has raised.
 
-        The connection counts as congested until it is closed at the end of the wake-up.
+        The connection counts as congested until it is closed at the end of the pass of the event loop.
         """
 
     def send_release(self, packet_id: int) -> None:
@@ -358,7 +358,7 @@ class Session:
     ) -> None:
         """Create a session of `user`, opened from the address `place`.
 
-        It counts in the shares of that user and that address.
+        It counts toward the limits per user and per address.
         """
         self.client_id = client_id
         self.limits = limits
@@ -523,8 +523,8 @@ class Session:
     def _may_walk(self, walk: PendingRetained) -> bool:
         """Return True if the session can receive the retained messages that `walk` yields now.
 
-        Always True here. Overridden for sessions that store messages, which return False while the disk
-        fails.
+        Always True in this class. Overridden for sessions that store messages, which return False while the
+        disk fails.
         """
         return True
 
@@ -610,7 +610,7 @@ class Session:
     def _settle_waiting(self, position: int) -> None:
         """Settle a waiting message that the store has at this position, because it has expired.
 
-        Does nothing here: only durable sessions have messages in the store.
+        This class does nothing: only durable sessions have messages in the store.
         """
 
     def pump(self) -> None:
@@ -882,7 +882,7 @@ class Session:
     def detach_log(self) -> LeftLog | None:
         """Return the log of an ending session, if other sessions must deliver its messages.
 
-        Returns None here: only durable sessions have a log.
+        Returns None in this class: only durable sessions have a log.
         """
         return None
 

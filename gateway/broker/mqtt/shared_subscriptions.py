@@ -27,7 +27,7 @@ def shared_pattern(topic_filter: str) -> list[str] | None:
 
 
 class SharedGroup:
-    """Sink of one shared subscription: the group of sessions that have subscribed to its filter."""
+    """Destination for one shared subscription: the group of sessions that have subscribed to its filter."""
 
     __slots__ = ("_turn", "filter", "members")
 

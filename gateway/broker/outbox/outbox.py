@@ -334,7 +334,7 @@ class Outbox(OneSink):
         self._make_room()
 
     def _within_shares(self, part: SubBatch) -> SubBatch:
-        """Settle the messages of users who exceed their share of the outbox as released.
+        """Return messages beyond their user's part of the outbox's limit to the source, to be retried.
 
         Return the part with the messages of all other users.
         """
@@ -548,9 +548,9 @@ class Outbox(OneSink):
     def _refused(self, rows: list[tuple[int, Outcome]]) -> None:
         """Handle messages that the link has refused; `rows` has (position, outcome).
 
-        A released message is requeued. A rejected message is retried after a delay, unless the reason is
-        final or the attempts are used up: then it becomes a dead letter, or is requeued if there is no space
-        for that.
+        A message that the link has returned to be retried is requeued. A rejected message is retried after a
+        delay, unless the reason is final or the attempts are used up: then it becomes a dead letter, or is
+        requeued if there is no space for that.
         """
         now = self._clock()
         back: list[tuple[int, Message]] = []
