@@ -1,7 +1,7 @@
 """Groups of commands whose modules are imported only when a command of them is used.
 
 A module of commands has their arguments, options and texts. A command imports what it needs only when it
-runs, so that help and completion are fast, and no command loads the imports of another one.
+runs, so that help and completion are fast, and no command loads the imports of another command.
 """
 
 from __future__ import annotations
