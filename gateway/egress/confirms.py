@@ -109,10 +109,10 @@ class UnconfirmedRun:
 
 
 class ConfirmedSink:
-    """Sink of a link, which sends parts and settles their messages as the broker confirms them."""
+    """Destination end of routes to a link: sends messages, and settles them when the broker confirms."""
 
     def __init__(self, stats: LinkStats, *, in_flight_max: int, messages_max: int, bytes_max: int) -> None:
-        """Create the sink of a link.
+        """Create the publisher of a link.
 
         `in_flight_max` limits the messages that are sent and not confirmed. `messages_max` and `bytes_max`
         limit the number and the bytes of the waiting ones.
@@ -273,7 +273,8 @@ class ConfirmedSink:
     def _queue_part(self, part: SubBatch, positions: Positions) -> None:
         """Queue messages of a part behind the waiting ones, and send as many as possible.
 
-        If the limits are then exceeded, the newest of these messages are settled as released.
+        If the limits are then exceeded, the newest of these messages are returned to their source, to be
+        retried.
         """
         refused: list[RefusedPositions] = []
         accepted = self._without_refused(part, positions, refused) if self._refusals else positions
@@ -292,7 +293,10 @@ class ConfirmedSink:
         return self.waiting_messages > self.messages_max or self.waiting_bytes > self.bytes_max
 
     def _trim_users(self) -> None:
-        """Settle as released those messages of the last waiting part whose users exceed their shares."""
+        """Return messages of the last waiting part to their source, if their users exceed their limits.
+
+        The source retries them.
+        """
         shares = self._shares
         if shares is None or (
             shares.count <= shares.user_count_max and shares.total <= shares.user_bytes_max
@@ -310,7 +314,10 @@ class ConfirmedSink:
             part.settle_at(refused, WAITING_USER_FULL)
 
     def _trim(self) -> None:
-        """Settle the newest messages of the last waiting part as released, until the limits are observed."""
+        """Return the newest messages of the last waiting part to their source, until the limits are observed.
+
+        The source retries them.
+        """
         one = self._waiting.pop()
         part, positions = one
         self._count_waiting(one, -1)
@@ -457,8 +464,8 @@ class ConfirmedSink:
     def _written(self, count: int, byte_count: int) -> None:
         """Count messages that were encoded to the stream's send buffer.
 
-        The buffer is written at the end of the wake-up. The bodies of the messages have `byte_count` bytes in
-        all.
+        The buffer is written at the end of the pass of the event loop. The bodies of the messages have
+        `byte_count` bytes in all.
         """
         self._stats.messages_out += count
         stream = self._stream

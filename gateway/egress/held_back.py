@@ -59,10 +59,11 @@ class RouteBacklog(Generic[R]):
 
 
 class HeldBack(Generic[R]):
-    """Receipts of one link whose messages wait until a target accepts them.
+    """Received messages of one link that wait until a target accepts them.
 
-    The receipts with the same key, which stands for the same routes, form a line. `on` is True if receipts
-    wait, or if routes of a message are recorded.
+    A message is stored as its receipt: what the link needs to acknowledge it. Messages with the same key,
+    which stands for the same routes, are retried in order. `on` is True if messages wait, or if routes of a
+    message are recorded.
     """
 
     def __init__(
@@ -72,9 +73,10 @@ class HeldBack(Generic[R]):
         *,
         secs_max: float | None = None,
     ) -> None:
-        """Create the collection. `message_of` returns a receipt's message; `jitter` numbers from 0 to 1.
+        """Create the collection.
 
-        `secs_max` is the longest time that a message may wait; None for any time.
+        `message_of` returns the message of a receipt (the link's data to acknowledge a message). `jitter`
+        returns random numbers from 0 to 1, by which delays vary.
         """
         self.on = False
         self._secs_max = secs_max
@@ -94,7 +96,11 @@ class HeldBack(Generic[R]):
         return sum([len(line.waiting) for line in self._lines.values()])
 
     def hold(self, key: LineKey, receipt: R, now: Monotonic) -> None:
-        """Hold back a message that a target has released, in the line `key`."""
+        """Store a message that a target has returned to be retried, until the target may accept it.
+
+        Messages for the same routes are retried in order; `key` stands for these routes. `receipt` is what
+        the link needs to acknowledge the message to its broker, and `now` is in loop-clock seconds.
+        """
         tried = self._tried.pop(id(self._message_of(receipt)), None)
         if tried is None:
             line = self._lines.get(key)
@@ -111,9 +117,9 @@ class HeldBack(Generic[R]):
         line.backoff.record_release(now)
 
     def hold_if_behind(self, key: LineKey, receipt: R, now: Monotonic) -> bool:
-        """Hold back a new message if other messages wait in the line `key`.
+        """Store a new message behind those for the same routes (`key`) that wait to be retried. Return True.
 
-        Return False if none does, so that the message may be published.
+        Return False if no message waits for these routes, so that the new message may be published at once.
         """
         line = self._lines.get(key)
         if line is None:
@@ -123,7 +129,7 @@ class HeldBack(Generic[R]):
         return True
 
     def is_tried(self, receipt: R) -> bool:
-        """Return True if the message was held back and is being retried."""
+        """Return True if the message was returned by a target before, and is being retried now."""
         return id(self._message_of(receipt)) in self._tried
 
     def record_settled(self, receipt: R, *, by_target: bool = True) -> None:
@@ -148,7 +154,7 @@ class HeldBack(Generic[R]):
         self.on = bool(self._lines or self._undone or self._named)
 
     def take_due(self, now: Monotonic) -> list[R]:
-        """Return the receipts to retry now, in order.
+        """Remove and return the messages to retry now, in order, as receipts.
 
         The caller later calls `record_settled` or `hold` for each of them.
         """
@@ -165,7 +171,7 @@ class HeldBack(Generic[R]):
     def overdue(
         self, now: Monotonic, entry_of: Callable[[R], RoutingEntry]
     ) -> list[tuple[R, tuple[str, ...]]]:
-        """Remove the receipts that have waited longer than `secs_max`. Return them in order.
+        """Remove the messages that have waited longer than `secs_max` seconds. Return them in order.
 
         Each is returned with the names of the routes that have not accepted it. `entry_of` returns the
         current entry of a receipt. The receipts need no `record_settled`.
@@ -225,10 +231,10 @@ class HeldBack(Generic[R]):
         self.on = True
 
     def try_all(self, receipt: R) -> bool:
-        """Return True if one route has released a message that another one has rejected.
+        """Return True if one route has returned a message for a retry and another route has rejected it.
 
         The caller then retries all routes, because reporting the rejection to the sender would lose the
-        released message.
+        message for the route that has not accepted it.
         """
         return self._undone.pop(id(self._message_of(receipt)), None) is not None
 
@@ -243,7 +249,7 @@ class HeldBack(Generic[R]):
         return entry if undone is None else _remaining(entry, undone[1])
 
     def take_all(self) -> list[R]:
-        """Remove all receipts. Return those that waited; the broker redelivers their messages."""
+        """Remove all waiting messages. Return their receipts; the broker redelivers them."""
         waiting = [receipt for line in self._lines.values() for _, _, receipt in sorted(line.waiting)]
         self._lines.clear()
         self._tried.clear()

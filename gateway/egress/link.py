@@ -123,14 +123,14 @@ class LinkSession(Protocol):
         """Number of messages for the broker, sent or waiting, that it has not confirmed."""
 
     def sinks(self, address: Address) -> tuple[Sink, ...] | None:
-        """Return the sink for messages to an address of the remote broker: the session itself."""
+        """Return the destination (sink) for an address of the remote broker: the session itself."""
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """Return the sinks of a message; never called, because the address determines them."""
+        """Return the destinations (sinks) of a message; never called, because the address determines them."""
 
     @property
     def retained(self) -> None:
-        """Sink of retained messages: None, because the remote broker retains those with the flag."""
+        """Destination of retained messages: None, because the remote broker retains those with the flag."""
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """Set the addresses to consume (`subscriptions`) and the targets that must exist at the broker.
@@ -142,7 +142,7 @@ class LinkSession(Protocol):
         """Begin the handshake on a new connection. Return the owner of its stream."""
 
     def end_turn(self) -> None:
-        """Publish the batch collected in this wake-up."""
+        """Publish the batch collected in this pass of the event loop."""
 
     def tick(self, now: float) -> None:
         """Run the timer, once per second, connected or not."""
@@ -151,10 +151,10 @@ class LinkSession(Protocol):
 class UrlOrder:
     """Order in which a link tries its URLs, with the waits between connection attempts.
 
-    After a failure the next URL is always another one, if there is one: the cause of the failure (no reply, a
-    refusal, a shutdown) is likely to persist. The URLs of a round are tried without a wait between them; when
-    all have failed, the link waits. The loss of a stable connection ends the round, too, so that the gateways
-    of a broker that goes down do not all connect to the next one at the same moment.
+    After a failure the next URL is always a different one, if there are several: the cause of the failure (no
+    reply, a refusal, a shutdown) is likely to persist. The URLs of a round are tried without a wait between
+    them; when all have failed, the link waits. The loss of a stable connection ends the round, too, so that
+    the gateways of a broker that goes down do not all connect to the next one at the same moment.
     """
 
     def __init__(
@@ -294,7 +294,7 @@ class Link:
         )
 
     def flush(self) -> None:
-        """Write data that was encoded outside a wake-up."""
+        """Write data to the socket that was encoded while no pass of the event loop was in progress."""
         self._writes.flush()
 
     @property

@@ -130,7 +130,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         return batch
 
     def begun_batch(self) -> Batch:
-        """Return the batch of this wake-up, to which a message will be added.
+        """Return the batch of this pass of the event loop, to which a message will be added.
 
         The first message sets the batch's time of receipt.
         """
@@ -140,16 +140,16 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         return batch
 
     def end_turn(self) -> None:
-        """Publish the batch collected in this wake-up."""
+        """Publish the batch collected in this pass of the event loop."""
         batch = self.batch
         if len(batch):
             self.batch = self.new_batch()
             batch.send()
 
     def tick(self, now: float) -> None:
-        """Retry messages that are held back, and dead letters that could not be stored.
+        """Retry messages that wait in the session for a target or the disk, and dead letters not stored yet.
 
-        A message waits for the local disk to recover, or for a target.
+        A message waits because a target has returned it to be retried, or until the local disk works.
         """
         burials, self._burials = self._burials, []
         for receipt, outcome, routes in burials:
@@ -190,7 +190,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         """Acknowledge accepted messages; reject or later requeue the others."""
 
     def accept(self, receipts: list[tuple[ConsumerT, int, Message]]) -> None:
-        """Acknowledge these receipts when the wake-up ends."""
+        """Acknowledge messages, given as (consumer, tag, message), when this event-loop pass ends."""
         for consumer, tag, _ in receipts:
             accepted = consumer.accepted
             if not accepted:
@@ -198,9 +198,10 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             accepted.append(tag)
 
     def handle_release(self, receipt: tuple[ConsumerT, int, Message], outcome: Outcome) -> None:
-        """Hold back a released message until its target or the local disk may accept it.
+        """Store a message that a target has returned, until the target or the local disk may accept it.
 
         If memory is short, or no route needs its queue any more, it is requeued at its broker instead.
+        `receipt` is (consumer, delivery tag, message); `outcome` is the reason.
         """
         consumer = receipt[0]
         if outcome is LOW_ON_MEMORY or not consumer.live or consumer.stopping:
@@ -251,13 +252,14 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         return self.dispatcher.entry(self.name, None, message.address, self.queue_of(consumer))
 
     def line_of(self, receipt: tuple[ConsumerT, int, Message]) -> LineKey:
-        """Return the key of the line in which a held-back message waits: its consumer and its routes."""
+        """Return the key under which a message waits in order for a retry: its consumer and its routes."""
         return receipt[0], line_of(self._entry_of(receipt))
 
     def is_behind(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> bool:
-        """Hold back a new message if others wait for the disk or for the same routes.
+        """Store a new message behind others that wait for the disk or for the same routes. Return True.
 
-        Return False if it may be published. A message that no route accepts is never held back.
+        Return False if no others wait, so that it may be published. A message that no route accepts is never
+        stored.
         """
         if not (entry.plan.branches or entry.plan.recipients):
             return False
@@ -268,7 +270,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         return self.held_back.hold_if_behind((receipt[0], line_of(entry)), receipt, clock.now())
 
     def let_others_follow(self, receipts: list[tuple[ConsumerT, int, Message]]) -> None:
-        """Record that these receipts are settled, and retry held-back messages that waited behind them."""
+        """Record that these messages are settled, and retry the messages that waited behind them."""
         if self.held_back.on:
             for receipt in receipts:
                 self.held_back.record_settled(receipt)
@@ -295,7 +297,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             self._sending_held_back = False
 
     def retry(self, receipt: tuple[ConsumerT, int, Message], batch: Batch) -> None:
-        """Publish a released message again, to the routes that have not accepted it.
+        """Publish a message that targets have returned again, to the routes that have not accepted it.
 
         If it has expired, store a dead letter for each of them instead.
         """

@@ -55,7 +55,7 @@ NAMED_EXCHANGE: Final = re.compile(r"exchange '(.*?)' in vhost")  # the text of 
 
 
 class AmqpLinkPublisher(ConfirmedSink):
-    """Sink of an AMQP 0-9-1 link.
+    """Destination end of routes to an AMQP 0-9-1 link: it publishes to the broker.
 
     `missing` is called with the name of an exchange that the broker does not have or does not permit, and the
     outcome of its messages. If it is None, no exchange is treated as missing.
@@ -110,8 +110,8 @@ class AmqpLinkPublisher(ConfirmedSink):
 
         The caller has to put the new channel into confirm mode. RabbitMQ (3.10) nacks, as long as a channel
         lives, every message for a quorum queue whose leader had just failed when the channel published to it
-        first. So a channel that nacks is closed once everything sent on it is confirmed. If the reason is
-        another one, such as a full queue, this costs a round trip, with growing intervals.
+        first. So a channel that nacks is closed once everything sent on it is confirmed. If there is another
+        reason, such as a full queue, this costs a round trip, with growing intervals.
         """
         machine = self._machine
         if machine is None or self._publishers is None or not self._refuses:

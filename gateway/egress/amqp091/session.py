@@ -139,7 +139,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     # Interface for the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Process received bytes, or events that were postponed if `data` is empty."""
+        """Process received bytes, or if `data` is empty the events left from an earlier turn."""
         self._process(self._stream.postponed() or self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.request_turn()
@@ -560,7 +560,12 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
     def settle(
         self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """Acknowledge accepted messages; reject or hold back the others."""
+        """Acknowledge accepted messages to the broker, reject others, and store the rest to be retried.
+
+        `receipts` has (consumer, delivery tag, message) of each message. `refused` maps a position in
+        `receipts` to the outcome of a message that was not accepted. `received` is when the batch was
+        received.
+        """
         if refused:
             for at, outcome in refused.items():
                 consumer, tag, _ = receipts[at]

@@ -310,9 +310,9 @@ class Topology:
         return [one for one in self.declarations.values() if one.state is DeclarationState.THERE]
 
     def unmet_needs(self) -> dict[str, str]:
-        """Return the reasons why declarations failed, by kind and name of the object.
+        """Return why declarations failed: the reason for each object, by its kind and name.
 
-        Exchanges that only published messages name are not included.
+        Exchanges that the mapping does not name, but only a published message, are not included.
         """
         return {
             f"{one.kind if one.kind != 'bound' else 'queue'} {one.name!r}": one.why

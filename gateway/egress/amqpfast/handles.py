@@ -217,7 +217,7 @@ class ClientSender(OpenHandle):
         await self.send_many([body], head)
 
     async def send_many(self, bodies: Sequence[bytes], head: bytes = PLAIN_HEAD) -> None:
-        """Send messages with the same head without waiting between them. Return when all are accepted."""
+        """Send messages with the same content header, without pauses. Return when all are accepted."""
         self.check()
         if not bodies:
             return
@@ -357,7 +357,7 @@ class PeerStream(trio.abc.Stream):
     """
 
     def __init__(self, channel: HandleChannel, handle: StreamHandle, head: bytes) -> None:
-        """Begin the stream with this head. Raises LocalProtocolError if the head does not fit a fragment."""
+        """Begin the stream with the content header `head`. Raises LocalProtocolError if it is too long."""
         self._client = channel.client
         self._handle = handle
         self._transfer = Transfer(channel.client.machine, handle.number, head, 0, streaming=True)

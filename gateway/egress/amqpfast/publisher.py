@@ -57,7 +57,7 @@ class Destination(NamedTuple):
 
 
 class FastLinkPublisher(ConfirmedSink):
-    """Sink of an AMQP/Fast link."""
+    """Destination end of routes to an AMQP/Fast link: it publishes to the broker."""
 
     def __init__(self, stats: LinkStats, *, in_flight_max: int, messages_max: int, bytes_max: int) -> None:
         super().__init__(

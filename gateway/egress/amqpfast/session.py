@@ -110,7 +110,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     # Interface for the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Process received bytes, or events that were postponed if `data` is empty."""
+        """Process received bytes, or if `data` is empty the events left from an earlier turn."""
         self._process(self._stream.postponed() or self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.request_turn()
@@ -505,7 +505,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         return postponed
 
     def _check_head(self, head: bytes) -> None:
-        """Check an encoded head against the limits that apply to listeners. Raises RemoteProtocolError."""
+        """Check an encoded content header against the limits of listeners. Raises RemoteProtocolError."""
         limits = self._session.limits
         if len(head) > limits.properties_bytes_max:
             text = f"{len(head)} bytes of properties"
@@ -606,7 +606,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         return self._connection
 
     def tick(self, now: float) -> None:
-        """Retry refused destinations, messages that wait for the disk, and postponed dead letters."""
+        """Retry refused destinations, messages that wait for the disk, and dead letters not stored yet."""
         self.publisher.tick(now)
         super().tick(now)
 
@@ -615,9 +615,10 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
     def settle(
         self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """Acknowledge accepted messages; make dead letters of rejected ones, and hold back released ones.
+        """Acknowledge accepted messages, store rejected ones as dead letters, and store the rest for a retry.
 
-        `refused` maps a position in `receipts` to the outcome of a message that was not accepted.
+        `receipts` has (consumer, tag, message) of each message. `refused` maps a position in `receipts` to
+        the outcome of a message that was not accepted.
         """
         if refused:
             for at, outcome in refused.items():

@@ -126,7 +126,7 @@ class _UnsendableError(GatewayError):
 
 
 class MqttLinkPublisher(ConfirmedSink):
-    """Sink of an MQTT link.
+    """Destination end of routes to an MQTT link: it publishes to the broker.
 
     `stats.lessened` counts messages that were sent with a lower QoS than they had, or without their retain
     flag, because the broker supports no more.
@@ -141,7 +141,7 @@ class MqttLinkPublisher(ConfirmedSink):
         bytes_max: int,
         make_ledger: Callable[[Unconfirmed], Ledger] | None = None,
     ) -> None:
-        """Create the sink of an MQTT link.
+        """Create the publisher of an MQTT link.
 
         `make_ledger` creates the record of sent messages by which messages that return in a loop are
         recognized. It is used before MQTT 5, whose messages have a hop count.
@@ -410,8 +410,8 @@ class MqttLinkPublisher(ConfirmedSink):
     ) -> int:
         """Send the first messages of `chunk`: all with QoS 0, or all with a higher QoS.
 
-        Return how many were handled. Return 0 if the window is full, or if QoS 2 has to wait until old packet
-        ids are released (`_handle_sweep`).
+        Return how many were handled. Return 0 if the window is full, or if QoS 2 has to wait for PUBCOMPs of
+        packet ids from an earlier process (`_handle_sweep`).
         """
         table = self._flags
         flags = [table[message.assurance * 2 + message.retain] for message in chunk]
@@ -602,9 +602,9 @@ class MqttLinkPublisher(ConfirmedSink):
             self._patient_until = clock.now() + SWEEP_SECS
 
     def _handle_sweep(self, packet_ids: Iterable[int]) -> None:
-        """Handle PUBCOMPs while the packet ids of an earlier process are being released.
+        """Handle PUBCOMPs for packet ids that an earlier process left, and for which PUBREL was sent.
 
-        Each extends the deadline; the PUBCOMP of the last id ends the release.
+        Each extends the deadline; after the PUBCOMP of the last id, QoS 2 messages can be sent.
         """
         self._sweeps = 0
         self._patient_until = clock.now() + SWEEP_SECS

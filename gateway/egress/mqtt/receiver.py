@@ -5,8 +5,8 @@ that delivered it: a QoS 1 message whose connection was lost is redelivered by t
 however, belongs to the session: its packet id is stored until PUBREL, over reconnects, so that the message is
 accepted once. A broker that lost the session starts a new epoch, in which the old ids are invalid.
 
-A message that a target released is held back without acknowledgement and retried; later messages for the same
-routes wait behind it.
+A message that a target has returned to be retried waits in this process without acknowledgement and is
+retried; later messages for the same routes wait behind it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class DeliveringConnection:
     """Connection of a link on which the broker delivers messages.
 
     `epoch` identifies the broker's session to which the connection belongs. `pubacks` and `pubrecs` collect
-    acknowledgements until the wake-up ends.
+    acknowledgements until the pass of the event loop ends.
     """
 
     def __init__(self, stream: Stream, machine: ClientConnection, sender: Sender) -> None:
@@ -141,7 +141,7 @@ class MqttLinkReceiver:
     def publish_packets(  # noqa: C901, PLR0912, PLR0915 - every message
         self, connection: DeliveringConnection, rows: list[PublishRow], now: float
     ) -> list[PublishRow]:
-        """Add a run of PUBLISH packets to the batch, which is sent at the end of the wake-up.
+        """Add a run of PUBLISH packets to the batch, which is sent at the end of the pass of the event loop.
 
         Return the packets that are left for a later time slice of the connection, if many have topics that
         are not cached.
@@ -280,14 +280,14 @@ class MqttLinkReceiver:
         return answers if answers.machine.version is Version.V5 else None
 
     def end_turn(self) -> None:
-        """Publish the batch collected in this wake-up."""
+        """Publish the batch collected in this pass of the event loop."""
         batch = self.batch
         if batch.receipts:
             self.batch = self._new_batch()
             batch.send()
 
     def tick(self, now: float) -> None:
-        """Retry released messages whose wait is over, if there is a connection and memory."""
+        """Retry messages that targets have returned, when their delay is over, if there is enough memory."""
         if self._connection is None or self._dispatcher.memory.short:
             return
         if not self.batch.receipts:
@@ -342,7 +342,7 @@ class MqttLinkReceiver:
     def settle(
         self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """Acknowledge, reject or hold back messages according to their outcomes."""
+        """Acknowledge or reject messages to the broker, or store them to be retried, by their outcomes."""
         connection = self._connection
         plain = [one[1] for one in receipts if one is not None and one[2] == 1 and one[0] is connection]
         if connection is not None and refused is None and len(plain) == len(receipts):
@@ -384,7 +384,7 @@ class MqttLinkReceiver:
                 self._connection.stream.mark()
 
     def _refuse(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Hold back a message that was released; report another refusal to the broker with MQTT 5.
+        """Store a message that is to be retried; report a rejection to the broker with MQTT 5.
 
         A message whose rejection cannot be reported becomes a dead letter and is acknowledged, because it
         would only block later messages.
@@ -412,7 +412,7 @@ class MqttLinkReceiver:
         answers.refuse(kind, packet_id, publish_refused(outcome), outcome.text)
 
     def _wait_for_room(self, receipt: Receipt) -> None:
-        """Hold back a message until the local disk or memory accepts messages."""
+        """Store a message, unacknowledged, until the local disk or memory accepts messages."""
         self._held_back.note_routes(receipt, line_of(self._entry_of(receipt)))
         self._held_receipts.add_refused(receipt)
 

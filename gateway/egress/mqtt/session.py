@@ -338,14 +338,14 @@ class MqttLinkSession(OneSink):
 
     @property
     def idle(self) -> bool:
-        """True if no message waits for the broker, and every received one is settled or held back."""
+        """True if no message waits for the broker, and every received one is settled or waits for a retry."""
         return self.idle_but(0)
 
     def idle_but(self, held_count: int) -> bool:
         """Return True if the session is idle, except for at most `held_count` unsettled received messages.
 
-        Messages that the receiver holds back are not counted if the broker stores the session, and therefore
-        delivers them again.
+        Messages that wait in the receiver for a retry are not counted if the broker stores the session, and
+        therefore delivers them again.
         """
         if self._settings.session_expiry_secs:
             held_count += self.receiver.held_back_count
@@ -400,13 +400,13 @@ class MqttLinkSession(OneSink):
         self.receiver.forget_entries()
 
     def end_turn(self) -> None:
-        """Publish the batch collected in this wake-up."""
+        """Publish the batch collected in this pass of the event loop."""
         self.receiver.end_turn()
 
     def tick(self, now: float) -> None:
         """Run the timers of filters, receiver and publisher; called once per second.
 
-        They retry refused filters and released messages, and check deadlines.
+        They retry refused filters, and messages that targets have returned, and check deadlines.
         """
         self.filters.tick(now)
         self.receiver.tick(now)
@@ -448,7 +448,8 @@ class MqttLinkSession(OneSink):
     def connection_lost(self, connection: MqttLinkConnection, reason: str) -> None:
         """Handle the loss of a connection.
 
-        If it was never usable, the broker may not support the MQTT version, so another one may be tried next.
+        If it was never usable, the broker may not support the MQTT version, so another version may be tried
+        next.
         """
         if connection is self._connection:
             self._connection = None
