@@ -123,7 +123,7 @@ class Engine(Protocol):
         """
 
     def pump(self, session: ClientSession) -> None:
-        """Schedule `session.pump()`, which sends queued messages, for the end of this wake-up."""
+        """Schedule `session.pump()`, which sends queued messages, for the end of this event-loop pass."""
 
     def next_number(self) -> Number:
         """Return a new number, by which replicas recognize a QoS 2 message that will be published later."""
@@ -208,7 +208,7 @@ class ClientSession(Session):
     def begin(self, contents: Contents, queue: str, arguments: Headers) -> None:
         """Restore the QoS 2 state of a session that has a queue from its stored `contents`.
 
-        The stored subscriptions are only added to the session's weight here; the caller subscribes.
+        The stored subscriptions are only added to the session's size in bytes; the caller subscribes.
         `arguments` are those of the queue.
         """
         self.queue, self.arguments = queue, arguments
@@ -309,7 +309,7 @@ class ClientSession(Session):
         change.weight = self.weight
 
     def _weigh(self, topic_filter: str, count: int) -> None:
-        """Add a subscription to the weight of the session (`count` 1), or subtract it (-1)."""
+        """Add a subscription to the session's size in bytes (`count` 1), or subtract it (-1)."""
         subscriptions, byte_count = self.weight
         self.weight = Weight(subscriptions + count, byte_count + count * filter_bytes(topic_filter))
 
@@ -494,8 +494,8 @@ class ClientSession(Session):
     def _reattach(self, packet_id: int, message: Message, grant: Grant, delivery: ClusterOrigin) -> None:
         """Settle the QoS 2 message with this packet id by `delivery`, and no longer by an earlier delivery.
 
-        The message was sent before, here or by an earlier owner of the session. In the second case it is
-        resent. If its PUBREC was received, `delivery` is settled at once.
+        The message was sent before, by this replica or by an earlier owner of the session. In the second case
+        it is resent. If its PUBREC was received, `delivery` is settled at once.
         """
         if packet_id in self.released:
             delivery.settle()
@@ -511,7 +511,7 @@ class ClientSession(Session):
             self._engine.pump(self)
 
     def _release_reserved(self) -> None:
-        """Send PUBREL for messages that an earlier owner has sent and that are not redelivered here.
+        """Send PUBREL for messages that an earlier owner has sent and this replica does not get redelivered.
 
         Such messages have expired in the queue, but the client may have them and wait for PUBREL.
         """
@@ -793,7 +793,7 @@ class SharedReceivedIds(ReceivedIds):
             self._free(packet_id)
 
     def release(self, packet_id: int) -> bool:
-        """Process PUBREL: remove a packet id here and in the database. Return True if it was known."""
+        """Process PUBREL: remove a packet id in memory and in the database. Return True if it was known."""
         return super().release(packet_id) | self._free(packet_id)
 
     def _free(self, packet_id: int) -> bool:

@@ -6,9 +6,9 @@ declarations, whose replies arrive in the order of the requests, one to publish,
 consumed (consumers.py). Only the queue of a client that the broker does not declare costs no more than that
 client.
 
-All bytes of a wake-up are parsed before the first of their events is processed, so the connection or a
-channel may have ended when an event is processed. Of the events before that end, only publisher confirms and
-returned messages still count.
+All bytes of a pass of the event loop are parsed before the first of their events is processed, so the
+connection or a channel may have ended when an event is processed. Of the events before that end, only
+publisher confirms and returned messages still count.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
     def receive(self, data: bytes, now: float) -> None:
         """Parse bytes that have arrived, and process their events.
 
-        The machine may leave bytes for another call in a later wake-up, which is requested then.
+        The protocol machine may leave bytes for another call in a later pass of the event loop, which is
+        requested then.
         """
         self._process(self.machine.receive_data(data, now))
         if self.machine.unread:
@@ -129,7 +130,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         return self.machine.open_channel()
 
     def wake(self) -> None:
-        """Schedule the writing of encoded data for the end of this wake-up."""
+        """Schedule the writing of encoded data for the end of this pass of the event loop."""
         self._stream.mark()
 
     @abstractmethod

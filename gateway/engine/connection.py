@@ -83,7 +83,7 @@ class ConnectionSession(Protocol):
         """
 
     def disconnected(self, connection: EngineConnection, why: str) -> None:
-        """Handle that a connection has ended for the reason `why`."""
+        """Release what belongs to a connection that has ended; `why` is the reason."""
 
 
 class EngineConnection(ClusterConnection):

@@ -64,7 +64,7 @@ class QueueOwner(Protocol):
 
     @property
     def needs_queue(self) -> bool:
-        """False if another owner has the queue, so that it must not be declared here if it is missing."""
+        """False if another owner has the queue: this replica must not declare it if it is missing."""
 
     def confirm(self, done: Callable[[bool], None]) -> None:
         """Query if the missing queue is still this owner's, and call `done` with the result."""
@@ -96,7 +96,7 @@ class ConsumerConnection(Protocol):
     machine: ClientConnection
 
     def wake(self) -> None:
-        """Schedule the writing of encoded data for the end of this wake-up."""
+        """Schedule the writing of encoded data for the end of this pass of the event loop."""
 
     def ask(
         self, method: m.Method, done: Done | None = None, consumer: ClusterConsumer | None = None
@@ -480,11 +480,11 @@ class Consumers:
             consumer.finish()
 
     def touch(self, queue: str) -> None:
-        """Restart the expiry of a queue that is needed but not consumed here, by a passive declare."""
+        """Restart the expiry of a queue that this replica needs but does not consume (passive declare)."""
         self._check(m.QueueDeclare(queue, passive=True))
 
     def look_for(self, queue: str, found: Callable[[bool], None]) -> None:
-        """Check if a queue exists that is not consumed here; `found` is called with True if it does.
+        """Check if a queue exists that is not consumed by this replica; call `found` with True if so.
 
         Only one such check may be pending.
         """
@@ -512,7 +512,7 @@ class Consumers:
         self._send_removals()
 
     def set_binding(self, queue: str, key: str, bound: bool, done: Done) -> None:
-        """Bind a queue that is not consumed here to a key, or unbind it if `bound` is False.
+        """Bind a queue that is not consumed by this replica to a key, or unbind it if `bound` is False.
 
         `done` is called when the broker has confirmed that, and also if the queue is missing.
         """
@@ -689,7 +689,7 @@ class Consumers:
             self._restart(consumer)
 
     def _restart(self, consumer: ClusterConsumer) -> None:
-        """Forget a consumer that the broker has ended. Start another one if its queue is still needed."""
+        """Forget a consumer that the broker has ended. Start a new consumer if its queue is still needed."""
         self._remove_consumer(consumer)
         if not consumer.ending and consumer.target.needs_queue:
             self.begin(consumer.target)

@@ -2,8 +2,8 @@
 
 Each replica tries to acquire the lease of each elected link; the holder consumes and renews the lease. The
 holder measures the lease from the moment of its request, so it stops before the lease ends in the database.
-When a replica is killed, frozen or cut off from the database, another one takes its place within the lease
-time.
+When a replica is killed, frozen or cut off from the database, another replica takes its place within the
+lease time.
 
 A holder that cannot process messages for some time, because it cannot reach the link's broker or the cluster,
 releases the lease and pauses while others try. If none of them keeps the lease, it may acquire it again.

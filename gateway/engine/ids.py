@@ -7,7 +7,7 @@ twice when its replica is lost between the target's confirm and the commit: the 
 and sends it again.
 
 Claims of a replica that was declared dead do not count. A replica that was frozen for that long and resumes
-may deliver messages that another one has delivered meanwhile.
+may deliver messages that another replica has delivered meanwhile.
 
 Messages of one client keep their order: those that arrive behind a message that waits for its claim wait,
 too, with or without an identifier.
@@ -94,7 +94,8 @@ class SharedIds(Deduplication):
     def is_ready(self) -> bool:
         """True while this replica can claim identifiers.
 
-        It must have joined the other replicas, and fewer than UNFREED_MAX claims may wait to be released.
+        It must have joined the other replicas, and fewer than UNFREED_MAX claims may wait to be deleted in
+        the database.
         """
         return (
             not self._membership.unavailable_reason
@@ -144,10 +145,10 @@ class SharedIds(Deduplication):
         self._repeats.submit(operation, lambda reply: then())
 
     def free(self, route: str, ids: Iterable[str], *, is_repeated: bool = False) -> None:
-        """Release claims of identifiers whose messages were not accepted, so that they can be sent again.
+        """End the claims of message identifiers, because the messages were not accepted.
 
-        Claims that cannot be released because the database is unavailable are submitted again at the next
-        tick, with `is_repeated` True.
+        Messages with these identifiers can be sent again then. Claims that cannot be ended because the
+        database is unavailable are submitted again at the next tick, with `is_repeated` True.
         """
         free_ids = [id for id in ids if id not in self.of(route).open]
         for start in range(0, len(free_ids), IDS_MAX):

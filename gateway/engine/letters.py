@@ -2,10 +2,10 @@
 
 Any replica lists, redrives and purges them. A source is acknowledged when the database has stored its dead
 letter. While the database is unavailable dead letters wait in memory, within the limits; beyond these the
-oldest one of a user with more than an equal share is lost, counted and logged. The usage of each user is read
-from the database every second, so each replica knows if there is capacity; replicas that add dead letters in
-the same second may together exceed the limits. A replica that adds a dead letter although the limits are
-reached deletes the oldest ones beyond them.
+oldest one of a user with more than an equal part of the limit is lost, counted and logged. The usage of each
+user is read from the database every second, so each replica knows if there is capacity; replicas that add
+dead letters in the same second may together exceed the limits. A replica that adds a dead letter although the
+limits are reached deletes the oldest ones beyond them.
 
 A replica that redrives a dead letter claims it first: of two replicas one gets the claim. The claim lasts for
 CLAIM_SECS, and is renewed until the message is settled. The claim of a replica that is killed runs out, and
@@ -285,7 +285,7 @@ class SharedLetters:
         self._release(freed)
 
     def _release(self, ids: Iterable[str]) -> None:
-        """Release claims in the database, except those of dead letters that were claimed here again."""
+        """End claims in the database, except those of dead letters that this replica has claimed again."""
         for some in _parts(id for id in ids if id not in self._mine):
             self._state.submit(FreeLetters(some, self._membership.incarnation), partial(self._released, some))
 
@@ -386,8 +386,9 @@ class SharedLetters:
     def _push_out(self, weights: Weights, crowding: str) -> None:
         """Delete the oldest dead letters of the user with the most usage until the limits are met.
 
-        `weights` has the usage of each user, `crowding` is the user whose dead letter exceeded the limits.
-        After each page the usage is queried again.
+        `weights` has the number and bytes of dead letters of each user; `crowding` is the user whose dead
+        letter exceeded the limits. At most PAGE_LETTERS dead letters are deleted at once; then the usage is
+        queried again.
         """
         shares = self.shares
         exact = UserShares(shares.resource, count_max=shares.count_max, bytes_max=shares.bytes_max)

@@ -7,8 +7,8 @@ database, and claims wills and sessions that have become due.
 
 A replica that was frozen does not know what has changed meanwhile. It declares no others dead before its
 heartbeats were confirmed for some time, and ignores claims whose confirmation it reads late, because others
-may have them. The same time passes after a step of the database's clock, or a failover to a database with
-another one, so that others can send heartbeats by the new time.
+may have them. The same time passes after a step of the database's clock, or a failover to a database with a
+different clock, so that others can send heartbeats by the new time.
 """
 
 from __future__ import annotations

@@ -278,7 +278,7 @@ class EngineNamespace(MqttNamespace):
     # Topics.
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Return the sinks of messages that are published to a topic.
+        """Return the destinations (sinks) of messages to a topic.
 
         It is the cluster or, for a `$SYS` topic, this replica's subscribers.
         """
@@ -332,7 +332,7 @@ class EngineNamespace(MqttNamespace):
         """Remove a subscription from this replica.
 
         If no other one needs the key the replica's queue is unbound; if a shared filter has no more members
-        here its queue is not consumed any more.
+        at this replica its queue is not consumed any more.
         """
         options = session.subscriptions[topic_filter]
         super()._remove(session, topic_filter)
@@ -349,7 +349,7 @@ class EngineNamespace(MqttNamespace):
     # Shared subscriptions.
 
     def _share(self, topic_filter: str) -> None:
-        """Consume the queue of a shared filter, because it has a member here."""
+        """Consume the queue of a shared filter, because it has a member at this replica."""
         self._use(topic_filter)
         if topic_filter in self._shared or (shared_pattern(topic_filter) or [])[:1] == [SYS]:
             return  # `$SYS` is shared within this replica
@@ -362,8 +362,8 @@ class EngineNamespace(MqttNamespace):
     def _use(self, topic_filter: str) -> None:
         """Subtract an unused shared filter from the subscriptions of its last member's user.
 
-        Called when the filter has a member here again, or when its queue is deleted. Until then it counts for
-        that user, because its queue exists, and a client could leave behind any number of them.
+        Called when the filter has a member at this replica again, or when its queue is deleted. Until then it
+        counts for that user, because its queue exists, and a client could leave behind any number of them.
         """
         self._unused.pop(topic_filter, None)
         user = self._unused_of.pop(topic_filter, None)
@@ -371,7 +371,7 @@ class EngineNamespace(MqttNamespace):
             self._count_subscription(user, topic_filter, -1)
 
     def _sweep_shares(self, consumers: Consumers, now: float) -> None:
-        """Consume the queues of shared filters with members here, and check unused ones if that is due."""
+        """Consume the queues of shared filters with local members, and check unused ones when due."""
         for shared in self._shared.values():
             consumers.begin(shared)  # in case its node or the cluster was down
         is_due = any(now - since >= GRACE_SECS for since in self._unused.values())
@@ -591,7 +591,7 @@ class EngineNamespace(MqttNamespace):
         opening.answer()
 
     def session_of(self, client: str) -> ClientSession | None:
-        """Return the session of a client that is connected here, or None."""
+        """Return the session of a client that is connected to this replica, or None."""
         session = self.sessions.get(client)
         return session if isinstance(session, ClientSession) else None
 
@@ -689,8 +689,9 @@ class EngineNamespace(MqttNamespace):
     def handle_new_owner(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
         """Disconnect a client whose session has the new owner `owner` now, or None for an unknown one.
 
-        `at_once` is True if the client has connected to this replica again in this wake-up. Otherwise a
-        session with a queue is stopped, and a DISCONNECT of its client that is on its way may arrive first.
+        `at_once` is True if the client has connected to this replica again in this pass of the event loop.
+        Otherwise a session with a queue is stopped, and a DISCONNECT of its client that is on its way may
+        arrive first.
         """
         waiting = self._arrived.get(client)
         if waiting is not None and waiting.owner != owner:
@@ -787,7 +788,7 @@ class EngineNamespace(MqttNamespace):
 
     @property
     def has_ending_claims(self) -> bool:
-        """True if a claim of a will that waits to be published here is ending.
+        """True if this replica's claim of a will that it has yet to publish is about to end.
 
         Then another replica may publish the will.
         """
@@ -796,13 +797,13 @@ class EngineNamespace(MqttNamespace):
     def is_left_to_others(self, receipt: Receipt) -> bool:
         """Return True if a message is a will that another replica may publish, because its claim is ending.
 
-        Such a message must not be sent here any more.
+        Such a message must not be sent by this replica any more.
         """
         claim = self._publishing.get(receipt.key) if isinstance(receipt, SentWill) else None
         return claim is not None and claim.is_ending
 
     def publish_due_will(self, claim: ClaimedWill, message: bytes) -> None:
-        """Publish a claimed will of a client that is not connected here. `message` is the encoded will."""
+        """Publish the encoded will `message`, claimed by this replica, of a client not connected to it."""
         key, epoch, _ = claim
         try:
             will, sender, principal = decode_will(key.client, message)
@@ -842,7 +843,7 @@ def _session_of(receipt: Receipt) -> Session | None:
 
 
 def _is_new(sink: Sink, message: Message, number: Number | None) -> bool:
-    """Return True unless a sink is a session that has received this message as a retained one."""
+    """Return True unless the destination is a session that has received this message as a retained one."""
     if not isinstance(sink, Grant) or not isinstance(sink.session, ClientSession):
         return True
     walked = sink.session.walked
@@ -850,7 +851,7 @@ def _is_new(sink: Sink, message: Message, number: Number | None) -> bool:
 
 
 def _by_own_queue(sink: Sink) -> bool:
-    """Return True if a sink gets its messages by a queue of its own, and not by the replica's queue.
+    """Return True if a destination gets its messages by a queue of its own, and not by the replica's queue.
 
     It is the queue of a session or of a shared subscription.
     """

@@ -2,7 +2,7 @@
 
 A replica knows how many messages are in the queue, from a count every few seconds, and which messages its own
 clients have added. It forgets the oldest of these when the queue has fewer messages than were added, because
-they have been consumed. As long as the queue has less than the share of one user (`limits.user_share`),
+they have been consumed. As long as the queue has less than one user may fill (`limits.user_share`),
 everything is accepted. The rest of the limit is a reserve for users with few messages: at each replica a user
 gets at most a quarter of it, and nothing if the user has added more than that. So a user who has filled the
 outbox is refused at the replicas that it used, and at three others it leaves a part of the reserve.
@@ -70,7 +70,7 @@ class SharedOutboxShares:
             periods.append(Period())
 
     def admit(self, user: str, byte_count: int) -> bool:
-        """Count a message that a user adds to the outbox, if it is within the user's share.
+        """Count a message that a user adds to the outbox, if it is within the user's part of the limit.
 
         Return False if it is not; then it is counted as refused.
         """

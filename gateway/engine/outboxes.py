@@ -6,13 +6,13 @@ order is kept, and a replica consumes it only while the link is up there. A mess
 store's encoding, with address and properties of any protocol. It is acknowledged when the link's broker has
 confirmed it; if a replica is lost before that, the next one resends it.
 
-No replica must begin with messages behind those that another one has received and not settled. So a replica
-whose link is down for more than a moment requeues its unsettled messages by closing the channel: the queue
-has all of them again in one step, in order, before another consumer starts. Messages that were sent and not
-confirmed may be delivered twice then, as after the loss of a replica. With QoS 2 of MQTT they must not, and
-the broker recognizes a repeat only from the same sender: then the unsettled messages stay here, and another
-replica may deliver later ones first. A consumer that is stopped ends when all its unsettled messages are
-confirmed.
+No replica must begin with messages behind those that another replica has received and not settled. So a
+replica whose link is down for more than a moment requeues its unsettled messages by closing the channel: the
+queue has all of them again in one step, in order, before another consumer starts. Messages that were sent and
+not confirmed may be delivered twice then, as after the loss of a replica. With QoS 2 of MQTT they must not,
+and the broker recognizes a repeat only from the same sender: then the unsettled messages stay with this
+replica, and another replica may deliver later ones first. A consumer that is stopped ends when all its
+unsettled messages are confirmed.
 
 The cluster removes messages that exceed the limits or are too old: with `policy: dead_letter` into a second
 queue for each route, from which the first replica to receive them makes dead letters; otherwise to the queue
@@ -93,11 +93,11 @@ class Delivering(Protocol):
 
     @property
     def publisher(self) -> ConfirmedSink:
-        """Sink by which the link session publishes."""
+        """Publisher by which the link session sends messages from the outbox to the link's broker."""
 
 
 class OutboxPublisher(AmqpLinkPublisher):
-    """Publisher into the outbox queues. A message that a full queue refuses is released."""
+    """Publisher into the outbox queues. The source of a message that a full queue refuses retries it."""
 
     _nacked: ClassVar[Outcome] = OUTBOX_FULL
 
@@ -129,7 +129,7 @@ class SharedOutboxes(AmqpLinkSession):
 
         `up` returns True if the link is up; `delivers` publishes messages over it. `paused` returns the names
         of paused routes. `on_departure` is called with the messages that leave an outbox at this replica.
-        `quotas` has the shares of users.
+        `quotas` has the per-user limits.
         """
         remote = {name: getattr(engine, name) for name in Remote.model_fields}
         within = limits.model_copy(update={"message_bytes_max": limits.message_bytes_max + BESIDE_BYTES})
@@ -245,7 +245,7 @@ class SharedOutboxes(AmqpLinkSession):
         return found
 
     def _new_shares(self) -> SharedOutboxShares:
-        """Create the shares of users in one more outbox of this link."""
+        """Create the per-user limits of one more outbox of this link."""
         quota = self._quotas.outbox()
         quota.set_limits(self._limits.messages_max, self._limits.bytes_max)
         removes = self._limits.policy != "reject"
@@ -323,7 +323,7 @@ class SharedOutboxes(AmqpLinkSession):
         }
 
     def _arrange(self) -> None:
-        """Consume the outboxes whose messages can be delivered here, and stop consuming the others."""
+        """Consume the outboxes whose links this replica can serve now, and stop consuming the others."""
         paused = set(self._paused())
         routes = self._routes()
         going = self._reaches() and not self._stopped
@@ -352,8 +352,8 @@ class SharedOutboxes(AmqpLinkSession):
     def _hand_back(self) -> None:
         """Requeue all messages in hand, so that other replicas deliver them before later ones.
 
-        If it is not known whether a QoS 2 message was delivered, they stay here, and others may deliver later
-        ones first.
+        If it is not known whether a QoS 2 message was delivered, they stay with this replica, and others may
+        deliver later ones first.
         """
         connection = self._connection
         if not isinstance(connection, OutboxConnection) or not self._unsettled_count():
@@ -370,14 +370,14 @@ class SharedOutboxes(AmqpLinkSession):
         return connection.unsettled_count(self._prefix) if isinstance(connection, OutboxConnection) else 0
 
     def withdraw(self) -> None:
-        """Release messages that wait in the link and whose consumers have ended.
+        """Return messages that wait in the link, if the consumers that received them have ended.
 
-        The cluster has requeued them, and delivers them to this replica or another one.
+        The cluster has requeued these messages, and delivers them to this or another replica.
         """
         self._delivers.release_waiting(self._is_lost, DOWN)
 
     def _is_lost(self, part: SubBatch) -> bool:
-        """Return True if the messages of a part are from outboxes here and their consumer has ended."""
+        """Return True if the messages of a part are from an outbox whose consumer has ended."""
         source = part.batch.source
         return self._is_ours(part) and isinstance(source, DrainSource) and not source.is_live
 
@@ -389,7 +389,7 @@ class SharedOutboxes(AmqpLinkSession):
     # Interface for batches, whose source this is.
 
     def handle_release(self, receipt: tuple[AmqpLinkConsumer, int, Message], outcome: Outcome) -> None:
-        """Requeue a released message after a delay, or when the store can be written again.
+        """Requeue a message that the link has returned, after a delay or when the store is writable again.
 
         Another replica may deliver it next.
         """
@@ -427,9 +427,10 @@ class SharedOutboxes(AmqpLinkSession):
 class OutboxConsumer(AmqpLinkConsumer):
     """Consumer of an outbox, whose `stop` ends it without basic.cancel once its messages are confirmed.
 
-    With basic.cancel the next consumer would start before they are confirmed. A consumer is leaving after
-    `stop`: it acknowledges nothing, so that the cluster sends no more than the prefetch. Messages that arrive
-    after its last acknowledgement are requeued when its channel is closed, and so are released ones.
+    With basic.cancel the next consumer would start before they are confirmed. After `stop` the consumer
+    acknowledges nothing, so that the cluster sends no more than the prefetch. Messages that arrive after its
+    last acknowledgement are requeued when its channel is closed, and so are those that the link has returned
+    to be retried.
     """
 
     __slots__ = ("_confirmed", "_leaves")
@@ -449,7 +450,7 @@ class OutboxConsumer(AmqpLinkConsumer):
     def is_settled(self) -> bool:
         """True if all messages of the consumer are confirmed, so that its channel can be closed.
 
-        While the consumer is leaving, released messages count as well.
+        After `stop`, messages that the link has returned to be retried count as well.
         """
         settled = len(self._confirmed) + (len(self._later) if self._leaves else 0)
         return self.outstanding <= settled
@@ -459,15 +460,18 @@ class OutboxConsumer(AmqpLinkConsumer):
         self._leaves = self.stopping = True
 
     def cancel(self) -> None:
-        """Cancel the consumer now, so that another one starts before all messages here are confirmed."""
+        """Cancel the consumer now, even if some of its messages are not confirmed by the link's broker yet.
+
+        The queue's next consumer, at this or another replica, may therefore start before they are confirmed.
+        """
         if self._leaves or not self.stopping:
             self.acknowledge_all()
             super().stop()
 
     def tick(self, now: float) -> None:
-        """Requeue released messages after their delay; `now` is in loop-clock seconds.
+        """Requeue messages that the link has returned to be retried, when their delay is over.
 
-        While the consumer is leaving they are requeued by closing the channel instead.
+        `now` is in loop-clock seconds. After `stop` they are requeued by closing the channel instead.
         """
         if self._leaves:
             self.wake()
@@ -475,7 +479,10 @@ class OutboxConsumer(AmqpLinkConsumer):
             super().tick(now)
 
     def flush(self) -> None:
-        """Acknowledge accepted messages; while leaving, only when all messages are settled."""
+        """Acknowledge accepted messages to the cluster.
+
+        After `stop` they are acknowledged only when all messages of the consumer are settled.
+        """
         if self._leaves:
             self._confirmed += self.accepted
             self.accepted = []
@@ -485,7 +492,7 @@ class OutboxConsumer(AmqpLinkConsumer):
         super().flush()
 
     def acknowledge_all(self) -> None:
-        """Stop leaving, and acknowledge all confirmed messages now."""
+        """Acknowledge all confirmed messages now, and undo the effect of `stop`."""
         self._leaves = False
         self.accepted += self._confirmed
         self._confirmed = []
@@ -542,7 +549,7 @@ class OutboxConnection(AmqpLinkConnection):
     def cancel_consumers(self, prefix: str) -> None:
         """Cancel the consumers of queues whose names begin with `prefix`.
 
-        Their unsettled messages stay here.
+        Their unsettled messages stay with this replica.
         """
         for _, consumer in self._outbox_consumers(prefix):
             consumer.cancel()
@@ -601,7 +608,7 @@ class SharedOutbox(OneSink):
     """Outbox of one route on the cluster: a namespace whose only sink is the outbox itself."""
 
     def __init__(self, outboxes: SharedOutboxes, address: Address, shares: SharedOutboxShares) -> None:
-        """Create the outbox. `address` is that of its queue, `shares` has the shares of users in it."""
+        """Create the outbox. `address` is that of its queue, `shares` has its per-user limits."""
         super().__init__(self)
         self.shares = shares
         self._outboxes = outboxes
@@ -611,7 +618,7 @@ class SharedOutbox(OneSink):
     def publish(self, part: SubBatch) -> None:
         """Publish messages to the queue. They are accepted when the cluster has confirmed them.
 
-        Messages beyond their user's share of the outbox are released.
+        Messages beyond the user's part of the outbox's limit are returned to their source, to be retried.
         """
         batch = part.batch.onward(SubBatchSource(part))
         for at, message in enumerate(part.messages):
@@ -631,7 +638,7 @@ class SharedOutbox(OneSink):
 class SubBatchSource:
     """Source of the messages of a part that are published to an outbox.
 
-    A receipt is the position of a message in the part.
+    The receipt, by which the source knows a message, is its position in the part.
     """
 
     def __init__(self, part: SubBatch) -> None:
@@ -653,7 +660,7 @@ class SubBatchSource:
 
 
 class RequeuingSink:
-    """Sink of messages from the outbox of a route that the mapping no longer has: it requeues them."""
+    """Destination of messages from the outbox of a route that the mapping no longer has: it requeues them."""
 
     def publish(self, part: SubBatch) -> None:
         """Release all messages of the part, which requeues them."""
@@ -661,7 +668,7 @@ class RequeuingSink:
 
 
 class RemovedMessageSink:
-    """Sink of messages that the cluster has removed from an outbox: it stores them as dead letters.
+    """Destination of messages that the cluster has removed from an outbox: it stores them as dead letters.
 
     `name` is the name of the route, and `route` the route of that name in force, or None.
     """
@@ -674,7 +681,7 @@ class RemovedMessageSink:
     def publish(self, part: SubBatch) -> None:
         """Store messages as dead letters. Each is acknowledged when its dead letter is stored.
 
-        Messages for which there is no capacity are released.
+        Messages for which there is no capacity are returned to be retried.
         """
         letters = self._outboxes.dispatcher.dead_letters
         for at, stored in enumerate(part.messages):
@@ -707,7 +714,7 @@ ABSENT: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the link is not c
 
 
 class Drain:
-    """Sink of messages from the outbox of a route: it publishes them to the link.
+    """Destination of messages from the outbox of a route: it publishes them to the link.
 
     The route has translated them before they were put into the outbox.
     """
@@ -718,7 +725,7 @@ class Drain:
         self._recipients: dict[Sink, OutboxRecipient] = {}
 
     def publish(self, part: SubBatch) -> None:
-        """Publish messages to the link. If the link is down they wait there, in order.
+        """Publish messages to the link. If the link is down, the messages wait in the link, in order.
 
         Messages that have expired, cannot be decoded or are not of the protocol of the route's target become
         dead letters.

@@ -12,9 +12,10 @@ from gateway.state.interface import OpenedSession, OpenSession, Owner
 
 
 class Opening:
-    """Connecting client (`guest`) whose OpenSession operation has no reply yet.
+    """MQTT client that connects, and whose OpenSession operation has no reply from the database yet.
 
-    Its connection is not read until the reply has arrived. `coming` has its CONNECT.
+    `guest` is its connection, which is not read until the reply has arrived. `coming` is the client as its
+    CONNECT packet describes it.
     """
 
     def __init__(self, guest: MqttGuest, coming: ConnectingClient) -> None:

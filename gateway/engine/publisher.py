@@ -47,7 +47,7 @@ EpochOf = Callable[[SubBatch, int], tuple[str, int]]
 
 
 class EnginePublisher(AmqpLinkPublisher):
-    """Sink of every topic, which publishes its messages to the topic exchange of the cluster."""
+    """Destination of every topic: it publishes the messages to the topic exchange of the cluster."""
 
     _nacked: ClassVar[Outcome] = NOT_TAKEN
 

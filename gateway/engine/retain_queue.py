@@ -63,7 +63,7 @@ class Retaining:
         messages_max: int,
         bytes_max: int,
     ) -> None:
-        """Create the queue. Messages beyond the limits are released.
+        """Create the queue. Messages beyond the limits are returned to their source, to be retried.
 
         `send` publishes messages of a part, by their positions. `alone` returns a part with one message whose
         publisher does not wait for the outcome.
@@ -94,8 +94,8 @@ class Retaining:
         """Queue the message at position `at` of a part.
 
         `stored` is what the database must retain, or None if the message only waits for earlier ones. The
-        message is settled with WAITING_FULL if the queue is full, or WAITING_USER_FULL if its user's share is
-        used up.
+        message is settled with WAITING_FULL if the queue is full, or WAITING_USER_FULL if its user's part of
+        the limit is used up.
         """
         byte_count = part.messages[at].byte_count
         if self._messages >= self.messages_max or self._byte_count + byte_count > self.bytes_max:

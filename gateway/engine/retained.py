@@ -234,7 +234,7 @@ class SharedRetained(LocalRetained):
         return True
 
     def clear(self, found: Retained, done: Callable[[Reply[Retention]], None]) -> None:
-        """Remove the retained message `found`, unless its topic has another one by now.
+        """Remove the retained message `found`, unless its topic has a newer message by now.
 
         `done` is called with the reply of the database.
         """

@@ -96,7 +96,7 @@ class LocalClients(Protocol):
 
     @property
     def has_ending_claims(self) -> bool:
-        """True if a claim of a will that waits to be published here is ending."""
+        """True if this replica's claim of a will that it has yet to publish is about to end."""
 
     def is_left_to_others(self, receipt: Receipt) -> bool:
         """Return True if a message is a will whose claim is ending: then another replica may publish it."""
@@ -263,7 +263,7 @@ class EngineSession(OneSink):
         return self._connection
 
     def end_turn(self) -> None:
-        """Deliver the messages of this wake-up to sessions, and acknowledge them to the cluster.
+        """Deliver the messages of this event-loop pass to sessions, and acknowledge them to the cluster.
 
         Sessions with queued messages send them to their clients.
         """
@@ -317,7 +317,7 @@ class EngineSession(OneSink):
     # Interface for the connection.
 
     def disconnected(self, connection: EngineConnection, why: str) -> None:
-        """Handle that a connection has ended for the reason `why`.
+        """Forget a connection that has ended, and report the engine as down, with the reason `why`.
 
         Unconfirmed messages are resent over the next connection.
         """
@@ -332,7 +332,7 @@ class EngineSession(OneSink):
         self.status.mark_down(why)
 
     def deliver(self, wire: bytes, raw: bytes, body: Body) -> None:
-        """Add a message of the replica's queue to this wake-up's batch, for clients that subscribe to it.
+        """Add a message of the replica's queue to the present batch, for clients that subscribe to it.
 
         `wire` is the encoded address, `raw` the content header. A repeated QoS 2 message is dropped.
         """
@@ -571,7 +571,7 @@ class EngineSession(OneSink):
         self.sessions.after_stored(session, done)
 
     def pump(self, session: ClientSession) -> None:
-        """Schedule `session.pump()`, which sends queued messages, for the end of this wake-up."""
+        """Schedule `session.pump()`, which sends queued messages, for the end of this event-loop pass."""
         self._pumping[session] = None
 
     def next_number(self) -> Number:

@@ -92,7 +92,7 @@ class SessionClients(Protocol):
     """Interface of this replica's clients that SharedSessions uses."""
 
     def session_of(self, client: str) -> ClientSession | None:
-        """Return the session of a client that is connected here, or None."""
+        """Return the session of a client that is connected to this replica, or None."""
 
     def connected(self) -> Iterable[ClientSession]:
         """Return the sessions of all clients that are connected to this replica."""
@@ -103,7 +103,7 @@ class SessionClients(Protocol):
     def handle_new_owner(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
         """Disconnect a client whose session has the new owner `owner` now, or None for an unknown one.
 
-        `at_once` is True if the client has connected to this replica again in this wake-up.
+        `at_once` is True if the client has connected to this replica again in this pass of the event loop.
         """
 
     def add_arrival(self, arrival: OpeningClient) -> None:
@@ -122,7 +122,7 @@ class SessionClients(Protocol):
         """
 
     def publish_due_will(self, claim: ClaimedWill, message: bytes) -> None:
-        """Publish a claimed will of a client that is not connected here. `message` is the encoded will.
+        """Publish the encoded will `message`, claimed by this replica, of a client not connected to it.
 
         `settle_will` is called when the cluster has accepted it.
         """
@@ -258,11 +258,11 @@ class Takeover:
 
 
 class Sweep:
-    """Comparison of the clients that are connected here with the database's sessions of this replica.
+    """Comparison of the clients connected to this replica with its sessions in the database.
 
-    `here` has the sessions that were here at the beginning and have not been found in the database yet.
-    `strays` has client and epoch of sessions that are connected here by the database, but have no client
-    here.
+    `here` has the sessions that this replica had at the beginning and that have not been found in the
+    database yet. `strays` has client and epoch of sessions that are connected to this replica according to
+    the database, but have no client.
     """
 
     __slots__ = ("here", "incarnation", "strays")
@@ -287,7 +287,7 @@ class SharedSessions:
         """Create the sessions.
 
         The names of their queues begin with `prefix`. `soon` has the event loop call a function after this
-        wake-up.
+        pass of the event loop.
         """
         self.clients: SessionClients  # set before the start
         self.count = 0  # sessions of all replicas, as of the last count
@@ -494,7 +494,7 @@ class SharedSessions:
         self._repeats.submit(CancelOpening(operation.key, operation), done)
 
     def _left_nobody(self, queue: str, is_counted: bool, reply: Reply[LeftSession]) -> None:
-        """Process the reply to an operation that left a session here without a client.
+        """Process the reply to an operation that left a session at this replica without a client.
 
         If the session has ended, its queue is deleted, and `count` decreases if it includes the session.
         """
@@ -729,11 +729,11 @@ class SharedSessions:
         self._queues.consume(session)
 
     def is_waiting(self, session: ClientSession) -> bool:
-        """Return True if the previous owner has not released the queue of a session yet."""
+        """Return True if the replica that owned a session before may still consume its queue."""
         return session in self._waiting
 
     def _query_session(self, key: SessionKey) -> None:
-        """Query if a session has another owner now, or if its queue has been released, and act on it."""
+        """Query if a session has a new owner, or its previous owner has stopped consuming, and act on it."""
         self._state.query(FindSession(key), partial(self._handle_view, key))
 
     def _handle_view(self, key: SessionKey, reply: Reply[SessionView | None]) -> None:
@@ -753,9 +753,10 @@ class SharedSessions:
             self._consume(session, view.given_back)
 
     def _release_superseded(self, reply: Reply[list[tuple[SessionKey, int]]]) -> None:
-        """Process the sessions whose queues may be consumed here although they were opened again.
+        """Process the sessions whose queues this replica may consume although they were opened again.
 
-        Those that are connected or arriving here are queried; queues that are not consumed here are released.
+        Those that are connected or arriving at this replica are queried; queues that are not consumed by this
+        replica are released.
         """
         self._is_looking = False
         for key, epoch in reply.value or ():
@@ -791,7 +792,7 @@ class SharedSessions:
     # Comparison of the database with this replica.
 
     def _begin_sweep(self, now: Monotonic) -> None:
-        """Begin to compare all clients here with the database, page by page.
+        """Begin to compare all clients of this replica with the database, page by page.
 
         After an outage, a failover or a restore of the database either side may have sessions that the other
         one lacks, and no notice reports that.
@@ -828,7 +829,7 @@ class SharedSessions:
                 self._query_session(SessionKey(DOMAIN, client))
 
     def _note_stray(self, sweep: Sweep, owned: Owned) -> None:
-        """Record a session that is connected here by the database, but has no client here.
+        """Record a session that is at this replica according to the database, but has no client.
 
         The session is left when two comparisons in a row have found that: until then its client may be about
         to connect or disconnect.

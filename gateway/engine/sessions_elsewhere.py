@@ -36,7 +36,7 @@ class SessionsElsewhere:
         self.subscriptions += weight.subscriptions
 
     def end_leaving(self, user: str, weight: Weight, *, remains: bool) -> None:
-        """Process the reply to a LeaveSession: stop counting the session as leaving.
+        """Process the reply to a LeaveSession: stop counting the session as one that leaves this replica.
 
         If the session `remains` stored, it is added to the user's usage instead.
         """

@@ -61,7 +61,7 @@ class SharedQueue:
 
     @property
     def needs_queue(self) -> bool:
-        """True: a missing queue is declared, since it is only consumed while the filter has members here."""
+        """True: a missing queue is declared, as it is consumed only while the filter has local members."""
         return True
 
     def confirm(self, done: Callable[[bool], None]) -> None:
@@ -70,7 +70,7 @@ class SharedQueue:
 
     @property
     def keys(self) -> Iterable[str]:
-        """Binding keys of the queue: the key of the filter, if it has one."""
+        """Binding keys of the queue: the key of its topic filter, or none if no binding fits the filter."""
         return self._keys
 
     def set_backlog(self, count: int) -> None:

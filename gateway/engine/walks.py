@@ -180,7 +180,11 @@ class SharedWalk:
         return [message for one in some if (message := self._message(one)) is not None]
 
     def begin(self, then: Callable[[], None]) -> None:
-        """Request the first page. `then` is called when it has arrived, or cannot be read now."""
+        """Request the first page of retained messages from the database.
+
+        `then` is called, without a result, when the page has arrived, and also if the database cannot be read
+        now. Call `next` for the messages.
+        """
         self._then = then
         self._read()
 
