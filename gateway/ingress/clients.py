@@ -165,5 +165,5 @@ class IngressClients:
         return releases
 
     def flush(self) -> None:
-        """Write output that was encoded outside a wake-up of the poller."""
+        """Write output that was encoded outside a pass of the event loop."""
         self._writes.flush()

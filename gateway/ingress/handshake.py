@@ -49,13 +49,13 @@ class HandshakingGuest(IngressClient, Generic[MachineT]):
 
     @abstractmethod
     def _process(self, events: list[Any]) -> None:
-        """Process events, or postpone those that have to wait."""
+        """Process events, or store those that must wait in the stream for a later turn."""
 
     def receive(self, data: bytes, now: float) -> None:
         """Pass received bytes to the protocol machine and process its events.
 
-        During the handshake, continue with the bytes that the machine has held back, until they contain no
-        further event.
+        During the handshake, continue with the bytes that the machine has not decoded yet, until they contain
+        no further event.
         """
         machine = self.machine
         handshake = not self._ready

@@ -55,7 +55,7 @@ class Ingress(Protocol):
         """Return the owner of a new connection, accepted at `now` (loop-clock seconds)."""
 
     def end_turn(self) -> None:
-        """Route the batch that this wake-up has collected."""
+        """Route the batch that this pass of the event loop has collected."""
 
     def tick(self, now: float) -> None:
         """Process the timers that do not belong to a connection. `now` is in loop-clock seconds."""
@@ -293,7 +293,7 @@ class Listener:
         log.warning("connection refused", listener=self.name, remote=stream.remote, error=ending.text)
 
     def end_turn(self) -> None:
-        """Route the batch that was collected in this wake-up."""
+        """Route the batch that was collected in this pass of the event loop."""
         self._protocol.end_turn()
 
     async def _tick(self) -> None:

@@ -95,8 +95,8 @@ class Login:
     def receive(self, data: bytes, now: float) -> None:
         """Store data that the client sends before the login's response, and stop reading.
 
-        Without data, the turn belongs to the connection, which has postponed packets: it gets it after the
-        login.
+        Without data, the turn belongs to the connection, which has stored packets for a later turn: it gets
+        this turn after the login.
         """
         self._hold()
         if data:
@@ -119,7 +119,7 @@ class Login:
 
 
 class Logins:
-    """Logins of one listener; `flush` writes output that was encoded outside a wake-up of the poller."""
+    """Logins of one listener; `flush` writes output that was encoded outside a pass of the event loop."""
 
     def __init__(self, access: Access, stats: ListenerStats, tasks: Tasks, flush: Callable[[], None]) -> None:
         self.access = access

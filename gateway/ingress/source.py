@@ -77,7 +77,7 @@ class ListenerSource:
     def requester(self, reply_to: str) -> Address | None:
         """Return the address at which a client of this listener receives responses to `reply_to`.
 
-        Return None if nothing may be published there, or if clients of this protocol get no responses from
+        Return None if nothing may be published to it, or if clients of this protocol get no responses from
         clients of other protocols.
         """
         return None
@@ -96,7 +96,7 @@ class ListenerSource:
         return self.dispatcher.batch(self, self.now())
 
     def end_turn(self) -> None:
-        """Route the batch of messages that clients have published in this wake-up of the event loop."""
+        """Route the batch of messages that clients have published in this pass of the event loop."""
         batch = self.batch
         if len(batch):
             self.batch = self.new_batch()
@@ -143,7 +143,7 @@ class ListenerSource:
         return self.dispatcher.disk_healthy()
 
     def delivers_locally(self, entry: RoutingEntry) -> bool:
-        """Return True if every target of the entry gets a message in the wake-up in which it arrives."""
+        """Return True if all targets of the entry get a message in the event-loop pass that receives it."""
         return all(self.dispatcher.delivers_locally(branch.route) for branch in entry.plan.branches)
 
     def begun_batch(self) -> Batch:
@@ -179,7 +179,7 @@ class ListenerSource:
         return clock.now()
 
     def flush(self) -> None:
-        """Send the batch, and write the output that was encoded outside a wake-up of the poller."""
+        """Send the batch, and write the output that was encoded outside a pass of the event loop."""
         self.end_turn()
         self.guests.flush()
 

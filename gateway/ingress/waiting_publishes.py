@@ -7,8 +7,8 @@ events leave in order. If the client closes the channel, earlier publishes go ah
 that accepts or refuses them.
 
 The waiting events are limited for each channel and for the connection; beyond the limit the connection is not
-read. Their bytes count in the user's share of memory: a user above the share is not read as soon as anything
-waits.
+read. Their bytes count toward the user's part of the memory limit: a user above it is not read as soon as
+anything waits.
 """
 
 from __future__ import annotations

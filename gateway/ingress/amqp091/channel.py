@@ -1,7 +1,8 @@
 """State of one AMQP 0-9-1 channel: consumers, unacknowledged deliveries, outstanding confirms, transaction.
 
 A consumer receives messages from a queue within its credit. The channel remembers each delivery until it is
-acknowledged, and collects confirms until the wake-up ends. Methods are decoded and executed elsewhere.
+acknowledged, and collects confirms until the pass of the event loop ends. Methods are decoded and executed
+elsewhere.
 
 In a transaction, publishes and acknowledgements wait for tx.commit. A message is routed when it arrives, to
 names of queues, as in RabbitMQ: later binds and unbinds make no difference, a queue deleted since then is
@@ -308,7 +309,7 @@ class AmqpConsumer:
         return messages[:count], rows[:count]
 
     def handle_error(self, error: Exception) -> None:
-        """Close the connection because of this internal error, when the current wake-up ends."""
+        """Close the connection because of this internal error, at the end of this event-loop pass."""
         self._channel.connection.stream.fail_later(error)
 
     def cancelled(self, queue: Queue) -> None:
@@ -604,7 +605,7 @@ class AmqpChannel:
         return self.published
 
     def confirmed(self, number: int) -> None:
-        """Queue the basic.ack of a publish, which is sent with others when the wake-up ends.
+        """Queue the basic.ack of a publish, which is sent with others when the pass of the event loop ends.
 
         AmqpIngress.settle contains a copy of this code for speed.
         """

@@ -249,7 +249,7 @@ class AmqpConnection(AmqpActions):
     def _process(self, events: list[Event]) -> None:
         """Process events in order.
 
-        The rest is postponed while the stream is suspended or a result is pending.
+        While the stream is suspended or a result is pending, the rest waits in the stream.
         """
         self.stream.expect(self.machine.body_bytes_remaining)
         if self.waiting.on:
@@ -644,7 +644,7 @@ class AmqpConnection(AmqpActions):
             self.refuse(channel.number, AmqpRefused(ReplyCode.PRECONDITION_FAILED, text), PUBLISH)
 
     def _resolve(self, data: bytes, entries: dict[bytes, PublishTarget]) -> PublishTarget:
-        """Return the target of a basic.publish that is not in `entries`, and cache it there.
+        """Return the target of a basic.publish that is not in `entries` yet, and cache it in `entries`.
 
         Raises RemoteProtocolError 540 for `immediate`, and AmqpRefused if the exchange does not exist, is
         internal, or may not be written to. Raises Pending if a permission check has to wait.

@@ -20,9 +20,9 @@ class LargeBody:
     __slots__ = ("_file",)
 
     def __init__(self, spool: Spool, size: int, user: str) -> None:
-        """Create a spool file for `size` bytes, which count in the share of `user`.
+        """Create a spool file for `size` bytes, which counts toward the per-user limit of `user`.
 
-        Raises RemoteProtocolError with code 406 if the spool, or the user's share of it, is full.
+        Raises RemoteProtocolError with code 406 if the spool, or the user's part of its limit, is full.
         """
         try:
             spool.check_room(size, user)

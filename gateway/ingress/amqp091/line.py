@@ -1,8 +1,8 @@
 """Queues that wait for credit that several consumers share: the credit of a channel or of a connection.
 
 When a client acknowledges, credit becomes free that no particular queue is entitled to. A queue that could
-not deliver to a consumer for lack of such credit therefore joins a line. After a delivery it goes to the end
-of the line, so that all queues are served in turn, however many messages each has.
+not deliver to a consumer for lack of this credit is therefore appended to a waiting list. After a delivery it
+goes to the end of the list, so that all queues are served in turn, however many messages each has.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CreditQueue:
         return bool(self._queues)
 
     def join(self, queue: Queue) -> None:
-        """Append a queue to the line; a queue that waits already keeps its position."""
+        """Append a queue to the waiting list; a queue that waits already keeps its position."""
         self._queues.setdefault(queue)
 
     def dispatch(self) -> None:

@@ -72,12 +72,12 @@ class FastSource(ListenerSource):
 
     @abstractmethod
     def call_after_turn(self, then: Callable[[], None]) -> None:
-        """Call `then` when the current wake-up has been processed."""
+        """Call `then` when the current pass of the event loop has been processed."""
 
     def undeliverable(self, message: Message, outcome: Outcome = UNDELIVERABLE) -> None:
         """Turn a message that cannot be encoded for its consumer into a dead letter.
 
-        By default the reason is that its head exceeds the client's frame-max.
+        By default the reason is that its content header exceeds the client's frame-max.
         """
         super().undeliverable(message, outcome)
 
@@ -239,7 +239,7 @@ class DeliveryRun:
             queue.removed_positions.extend(range(self.position, self.position + self.count))
 
     def forget_beside(self) -> None:
-        """Delete the run's messages from disk in the same transaction as this wake-up's publishes."""
+        """Delete the run's messages from disk in the transaction of this event-loop pass's publishes."""
         if self.queue.storage is not None and not self.queue.deleted:
             self.queue.storage.forget_beside(range(self.position, self.position + self.count))
 
@@ -261,7 +261,7 @@ class DeliveryRun:
 
 
 class Join:
-    """Receipt of a message that is sent to several destinations.
+    """Outcome collector of a message that is sent to several destinations.
 
     It collects `count` outcomes, then calls `then` with the worst of them.
     """
@@ -475,7 +475,7 @@ class FastChannel:
                 queue.dispatch()
 
     def give_back_kept(self, handle: FastHandle | None = None) -> None:
-        """Requeue the held messages of a handle, or of all handles (None)."""
+        """Requeue the messages of a handle, or of all handles (None), that wait in the channel to be sent."""
         back: list[DeliveryRun] = []
         remaining: list[tuple[DeliveryRun, bool]] = []
         for delivery, redelivered in self._held_runs:
@@ -582,7 +582,7 @@ class FastChannel:
     def rollback(self) -> None:
         """Roll back: drop publishes, and requeue what was delivered or acknowledged in the transaction.
 
-        Large messages that are still in line are delivered in the next transaction.
+        Large messages that are still waiting to be sent are delivered in the next transaction.
         """
         self._drop_sent()
         back, self._acked = self._acked, []
@@ -663,7 +663,7 @@ SERVICES: Final = {Service.QUEUE: "queue", Service.TOPIC: "topic", Service.PEER:
 
 
 def sound_head(message: Message) -> bytes:
-    """Return the encoded head of a browsed message, or an empty head if it cannot be encoded."""
+    """Return the encoded content header of a browsed message, or an empty one if it cannot be encoded."""
     try:
         return encode_properties(message, clock.wall_offset())
     except Exception as error:
@@ -887,7 +887,7 @@ class FastConsumer:
         connection.delivered(channel, len(messages), 0)
 
     def _fits_frames(self, rows: list[NotifyRow]) -> bool:
-        """Return True if the heads of all messages fit the client's frames."""
+        """Return True if the content headers of all messages fit the client's frames."""
         assert self._notifier is not None  # or there was no room
         return all(self._notifier.fits(name, head) for _, name, head, _ in rows)
 
@@ -929,7 +929,7 @@ class FastConsumer:
         return found
 
     def forget_names(self) -> None:
-        """Drop cached names and encoded heads, because memory is short."""
+        """Drop cached names and encoded content headers, because memory is short."""
         self._names.clear()
         if self._notifier is not None:
             self._notifier.forget()
@@ -1004,7 +1004,7 @@ class FastHandle:
         return self.index
 
     def forget_entries(self) -> None:
-        """Drop cached routing entries, names and encoded heads, because memory is short."""
+        """Drop cached routing entries, names and content headers, because memory is short."""
         self.entries.clear()
         for consumer in self.consumers:
             consumer.forget_names()

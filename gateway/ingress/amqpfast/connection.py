@@ -464,7 +464,7 @@ class FastConnection(FastActions):
     def _process(self, events: list[Event]) -> None:
         """Process events in order.
 
-        The rest is postponed while the stream is suspended or a result is pending.
+        While the stream is suspended or a result is pending, the rest waits in the stream.
         """
         if self.waiting.on:
             events = self._without_waiting(events)

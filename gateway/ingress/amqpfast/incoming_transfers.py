@@ -80,7 +80,7 @@ class IncomingTransfer:
     ) -> None:
         """Reserve memory or create a file for the body. Raises SpoolFull.
 
-        `body_size` is in bytes. The file counts in the share of `user`.
+        `body_size` is in bytes. The file counts toward the per-user limit of `user`.
         """
         self.spool = spool
         self.handle = handle
@@ -201,7 +201,7 @@ class IncomingTransfers:
         stream.expect(incoming.body_size)
 
     def write(self) -> None:
-        """Write the bytes received in this wake-up to their files.
+        """Write the bytes received in this pass of the event loop to their files.
 
         The channels of those messages for which the spool is full are closed.
         """
@@ -430,7 +430,7 @@ class IncomingTransfers:
         return incoming
 
     def _read_head(self, handle: FastHandle, descriptor: int) -> tuple[IncomingTransfer, int]:
-        """Read the head from an open file. Return a new transfer and the offset of the body in bytes.
+        """Read a content header from an open file. Return a new transfer and the body's offset in bytes.
 
         Raises TransferFault for a malformed head or a message that is too large.
         """

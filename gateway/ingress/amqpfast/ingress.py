@@ -222,7 +222,7 @@ class FastIngress(FastSource):
         folder.close()
 
     def call_after_turn(self, then: Callable[[], None]) -> None:
-        """Call `then` when the current wake-up has been processed."""
+        """Call `then` when the current pass of the event loop has been processed."""
         self._soon.append(then)
 
     def start(self, task: Callable[[], Awaitable[None]]) -> None:

@@ -57,10 +57,10 @@ class Starting(Protocol):
         """Start a task in the background."""
 
     def call_after_turn(self, then: Callable[[], None]) -> None:
-        """Call `then` when the current wake-up has been processed."""
+        """Call `then` when the current pass of the event loop has been processed."""
 
     def flush(self) -> None:
-        """Write what was encoded outside a wake-up."""
+        """Write what was encoded outside a pass of the event loop."""
 
 
 class LargeDeliveryChannel(Protocol):
@@ -175,7 +175,7 @@ class LargeDeliveries:
         return self._lowest(None if active is None or active.transfer is not None else active)
 
     def _lowest(self, active: Large | None) -> int:
-        """Return the lowest message number among `active` and what waits in line, or the next number."""
+        """Return the lowest number of the message being sent and those behind it, or the next number."""
         limit = self._channel.next_number
         if active is not None:
             limit = min(limit, active.limit)
@@ -246,7 +246,11 @@ class LargeDeliveries:
             self._write_from(large, size, resumed=True)
 
     def _write_from(self, large: Large, at: int, *, resumed: bool) -> None:
-        """Start to write the message from the offset `at`."""
+        """Start to write the message to the client, from the offset `at` of its body in bytes.
+
+        If `resumed` is True, the client has the header and the first `at` bytes from an earlier attempt;
+        otherwise the header is written first.
+        """
         large.at = at
         if (fault := fault_of(large.body)) is not None:
             if fault.is_lost and large.bits & DELIVERED and not resumed:

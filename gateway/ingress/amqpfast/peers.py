@@ -38,7 +38,7 @@ class PeerReplyStream:
     """Stream of bytes from a peer service to the client, on one handle."""
 
     def __init__(self, handle: FastHandle, name: str, head: bytes) -> None:
-        """Begin the stream with its head.
+        """Begin the stream with its content header (`head`).
 
         Raises FastRefused if the channel is sending another stream or large message.
         """

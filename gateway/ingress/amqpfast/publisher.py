@@ -58,7 +58,10 @@ HANDLE_ENTRIES_MAX: Final = 10_000  # cached names per handle; a client may have
 
 
 def _properties(handle: FastHandle, head: bytes) -> PropertySet:
-    """Return the properties of a head, with the handle's mime-type and encoding where it has none."""
+    """Return the properties in an encoded content header (`head`), with the handle's defaults.
+
+    A mime-type or encoding that the header lacks is taken from the handle.
+    """
     if handle.mime_type or handle.encoding:
         head = fill_defaults(head, handle.mime_type, handle.encoding)
     return head_properties(head)
@@ -598,7 +601,8 @@ class FastPublisher:
     def count_replied(self, count: int) -> None:
         """Count `count` messages that had a tag as settled.
 
-        Held publishes are released when the number of unsettled ones has fallen to half of its limit.
+        Publishes that wait in the connection continue when the number of unsettled ones has fallen to half of
+        its limit.
         """
         self.unsettled -= count
         if self._let_publish is not None and self.unsettled <= self._ingress.unsettled_max // 2:

@@ -96,7 +96,7 @@ class SharedPort:
         """Do nothing: only the other listeners have entries."""
 
     def end_turn(self) -> None:
-        """Route, through their listeners, the messages of connections handed over in this wake-up."""
+        """Route the messages of connections that were handed over to listeners in this event-loop pass."""
         for listener in (*self.by_protocol.values(), *self.by_path.values()):
             listener.end_turn()
 

@@ -382,7 +382,7 @@ class MqttConnection(AdmittedGuest):
             self._answers.tick()
 
     def _publish_again(self, receipts: Sequence[Receipt]) -> None:
-        """Publish refused messages again in order, each when it is known if the client may publish there."""
+        """Publish refused messages again in order, each when the permission for its topic is decided."""
         for at, receipt in enumerate(receipts):
             try:
                 self._ingress.publish_again(receipt, self.current_rights())
@@ -468,7 +468,7 @@ class MqttConnection(AdmittedGuest):
         return rows
 
     def handle_error(self, error: Exception) -> None:
-        """Close the connection because of this internal error, when the current wake-up ends."""
+        """Close the connection because of this internal error, at the end of this event-loop pass."""
         self.stream.fail_later(error)
 
     def send_release(self, packet_id: int) -> None:
@@ -484,7 +484,7 @@ class MqttConnection(AdmittedGuest):
         self.stream.mark()
 
     def send_received(self, packet_id: int) -> None:
-        """Queue a PUBREC, which is sent when the current wake-up ends."""
+        """Queue a PUBREC, which is sent when the current pass of the event loop ends."""
         if self._pubrecs is None:
             self._pubrecs = [packet_id]
         else:
@@ -639,10 +639,10 @@ class MqttConnection(AdmittedGuest):
     # Packets.
 
     def _perform(self, event: Event) -> bool:
-        """Execute a packet. Return False if it must be postponed.
+        """Execute a packet. Return False if it must be executed again in a later turn.
 
-        A packet is postponed because a result that it needs is pending, or because only some of its filters
-        were processed.
+        The reason for False is that a result that it needs is pending, or that only some of its filters were
+        processed.
         """
         try:
             return self._control(event)
@@ -720,8 +720,8 @@ class MqttConnection(AdmittedGuest):
     def _prepare(self, rows: list[PublishRow]) -> list[PublishRow] | None:
         """Check the conditions that concern all rows. Return None if the rows may be published.
 
-        Otherwise return the rows that are postponed: an empty list if all were refused for lack of memory.
-        Raises RemoteProtocolError for a QoS or RETAIN that the client may not use.
+        Otherwise return the rows that must wait for a later turn: an empty list if all were refused for lack
+        of memory. Raises RemoteProtocolError for a QoS or RETAIN that the client may not use.
         """
         ingress = self._ingress
         dispatcher = ingress.dispatcher
@@ -736,9 +736,11 @@ class MqttConnection(AdmittedGuest):
         return None if self._answers is None else self._waits_for_ids(rows)
 
     def _publish_together(self, rows: list[PublishRow]) -> list[PublishRow] | None:
-        """Publish rows that differ only in packet identifier and body. Return the rows that are postponed.
+        """Publish all rows at once if they differ only in packet identifier and body.
 
-        Return None if the rows differ in anything else, or must be published one by one for another reason.
+        Return None, and publish nothing, if the rows differ in anything else or must be published one by one
+        for another reason. Otherwise return the rows that are still to be published: none, or all of them if
+        a permission or routing decision is pending. The connection publishes these once the decision is made.
         """
         ingress, entries, topic = self._ingress, self._entries, rows[0][1]
         if self._retries is not None and self._retries.active_holds is not None:
@@ -819,8 +821,8 @@ class MqttConnection(AdmittedGuest):
         """Store the packet identifiers of the QoS 2 messages in `rows`. Return None if all are stored.
 
         Otherwise return the rows, which are postponed until the identifiers are stored. If the client has
-        moved to another replica, or the connection has ended, only the messages with QoS 0 are published
-        here: the client sends the others again. Then return the rows of these that are postponed.
+        moved to another replica, or the connection has ended, only the messages with QoS 0 are published: the
+        client sends the others again. Then return the rows of these that are postponed.
         """
         session = self.session
         packet_ids = [packet_id for flags, _, packet_id, _, _ in rows if flags >> 1 & 3 == 2]
@@ -886,7 +888,7 @@ class MqttConnection(AdmittedGuest):
                     self._ingress.handle_unrouted(entry, message, receipt)
 
     def _first_seen(self, topic: bytes, entries: dict[bytes, RoutingEntry]) -> RoutingEntry:
-        """Resolve the routing entry of a topic that is not in `entries`, and cache it there.
+        """Resolve the routing entry of a topic that is not in `entries` yet, and cache it in `entries`.
 
         The topic is checked against the client's permissions and the routing. A topic that may not be
         published to gets an entry without targets; `MqttIngress.handle_unrouted` reports the reason. Raises
@@ -964,7 +966,7 @@ class MqttConnection(AdmittedGuest):
         self._tell_declined(message, receipt, outcome)
 
     def _tell_declined(self, message: Message, receipt: Receipt | None, outcome: Outcome) -> None:
-        """Report the refusal to the client, or log it if the message has no receipt."""
+        """Report the refusal to the client, or log it if the client waits for no acknowledgement."""
         if receipt is not None:
             self.handle_refusal(receipt, outcome)
         else:
@@ -993,7 +995,7 @@ class MqttConnection(AdmittedGuest):
         self._tell_declined(message, receipt, outcome)
 
     def _first_time(self, packet_id: int, entry: RoutingEntry) -> bool:
-        """Record a QoS 2 packet identifier. Return False if it was in use and not released (4.3.3)."""
+        """Record a QoS 2 packet identifier. Return False if it was in use (no PUBREL yet; 4.3.3)."""
         session = self.session
         assert session is not None
         if session.received_ids.add(packet_id):

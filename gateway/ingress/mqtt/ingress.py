@@ -1,9 +1,9 @@
 """MQTT source of one listener: published messages become batches, and their outcomes acknowledgements.
 
-The messages of a wake-up form one batch. A receipt is (connection, packet identifier, QoS, message, entry),
-which suffices to acknowledge the message, or to publish a refused message again for a client whose MQTT
-version cannot report a refusal. The source also publishes wills, sends retained messages and expires
-sessions. Packets of a client are processed by its connection.
+The messages of a pass of the event loop form one batch. A receipt is (connection, packet identifier, QoS,
+message, entry), which suffices to acknowledge the message, or to publish a refused message again for a client
+whose MQTT version cannot report a refusal. The source also publishes wills, sends retained messages and
+expires sessions. Packets of a client are processed by its connection.
 """
 
 from __future__ import annotations
@@ -430,7 +430,7 @@ class MqttIngress(ListenerSource):
 
     @staticmethod
     def _note_undone(receipt: Receipt | SentWill | None, routes: frozenset[str]) -> None:
-        """Record the routes (by name) that still have to accept a receipt's message in its next attempt."""
+        """Record the routes (by name) that still have to accept a message when it is published again."""
         if receipt is not None and not isinstance(receipt, SentWill):
             receipt[0].note_undone(receipt[1], routes)
 
@@ -532,13 +532,13 @@ class MqttIngress(ListenerSource):
         raise WillDenied(reason, text)
 
     def publish_will(self, will: Will, sender: Sender, principal: Principal, refusals: int = 0) -> None:
-        """Publish a will that was refused `refusals` times. Its message expiry starts now (5: 3.1.3.2.4).
+        """Publish a will refused `refusals` times before. Its message expiry starts now (5: 3.1.3.2.4).
 
-        The will is checked as in a CONNECT of the same client now, as the rules may have changed; a will that
-        is not allowed, and that of a removed user, is dropped. The caller then deletes the will's record. If
-        the message is not written in this wake-up (in front of a paused route or a postponed selector, for
-        example), if the store refuses it, or if the check is pending, it gets a new record until it is
-        settled.
+        Permissions are checked as if the client sent CONNECT with this will now, because the rules may have
+        changed. A will that is not allowed, or whose user was removed, is dropped. The caller deletes the
+        will's stored record afterwards. A new record is stored until the will is settled, if its message is
+        not written in this pass of the event loop (for example because its route is paused), if the store
+        refuses the message, or if the permission check is pending.
         """
         if self.access.is_removed(principal):
             self.record_denial(sender, "will", will.topic, "the user was removed")
@@ -609,10 +609,10 @@ class WillDenied(Exception):
 
 
 class SentWill:
-    """Receipt of a published will, whose stored record remains until the message is settled.
+    """Handle for the outcome of a published will, whose stored record remains until the message is settled.
 
     A will that is refused for now is published again, after a delay that doubles with each refusal; one that
-    is refused for good, or that exceeds the share of its user in such wills, becomes a dead letter.
+    is refused finally, or that exceeds its user's part of the limit for these wills, becomes a dead letter.
     """
 
     __slots__ = (
@@ -696,7 +696,7 @@ class SentWill:
         self._ingress.publish_will(self._will, self.message.sender, self._principal, refusals)
 
     def _give_back(self) -> None:
-        """Subtract the will from the share of its user, because it does not wait here any more."""
+        """Subtract the will from its user's part of the limit, because it does not wait any more."""
         message = self.message
         self._ingress.namespace.will_shares.remove(message.sender.user, message.byte_count)
 

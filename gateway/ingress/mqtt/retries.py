@@ -67,12 +67,12 @@ class Retries:
         return remaining if remaining.plan.branches else entry
 
     def take_due(self, now: float) -> list[Any]:
-        """Remove and return the receipts that are due."""
+        """Remove and return the messages that are due to be published again, as receipts."""
         due_receipts = [receipt for at, receipt in self._waiting if at <= now]
         if due_receipts:
             self._waiting = [retry for retry in self._waiting if retry[0] > now]
         return self.held_receipts.take_due() + due_receipts
 
     def take_all(self) -> list[Any]:
-        """Remove and return all receipts, because the connection is closed."""
+        """Remove and return all messages, as receipts, because the connection is closed."""
         return self.take_due(float("inf")) + self.held_receipts.take_all()
