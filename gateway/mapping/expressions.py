@@ -312,9 +312,9 @@ class _ExpressionParser:
         return found
 
     def _selected(self, value: SizedValue, name: str) -> SizedValue:
-        """Parse the text after `value.name`, and return the size of the result.
+        """Parse the text after `value.name`. Return an upper bound of the size of its value.
 
-        The text consists of arguments if `name` is a loop or function, and is empty if it is a field.
+        The text is a list of arguments if `name` is a loop or function, and is empty if `name` is a field.
         """
         if not self._accept("("):
             self._use(value)

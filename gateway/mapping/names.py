@@ -76,7 +76,7 @@ def _unchanged(level: str) -> str:
 
 
 def _classes(source: Dialect, target: Dialect) -> tuple[set[str], set[str], set[str]]:
-    """Return three sets of characters that the policy `percent` treats differently.
+    """Return the characters that the policy `percent` translates, in three sets.
 
     Characters of the first set are percent-encoded once more, those of the second set are decoded once. For
     the third set, the bare and the encoded form are exchanged. All sets are empty if every name is the same
@@ -127,7 +127,7 @@ class Percent:
         return self.search.sub(self._rewrite, level)
 
     def _rewrite(self, found: re.Match[str]) -> str:
-        """Return the replacement for a match of `search`."""
+        """Return the encoded or decoded form of one character, found by the regular expression `search`."""
         token = found[0]
         if len(token) == 1:
             return f"%{ord(token):02X}"

@@ -259,10 +259,11 @@ class Route:
     def resolve(
         self, address: Address, captures: Captures, queue: str, hops_max: int
     ) -> ResolvedRoute | None:
-        """Resolve the route for messages to `address`.
+        """Return the route resolved for messages to `address`: target address, headers and conditions.
 
-        `captures` are the captured levels by name. `queue` is the queue from which the messages were
-        consumed, or "". Return None if `when` depends only on the address and is false for it.
+        Return None if the route's condition `when` depends only on the address and is false for it.
+        `captures` has the captured levels of the address by name. `queue` is the queue from which the
+        messages were consumed, or "". `hops_max` is the number of routes that a message may cross.
         """
         if self.short is not None:
             return self.resolve_levels(self.pattern.dialect.levels(address.name), address.name, hops_max)
