@@ -1,4 +1,4 @@
-"""Messages of one wake-up, which are routed together, and their settlement.
+"""Messages of one pass of the event loop, which are routed together, and their settlement.
 
 A source opens a Batch and adds, for each message, a *receipt* (whatever it needs to acknowledge the message)
 and its recipients (a recipient is a sink and the route that leads to it). `send` hands each recipient's sink
@@ -32,15 +32,15 @@ class Source(Protocol):
     def settle(
         self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """Acknowledge or refuse the messages of `receipts`.
+        """Acknowledge accepted messages to their sender, and report or retry refused ones.
 
-        `receipts` are those with which this source added the messages to a batch. `refused` maps a position
-        in `receipts` to an outcome that is not ACCEPTED; None means that all were accepted. `received` is the
-        batch's time of arrival in loop-clock seconds.
+        `receipts` has, for each message, the object with which this source added it to a batch. `refused`
+        maps a position in `receipts` to an outcome that is not ACCEPTED; None means that all were accepted.
+        `received` is the batch's time of arrival in loop-clock seconds.
         """
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Stop reading from these senders, because a sink is full.
+        """Stop reading from these senders, because a destination is full.
 
         Return the functions that resume reading.
         """
@@ -96,13 +96,13 @@ class Recipient:
         return False
 
     def count_sent(self, count: int) -> None:
-        """Record that `count` messages were passed to the sink.
+        """Record that `count` messages were passed to the destination.
 
         This class records nothing; a subclass may count the messages.
         """
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Record the outcome of `messages`, which the sink has settled, and settle them in the batch.
+        """Record the outcome of `messages`, which the destination has settled, and settle them in the batch.
 
         `slots` are their positions in the batch of `part`. A subclass may settle them in the batch later.
         """
@@ -114,7 +114,7 @@ class Recipient:
 
 
 class Batch:
-    """Messages that arrived in one wake-up of the event loop, with the outcomes from all their recipients.
+    """Messages that arrived in one pass of the event loop, with the outcomes from all their recipients.
 
     The slot of a message is its position in the batch.
     """
@@ -160,7 +160,8 @@ class Batch:
     def open(self, receipt: Receipt, recipients: int) -> int:
         """Register a message that `recipients` recipients must settle, and return its slot.
 
-        Once they have settled the message, the source gets `receipt` together with the outcome.
+        Once they have settled the message, the source gets `receipt` (what it needs to acknowledge the
+        message) together with the outcome.
         """
         slot = len(self.receipts)
         self.receipts.append(receipt)
@@ -184,7 +185,7 @@ class Batch:
         return slot
 
     def add_only(self, receipt: Receipt, recipient: Recipient, message: Message) -> None:
-        """Add a message that has a single recipient. The source gets `receipt` back with its outcome."""
+        """Add a message that has a single recipient. The source gets `receipt` with the outcome."""
         part = self._parts.get(recipient)
         if part is None:
             part = self._parts[recipient] = SubBatch(self, recipient)
@@ -194,7 +195,7 @@ class Batch:
         self._open.append(1)
 
     def onward(self, source: Source) -> Batch:
-        """Return an empty batch for messages that a sink forwards from a part of this batch.
+        """Return an empty batch for messages that a destination forwards from a part of this batch.
 
         `source` receives their outcomes. The time of arrival is that of this batch.
         """
@@ -203,7 +204,7 @@ class Batch:
         return batch
 
     def add_from(self, origin: int, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]]) -> int:
-        """Add a message to a batch that `onward` derived from another batch, and return its slot here.
+        """Add a message to a batch that `onward` derived from another batch. Return its slot in this one.
 
         `origin` is the slot of the message in the other batch; this class does not use it.
         """
@@ -221,7 +222,7 @@ class Batch:
         self._open += [1] * len(messages)
 
     def send(self) -> None:
-        """Pass each sink its part of the messages, in the order in which recipients were first added."""
+        """Pass each destination (sink) its part of the messages, in the order of their first messages."""
         parts, self._parts = self._parts, {}
         for recipient, part in parts.items():
             recipient.count_sent(len(part.messages))
@@ -275,11 +276,13 @@ class Batch:
             self._transient[slot] = self._transient.get(slot, 0) + 1
 
     def released_by(self, slots: list[int], route: str) -> None:
-        """Note that `route` has released the messages in `slots`, for a source that retries them.
+        """Record that `route` has returned the messages in `slots` to be retried by their source.
 
-        Does nothing unless the source has set `undone`. Before the source gets the outcome of such a message,
-        `undone` is called with its receipt and the names of all routes that released it. With "" as the
-        route, no single route is responsible: the source retries all routes, and `undone` is not called.
+        Slots are positions in the batch. Does nothing unless the source has set the callback `undone`. Before
+        the source gets the outcome of one of these messages, `undone` is called with what the source needs to
+        acknowledge the message (its receipt), and with the names of all routes that have returned it. A
+        `route` of "" means that no single route is responsible: the source then retries all routes, and
+        `undone` is not called.
         """
         if self.undone is not None:
             for slot in slots:
@@ -288,9 +291,9 @@ class Batch:
     def rejected_by(self, slots: list[int], route: str) -> None:
         """Record that `route` has rejected the messages in `slots`.
 
-        Before the source gets the outcome of such a message, the callback `rejected` is called with its
-        receipt and the names of all routes that rejected it. Does nothing if the source has not set
-        `rejected`.
+        Slots are positions in the batch. Before the source gets the outcome of one of these messages, the
+        callback `rejected` is called with what the source needs to acknowledge the message (its receipt), and
+        with the names of all routes that rejected it. Does nothing if the source has not set `rejected`.
         """
         if self.rejected is not None:
             for slot in slots:
@@ -328,13 +331,13 @@ class Batch:
         self._watchers[slot] = watcher
 
     def unwatch(self, slot: int) -> None:
-        """Remove the watcher of `slot`, because no message will be added there."""
+        """Remove the watcher of `slot`, because no message will be added in that slot."""
         if self._watchers is not None:
             self._watchers.pop(slot, None)
 
 
 class SubBatch:
-    """Messages of a batch for one recipient, whose sink settles each of them exactly once."""
+    """Messages of a batch for one recipient, whose destination (sink) settles each of them exactly once."""
 
     __slots__ = ("_settled", "batch", "messages", "number", "recipient", "slots")
 

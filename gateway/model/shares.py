@@ -20,7 +20,7 @@ K = TypeVar("K")
 
 
 def always() -> bool:
-    """Return True; the default for `applies`, where the limit of one user's share is always in force."""
+    """Return True; the default for `applies`, where the per-user limit is always in force."""
     return True
 
 
@@ -95,10 +95,10 @@ class UserShares:
         return self.limit_of_user(user, byte_count, count)
 
     def limit_of_user(self, user: str | None, byte_count: int, count: int = 1) -> str:
-        """Return the option for the share of one user that more items would exceed, as "NAME (VALUE)".
+        """Return the option of the per-user limit that more items would exceed, as "NAME (VALUE)".
 
-        Return "" if `count` more items of `byte_count` bytes in total fit into the user's share. The usage of
-        other users is not considered.
+        Return "" if `count` more items of `byte_count` bytes in total fit into the user's part of the limit.
+        The usage of other users is not considered.
         """
         if not self._applies():
             return ""
@@ -124,8 +124,8 @@ class UserShares:
     def room_of(self, user: str) -> tuple[int, int, int, int]:
         """Return the remaining capacity: items and bytes for all users, then items and bytes for `user`.
 
-        A capacity is negative if there are too many items, and NO_LIMIT for the user while the share does not
-        apply.
+        A capacity is negative if there are too many items, and NO_LIMIT for the user while the per-user limit
+        does not apply.
         """
         count, byte_count = self.count_max - self.count, self.bytes_max - self.total
         if not self._applies():
@@ -148,7 +148,7 @@ class UserShares:
             self._refusals.refuse(user, limit, count)
 
     def beyond(self, messages: Sequence[Message], *, spares_lone: bool = False) -> list[int]:
-        """Return the positions of messages that exceed the share of the users who sent them.
+        """Return the positions of messages by which the users who sent them exceed the per-user limit.
 
         These messages are counted as refused. After the first message of a user that does not fit, all later
         messages of that user are refused, too. If `spares_lone` is True, a user who owns all present items is
@@ -178,7 +178,7 @@ class UserShares:
         return positions
 
     def has_room_for(self, messages: Iterable[Message], byte_count: int = 0, count: int = 0) -> bool:
-        """Return True if these messages fit, in total and into the shares of the users who sent them.
+        """Return True if these messages fit into the total limit and the per-user limits of their senders.
 
         They must fit in addition to `count` items of `byte_count` bytes in total that are not yet counted.
         """
@@ -219,7 +219,7 @@ class UserShares:
             self.remove(user, byte_count, count)
 
     def replace(self, weights: Mapping[str, tuple[int, int]]) -> None:
-        """Replace all counts by the number and bytes of each user in `weights`."""
+        """Replace all counts by those in `weights`: number of items and their bytes, by user."""
         self._counts = {user: count for user, (count, _) in weights.items()}
         self._byte_count = {user: byte_count for user, (_, byte_count) in weights.items()}
         self.count = sum(self._counts.values())
@@ -245,7 +245,7 @@ class UserShares:
 
 
 class Holding:
-    """Bytes that one object, such as a connection, occupies in its user's share; `end` frees them all."""
+    """Bytes of one object, such as a connection, that count toward a per-user limit; `end` frees them all."""
 
     __slots__ = ("_byte_count", "_shares", "_user")
 
@@ -269,7 +269,7 @@ class Holding:
             self._shares.remove(self._user, byte_count, 0)
 
     def end(self) -> None:
-        """Subtract all bytes of this object from its user's share."""
+        """Subtract all bytes of this object from its user's usage."""
         byte_count, self._byte_count = self._byte_count, 0
         if byte_count:
             self._shares.remove(self._user, byte_count, 0)
