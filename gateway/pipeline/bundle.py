@@ -146,7 +146,7 @@ def _needed() -> list[Distribution]:
 
 
 class Requirement(NamedTuple):
-    """Distribution that another one requires, with the extras that it requires of it."""
+    """Python distribution that another distribution requires, with the required extras."""
 
     name: str
     extras: tuple[str, ...] = ()

@@ -47,7 +47,7 @@ class Shipped(NamedTuple):
 def ship(
     journal: Path, to: StoreFolder, *, keep_days: int | None = None, now: Callable[[], float] | None = None
 ) -> Shipped:
-    """Copy the journal's complete segments and mapping files to the store `to`; delete outdated files there.
+    """Copy the journal's complete segments and mapping files to the store `to`; delete outdated files in it.
 
     Files that the store already has are not copied. With `keep_days`, segments whose newest row is more than
     `keep_days` days old are deleted, too. `now` returns the time in UTC seconds (None: by the store's clock).

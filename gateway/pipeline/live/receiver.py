@@ -65,7 +65,7 @@ class Receiver:
         self._thread.start()
 
     def close(self) -> None:
-        """Close the connection; the broker redelivers unacknowledged messages to another one."""
+        """Close the connection; the broker redelivers unacknowledged messages to another consumer."""
         self._closing = True
         self._thread.join(RETRY_SECS_MAX)
 
