@@ -296,13 +296,13 @@ HEAD_MAX: Final = HEAD_MIN + 3 * SHORT_STRING_MAX + LONG_STRING_MAX
 
 
 def contents_invalid(text: str) -> RemoteProtocolError:
-    """Return the error for a message with an invalid head or body (542)."""
+    """Return the error for a message with an invalid content header or body (542)."""
     return RemoteProtocolError(text, reason=ReplyCode.MESSAGE_CONTENTS_INVALID)
 
 
 @dataclass
 class Head:
-    """Decoded head of a message: its properties in AMQP/Fast.
+    """Decoded content header of a message: its properties in AMQP/Fast.
 
     `expiration` is in POSIX seconds; 0 means never.
     """
@@ -317,7 +317,7 @@ class Head:
 
 
 def find_head_end(data: bytes, at: int, stop: int) -> int:
-    """Return the position where the message head at `at` ends.
+    """Return the position where the content header (`head`) that begins at `at` ends.
 
     Raises RemoteProtocolError 542 if it does not end before `stop`.
     """
@@ -335,7 +335,7 @@ def find_head_end(data: bytes, at: int, stop: int) -> int:
 
 
 def decode_head_properties(raw: bytes, fields_max: int = FIELDS_MAX) -> Head:
-    """Decode an encoded message head, without its body-size. Raises RemoteProtocolError 542.
+    """Decode an encoded content header, without its body-size. Raises RemoteProtocolError 542.
 
     `fields_max` limits the number of headers.
     """
@@ -366,7 +366,7 @@ def _read_text(raw: bytes, at: int) -> tuple[str, int]:
 
 
 def encode_head_properties(head: Head, *, strict: bool = True) -> bytes:
-    """Encode a message head without its body-size. Raises LocalProtocolError if a value does not fit.
+    """Encode a content header without its body-size. Raises LocalProtocolError if a value does not fit.
 
     If `strict` is False, headers may have any name that a peer has sent.
     """

@@ -457,7 +457,7 @@ class Connection(Lifetime):
     def _whole_at(
         self, data: bytes, at: int, end: int, size: int, fields: int, fragment_size: int
     ) -> Whole | None:
-        """Return name, head, body size and body position of the message at `at`, for the fast path.
+        """Return name, content header, body size and body position of the message at `at` (fast path).
 
         The message must have a single fragment, of `fragment_size` bytes. Its command has `size` bytes, of
         which `fields` would remain with an empty name. Return None if the message is incomplete or cannot be
@@ -484,7 +484,7 @@ class Connection(Lifetime):
         return name, data[begin + 4 : body_at], body_size, body_at
 
     def _check_head(self, handle: Handle, head: bytes) -> None:
-        """Raise ScopedFault 542 if a message head has too many bytes or too many headers."""
+        """Raise ScopedFault 542 if a content header has too many bytes or too many headers."""
         size, most = len(head), self._properties_bytes_max
         self._steps += size // STEP_BYTES
         text = f"a head of {size} bytes exceeds {most}" if size > most else ""

@@ -85,7 +85,7 @@ class FastDialect(Dialect):
         return Address("amqpfast", service, name, wire)
 
     def property_set(self, data: bytes) -> PropertySet:
-        """Return the property set of an encoded message head, decoded on demand."""
+        """Return the property set of an encoded content header, decoded on demand."""
         return head_properties(data)
 
     def losses(self, message: Message) -> tuple[str, ...]:

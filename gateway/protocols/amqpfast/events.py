@@ -196,7 +196,7 @@ class Fragment:
 
 @dataclass
 class Prepared:
-    """Peer's announcement of a large message, with its head and the first bytes of its body (3.5.13).
+    """Peer's announcement of a large message, with its content header and first body bytes (3.5.13).
 
     The receiver responds with `ready`, or with a close.
     """

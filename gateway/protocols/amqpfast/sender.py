@@ -53,7 +53,7 @@ SendRow = tuple[bytes, bytes, Body]
 
 
 def _entry_bytes(name: bytes, head: bytes) -> int:
-    """Return the memory in bytes for a cache entry of MessageWriter, which contains the head twice."""
+    """Return the memory in bytes for a cache entry of MessageWriter, which has the content header twice."""
     return PREPARED_ENTRY_BYTES + len(name) + 2 * len(head)
 
 
@@ -95,7 +95,7 @@ class MessageWriter:
         return self._handle.state is HandleState.OPEN
 
     def fits(self, name: bytes, head: bytes) -> bool:
-        """Return True if `name` fits a short string, and `head` a fragment of the negotiated size."""
+        """Return True if `name` fits a short string, and the content header `head` one fragment."""
         return len(head) + 4 <= self._frame_max and len(name) <= SHORT_STRING_MAX
 
     def _prepare(self, name: bytes, head: bytes, size: int, bits: int) -> bool:
@@ -360,7 +360,7 @@ class Transfer:
             self._finish(last)
 
     def announce_bytes(self, size: int, *, last: bool = False, tag: int = 0) -> None:
-        """Queue the command of a fragment of `size` bytes, head included, that is sent out of band.
+        """Queue the command of a fragment of `size` bytes, content header included, that is sent out of band.
 
         Raises LocalProtocolError if the transfer is not out of band.
         """

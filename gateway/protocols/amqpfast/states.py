@@ -460,7 +460,7 @@ class Handle:
         return incoming is None, head, max(body_size, 0), offset, data
 
     def take_prepare(self, data: bytes, limit: int) -> tuple[bytes, int, bytes]:
-        """Process the fragment of a PREPARE. Return head, body size and first bytes of the body.
+        """Process the fragment of a PREPARE. Return content header, body size and first bytes of the body.
 
         Raises ScopedFault for an invalid head, a body over `limit` bytes, and more bytes than the body has.
         """
@@ -472,7 +472,7 @@ class Handle:
         return head, body_size, data
 
     def _take_head(self, data: bytes, limit: int) -> tuple[bytes, int, bytes]:
-        """Split the first fragment of a message: return head, body size and the bytes behind the head.
+        """Split the first fragment of a message: return content header, body size and the bytes behind it.
 
         Raises ScopedFault if the head is invalid or the body size exceeds `limit`.
         """

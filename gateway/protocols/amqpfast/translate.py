@@ -151,7 +151,7 @@ def refusal(code: int) -> Reason:
 
 
 class Essentials(NamedTuple):
-    """Fields of a message head that routing needs; `expires` is in POSIX seconds, or NEVER."""
+    """Fields of a content header that routing needs; `expires` is in POSIX seconds, or NEVER."""
 
     durable: bool
     priority: int
@@ -170,7 +170,7 @@ _sets: Final[Recurring[PropertySet]] = Recurring(SETS_MAX)
 
 
 def head_properties(raw: bytes) -> PropertySet:
-    """Return the property set for an encoded head without body-size; equal bytes share one object.
+    """Return the property set for an encoded content header without body-size; equal bytes share one object.
 
     The set is decoded on first use. Then an invalid head raises RemoteProtocolError 542.
     """
@@ -183,7 +183,7 @@ def head_properties(raw: bytes) -> PropertySet:
 
 
 def essentials(property_set: PropertySet) -> Essentials:
-    """Return the fields of a head that routing needs, cached in the property set.
+    """Return the fields of a content header that routing needs, cached in the property set.
 
     Return NO_ESSENTIALS for a set of another protocol. Every byte is validated, so that a head that is
     forwarded undecoded cannot harm the receiver. Raises RemoteProtocolError 542 for an invalid head.
@@ -208,17 +208,17 @@ def essentials(property_set: PropertySet) -> Essentials:
 
 
 def retain(property_set: PropertySet) -> bool:
-    """Return True if the head states MQTT's retain flag, by a header of the gateway."""
+    """Return True if the content header has MQTT's retain flag, by a header of the gateway."""
     return essentials(property_set).retain
 
 
 def hops(property_set: PropertySet) -> int:
-    """Return the hop count in the head: the number of routes that the message has crossed."""
+    """Return the hop count in the content header: the number of routes that the message has crossed."""
     return essentials(property_set).hops
 
 
 def decode_model(raw: bytes) -> Properties:
-    """Decode an encoded head to protocol-independent properties. Raises RemoteProtocolError 542."""
+    """Decode an encoded content header to protocol-independent properties. Raises RemoteProtocolError 542."""
     head = decode_head_properties(raw)
     own: dict[str, Any] = {}
     others: list[tuple[str, Value]] = []
@@ -253,7 +253,7 @@ def _data(value: Any) -> bytes | None:
 
 
 def encode_properties(message: Message, offset: int = 0) -> bytes:
-    """Encode the properties of a message of any protocol as a head without its body-size.
+    """Encode the properties of a message of any protocol as a content header without body-size.
 
     `offset` is the number of seconds to add to `message.expires` to get POSIX time. As long as nothing
     changes, the same object is returned. Raises RemoteProtocolError 542 if the sender's head is malformed.
@@ -300,7 +300,7 @@ def _form(message: Message, expires: float) -> Form:
 
 
 def _make_form(message: Message, expires: float) -> Form:
-    """Encode the head of a message, and return it with the names of the losses."""
+    """Encode the content header of a message, and return it with the names of the losses."""
     property_set = message.property_set
     lost: set[str] = set()
     if property_set.protocol == PROTOCOL:
@@ -348,7 +348,7 @@ def _pairs_that_fit(pairs: Headers, lost: set[str]) -> Headers:
 
 
 def _from_model(properties: Properties, lost: set[str]) -> tuple[Head, list[tuple[str, Value]]]:
-    """Convert protocol-independent properties to a head, and add the names of losses to `lost`.
+    """Convert protocol-independent properties to a content header, and add the names of losses to `lost`.
 
     Return a head without its headers, and the headers.
     """
@@ -372,7 +372,7 @@ def _from_model(properties: Properties, lost: set[str]) -> tuple[Head, list[tupl
 
 
 def _texts(properties: Properties, head: Head, lost: set[str]) -> list[tuple[str, Value]]:
-    """Copy text properties to those fields of `head` that exist, and return the others as headers.
+    """Copy text properties to existing fields of the content header. Return the others as headers.
 
     The names of losses are added to `lost`.
     """
@@ -416,12 +416,12 @@ def _add_text(pairs: list[tuple[str, Value]], name: str, text: str | None, lost:
 
 
 def fit_priority(raw: bytes) -> bytes:
-    """Return an encoded head without its body-size, with the priority reduced to the allowed maximum."""
+    """Return an encoded content header, without body-size, with the priority reduced to the maximum."""
     return raw if raw[PRIORITY_AT] <= PRIORITY_MAX else raw[:PRIORITY_AT] + HIGHEST + raw[PRIORITY_AT + 1 :]
 
 
 def fill_defaults(raw: bytes, mime_type: str, encoding: str) -> bytes:
-    """Return an encoded head in which a missing mime-type or encoding is set to that of the handle.
+    """Return an encoded content header, with a missing mime-type or encoding set to that of the handle.
 
     `raw` is the head of a SEND without its body-size (3.5.2). Raises RemoteProtocolError 542 if it is
     invalid.

@@ -101,8 +101,8 @@ class Connection:
     """Common base of ServerConnection and ClientConnection: one end of an MQTT connection.
 
     `received` and `sent` count packets by type. `out` holds the pieces that `data_to_send` joins. `pending`
-    is True if `receive_data(b"", now)` would raise a stored error, or decode bytes that were held back until
-    the CONNACK. `unread` is True if a call of `receive_data` has done its limited amount of work and bytes
+    is True if `receive_data(b"", now)` would raise a stored error, or decode bytes that waited for the
+    CONNACK. `unread` is True if a call of `receive_data` has done its limited amount of work and bytes
     remain: the caller should call it again.
     """
 
@@ -202,7 +202,7 @@ class Connection:
         return self._buffer is not None
 
     def _open(self, state: State) -> None:
-        """Enter `state`, in which packets are decoded, and set `pending` if bytes were held back."""
+        """Enter `state`, in which packets are decoded, and set `pending` if bytes wait to be decoded."""
         self.state = state
         self.pending = self._buffer is not None
 
