@@ -264,8 +264,9 @@ class ChangeSession(OfSession, Operation[None]):
 
     In the mappings, a value of None removes the entry. `served` is True just before the client is accepted:
     until that is stored the client's will is void, and delayed wills of its earlier connections are not. The
-    client gets no CONNACK if another replica opens the session first. `weight` is the size of the session
-    after the change, or None if it has not changed. The reply is FENCED if the session has another epoch.
+    client gets no CONNACK if another replica opens the session first. `weight` is the memory size in bytes of
+    the session after the change, or None if it has not changed. The reply is FENCED if the session has
+    another epoch.
     """
 
     epoch: int
@@ -626,8 +627,8 @@ class Retention(NamedTuple):
     """Value of the reply to Retain.
 
     If `stored` is False, the topic is unchanged, because there was no capacity or the topic did not retain
-    the expected message. `before` has user and weight of the message that the topic retained before, or is
-    None.
+    the expected message. `before` has the user and the size (bytes, with overhead) of the message that the
+    topic retained before, or is None.
     """
 
     stored: bool
@@ -639,9 +640,10 @@ class Retain(Operation[Retention]):
     """Retain a message for a topic; a `message` of None or b"" removes the retained message.
 
     The message expires after `lifetime_secs` seconds; None means never. `user` sent it, and `weight` is its
-    size in bytes for limits. It is stored if the growth fits into `room`; None means that there is no limit.
-    `client`, `domain` and `epoch` identify the session in which it was published (epoch 0: none). The reply
-    is FENCED if the same client has set or cleared the topic in a later session.
+    size in bytes (with overhead), which counts toward limits. It is stored if the growth fits into `room`;
+    None means that there is no limit. `client`, `domain` and `epoch` identify the session in which it was
+    published (epoch 0: none). The reply is FENCED if the same client has set or cleared the topic in a later
+    session.
 
     To detect that, a cleared topic is remembered for CLEARED_SECS, unless `remembered` is False. If
     `expected` is given, nothing changes unless the topic retains exactly that message.
@@ -695,7 +697,7 @@ class MatchRetained(Query[list[Retained]]):
 
 @dataclass(frozen=True, slots=True)
 class WeighRetained(Query[dict[str, tuple[int, int]]]):
-    """Query of the number and weight (bytes) of the retained messages of each user."""
+    """Query of the number and size (bytes, with overhead) of the retained messages of each user."""
 
 
 # Identifiers of deduplicating routes.
@@ -747,7 +749,11 @@ class AcceptIds(OfRoute, Operation[None]):
 
 @dataclass(frozen=True, slots=True)
 class FreeIds(OfRoute, Operation[None]):
-    """Release claimed identifiers whose messages were not accepted, so that they can be sent again."""
+    """Operation that ends claims of message identifiers, because the messages were not accepted.
+
+    An identifier is that by which a route detects repeated messages. A replica had claimed it before it sent
+    the message; after this operation a message with the identifier can be sent again.
+    """
 
 
 # Dead letters.
@@ -756,8 +762,9 @@ class FreeIds(OfRoute, Operation[None]):
 class DeadLetter(NamedTuple):
     """Stored dead letter.
 
-    `reason` and `message` are encoded. `user` sent the message, and `weight` is its size in bytes for limits.
-    `at` is the time at which the dead letter was added, in UTC seconds of the database's clock.
+    `reason` and `message` are encoded. `user` sent the message, and `weight` is its size in bytes (with
+    overhead), which counts toward limits. `at` is the time at which the dead letter was added, in UTC seconds
+    of the database's clock.
     """
 
     id: str
@@ -856,7 +863,7 @@ class FindLetters(Query[list[DeadLetter]]):
 
 @dataclass(frozen=True, slots=True)
 class WeighLetters(Query[dict[str, tuple[int, int]]]):
-    """Query of the number and weight (bytes) of the dead letters of each user."""
+    """Query of the number and size (bytes, with overhead) of the dead letters of each user."""
 
 
 # The store.

@@ -113,7 +113,8 @@ class RetainedMessages:
 def _has_capacity(operation: Retain, before: tuple[str, int] | None) -> bool:
     """Return True if the growth through the new message fits into `operation.room`.
 
-    `before` has user and weight of the retained message that it replaces, or is None.
+    `before` has the user and the size (bytes, with overhead) of the retained message that it replaces, or is
+    None.
     """
     room = operation.room
     if room is None:
