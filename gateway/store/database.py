@@ -434,7 +434,7 @@ class StoreDatabase:
         """Yield log id, position and message of each stored message that has its body in a file.
 
         Only the rows of such messages are read. A query finds them by size: the encoded row is much shorter
-        than the weight of its message, which includes the body.
+        than the size of its message, which includes the body.
         """
         ids = self.connection.execute(
             "SELECT id, log FROM rows WHERE octets > ? AND octets > 2 * length(messages) AND tag != ?",

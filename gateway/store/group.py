@@ -29,7 +29,7 @@ class MessageRun(NamedTuple):
     """Messages for one new row.
 
     Message k is at position `first + offsets[k]`, or `first + k` without offsets. `count` is the number of
-    positions, `byte_count` the weight of the messages in bytes.
+    positions, `byte_count` the size of the messages in bytes, with overhead.
     """
 
     log: int
@@ -254,7 +254,11 @@ class Group:
                     yield from _runs(log, piece)
 
     def forget(self) -> None:
-        """Drop the messages and the operations that depend on them; everything else stays."""
+        """Drop the appended messages, and the operations that depend on their being written.
+
+        All other operations stay in the group. Records to be stored only if the messages are refused are
+        added to them.
+        """
         self._pieces.clear()
         for one in self.beside:
             self.things[one] = None
@@ -266,7 +270,7 @@ class Group:
     def take_callbacks(self) -> tuple[list[Done], int, int]:
         """Return and clear the callbacks that wait for the outcome, in order.
 
-        Also returns and clears the number of appended messages and their weight in bytes.
+        Also returns and clears the number of appended messages and their size in bytes, with overhead.
         """
         callbacks, self.callbacks = self.callbacks, []
         appended, self.appended = self.appended, 0

@@ -37,9 +37,9 @@ class Log:
 class StoredRow(NamedTuple):
     """Stored row: positions `first` to `first + count - 1` of a log.
 
-    `byte_count` is the weight of its messages in bytes, including those that were settled since the row was
-    written. `settled` has a bit for each position, the first in the lowest bit of the first byte; None if no
-    message is settled.
+    `byte_count` is the size of its messages in bytes, with overhead, including those that were settled since
+    the row was written. `settled` has a bit for each position, the first in the lowest bit of the first byte;
+    None if no message is settled.
     """
 
     id: int
@@ -57,7 +57,8 @@ class StoredRow(NamedTuple):
 class LogExtent(NamedTuple):
     """Summary of a log: its `count` unsettled messages are at positions `first` to `end - 1`.
 
-    `byte_count` is their weight in bytes, and includes messages that were settled since they were written.
+    `byte_count` is their size in bytes, with overhead, and includes messages that were settled since they
+    were written.
     """
 
     first: int
@@ -82,7 +83,7 @@ class LogRows:
         return len(self._ids) - self._holes
 
     def add(self, id: int, first: int, count: int, byte_count: int) -> None:
-        """Add a written row; `byte_count` is the weight of its messages in bytes."""
+        """Add a written row; `byte_count` is the size of its messages in bytes, with overhead."""
         at = len(self._firsts)
         if at and first < self._firsts[-1]:
             at = bisect_left(self._firsts, first)

@@ -3,7 +3,7 @@
 The gateway has accepted these messages from their source, so storing them as dead letters is never refused;
 while the disk is full, they wait in memory. `StoredLetters` has the dead letters that must still be written
 or deleted, and the size in bytes of each stored one. When there are too many, the oldest ones of a user who
-has more than an equal share are deleted.
+has more than an equal part of the limit are deleted.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Interface of the store for the event loop.
 
-Almost every call only adds an operation to a list. `flush`, at the end of a wake-up, passes the list to the
-writer thread, which executes all operations of one wake-up together and in order. The event loop never waits
-for the disk, except in the constructor and in `close`. Callbacks given to the store are called in the event
-loop, through `call_soon`.
+Almost every call only adds an operation to a list. `flush`, at the end of a pass of the event loop, passes
+the list to the writer thread, which executes all operations of one pass together and in order. The event loop
+never waits for the disk, except in the constructor and in `close`. Callbacks given to the store are called in
+the event loop, through `call_soon`.
 
 Nobody waits for the settlement of a delivered message. A list that has nothing else stays up to POSTPONE_SECS
-for the operations of later wake-ups, so that a steady flow of messages needs one commit for each, not two.
+for the operations of later passes, so that a steady flow of messages needs one commit for each, not two.
 
 When the disk fails, the writer thread refuses the messages of the failed commit. From the moment the event
 loop learns of the failure until it learns that the disk works again, this class refuses messages, and reports
@@ -165,7 +165,7 @@ class Store:
         self._lock.release()
 
     def flush(self) -> None:
-        """Pass the operations of this wake-up to the writer thread, which commits them together."""
+        """Pass the operations of this event-loop pass to the writer thread, which commits them together."""
         if self._refused and self._fenced:
             self._tell_refused()
         if self._calls and not self._postpone():
@@ -178,7 +178,7 @@ class Store:
             self._writer.refuse_calls()
 
     def _postpone(self) -> bool:
-        """Return True if the operations can wait for those of later wake-ups, and schedule their flush."""
+        """Return True if the operations can wait for later ones, and schedule their flush."""
         if self._call_later is None or len(self._calls) > POSTPONED_MAX:
             return False
         for call in self._calls:
@@ -245,7 +245,7 @@ class Store:
 
     @property
     def refusal(self) -> Outcome:
-        """Outcome that sources get while the store is not healthy: released, with the error of the disk."""
+        """Outcome while the store is not healthy: sources must retry; the text is the error of the disk."""
         return refusal_of(self._failure)
 
     @property
@@ -292,7 +292,7 @@ class Store:
         self._calls.append((Group.rename, log))
 
     def extent(self, log: Log) -> LogExtent:
-        """Return the positions, the number and the weight in bytes of a log's stored messages.
+        """Return the positions, the number and the size (bytes, with overhead) of a log's stored messages.
 
         Only valid before `start`, or for a log created since.
         """
@@ -355,16 +355,16 @@ class Store:
         self._calls.append((Group.settle, log, positions))
 
     def settle_delivered(self, log: Log, positions: Sequence[int] | range) -> None:
-        """Settle messages that a consumer has acknowledged; the commit may be postponed.
+        """Settle messages that a consumer has acknowledged; the commit may wait for later operations.
 
         After a crash those of the last POSTPONE_SECS are delivered again, as redelivered.
         """
         self._calls.append((Group.settle_delivered, log, positions))
 
     def settle_beside(self, log: Log, positions: Sequence[int] | range) -> None:
-        """Settle messages that move to other logs, if the messages appended in this wake-up are written.
+        """Settle messages that move to other logs, if the messages appended in this pass are written.
 
-        If the appended messages are refused, the settlement is dropped.
+        A pass is one of the event loop. If the appended messages are refused, the settlement is dropped.
         """
         if not self._failure:
             self._calls.append((Group.settle_beside, log, positions))
@@ -434,7 +434,7 @@ class Store:
         self._calls.append((Group.put, kind, _valid_key(key), value))
 
     def put_with_messages(self, kind: str, key: Key, value: bytes) -> None:
-        """Store a small record together with the messages appended in this wake-up.
+        """Store a small record together with the messages appended in this pass of the event loop.
 
         If those messages are refused, the record is deleted.
         """
@@ -444,9 +444,9 @@ class Store:
             self._calls.append((Group.put_with_messages, kind, _valid_key(key), value))
 
     def put_if_refused(self, kind: str, key: Key, value: bytes) -> None:
-        """Store a small record if the messages appended in this wake-up are refused.
+        """Store a small record if the messages appended in this pass of the event loop are refused.
 
-        It is written in the transaction of the other operations of this wake-up. If the messages are written,
+        It is written in the transaction of the other operations of this pass. If the messages are written,
         nothing is stored.
         """
         if self._failure:

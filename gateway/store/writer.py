@@ -1,6 +1,6 @@
 """Writer thread of the store; once it runs, only this thread uses the database.
 
-Each wake-up of the event loop passes a list of calls. All calls that have arrived form one group, which is
+Each pass of the event loop passes a list of calls. All calls that have arrived form one group, which is
 committed in one transaction; further calls queue meanwhile. The outcomes of a group are sent to the event
 loop together.
 
@@ -304,7 +304,8 @@ class Writer:
     def _call_waiting(self, callbacks: list[Done], outcome: Outcome, messages: int, byte_count: int) -> None:
         """Call the callbacks with the outcome, and update the figures. Runs in the event loop.
 
-        `messages` and `byte_count` are the number and weight of the messages that waited for this outcome.
+        `messages` and `byte_count` are the number, and the size in bytes with overhead, of the messages that
+        waited for this outcome.
         """
         figures = self._figures
         figures.pending -= messages

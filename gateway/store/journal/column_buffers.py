@@ -49,8 +49,8 @@ class RowLabels(NamedTuple):
 class Settled(NamedTuple):
     """Messages that were settled together with one outcome.
 
-    `messages` are as they were passed to the sink, or None if a route refused `sources`. `sources` are as
-    they were received, or None if they are equal to `messages`. The times are in microseconds UTC. `slots`
+    `messages` are as they were passed to the destination, or None if a route refused `sources`. `sources` are
+    as they were received, or None if they are equal to `messages`. The times are in microseconds UTC. `slots`
     are the places of the messages in the batch in which they were received, or None for 0, 1, 2 and so on.
     `origins` are the source addresses if the route changed only the address and the hop count; then `sources`
     is None. `bursts` are the same messages, if all of them were received in bursts.
@@ -394,7 +394,7 @@ def _heads(runs: Runs[Message], *, hop: bool) -> Heads:
 def _senders_of(runs: Runs[Message]) -> Runs[Sender]:
     """Return the senders of messages as runs, or one for each message if the runs are short.
 
-    The connections of one wake-up are read one after the other, so their messages form runs.
+    The connections of one pass of the event loop are read one after the other, so their messages form runs.
     """
     messages, lengths = runs
     if lengths is not None:

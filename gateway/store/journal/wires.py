@@ -175,7 +175,11 @@ class Wires:
         return True
 
     def add_all(self, forms: bytes, data: Sequence[bytes]) -> list[bytes]:
-        """Add entries with their forms (one byte each); return their numbers as four bytes each."""
+        """Add encoded addresses or property lists to the dictionary. Return the index of each as four bytes.
+
+        `forms` has one byte for each entry of `data`: the protocol of its encoding, or 0 for texts (see
+        format.py).
+        """
         self._forms += forms
         return self._entries.add_all([(one,) for one in data])
 

@@ -208,7 +208,7 @@ class JournalWriter:
         slots: list[int] | None = None,
         bursts: Bursts | None = None,
     ) -> None:
-        """Record `messages` that a recipient's sink has settled, and that are not changed afterwards.
+        """Record `messages` that their destination has settled, and that are not changed afterwards.
 
         `received` is when they arrived, in loop-clock seconds. `sources` are the same messages as received,
         if a route changed them; or only their addresses, if it changed nothing but the address and the hop
