@@ -165,7 +165,7 @@ class Trail:
 
 
 def _holder(event: str, facts: dict[str, Fact]) -> str:
-    """Return the user or address to whose share of the audit log a line counts.
+    """Return the user or address toward whose limit in the audit log a line counts.
 
     The address is used if the client has no verified user. Return "" if the facts contain neither.
     """
