@@ -1,9 +1,9 @@
-"""Stream over one connected socket, read by a poller and written once per wake-up of that poller.
+"""Stream over one connected socket, read by a poller and written once per pass of the event loop.
 
-A stream never awaits. When the wake-up ends, the output of its owner is collected and written with one
-`send`. Bytes that the socket does not accept are buffered until the poller reports that it is writable. Large
-output comes in pieces, which are not copied (backlog.py). A filter (TLS, WebSocket) may sit between the
-socket and the owner; it works on bytes only.
+A stream never awaits. When the pass ends, the output of its owner is collected and written with one `send`.
+Bytes that the socket does not accept are buffered until the poller reports that it is writable. Large output
+comes in pieces, which are not copied (backlog.py). A filter (TLS, WebSocket) may sit between the socket and
+the owner; it works on bytes only.
 
 One read may hold more work than one turn should do (thousands of tiny packets). An owner then stops after its
 share, stores the rest and calls `request_turn`: the rest gets its turns before anything more is read. It gets
@@ -51,7 +51,7 @@ class StreamOwner(Protocol):
     def data_to_send(self) -> bytes | list[Piece]:
         """Return everything to be written now, as a list of pieces if it is large.
 
-        The stream calls this method when a wake-up of the event loop ends.
+        The stream calls this method when a pass of the event loop ends.
         """
 
     def resume_writing(self) -> None:
@@ -142,7 +142,7 @@ class StreamCounters:
 
 
 class WriteSet:
-    """Set of the streams whose output is written at the end of the present wake-up of the event loop.
+    """Set of the streams whose output is written at the end of the present pass of the event loop.
 
     The process has one such set.
     """
@@ -371,7 +371,7 @@ class Stream:
             self._watcher.watch(self)
 
     def postpone(self, events: list[Any]) -> None:
-        """Store decoded `events` for another turn, in which the owner gets them from `postponed`."""
+        """Store decoded `events` for the next turn, in which the owner gets them from `postponed`."""
         self._postponed = events
         self.request_turn()
 
@@ -385,7 +385,7 @@ class Stream:
         return events
 
     def is_turn_spent(self) -> bool:
-        """Return True if slow work has used DEAR_SECS of this turn, so that the rest must be postponed.
+        """Return True if slow work has used DEAR_SECS of this turn, so that the rest must wait.
 
         The owner calls this method before each piece of slow work, such as the first use of an address. The
         first call of a turn returns False and starts the time.
@@ -417,8 +417,8 @@ class Stream:
     def suspend(self) -> None:
         """Stop reading until `resume` has been called as often as `suspend`.
 
-        Meanwhile the owner postpones the events that it has decoded, because a command of the peer is pending
-        and later commands must follow it.
+        Meanwhile the owner stores the events that it has decoded with `postpone`, because a command of the
+        peer is pending and later commands must follow it.
         """
         self._suspensions += 1
         self.hold()
@@ -529,8 +529,8 @@ class Stream:
     ) -> Stream:
         """Return a new stream for `sock` that uses the same poller as this stream.
 
-        Data that arrives on one of the two streams can be written to the other in the same wake-up of the
-        poller. Call `begin` of the new stream once it has its owner.
+        Data that arrives on one of the two streams can be written to the other in the same pass of the event
+        loop. Call `begin` of the new stream once it has its owner.
         """
         return Stream(sock, remote, self._watcher, self._writes, layer, layer_ended=layer_ended)
 
@@ -685,7 +685,7 @@ class Stream:
         self.abort("internal error")
 
     def fail_later(self, error: Exception) -> None:
-        """Schedule a call of `fail` with `error` for the end of this wake-up of the event loop.
+        """Schedule a call of `fail` with `error` for the end of this pass of the event loop.
 
         For a caller that finds the error while it serves other connections. Until then the stream counts as
         congested, so that nothing more is delivered to it.
