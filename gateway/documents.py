@@ -96,8 +96,8 @@ class Document:
 class Complaint(NamedTuple):
     """Error that a pydantic model has found in a document.
 
-    `place` is the path of keys and list indexes to the faulty part. `value` is the value there, or None if
-    the message needs no value. `hint` is the end of the message: what to write instead.
+    `place` is the path of keys and list indexes to the faulty part. `value` is the value at that place, or
+    None if the message needs no value. `hint` is the end of the message: what to write instead.
     """
 
     place: Place
