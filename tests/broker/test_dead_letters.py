@@ -505,7 +505,7 @@ def test_the_journal_hears_of_letters_with_and_without_a_route(tmp_path: Path) -
     [
         (mqtt("in/1"), "gone", False, "in no mapping"),
         (mqtt("in/1"), "up", True, "leads to amqp091 now"),
-        (amqp(), "up", False, "takes mqtt now"),
+        (amqp(), "up", False, "now has a source of protocol mqtt"),
         (mqtt("elsewhere"), "up", False, "no longer matches the message"),
         (
             mqtt("in/1", sender=Sender("gone")),

@@ -48,9 +48,21 @@ EXPOSED = [
     ("http: {host: 0.0.0.0}\n", "http.host", "http.tls"),
     ("http: {host: '::'}\n", "http.host", "http.tls"),
     ("roles: {op: {console: read}}\n", "http.host", "http.tls"),
-    (PROXY.format("required", "10.0.0.0/8"), "listeners.mqtt.proxy_protocol_from[1]", "load balancers alone"),
-    (PROXY.format("required", "0.0.0.0/0"), "listeners.mqtt.proxy_protocol_from[1]", "load balancers alone"),
-    (PROXY.format("required", "fd00::/48"), "listeners.mqtt.proxy_protocol_from[1]", "load balancers alone"),
+    (
+        PROXY.format("required", "10.0.0.0/8"),
+        "listeners.mqtt.proxy_protocol_from[1]",
+        "only the addresses of the load balancers",
+    ),
+    (
+        PROXY.format("required", "0.0.0.0/0"),
+        "listeners.mqtt.proxy_protocol_from[1]",
+        "only the addresses of the load balancers",
+    ),
+    (
+        PROXY.format("required", "fd00::/48"),
+        "listeners.mqtt.proxy_protocol_from[1]",
+        "only the addresses of the load balancers",
+    ),
 ]
 SOUND = [
     JWT.format("https://keys.example/jwks"),

@@ -172,7 +172,7 @@ def test_verify_names_damage(run: Run, folder: Path, place: int, what: list[str]
 
 ERRORS = [
     (("tail", "--folder", "/nonexistent"), Exit.USAGE, "does not exist"),
-    (("stat", "--shard", "9"), Exit.USAGE, "no shard 9"),
+    (("stat", "--shard", "9"), Exit.USAGE, "unknown shard 9"),
     (("tail", "-n", "-1"), Exit.USAGE, "Invalid value"),
 ]
 

@@ -95,11 +95,11 @@ def test_another_distribution_offers_a_dialect() -> None:
     [
         (
             (STOMP, STOMP),
-            r"offered-1 .*name stomp, stomp://, stomps://, word stomp_destination: protocol",
+            r"offered-1 .*name stomp, stomp://, stomps://, word stomp_destination: already used by protocol",
         ),
         (
             ("gateway.protocols.mqtt.dialect:MQTT",),
-            "name mqtt, .*word topic.*: protocol mqtt has that",
+            "name mqtt, .*word topic.*: already used by protocol mqtt",
         ),
         (("tests.stomp.nowhere:STOMP",), "cannot be loaded: ModuleNotFoundError"),
         (("tests.stomp.protocol.dialect:NOTHING",), "cannot be loaded: AttributeError"),

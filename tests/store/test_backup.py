@@ -216,7 +216,7 @@ def test_used_folders_are_refused(tmp_path: Path) -> None:
             back_up(tmp_path / "data", tmp_path / "copy")
         with pytest.raises(StoreError, match="is used by another gateway"):
             restore(tmp_path / "copy", tmp_path / "data")
-    with pytest.raises(StoreError, match="contains a store (gateway.db"):
+    with pytest.raises(StoreError, match="contains a store .gateway.db"):
         restore(tmp_path / "copy", tmp_path / "data")
     with pytest.raises(StoreError, match="no store in"):
         back_up(tmp_path / "nothing", tmp_path / "new")

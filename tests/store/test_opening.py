@@ -74,7 +74,7 @@ def test_a_lock_of_another_process_counts_until_it_ends(tmp_path: Path) -> None:
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"open\n"
-        assert f"process {other.pid}:" in refusal(tmp_path)
+        assert f"process {other.pid}." in refusal(tmp_path)
         other.kill()
     opened(tmp_path).close()
 
@@ -93,7 +93,7 @@ def test_a_path_that_is_no_folder_is_named(tmp_path: Path, path: str) -> None:
     told = refusal(tmp_path / path)
     assert told == (
         f"the store's folder {tmp_path / path} cannot be used: {tmp_path / path.partition('/')[0]} is a "
-        "file, not a folder; mend that, or set store.path to another folder"
+        "file, not a folder. Correct that, or set store.path to another folder"
     )
 
 
@@ -109,8 +109,8 @@ def test_a_folder_of_somebody_else_is_named() -> None:
         (folder / "locked").chmod(0o777)
         (folder / "locked" / "gateway.lock").chmod(0o444)
         mine, locked = by_nobody(folder / "mine" / "data"), by_nobody(folder / "locked")
-        assert mine.startswith(f"{folder}/mine cannot be written by user id  ")
-        assert locked.startswith(f"{folder}/locked/gateway.lock cannot be written by user id  ")
+        assert mine.startswith(f"{folder}/mine cannot be written by user id ")
+        assert locked.startswith(f"{folder}/locked/gateway.lock cannot be written by user id ")
 
 
 def by_nobody(folder: Path) -> str:
@@ -139,7 +139,9 @@ def test_a_newer_store_is_refused(tmp_path: Path) -> None:
     opened(tmp_path, steps=(*STEPS, lambda connection: None)).close()
     before = (tmp_path / "gateway.db").read_bytes()
     told = refusal(tmp_path)
-    assert f"its schema is {newest_layout() + 1}, this gateway knows {newest_layout()}" in told
+    assert (
+        f"its schema is version {newest_layout() + 1}, but this gateway knows only {newest_layout()}" in told
+    )
     assert (tmp_path / "gateway.db").read_bytes() == before
 
 

@@ -185,7 +185,7 @@ def test_a_sound_log_is_read_and_a_spoilt_one_is_said(tmp_path: Path) -> None:
         file.write(b"spoilt")
     (folder / "gateway.db-shm").unlink()
     findings = check(folder)
-    assert "gateway.db-wal is spoilt" in findings.file[0]
+    assert "gateway.db-wal is damaged" in findings.file[0]
     assert 0 < findings.messages < 100
     repair(folder)
     assert len(held(folder)["q"]) == findings.messages
@@ -256,7 +256,7 @@ def test_what_is_no_store_is_refused(tmp_path: Path, damaged: Path) -> None:
     with pytest.raises(StoreError, match="newer gateway"):
         repair(damaged)
     (damaged / "gateway.db").write_bytes(b"no database" * 1_000)
-    with pytest.raises(StoreError, match="To start empty"):
+    with pytest.raises(StoreError, match="to start empty"):
         check(damaged)
 
 
@@ -291,7 +291,7 @@ class Body:
         """It is the test's."""
 
 
-@pytest.mark.parametrize("there, said", [(None, "is gone"), (999, "has 999 bytes, not 2000000")])
+@pytest.mark.parametrize("there, said", [(None, "is missing"), (999, "has 999 bytes, not 2000000")])
 def test_a_message_whose_body_is_missing_is_lost(tmp_path: Path, there: int | None, said: str) -> None:
     with Opened(tmp_path) as one:
         log = one.store.log("fast queue", "q")

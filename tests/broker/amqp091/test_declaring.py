@@ -177,12 +177,10 @@ def test_what_the_store_has_otherwise_is_refused_and_nothing_is_added(tmp_path: 
     with pytest.raises(ConfigurationError) as refused:
         Gateway(settings_of(tmp_path, after, store))
     assert str(refused.value) == (
-        f"{tmp_path}/gateway.yaml:6:7: declare.queues[1]: PRECONDITION_FAILED - inequivalent arg"(
-            " 'x-max-length' for queue 'a' in vhost '/': received '20' but current is"(
-                " '10'; it exists with other properties, from an earlier start or another"
-                " declaration. Declare it with the same properties, or delete the existing one"
-            )
-        )
+        f"{tmp_path}/gateway.yaml:6:7: declare.queues[1]: PRECONDITION_FAILED - inequivalent arg"
+        " 'x-max-length' for queue 'a' in vhost '/': received '20' but current is"
+        " '10'; it exists with other properties, from an earlier start or another"
+        " declaration. Declare it with the same properties, or delete the existing one"
     )
     last = Gateway(settings_of(tmp_path, before, store))
     assert last.store is not None
@@ -262,10 +260,9 @@ def test_what_means_nothing_here_is_passed_over_and_counted(tmp_path: Path) -> N
         (
             Severity.NOTE,
             (
-                "ignored, because the gateway does not support it: users (1),"(
-                    " global_parameters (1), objects in virtual host 'other', which no listener"
-                    " serves (1), queues with server-generated names (1)"
-                )
+                "ignored, because the gateway does not support it: users (1),"
+                " global_parameters (1), objects in virtual host 'other', which no listener"
+                " serves (1), queues with server-generated names (1)"
             ),
         ),
         (

@@ -135,7 +135,7 @@ def test_a_policy_that_no_export_has(tmp_path: Path, policy: dict[str, Any]) -> 
     [
         ({"max-length": -1}, r"max-length: \{value_negative,-1\}"),
         ({"max-length": "many"}, "max-length: .*expected integer"),
-        ({"alternate-exchange": 1}, "alternate-exchange: the name of an exchange"),
+        ({"alternate-exchange": 1}, "alternate-exchange: must be the name of an exchange"),
         ({"overflow": "explode"}, "overflow: invalid_overflow"),
         ({"message-ttl": 315_360_000_001}, r"message-ttl: \{value_too_large,315360000001\}"),
     ],
