@@ -548,11 +548,11 @@ def test_the_command_lines_token_is_left_where_nobody_else_looks(
         (None, ""),
         ([1], ""),
         ({"client": "a", "in_use": True}, "client=a in_use=True"),
-        ({"ids": ["1", "2"]}, "ids=2 of them"),
+        ({"ids": ["1", "2"]}, "ids=2 items"),
         ({"topic": "a", "body": "secret"}, "topic=a body=6 characters"),
         (
             {"routing_key": "k", "payload": "secret", "properties": {"a": 1}},
-            "routing_key=k payload=6 characters properties=1 of them",
+            "routing_key=k payload=6 characters properties=1 items",
         ),
         ({str(n): n for n in range(99)}, " ".join(f"{n}={n}" for n in range(10))),
     ],
