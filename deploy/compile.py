@@ -27,13 +27,10 @@ DIRECTLY: Final = ("-fvisibility=hidden", "-fno-plt")
 
 # What a message passes on its way, and what is called for each of them.
 COMPILED: Final = (
-    "gateway/containment.py",
     "gateway/broker/{bodies,deduplication,dispatcher,journal,memory,memory_shares,poison,pressure}.py",
-    "gateway/broker/{priorities,queue,routing,scheduler,shares,tracing}.py",
+    "gateway/broker/{routing,shares,tracing}.py",
     "gateway/broker/{storage,topics,undelivered}.py",
-    "gateway/broker/amqp091/{dead_letter_routing,delays,deliveries,exchange,hosts,queue,unbound}.py",
-    "gateway/broker/amqp091/virtual_host.py",
-    "gateway/broker/amqpfast/destinations.py",
+    "gateway/broker/amqp091/{dead_letter_routing,deliveries,exchange,hosts,unbound,virtual_host}.py",
     "gateway/broker/mqtt/*.py",
     "gateway/broker/outbox/*.py",
     "gateway/egress/{confirms,connection,link,session}.py",
@@ -48,8 +45,7 @@ COMPILED: Final = (
     "gateway/model/*.py",
     "gateway/protocols/*/*.py",
     "gateway/store/journal/{bursts,column_buffers,encoder,entries,format,runs,wall,wires,writer}.py",
-    "gateway/store/{copies,database,gate,group,heap,index,letters,messages,properties}.py",
-    "gateway/store/{statements,store,timeline,writer}.py",
+    "gateway/store/properties.py",
     "gateway/telemetry/{stats,watchdog}.py",
     "gateway/transport/{backlog,filter_stack,poller,socket_loop,stream}.py",
 )
