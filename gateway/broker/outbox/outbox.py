@@ -160,15 +160,16 @@ class OutboxQueue(Queue):
     """
 
     def __init__(self, name: str, letters: DeadLetters, expired: Callable[[Message], None]) -> None:
-        super().__init__(name, durable=True, messages_max=UNBOUNDED, bytes_max=UNBOUNDED, expired=expired)
+        super().__init__(
+            name,
+            durable=True,
+            messages_max=UNBOUNDED,
+            bytes_max=UNBOUNDED,
+            expired=expired,
+            settles_later=False,  # after a crash the target would get them twice
+        )
         self.keeps_expired = False
         self._letters = letters
-
-    def acknowledged(self, positions: Sequence[int]) -> None:
-        """Settle the delivered messages at these positions, at once: a target may not get them twice."""
-        self.unacknowledged -= len(positions)
-        if self.storage is not None:
-            self.storage.forget(positions)
 
     def _drop_expired(self, position: int, message: Message, utc: float) -> bool:
         is_expired = NEVER < message.expires <= utc and message is not HOLE
