@@ -326,8 +326,8 @@ def test_sections_that_need_a_restart_are_named_once(tmp_path: Path) -> None:
     "left, reason",
     [
         ("", "is empty"),
-        ("ann: {password_hash: x}\nbob:\n  password_h", "in the middle"),
-        ("ann: {password_hash: x}\nbob:\n  password_hash: y\n", "end of the last item"),
+        ("ann: {password_hash: x}\nbob:\n  password_h", "a truncated copy"),
+        ("ann: {password_hash: x}\nbob:\n  password_hash: y\n", "last item of the file looks truncated"),
     ],
 )
 def test_a_users_file_that_has_lost_its_end(tmp_path: Path, left: str, reason: str) -> None:

@@ -63,7 +63,7 @@ def test_what_has_no_target_is_a_way_of_its_own(spark: SparkSession, tmp_path: P
         ("up", "amqp091"): (1, 0),
         ("", ""): (4, 1),
     }
-    assert "(mqtt to nobody)" in shown.read_text()
+    assert "(mqtt, no recipient)" in shown.read_text()
 
 
 @pytest.mark.usefixtures("streams")

@@ -152,7 +152,7 @@ def test_one_that_breaks_goes_on_where_it_was(spark: SparkSession, tmp_path: Pat
     assert bodies == [b'{"n": %d}' % number for number in range(2_500)]
     assert rows_of(spark, folder, Progress(file)) == []
     file.write_text("{}")
-    with pytest.raises(PipelineError, match="no position of a replay"):
+    with pytest.raises(PipelineError, match="is not a position file of a replay"):
         Progress(file).read()
 
 

@@ -80,14 +80,14 @@ FAULTY: list[tuple[bytes, str, str | None]] = [
     (b'{"t": "hot"}', "is not of type", "t"),
     (b'{"n": 1}', '"t" is a required property', ""),
     (b'{"t": 1, "of": {"unit": "Kelvin"}}', "longer than 3", "of/unit"),
-    (b"21.5 C", "no JSON", None),
-    (b"", "no JSON", None),
-    (b'{"t": 1, "n": 123456789012345678901234567890}', "no place in its column", "n"),
+    (b"21.5 C", "not JSON", None),
+    (b"", "not JSON", None),
+    (b'{"t": 1, "n": 123456789012345678901234567890}', "does not fit its column", "n"),
     (b'{"t": 1e400}', "", None),
-    (b'{"t": 1, "price": 1e36}', "no place in its column of decimal(38,2)", "price"),
+    (b'{"t": 1, "price": 1e36}', "does not fit its column of decimal(38,2)", "price"),
     (b'{"t": 1, "seen": "yesterday"}', "date-time", "seen"),
     (b'{"t": 1, "at": "yesterday"}', "no valid time at this place", "at"),
-    (b"\0\0\0\0\x2b\x06\x02avro", "no JSON", None),
+    (b"\0\0\0\0\x2b\x06\x02avro", "not JSON", None),
 ]
 
 
@@ -244,7 +244,7 @@ def test_values_that_spark_writes_another_way() -> None:
 
 @pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 1e16, 1.5])
 def test_numbers_without_a_place_are_named(number: float) -> None:
-    with pytest.raises(NoPlaceError, match="no place in its column") as told:
+    with pytest.raises(NoPlaceError, match="does not fit its column") as told:
         Placing().convert({"list": [{"n": 1}, {"n": number}]}, DEEP)
     assert told.value.path == ("list", "1", "n")
 
