@@ -229,7 +229,7 @@ class Gateway:
         """
         loop = attach_socket_loop(self.watchdog)
         try:
-            start_store(self.store, self.writes, self.hosts.alarms)
+            start_store(self.store, self.writes)
             if self.state is not None:
                 self.state.start(self.writes)
             await self._serve(task_status, signals)

@@ -11,8 +11,6 @@ from typing import Final
 import structlog
 import trio
 
-from gateway import clock
-from gateway.broker.scheduler import CallScheduler
 from gateway.containment import contained
 from gateway.model.shares import UserShares
 from gateway.settings import Settings
@@ -66,10 +64,10 @@ def return_key(store: Store | None) -> bytes:
     return made
 
 
-def start_store(store: Store | None, writes: WriteSet, timers: CallScheduler) -> None:
+def start_store(store: Store | None, writes: WriteSet) -> None:
     """Start the store's thread. Each of its results is handled in a separate pass of the event loop."""
     if store is not None:
-        store.start(caller_of(writes), lambda secs, call: timers.set(clock.utc() + secs, call))
+        store.start(caller_of(writes))
 
 
 def caller_of(writes: WriteSet) -> Callable[[Callable[[], None]], None]:

@@ -101,9 +101,9 @@ class SpooledStorage(QueueStorage):
                 self._bodies.pop(position, None)
         super()._written(part, start, stop, first, alone, outcome)
 
-    def forget(self, positions: Sequence[int], *, can_wait: bool = False) -> None:
+    def forget(self, positions: Sequence[int]) -> None:
         """Delete settled messages at these positions from the disk, and release their files."""
-        super().forget(positions, can_wait=can_wait)
+        super().forget(positions)
         if self._bodies:
             dropped = positions if isinstance(positions, range) else set(positions)
             self._release_bodies([position for position in self._bodies if position in dropped])

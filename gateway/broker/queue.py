@@ -105,11 +105,8 @@ class Storage(Protocol):
         positions from `position` to before `end`.
         """
 
-    def forget(self, positions: Sequence[int], *, can_wait: bool = False) -> None:
-        """Delete the messages at these positions from the disk, because they are settled.
-
-        With `can_wait`, the commit may wait for later operations.
-        """
+    def forget(self, positions: Sequence[int]) -> None:
+        """Delete the messages at these positions from the disk, because they are settled."""
 
     def forget_beside(self, positions: Sequence[int]) -> None:
         """Delete settled messages in the transaction that stores the publishes of this event-loop pass.
@@ -159,12 +156,7 @@ class Queue:
         bytes_max: int = 1 << 30,
         expired: Callable[[Message], None] | None = None,
         full_queues: FullQueues | None = None,
-        settles_later: bool = True,
     ) -> None:
-        """Create an empty queue.
-
-        With `settles_later`, acknowledged messages may stay on disk a little longer.
-        """
         self.name = name
         self.durable = durable
         self.messages_max = messages_max  # so that an unread queue cannot use up the memory
@@ -189,7 +181,6 @@ class Queue:
         self._first = 0  # position of the first in `_ready`
         self._turn = 0
         self._expired = expired
-        self._settles_later = settles_later
         self._pressure = self._new_pressure()
         self._full_queues = FullQueues() if full_queues is None else full_queues
         self._lossy_at: int | None = None  # position of the next message when a loss was last logged
@@ -584,7 +575,7 @@ class Queue:
         """Settle the delivered messages at these positions: they leave the disk, too."""
         self.unacknowledged -= len(positions)
         if self.storage is not None:
-            self.storage.forget(positions, can_wait=self._settles_later)
+            self.storage.forget(positions)
 
     def requeue(self, deliveries: Iterable[tuple[int, Message]]) -> None:
         """Return (position, message) pairs to their positions in the queue, to be redelivered."""

@@ -331,14 +331,10 @@ class QueueStorage(PagedLog):
 
     # Out.
 
-    def forget(self, positions: Sequence[int], *, can_wait: bool = False) -> None:
-        """Delete the messages at these positions from the disk, because they are settled.
-
-        With `can_wait`, the commit may wait for later operations.
-        """
+    def forget(self, positions: Sequence[int]) -> None:
+        """Delete the messages at these positions from the disk, because they are settled."""
         if positions:
-            settle = self._store.settle_delivered if can_wait else self._store.settle
-            settle(self.log, positions)
+            self._store.settle(self.log, positions)
 
     def forget_beside(self, positions: Sequence[int]) -> None:
         """Delete settled messages in the transaction that stores the publishes of this event-loop pass.

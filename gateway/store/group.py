@@ -153,10 +153,6 @@ class Group:
                     if bits != known_bits:
                         self.changes[id] = RowSettlement(log.id, first, count, bits)
 
-    def settle_delivered(self, log: Log, positions: Sequence[int] | range) -> None:
-        """Settle messages that a consumer has acknowledged, as `settle` does."""
-        self.settle(log, positions)
-
     def settle_beside(self, log: Log, positions: Sequence[int] | range) -> None:
         """Settle the messages at these positions only if the messages of this group are written."""
         self.moved.append((log, positions))

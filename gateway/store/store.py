@@ -5,9 +5,6 @@ the list to the writer thread, which executes all operations of one pass togethe
 never waits for the disk, except in the constructor and in `close`. Callbacks given to the store are called in
 the event loop, through `call_soon`.
 
-Nobody waits for the settlement of a delivered message. A list that has nothing else stays up to POSTPONE_SECS
-for the operations of later passes, so that a steady flow of messages needs one commit for each, not two.
-
 When the disk fails, the writer thread refuses the messages of the failed commit. From the moment the event
 loop learns of the failure until it learns that the disk works again, this class refuses messages, and reports
 these refusals after those of the thread. A source therefore gets its refusals in the order of its messages.
@@ -40,13 +37,11 @@ from gateway.store.index import Log, LogExtent, StoredRow
 from gateway.store.letters import Line, StoredDeadLetter
 from gateway.store.messages import MakeBody, MessageReader
 from gateway.store.schema import STEPS, Step
-from gateway.store.writer import CallLater, Calls, CallSoon, Figures, Writer, refusal_of
+from gateway.store.writer import Calls, CallSoon, Figures, Writer, refusal_of
 
 PROBE_SECS: Final = 1.0
 PENDING_BYTES_MAX: Final = 67_108_864
 RESERVE_BYTES: Final = 8_388_608
-POSTPONE_SECS: Final = 0.05  # for which settlements alone wait for the commit of something else
-POSTPONED_MAX: Final = 64  # calls that wait so
 LETTERS_MAX: Final = 10_000
 LETTERS_BYTES_MAX: Final = 67_108_864
 
@@ -83,8 +78,6 @@ class Store:
         self._pending_bytes_max = pending_bytes_max
         self._on_damage = on_damage
         self._calls: Calls = []
-        self._call_later: CallLater | None = None
-        self._is_postponed = False  # `_flush_postponed` is scheduled
         # Callbacks of paused sources, called when the store is no longer congested.
         self._releases: list[Callable[[], None]] = []
         # Callbacks that get their refusal at the end of the wake-up, after the thread's refusals.
@@ -137,13 +130,8 @@ class Store:
             return str(error)
         return "" if reserve.allocate() else "the disk is full"
 
-    def start(self, call_soon: CallSoon, call_later: CallLater | None = None) -> None:
-        """Start the writer thread, which schedules functions on the event loop with `call_soon`.
-
-        `call_later` calls a function in the event loop after a number of seconds; without it, nothing is
-        postponed.
-        """
-        self._call_later = call_later
+    def start(self, call_soon: CallSoon) -> None:
+        """Start the writer thread, which schedules functions on the event loop with `call_soon`."""
         self._database.tagged.clear()
         self._writer.call_soon = call_soon
         self._writer_thread = threading.Thread(target=self._writer.run, name="store", daemon=True)
@@ -154,7 +142,6 @@ class Store:
         if self._closed:
             return
         self._closed = True
-        self._call_later = None
         self.flush()
         self._writer.calls.put(None)
         if self._writer_thread is None:
@@ -168,31 +155,11 @@ class Store:
         """Pass the operations of this event-loop pass to the writer thread, which commits them together."""
         if self._refused and self._fenced:
             self._tell_refused()
-        if self._calls and not self._postpone():
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        calls, self._calls = self._calls, []
-        self._writer.calls.put(calls)
-        if self._writer.broken:
-            self._writer.refuse_calls()
-
-    def _postpone(self) -> bool:
-        """Return True if the operations can wait for later ones, and schedule their flush."""
-        if self._call_later is None or len(self._calls) > POSTPONED_MAX:
-            return False
-        for call in self._calls:
-            if call[0] is not Group.settle_delivered:
-                return False
-        if not self._is_postponed:
-            self._is_postponed = True
-            self._call_later(POSTPONE_SECS, self._flush_postponed)
-        return True
-
-    def _flush_postponed(self) -> None:
-        self._is_postponed = False
         if self._calls:
-            self._hand_over()
+            calls, self._calls = self._calls, []
+            self._writer.calls.put(calls)
+            if self._writer.broken:
+                self._writer.refuse_calls()
 
     def refuse(self, done: Done) -> None:
         """Queue a call of `done` with the refusal, behind all earlier refusals.
@@ -353,13 +320,6 @@ class Store:
         Unknown positions are ignored.
         """
         self._calls.append((Group.settle, log, positions))
-
-    def settle_delivered(self, log: Log, positions: Sequence[int] | range) -> None:
-        """Settle messages that a consumer has acknowledged; the commit may wait for later operations.
-
-        After a crash those of the last POSTPONE_SECS are delivered again, as redelivered.
-        """
-        self._calls.append((Group.settle_delivered, log, positions))
 
     def settle_beside(self, log: Log, positions: Sequence[int] | range) -> None:
         """Settle messages that move to other logs, if the messages appended in this pass are written.

@@ -39,8 +39,6 @@ PROBE_CHANGES_MAX: Final = 1_000  # rows that are settled in one transaction the
 Calls = list[tuple[Any, ...]]
 """Calls of one wake-up: a method of Group and its arguments, each."""
 CallSoon = Callable[[Callable[[], None]], None]
-CallLater = Callable[[float, Callable[[], None]], object]
-"""Function that calls another one in the event loop, after a number of seconds."""
 
 
 @dataclass(slots=True)

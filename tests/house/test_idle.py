@@ -142,7 +142,6 @@ STANDING: Final[dict[str, str]] = {
     "broker.dispatcher.Dispatcher._confirmed_later": "names of endpoints",
     "store.group.Group.things": "of one transaction",
     "store.journal.bursts.Bursts.firsts": "of the journal's thread, for one block",
-    "store.store.Store._call_later": HOOK,
 }
 
 

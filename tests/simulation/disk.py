@@ -21,7 +21,7 @@ from unittest.mock import patch
 from gateway import clock
 from gateway.store.folder import LOCK, Reserve
 from gateway.store.store import Store
-from gateway.store.writer import CallLater, Calls, CallSoon, Writer
+from gateway.store.writer import Calls, CallSoon, Writer
 
 FULL: Final = "database or disk is full"
 BROKEN: Final = "disk I/O error"
@@ -105,9 +105,8 @@ class Disk:
         if self._writer is not None and not self._writer.broken and not self._writer.failure:
             self._writer._tidy()
 
-    def start(self, store: Store, call_soon: CallSoon, call_later: CallLater | None = None) -> None:
+    def start(self, store: Store, call_soon: CallSoon) -> None:
         """Do what `Store.start` does, without a thread."""
-        store._call_later = call_later
         writer = store._writer
         store._database.tagged.clear()
         writer.call_soon = call_soon
@@ -139,8 +138,8 @@ def virtual_disks(*folders: Path) -> Iterator[list[Disk]]:
     def open_store(store: Store, folder: Path, **options: Any) -> None:
         made(store, folder, factory=disks[folder].connections, **options)
 
-    def start(store: Store, call_soon: CallSoon, call_later: CallLater | None = None) -> None:
-        disks[store.folder].start(store, call_soon, call_later)
+    def start(store: Store, call_soon: CallSoon) -> None:
+        disks[store.folder].start(store, call_soon)
 
     def take_reserve(reserve: Reserve) -> bool:
         return not disks[reserve._path.parent].fault and take(reserve)

@@ -158,7 +158,7 @@ def watched(*, ids_alone: bool) -> Iterator[list[str]]:
     faults: list[str] = []
     ledgers: dict[int, tuple[Store, Ledger]] = {}
     made, appended, put, flush = Store.__init__, Store.append, Store.put_with_messages, Store.flush
-    settlements = {name: getattr(Store, name) for name in ("settle", "settle_delivered", "settle_beside")}
+    settlements = {name: getattr(Store, name) for name in ("settle", "settle_beside")}
     write = DurableReceivedIds._write
 
     @wraps(made)

@@ -426,7 +426,7 @@ class DurableSession(Session):
     def _settle_on_disk(self) -> None:
         if self._settled_positions:
             positions, self._settled_positions = self._settled_positions, []
-            self._records.store.settle_delivered(self.log, positions)
+            self._records.store.settle(self.log, positions)
 
     def has_stalled(self, now: float, *, is_read: bool = True) -> bool:
         """Return True if nothing was sent for `stall_secs`, as `Session.has_stalled` does.

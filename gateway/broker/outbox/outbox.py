@@ -160,14 +160,7 @@ class OutboxQueue(Queue):
     """
 
     def __init__(self, name: str, letters: DeadLetters, expired: Callable[[Message], None]) -> None:
-        super().__init__(
-            name,
-            durable=True,
-            messages_max=UNBOUNDED,
-            bytes_max=UNBOUNDED,
-            expired=expired,
-            settles_later=False,  # after a crash the target would get them twice
-        )
+        super().__init__(name, durable=True, messages_max=UNBOUNDED, bytes_max=UNBOUNDED, expired=expired)
         self.keeps_expired = False
         self._letters = letters
 
