@@ -244,7 +244,7 @@ async def test_the_state_is_told_again_and_again_to_who_may_hear_it() -> None:
         await nursery.start(server.run, listening)
         with trio.fail_after(20):
             async with await asked("GET", "") as stream:
-                assert b" 401 " in await read(stream, lambda found: b"needed" in found)
+                assert b" 401 " in await read(stream, lambda found: b"authentication required" in found)
             async with await asked("HEAD", shown) as stream:
                 head = await read(stream, lambda found: found.endswith(b"\r\n\r\n"))
                 assert b"text/event-stream" in head
