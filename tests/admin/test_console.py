@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 from urllib.parse import quote
 
 import httpx
@@ -109,8 +110,8 @@ def gateway(file: Path) -> Iterator[Running]:
         },
         default_roles={"guest": ("all",), "anonymous": ("boss",)},
     )
-    with pytest.MonkeyPatch.context() as patch, running(settings) as started:
-        patch.setattr(object_history, "STEP_SECS", 1)
+    # Patched before the gateway starts: its first sleep between two readings would otherwise last 30 s.
+    with mock.patch.object(object_history, "STEP_SECS", 1), running(settings) as started:
         connection = pika.BlockingConnection(pika.URLParameters(started.idle_amqp_url))
         channel = connection.channel()
         for name in ("stuck", "alarms", "jobs"):
