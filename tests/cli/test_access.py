@@ -76,7 +76,7 @@ def configuration(folder: Path, text: str = CONFIGURATION, mapping: str = "") ->
         (("shop", "write", "amqp091", ":a:b"), Exit.OK, "yes: roles.shop.amqp091./.write"),
         (("shop", "write", "amqp091", ""), Exit.OK, "yes: roles.shop.amqp091./.write"),
         (("eve", "read", "amqp091", "q", "--role", "unused"), Exit.FAILED, "roles: unused"),
-        (("ann", "fly", "mqtt", "x"), 2, "mqtt knows no 'fly'"),
+        (("ann", "fly", "mqtt", "x"), 2, "mqtt has no action 'fly'"),
         (("ann", "publish", "smtp", "x"), 2, "not a protocol with rules"),
     ],
 )

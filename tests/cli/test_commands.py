@@ -166,7 +166,7 @@ def test_publish_says_why_it_was_not_accepted(gateway: Process) -> None:
 
 def test_publish_wants_an_address_of_its_protocol() -> None:
     said = call("publish", "amqp://127.0.0.1", "--topic", "a", "-m", "x", expect=2)
-    assert "AMQP 0-9-1 wants --queue" in said
+    assert "AMQP 0-9-1 needs --queue" in said
 
 
 def test_publish_without_a_broker_says_so() -> None:

@@ -55,7 +55,7 @@ def test_a_route_is_paused_and_resumed(operate: Run) -> None:
     assert json.loads(operate("routes", "resume", "far", "--json").out) == {"name": "far", "paused": False}
     ran = operate("routes", "pause", "nothing")
     assert (ran.code, ran.out) == (Exit.FAILED, "")
-    assert "there is no route 'nothing'" in ran.err
+    assert "no route 'nothing'" in ran.err
 
 
 def test_a_link_is_paused_and_resumed(operate: Run) -> None:

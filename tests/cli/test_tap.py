@@ -55,7 +55,7 @@ def test_messages_are_shown_as_they_pass(run: Run, gateway: Running) -> None:
 def test_what_there_is_none_of_is_not_waited_for(run: Run, gateway: Running, word: str) -> None:
     url = f"http://{LOOPBACK}:{gateway.gateway.http_port}"
     told = run("tap", f"--{word}", "nosuch", "--url", url)
-    assert (told.code, f"there is no {word} 'nosuch'" in told.err) == (Exit.FAILED, True)
+    assert (told.code, f"unknown {word} 'nosuch'" in told.err) == (Exit.FAILED, True)
 
 
 def test_a_name_that_a_terminal_would_obey_is_shown_harmlessly() -> None:

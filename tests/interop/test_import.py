@@ -104,7 +104,7 @@ topic "" both 1 exact exact
         f"{conf}:6:1: warning: auth_plugin is not supported and was not imported (untaken)",
         f"{conf}:7:1: error: connection b: no address is set (invalid)",
         (
-            f"{conf}:5:1: warning: user 'ann': Mosquitto's password hash cannot be"
+            f"{conf}:5:1: warning: user ann: Mosquitto's password hash cannot be"
             f" imported; set users.ann.password_hash"
         ),
         f"{tmp_path}/acl:2:1: note: user ann needs the role 'ann'; add it to users.ann.roles (role)",

@@ -229,7 +229,7 @@ def test_fields_paths_and_pages(filled: Running) -> None:
             ({"page": "1", "page_size": "x"}, "page_size is a number, not 'x'"),
             ({"page": "1", "page_size": "501"}, "page_size is 1 to 500, not 501"),
             ({"page": "1", "page_size": "0"}, "page_size is 1 to 500, not 0"),
-            ({"sort": "name", "sort_reverse": "x"}, "sort_reverse: must be true or false, not 'x'"),
+            ({"sort": "name", "sort_reverse": "x"}, "sort_reverse is true or false, not 'x'"),
             (
                 {"name": "(", "use_regex": "true"},
                 "name is no regular expression, or one that takes too long: '('",
@@ -238,7 +238,7 @@ def test_fields_paths_and_pages(filled: Running) -> None:
                 {"name": "(.{99}){9999}", "use_regex": "true"},
                 "name is no regular expression, or one that takes too long: '(.{99}){9999}'",
             ),
-            ({"name": "a", "use_regex": "1"}, "use_regex: must be true or false, not '1'"),
+            ({"name": "a", "use_regex": "1"}, "use_regex is true or false, not '1'"),
         ):
             answer = client.get(f"{at}/exchanges", params=wrong)
             told = {"error": "bad_request", "reason": why}

@@ -99,7 +99,7 @@ def test_everything_acknowledged_before_the_backup_is_in_the_restored_store(tmp_
         load.end()
         gateway.kill()
         for copy, before, after in copies:
-            assert "sound: " in gateway.command("store", "check", "--store", str(copy))
+            assert "intact: " in gateway.command("store", "check", "--store", str(copy))
             said = gateway.command("store", "restore", "--from", str(copy), "--config", "gateway.yaml")
             assert "contains a store (gateway.db" in said
             second = tmp_path / f"restored-{copy.name}"

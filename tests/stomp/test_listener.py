@@ -174,7 +174,7 @@ def test_what_it_does_not_have_is_said(gateway: GatewayProcess, tmp_path: Path) 
     said = gateway.command("check", "--config", str(tmp_path / "gateway.yaml"))
     assert "the gateway has no links to STOMP brokers" in said
     said = gateway.command("publish", "stomp://broker", "--topic", "a", "-m", "x")
-    assert "STOMP wants --stomp-destination" in said
+    assert "STOMP needs --stomp-destination" in said
 
 
 def test_nothing_of_the_gateway_knows_it() -> None:
