@@ -196,7 +196,7 @@ def test_a_form_of_a_newer_gateway_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as patch:
         patch.setattr("gateway.store.messages.VERSION", 3)
         data = encode_message(Message(ADDRESSES[0], b""))
-    with pytest.raises(StoreError, match="have form 3, this gateway reads 1 and 2"):
+    with pytest.raises(StoreError, match="have format 3, but this gateway reads 1 and 2"):
         MessageReader().decode(data)
 
 

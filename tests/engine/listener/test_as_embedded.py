@@ -71,6 +71,7 @@ EXCEPTIONS: Final = {
     "mqtt_quality_2_is_taken_once_however_often_it_is_sent": "a repeat is noticed and counted where it ends",
     "mqtt_many_retained_messages_come_in_pieces_and_others_are_served_between": "what was published at QoS 0 "
     "a moment before comes live",
+    "refused_a_session_whose_opening_has_failed_is_not_present": "it breaks methods of the embedded broker",
     "refused_a_pubrel_before_its_pubrec_frees_what_it_names": "until the cluster has confirmed it, it counts",
     "bad_clients_a_client_that_never_acknowledges_holds_its_publishers_for_a_while_only": "no publisher "
     "waits for a client of the cluster",

@@ -392,7 +392,7 @@ def test_rows_that_retention_has_deleted(tmp_path: Path) -> None:
     made.close()
     for path in sorted(tmp_path.glob("*.gwj"))[:2]:
         path.unlink()
-    with pytest.raises(GoneError, match="rows 1 to 3 are gone") as told:
+    with pytest.raises(GoneError, match="rows 1 to 3 were deleted by retention") as told:
         rows_of(tmp_path, start=1)
     assert told.value.first == 4
     assert numbers_of(rows_of(tmp_path)) == [4, 5, 6, 7], "who asks for no number begins at the first row"
@@ -422,7 +422,7 @@ def test_retention_races_a_reader(tmp_path: Path, skip: bool) -> None:
         assert (gap.first, gap.rows, gap.reason) == (2, 4, "gone")
         assert numbers_of([whole(row) for row in rows]) == [6, 7]
     else:
-        with pytest.raises(GoneError, match="rows 2 to 5 are gone"):
+        with pytest.raises(GoneError, match="rows 2 to 5 were deleted by retention"):
             next(rows)
 
 

@@ -290,7 +290,7 @@ def test_whatever_texts_there_are(pairs: list[tuple[str, str]], protocol: str) -
 @pytest.mark.parametrize("read", [id_dictionary, set_dictionaries])
 def test_a_form_that_there_is_none_of_is_damage(read: Any) -> None:
     view = memoryview
-    with pytest.raises(DamageError, match="the unknown form 4"):
+    with pytest.raises(DamageError, match="the unknown format 4"):
         read(view(b"\4"), view(b"\0\0\0\0\1\0\0\0"), view(b"x"))
 
 
