@@ -37,10 +37,11 @@ def _of_queue(queue: Queue) -> Iterator[str]:
     if isinstance(queue, AmqpQueue) and queue.options.bytes_max is not None and all_in_memory:
         bodies = bodies_of(queue.messages_in_memory())
         yield from _differ(f"bytes of bodies in queue {queue.name!r}", queue.body_byte_count, bodies)
-    if isinstance(queue, PriorityQueue):
-        return  # sorted, in structures of its own
     rows = chain(
-        queue._ready, (one for _, one in queue._returned), (one.message for one in queue._aside.values())
+        queue._ready,
+        (one for _, one in queue._returned),
+        (one.message for one in queue._aside.values()),
+        (one for one, _ in queue._waiting.values()) if isinstance(queue, PriorityQueue) else (),
     )
     byte_count = weight_of([message for message in rows if message is not HOLE])
     on_disk = 0 if queue.storage is None else queue.storage.byte_count
