@@ -50,7 +50,7 @@ def test_bounds(given: dict[str, str], bound: Bound) -> None:
 WRONG = [
     ({}, "needs the journal's folder"),
     ({"path": "/j", "startOffsets": "latest"}, "did you mean startingOffsets"),
-    ({"path": "/j", "xyz": "1"}, "there are path, columns"),
+    ({"path": "/j", "xyz": "1"}, "known: path, columns"),
     ({"path": "/j", "startingOffsets": "soon"}, "is earliest, latest, or numbers"),
     ({"path": "/j", "startingOffsets": "[1]"}, "is earliest, latest, or numbers"),
     ({"path": "/j", "startingOffsets": '{"0": -3}'}, "is earliest, latest, or numbers"),
