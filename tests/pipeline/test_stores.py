@@ -267,7 +267,7 @@ def test_a_name_in_s3_is_created_once(spark: SparkSession, s3: str, monkeypatch:
 
 def test_the_other_name_of_s3(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StoreFolder, "check_reachable", lambda place: place)
-    with pytest.raises(PipelineError, match=r"say s3a://plant/folder"):
+    with pytest.raises(PipelineError, match=r"write s3a://plant/folder"):
         spark_reaches(spark, place_of("s3://plant/folder"))
 
 
