@@ -67,7 +67,7 @@ def test_only_what_is_asked_for(folder: Path, run: Run, tmp_path: Path) -> None:
         (("--parquet", "x", "--arrow", "y"), Exit.USAGE, "--parquet FILE or --arrow FILE"),
         (("--parquet", "/nonexistent/x"), Exit.FAILED, "cannot be written"),
         (("--parquet", "x", "--since", "yesterday"), Exit.USAGE, "ISO 8601"),
-        (("--parquet", "x", "--columns", "topic"), Exit.USAGE, "no column 'topic'"),
+        (("--parquet", "x", "--columns", "topic"), Exit.USAGE, "unknown column 'topic'"),
     ],
 )
 def test_errors(folder: Path, run: Run, arguments: tuple[str, ...], code: Exit, text: str) -> None:

@@ -333,9 +333,9 @@ def test_a_body_that_was_left_out_is_no_json_either() -> None:
 def test_event_times_that_are_none(spark: SparkSession) -> None:
     kind = from_json_schema('{"properties": {"a": {"type": "boolean"}}}')
     assert isinstance(kind, StructType)
-    with pytest.raises(PipelineError, match="counts s, ms, us"):
+    with pytest.raises(PipelineError, match="must be s, ms, us"):
         EventTime.read("a:h")
-    for text, complaint in (("b", "no field b; there are a"), ("a.b", "no field"), ("a", "no time")):
+    for text, complaint in (("b", "no field b; its fields are a"), ("a.b", "no field"), ("a", "not a time")):
         with pytest.raises(PipelineError, match=complaint):
             EventTime.read(text).column(F.col("body"), kind)
 
