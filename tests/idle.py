@@ -83,6 +83,7 @@ from gateway.state.lanes import Committer
 from gateway.store.gate import Gate as RefusalGate
 from gateway.store.group import Group
 from gateway.store.store import Store
+from gateway.store.writer import Writer as StoreWriter
 from gateway.transport.socket_loop import SocketLoop
 from gateway.transport.stream import Stream
 from tests.counters import drift_report
@@ -207,6 +208,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     # The store, and the loop.
     RefusalGate: ("_waiting",),
     Group: ("_pieces", "reads", "callbacks", "settled_callbacks"),
+    StoreWriter: ("_delayed_reads",),
     Store: ("_calls", "_releases", "_refused"),
     SocketLoop: ("_calls",),
     # Replicas, and their database.

@@ -11,16 +11,19 @@ from __future__ import annotations
 import os
 import sqlite3
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from gateway import clock
 from gateway.errors import StoreError
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.shares import UserShares
+from gateway.model.spooled_bodies import is_lost
 from gateway.store.group import RUN_BYTES_MAX, Group, Key, MessageRun
 from gateway.store.heap import BYTES_MIN, HEAP, KEPT_BYTES, Heap, RowPlace
 from gateway.store.index import TRANSIENT, WHOLE, Index, Log, bytes_of
@@ -40,12 +43,18 @@ GARBAGE_MAX: Final = 2_000  # rows of dropped logs that one commit deletes
 VACUUM_PAGES: Final = 1_024  # pages returned to the disk at once, while idle
 VACUUM_PAGE_BYTES: Final = 3 * 4_096  # bytes that returning one page may add to the log
 BUSY_SECS: Final = 5.0  # another program may read the file with a tool of SQLite
+READS_MAX: Final = 10  # attempts to read a row from a failing disk
 
 DISK_ERRORS: Final = (sqlite3.Error, OSError)
 """Exceptions of a failed write to the disk."""
 Damage = Callable[[str], None]
 Stored = tuple[int, Message, bytes]
 """Position of a message, the message, and the tag under which it was appended."""
+T = TypeVar("T")
+
+
+class ReadDelayed(StoreError):
+    """Error of a row that a failing disk does not return now; reading it may be tried again."""
 
 
 def connect(
@@ -124,6 +133,23 @@ def _advice(error: sqlite3.Error) -> str:
     return f"{error}: {advice}"
 
 
+def _may_be_temporary(error: BaseException | None) -> bool:
+    """Return True for an error while reading that does not mean that the bytes on disk are wrong or lost."""
+    if isinstance(error, sqlite3.Error):
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        return code not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    if isinstance(error, OSError):
+        return not is_lost(error)
+    return isinstance(error, MemoryError) or (error is not None and _may_be_temporary(error.__cause__))
+
+
+def read_now(read: Callable[[], T]) -> T:
+    """Call `read` until it no longer raises ReadDelayed, and return its result."""
+    while True:
+        with suppress(ReadDelayed):
+            return read()
+
+
 class CommitCounts(NamedTuple):
     """Content of a committed transaction: number of messages, and bytes of encoded messages."""
 
@@ -159,6 +185,7 @@ class StoreDatabase:
         self.garbage: array[int] = array("q")
         self._elsewhere: array[int] = array("q")  # rows whose messages must be in the heap
         self._unreadable: set[int] = set()  # rows that were reported as damaged
+        self._attempts: Counter[int] = Counter()  # failed ones, by row, of rows that may be read again
         self._last_row = 0
         self.log_is_read = False  # another program was reading the log when it was to be emptied
         try:
@@ -387,7 +414,8 @@ class StoreDatabase:
 
         `bits` returns the settled bits of a row. A row that cannot be read is reported as damage and left
         out. It stays in the table for `gateway store repair`. Its messages become dead letters without
-        bodies, as far as their other fields are readable.
+        bodies, as far as their other fields are readable. Raises ReadDelayed if a row cannot be read now, at
+        the first READS_MAX - 1 attempts.
         """
         found: list[Stored] = []
         for id in ids:
@@ -403,10 +431,13 @@ class StoreDatabase:
                 first, tag, data = line
                 data = data or self.heap.read(id)
                 offsets, messages = self.reader.decode(data)
-            except (sqlite3.Error, StoreError) as error:
+            except (sqlite3.Error, StoreError, MemoryError) as error:
+                self._delay_read(id, error)
                 self._unreadable.add(id)
                 self._report_lost_row(id, data, bits(id), error)
                 continue
+            if self._attempts:
+                self._attempts.pop(id, None)
             settled = bits(id)
             found += [
                 (first + offset, message, tag)
@@ -414,6 +445,15 @@ class StoreDatabase:
                 if not settled or not settled >> offset & 1
             ]
         return found
+
+    def _delay_read(self, id: int, error: Exception) -> None:
+        """Raise ReadDelayed if `error` may be temporary, until the row could not be read READS_MAX times."""
+        if not _may_be_temporary(error):
+            return
+        self._attempts[id] += 1
+        if self._attempts[id] < READS_MAX:
+            raise ReadDelayed(f"row {id} of the store cannot be read now: {error}") from error
+        del self._attempts[id]
 
     def _report_lost_row(self, id: int, data: bytes, settled: int, error: Exception) -> None:
         """Report a damaged row, and store its unsettled messages, without bodies, as dead letters.
@@ -443,7 +483,7 @@ class StoreDatabase:
         passed = self.heap.places.keys() | set(self.garbage)
         for id, log in ids:
             if id not in passed:
-                for position, message, _ in self.messages([id], lambda row: 0):
+                for position, message, _ in read_now(partial(self.messages, [id], lambda row: 0)):
                     yield log, position, message
 
     def records(self, kind: str) -> Iterator[tuple[Key, bytes | Message]]:

@@ -29,7 +29,7 @@ from gateway.model.message import Message, weight_of
 from gateway.model.outcome import Outcome
 from gateway.model.shares import UserShares
 from gateway.model.spooled_bodies import Spooled
-from gateway.store.database import Stored, StoreDatabase, connect
+from gateway.store.database import Stored, StoreDatabase, connect, read_now
 from gateway.store.folder import FolderLock, Reserve
 from gateway.store.gate import Gate
 from gateway.store.group import Done, Group, Key
@@ -342,8 +342,9 @@ class Store:
 
         Whole rows are read until `messages_max` messages or `bytes_max` bytes are reached, so there may be
         more; an empty list means that no further messages are stored. All earlier operations are taken into
-        account. Unreadable messages are left out, counted, and reported to `on_damage`. Before `start`,
-        `then` is called at once.
+        account. A read that fails for a reason that may be temporary is tried again, a second later.
+        Unreadable messages are left out, counted, and reported to `on_damage`. Before `start`, `then` is
+        called at once.
         """
 
         def job() -> Callable[[], None]:
@@ -366,7 +367,7 @@ class Store:
         Before `start`, both run at once.
         """
         if self._writer_thread is None:
-            job()()
+            read_now(job)()
         else:
             self._calls.append((Group.read, job))
 

@@ -20,10 +20,12 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
+import structlog
+
 from gateway import clock
 from gateway.containment import contained
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
-from gateway.store.database import DISK_ERRORS, StoreDatabase
+from gateway.store.database import DISK_ERRORS, ReadDelayed, StoreDatabase
 from gateway.store.folder import Reserve
 from gateway.store.group import Done, Group
 from gateway.store.heap import error_text
@@ -33,8 +35,11 @@ TIDY_SECS: Final = 1.0  # of idleness, until space is returned to the disk and t
 TIDY_AGAIN_SECS: Final = 0.05  # if there is more to return than one turn does
 TIDY_BUSY_SECS: Final = 10.0  # if the store is never idle
 SIZE_SECS: Final = 1.0  # between two measurements of the files' size
+READ_AGAIN_SECS: Final = 1.0  # until a row is read again that the disk did not return
 PROBE_PAGES: Final = 64  # pages returned at once while there is hardly space to write
 PROBE_CHANGES_MAX: Final = 1_000  # rows that are settled in one transaction then
+
+log = structlog.get_logger(limited=True)
 
 Calls = list[tuple[Any, ...]]
 """Calls of one wake-up: a method of Group and its arguments, each."""
@@ -100,6 +105,9 @@ class Writer:
         self._probe_secs = probe_secs
         self._on_health = on_health
         self._on_told = on_told
+        # Reads that are tried again at `_reads_at`.
+        self._delayed_reads: list[Callable[[], Callable[[], None]]] = []
+        self._reads_at = 0.0
         self._probe_at = 0.0
         self._measure_at = 0.0  # when the size of the files is measured again, by `clock.perf_counter`
         self._tidy_at = clock.monotonic() + TIDY_BUSY_SECS
@@ -169,8 +177,8 @@ class Writer:
     def _run_turn(self) -> None:
         """Wait for calls or the next due work, and do it.
 
-        Calls are committed, or refused while the disk fails. Due work is a probe or housekeeping. Then the
-        reads of the group are executed.
+        Calls are committed, or refused while the disk fails. Due work is a probe, a read that is tried again,
+        or housekeeping. Then the reads of the group are executed.
         """
         calls = self._next_calls()
         if self.failure:
@@ -186,20 +194,36 @@ class Writer:
                 self._tidy()
         elif not self._ending:
             self._tidy()
-        for read in self.group.take_reads():
-            try:
-                self.call_soon(read())
-            except Exception as error:
-                contained("store", error)
+        self._read()
         if self.group.letters.has_changes and not self.failure:  # of rows that could not be read
             self._commit()
+
+    def _read(self) -> None:
+        """Execute the reads of the group, and those that are due again."""
+        reads = self.group.take_reads()
+        if self._delayed_reads and clock.monotonic() >= self._reads_at:
+            reads += self._delayed_reads
+            self._delayed_reads = []
+        for read in reads:
+            try:
+                self.call_soon(read())
+            except ReadDelayed as delayed:
+                log.warning("store read failed, retrying", why=str(delayed))
+                self._delayed_reads.append(read)
+                self._reads_at = clock.monotonic() + READ_AGAIN_SECS
+            except Exception as error:
+                contained("store", error)
 
     def _next_calls(self) -> Calls | None:
         """Wait for the next calls, and return them.
 
-        Returns None if the next probe or housekeeping is due before, or if the thread is to end (`_ending`).
+        Returns None if the next probe, read or housekeeping is due before, or if the thread is to end
+        (`_ending`).
         """
         patience = max(self._probe_at - clock.monotonic(), 0.0) if self.failure else self._rest
+        if self._delayed_reads:
+            wait_secs = max(self._reads_at - clock.monotonic(), 0.0)
+            patience = wait_secs if patience is None else min(patience, wait_secs)
         try:
             calls = self.calls.get(timeout=patience)
         except queue.Empty:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,13 +19,15 @@ from gateway.broker.queue import Queue
 from gateway.broker.storage import QueueStorage
 from gateway.errors import StoreError
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.store import writer
+from gateway.store.database import READS_MAX
 from gateway.store.letters import StoredDeadLetter
 from gateway.store.repair import check, repair
 from gateway.store.store import Store
 from tests.broker.mqtt.test_durable_sessions import World
 from tests.broker.parts import Space, Taker, connected, mqtt, publish
 from tests.store.journal.samples import until
-from tests.store.parts import Opened, log_of, messages, numbered, opened
+from tests.store.parts import Opened, content, log_of, messages, numbered, opened
 
 LARGE = 2 * storage.PIECE_BYTES_MAX
 SMALL = 200_000
@@ -101,6 +105,79 @@ def test_a_queue_delivers_what_is_behind_a_damaged_row(
         assert one.store.figures.damaged == 1
         (told,) = one.damage
         assert "cannot be read" in told
+
+
+class FailingReads:
+    """A disk whose next reads of large rows fail, as often as `left` says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, code: int = errno.EIO) -> None:
+        self.left = 0
+        self.code = code
+        self._pread = os.pread
+        monkeypatch.setattr(os, "pread", self.pread)
+        monkeypatch.setattr(writer, "READ_AGAIN_SECS", 0.0)
+
+    def pread(self, descriptor: int, count: int, at: int) -> bytes:
+        if self.left:
+            self.left -= 1
+            raise OSError(self.code, os.strerror(self.code))
+        return self._pread(descriptor, count, at)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOMEM])
+def test_a_row_that_the_disk_does_not_return_for_a_moment_is_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    filled(tmp_path, before=3, behind=3)
+    disk = FailingReads(monkeypatch, code)
+    with Opened(tmp_path) as one:
+        disk.left = READS_MAX - 1
+        assert [at for at, _ in one.read_from(log_of(one.store), 0, 99)] == list(range(7))
+        disk.left = 1
+        assert [at for at, _ in one.read_from(log_of(one.store), 3, 1)] == [3], "counted anew"
+        assert one.store.figures.damaged == 0
+
+
+def test_a_row_of_the_database_is_read_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path, 10, behind=0)
+    monkeypatch.setattr(writer, "READ_AGAIN_SECS", 0.0)
+    faults = [sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_NOMEM]
+
+    class Connection(sqlite3.Connection):
+        def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+            if sql.startswith("SELECT first, tag, messages") and faults:
+                error = sqlite3.OperationalError("disk I/O error")
+                error.sqlite_errorcode = faults.pop()
+                raise error
+            return super().execute(sql, parameters)
+
+    with Opened(tmp_path, factory=Connection) as one:
+        assert len(one.read_from(log_of(one.store), 0, 1)) == 1
+        assert not faults
+        assert one.store.figures.damaged == 0
+
+
+def test_a_row_is_read_again_before_the_thread_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path, behind=1)
+    disk = FailingReads(monkeypatch)
+    with closing(opened(tmp_path)) as store:
+        disk.left = READS_MAX - 1
+        assert [at for at, _ in content(store, log_of(store))] == [0, 1]
+
+
+def test_what_the_disk_never_returns_hides_nothing_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path, before=0, behind=3)
+    disk = FailingReads(monkeypatch)
+    with Opened(tmp_path) as one:
+        disk.left = READS_MAX
+        assert [at for at, _ in one.read_from(log_of(one.store), 0, 99)] == [1, 2, 3]
+        assert disk.left == 0
+        one.loop.run_until(lambda: one.damage)
+        assert "Input/output error" in one.damage[0]
 
 
 def test_several_damaged_rows_in_a_row(tmp_path: Path) -> None:
