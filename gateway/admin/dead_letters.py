@@ -21,6 +21,7 @@ from gateway.admin.models import LetterDetail, LetterRow, LettersPurged, Redrive
 from gateway.admin.operations import ServedOperation
 from gateway.admin.selection import ListPage, query_of
 from gateway.broker.dead_letters import DeadLetters, Letter
+from gateway.broker.dead_letters.letters import is_full
 from gateway.broker.dead_letters.redrive import Redriving
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
@@ -79,20 +80,27 @@ class LettersApi:
         choice, count, after = await query_of(request, DEAD_LETTERS.words)
         route = choice.get("route")
         if not after and route is None:
-            found = await self._newest(count + 1)
-            return self._page(request, len(self._letters), found, count).answer()
+            found = await self._newest(count)
+            total = len(self._letters)
+            has_more = total > len(found) and (len(found) == count or is_full(found))
+            return self._page(request, total, found, found[-1].id if found and has_more else None)
         ids = (await self._ids(route))[::-1]
         behind = ids[ids.index(after) + 1 :] if after in ids else [] if after else ids
-        return self._page(request, len(ids), await self._find_letters(behind[: count + 1]), count).answer()
+        requested_ids = behind[:count]
+        found = await self._find_letters(requested_ids)
+        if is_full(found):
+            requested_ids = requested_ids[: requested_ids.index(found[-1].id) + 1]
+        has_more = 0 < len(requested_ids) < len(behind)
+        return self._page(request, len(ids), found, requested_ids[-1] if has_more else None)
 
-    def _page(self, request: Request, total: int, found: list[Letter], count: int) -> ListPage:
-        """Return a page with the first `count` dead letters of `found`, out of `total` selected ones.
+    def _page(self, request: Request, total: int, page: list[Letter], next: str | None) -> Response:
+        """Return the response with these dead letters, out of `total` selected ones.
 
-        If `found` has more than `count`, there is a further page.
+        The next page begins after the id `next`; None on the last page.
         """
-        page, visible = found[:count], hide_for_caller(request, self._hide)
+        visible = hide_for_caller(request, self._hide)
         rows = [letter_row(one, visible(one.route, one.message)) for one in page]
-        return ListPage(total, rows, page[-1].id if len(found) > count > 0 else None)
+        return ListPage(total, rows, next).answer()
 
     async def _newest(self, count: int) -> list[Letter]:
         def ask(then: Callable[[list[Letter]], None]) -> None:
@@ -111,7 +119,8 @@ class LettersApi:
     async def _purge(self, request: Request) -> Response:
         """Delete the dead letters that the body selects, except those that are being redriven."""
         ids = await self._selected_ids(request)
-        there = [letter.id for letter in await self._find_letters(ids)]
+        existing_ids = set(await self._ids(None))
+        there = [id for id in ids if id in existing_ids]
         # Deleting these would not stop their messages.
         waiting = [id for id in there if self._redriving.is_redriving(id)]
         chosen = [id for id in there if not self._redriving.is_redriving(id)]
@@ -137,13 +146,10 @@ class LettersApi:
         outcomes: dict[str, Outcome] = {}
         unknown: list[str] = []
         waiting: list[str] = []
-        untried: list[str] = []
-        for start in range(0, len(ids), REDRIVEN_AT_ONCE):
-            some = ids[start : start + REDRIVEN_AT_ONCE]
-            if waiting:
-                untried += some
-                continue
-            missing = await self._redrive_some(some, outcomes)
+        untried = ids
+        while untried and not waiting:
+            some, missing = await self._redrive_some(untried[:REDRIVEN_AT_ONCE], outcomes)
+            untried = untried[len(some) :]
             unknown += missing
             waiting += [id for id in some if id not in outcomes and id not in missing]
         refused = [
@@ -161,12 +167,17 @@ class LettersApi:
             }
         )
 
-    async def _redrive_some(self, ids: list[str], outcomes: dict[str, Outcome]) -> list[str]:
-        """Redrive dead letters, and wait at most `redrive_secs` for their outcomes.
+    async def _redrive_some(
+        self, ids: list[str], outcomes: dict[str, Outcome]
+    ) -> tuple[list[str], list[str]]:
+        """Redrive the first of these dead letters, and wait at most `redrive_secs` for their outcomes.
 
-        Add the outcomes that arrive in time to `outcomes`, by id. Return the ids that do not exist.
+        Add the outcomes that arrive in time to `outcomes`, by id. Return the first ids, as many as were read
+        together (all, if none exists), and those among them that do not exist.
         """
         letters = await self._find_letters(ids)
+        if letters:
+            ids = ids[: ids.index(letters[-1].id) + 1]
         there = {letter.id for letter in letters}
         open_ = set(there)
         over = trio.Event()
@@ -186,7 +197,7 @@ class LettersApi:
                 await over.wait()
             over.set()
             self._flush()
-        return [id for id in ids if id not in there]
+        return ids, [id for id in ids if id not in there]
 
     async def _selected_ids(self, request: Request) -> list[str]:
         """Return the ids of the dead letters that the body of a request selects, each once.

@@ -34,6 +34,10 @@ def list_letters(
     """List the newest dead letters, newest first."""
     query = {"count": str(count)} | ({} if route is None else {"route": route})
     found = ask(url, token_file, f"{DEAD_LETTERS.url}?{urlencode(query)}")
+    while found["next"] is not None and len(found["items"]) < count:  # a page of large messages is shorter
+        query |= {"count": str(count - len(found["items"])), "after": found["next"]}
+        page = ask(url, token_file, f"{DEAD_LETTERS.url}?{urlencode(query)}")
+        found = page | {"items": found["items"] + page["items"]}
     if as_json:
         typer.echo(orjson.dumps(found))
         return

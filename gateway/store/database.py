@@ -502,19 +502,21 @@ class StoreDatabase:
                 yield key, found
 
     def dead_letters(
-        self, query: Callable[[], Iterable[Line]], count: int | None = None
+        self, query: Callable[[], Iterable[Line]], count: int | None, bytes_max: int
     ) -> list[StoredDeadLetter]:
         """Return the first `count` dead letters that `query` yields; None returns all.
 
-        Unreadable ones are reported as damage and left out.
+        The result ends early with the message that fills up `bytes_max` bytes. Unreadable ones are reported
+        as damage and left out.
         """
         found: list[StoredDeadLetter] = []
         try:
             for line in query():
-                if len(found) == count:
+                if len(found) == count or bytes_max <= 0:
                     break
                 try:
                     found.append(letter(self.reader, line))
+                    bytes_max -= line[1]
                 except StoreError as error:
                     self.damage(f"dead letter {line[0]} of the store cannot be read: {error}")
         except sqlite3.Error as failure:

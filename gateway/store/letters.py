@@ -9,7 +9,7 @@ has more than an equal part of the limit are deleted.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from gateway.errors import StoreError
@@ -127,6 +127,24 @@ class StoredLetters:
         """Yield the dead letters on disk that have these ids, in this order; missing ids are skipped."""
         for id in ids:
             yield from self._connection.execute("SELECT * FROM dead_letters WHERE id = ?", (id,)).fetchall()
+
+    def routes(self, damage: Callable[[str], None]) -> list[tuple[int, WallTime, str]]:
+        """Return id, time and route of the dead letters on disk, oldest first, without reading messages.
+
+        Unreadable ones are left out; `damage` is called with the text of the last error.
+        """
+        found: list[tuple[int, WallTime, str]] = []
+        text = ""
+        for id in self._entries:
+            try:
+                found += self._connection.execute(
+                    "SELECT id, utc, route FROM dead_letters WHERE id = ?", (id,)
+                )
+            except sqlite3.Error as error:
+                text = f"dead letter {id} of the store cannot be read: {error}"
+        if text:
+            damage(text)
+        return found
 
 
 def letter(reader: MessageReader, line: Line) -> StoredDeadLetter:

@@ -29,6 +29,7 @@ from gateway.model.message import Message, weight_of
 from gateway.model.outcome import Outcome
 from gateway.model.shares import UserShares
 from gateway.model.spooled_bodies import Spooled
+from gateway.model.times import WallTime
 from gateway.store.database import Stored, StoreDatabase, connect, read_now
 from gateway.store.folder import FolderLock, Reserve
 from gateway.store.gate import Gate
@@ -466,31 +467,52 @@ class Store:
         self._calls.append((Group.delete_letters, None if ids is None else list(ids)))
 
     def newest_letters(
-        self, count: int, then: Callable[[list[StoredDeadLetter]], None], *, before: int | None = None
+        self,
+        count: int,
+        then: Callable[[list[StoredDeadLetter]], None],
+        *,
+        before: int | None = None,
+        bytes_max: int = LETTERS_BYTES_MAX,
     ) -> None:
         """Call `then` with at most `count` dead letters, newest first.
 
-        With `before`, only those older than the one with that id are included. Before `start`, `then` is
-        called at once.
+        With `before`, only those older than the one with that id are included. The result ends early with the
+        message that fills up `bytes_max` bytes. Before `start`, `then` is called at once.
         """
         letters = self._database.letters
-        self._letters(lambda: letters.newest(before), then, count)
+        self._letters(lambda: letters.newest(before), then, count, bytes_max)
 
-    def find_letters(self, ids: Iterable[int], then: Callable[[list[StoredDeadLetter]], None]) -> None:
+    def find_letters(
+        self,
+        ids: Iterable[int],
+        then: Callable[[list[StoredDeadLetter]], None],
+        *,
+        bytes_max: int = LETTERS_BYTES_MAX,
+    ) -> None:
         """Call `then` with the dead letters that have these ids, in this order, without missing ones.
 
-        Before `start`, `then` is called at once.
+        The result ends early with the message that fills up `bytes_max` bytes. Before `start`, `then` is
+        called at once.
         """
         letters, letter_ids = self._database.letters, list(ids)
-        self._letters(lambda: letters.find(letter_ids), then)
+        self._letters(lambda: letters.find(letter_ids), then, None, bytes_max)
 
     def _letters(
         self,
         query: Callable[[], Iterable[Line]],
         then: Callable[[list[StoredDeadLetter]], None],
-        count: int | None = None,
+        count: int | None,
+        bytes_max: int,
     ) -> None:
-        self._do(lambda: partial(then, self._database.dead_letters(query, count)))
+        self._do(lambda: partial(then, self._database.dead_letters(query, count, bytes_max)))
+
+    def letter_routes(self, then: Callable[[list[tuple[int, WallTime, str]]], None]) -> None:
+        """Call `then` with id, time and route of all dead letters, oldest first; no message is read.
+
+        Unreadable ones are left out, and reported to `on_damage`. Before `start`, `then` is called at once.
+        """
+        letters = self._database.letters
+        self._do(lambda: partial(then, letters.routes(self._damaged)))
 
     @property
     def letters_count(self) -> int:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, closing
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
+import trio
 
+from gateway import clock
 from gateway.admin import LettersApi
+from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dead_letters.redrive import Redriving
 from gateway.model.message import Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, property_set, string
+from gateway.model.times import WallTime
 from tests.admin import served
 from tests.broker.parts import amqp, mqtt, unreadable
 from tests.broker.test_dead_letters import Bench
+from tests.store.parts import opened
 
 AT = "/api/v1/dead-letters"
 REFUSED = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no")
@@ -130,6 +137,61 @@ async def test_a_disk_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPa
         answer = await client.get(AT)
         assert answer.status_code == 503
         assert answer.json()["detail"] == "the store of dead letters has not responded for 0.01 s"
+
+
+def stored_bench(folder: Path) -> Bench:
+    """Letters 1 to 9 of 1 000 bytes in a store, the even ones of the route `up`; and m1, which is older."""
+    with closing(opened(folder)) as store:
+        letters = DeadLetters(store=store)
+        for number in range(1, 10):
+            letters.add([mqtt("in/1", bytes(1_000))], "odd" if number % 2 else "up", REFUSED)
+    return Bench(letters=DeadLetters(store=opened(folder)))
+
+
+async def test_large_letters_are_read_in_small_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.broker.dead_letters.letters.READ_BYTES_MAX", 2_000)
+    bench = stored_bench(tmp_path)
+    store = bench.letters._store
+    assert store is not None
+    bench.erp.outcome = ACCEPTED
+    read = Mock(wraps=store._database.dead_letters)
+    monkeypatch.setattr(store._database, "dead_letters", read)
+    store.start(trio.lowlevel.current_trio_token().run_sync_soon)
+    with closing(store):
+        async with serving(bench) as client:
+            for choice, expected in (({}, range(9, 0, -1)), ({"route": "up"}, range(8, 0, -2))):
+                found: list[str] = []
+                page: dict[str, Any] = {"next": ""}
+                while page["next"] is not None:
+                    page = (await client.get(AT, params={**choice, "after": page["next"], "count": 5})).json()
+                    assert len(page["items"]) <= 2
+                    found += [one["id"] for one in page["items"]]
+                assert found == [str(id) for id in expected]
+            answer = (await client.post(f"{AT}/redrive", json={"ids": ["2", "77", "4", "6", "78"]})).json()
+            assert answer == {"redriven": 3, "left": [], "waiting": [], "untried": 0, "unknown": ["77", "78"]}
+            assert len(bench.erp.messages) == 3
+            reads = read.call_count
+            answer = (await client.post(f"{AT}/purge", json={"all": True})).json()
+            assert answer == {"purged": 6, "waiting": [], "unknown": []}
+            assert read.call_count == reads, "no message is read to delete it"
+    assert read.call_count > 9
+
+
+async def test_memory_is_not_listed_before_newer_letters_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.broker.dead_letters.letters.READ_BYTES_MAX", 2_000)
+    bench = stored_bench(tmp_path)
+    assert bench.letters._store is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(clock, "utc", lambda: WallTime(1.0))
+        bench.letters.add([mqtt("x")], "", Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "nobody"))
+    with closing(bench.letters._store):
+        async with serving(bench) as client:
+            page = (await client.get(AT)).json()
+            assert ([one["id"] for one in page["items"]], page["next"]) == (["9", "8"], "8")
+            page = (await client.get(AT, params={"after": "1"})).json()
+            assert ([one["id"] for one in page["items"]], page["next"]) == (["m1"], None)
 
 
 @pytest.mark.parametrize(

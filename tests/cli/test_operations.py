@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 
 from docs import generate
@@ -131,6 +132,26 @@ def test_nothing_that_was_done_is_a_failure(run: Run, gateway: Gateway, line: st
     for form in ((), ("--json",)):
         ran = run(*line.split(), *form)
         assert (ran.code, "0" in ran.out) == (Exit.FAILED, True)
+
+
+def test_short_pages_of_dead_letters_are_joined(
+    run: Run, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = [{"total": 9, "items": [{"id": id}], "next": id} for id in ("9", "8", "7")]
+    urls: list[str] = []
+
+    def ask(_url: str, _token_file: object, url: str) -> object:
+        urls.append(url)
+        return pages[len(urls) - 1]
+
+    monkeypatch.setattr("gateway.cli.deadletters.ask", ask)
+    ran = run("deadletters", "list", "--limit", "3", "--json")
+    assert orjson.loads(ran.out) == {
+        "total": 9,
+        "items": [{"id": "9"}, {"id": "8"}, {"id": "7"}],
+        "next": "7",
+    }
+    assert [url.partition("?")[2] for url in urls] == ["count=3", "count=2&after=9", "count=1&after=8"]
 
 
 def test_dead_letters_that_are_on_their_way_are_named_by_a_purge(run: Run, gateway: Gateway) -> None:

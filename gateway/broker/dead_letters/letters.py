@@ -18,7 +18,7 @@ that does not have the whole message names the lost part at the end of its outco
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -26,7 +26,7 @@ import structlog
 
 from gateway import clock
 from gateway.containment import contained
-from gateway.model.message import Message
+from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.shares import UserEntries, UserShares
 from gateway.model.spooled_bodies import Spooled, is_lost
@@ -41,6 +41,9 @@ LOST_PARTS: Final = (BODY_LOST, PROPERTIES_LOST, "the message was not stored")
 MEMORY: Final = "m"  # prefix of the ids of dead letters in memory
 BODY_BYTES_MAX: Final = 16 * 1024 * 1024  # of a dead letter whose message had its body on disk
 PAGE_LETTERS: Final = 200  # read at a time when all are searched
+READ_BYTES_MAX: Final = (
+    8 * 1024 * 1024
+)  # of messages read from the store for one result, and one message more
 
 Forward = Callable[[list[Message], str, Outcome, WallTime], None]
 
@@ -75,6 +78,15 @@ def with_loss(part: str, outcome: Outcome) -> Outcome:
 
 
 Letters = list[Letter]
+
+
+class ThenOwn(Protocol):
+    """Callback that gets dead letters, and whether their number was limited by their size in bytes."""
+
+    def __call__(self, letters: Letters, /, *, is_full: bool) -> None:
+        """Accept the letters; with `is_full` there may be more."""
+
+
 LETTERS_FULL: Final = Outcome(
     Verdict.RELEASED, Reason.QUOTA, "the limit on dead letters is reached: redrive or purge some"
 )
@@ -427,85 +439,108 @@ class DeadLetters:
     def newest(self, count: int, then: Callable[[Letters], None], *, route: str | None = None) -> None:
         """Call `then` with at most `count` dead letters, newest first.
 
-        `route` selects those of one route; None means all.
+        `route` selects those of one route; None means all. The result ends early with the letter from the
+        store that fills up READ_BYTES_MAX bytes.
         """
         common = self._common
-        if common is None:
-            self._newest_local(count, route, then)
-            return
 
-        def on_own(own: Letters) -> None:
+        def on_own(own: Letters, *, is_full: bool) -> None:
             def on_shared(shared: Letters) -> None:
-                then(sorted((*shared, *own), key=lambda letter: -letter.utc)[:count])
+                if is_full:  # the store may have newer ones than these
+                    shared = [letter for letter in shared if letter.utc >= own[-1].utc]
+                then(_newest_of(shared, own, count))
 
-            common.newest(count, route, on_shared)
+            if common is None:
+                then(own)
+            else:
+                common.newest(count, route, on_shared)
 
         self._newest_local(count, route, on_own)
 
-    def _newest_local(self, count: int, route: str | None, then: Callable[[Letters], None]) -> None:
-        """Call `then` with the newest dead letters that are stored by this process only."""
+    def _newest_local(self, count: int, route: str | None, then: ThenOwn) -> None:
+        """Call `then` with the newest dead letters that are stored by this process only.
+
+        Its argument `is_full` is True if the result was ended early by READ_BYTES_MAX.
+        """
         local_letters = [
             letter for letter in reversed(self._letters.values()) if route is None or letter.route == route
         ]
         if self._store is None:
-            then(local_letters[:count])
+            then(local_letters[:count], is_full=False)
             return
 
-        def on_stored(stored: Letters) -> None:
-            then(sorted((*stored, *local_letters[:count]), key=lambda letter: -letter.utc)[:count])
+        def on_stored(stored: Letters, *, is_full: bool) -> None:
+            nonlocal local_letters
+            if is_full:
+                local_letters = [letter for letter in local_letters if letter.utc >= stored[-1].utc]
+            then(_newest_of(stored, local_letters, count), is_full=is_full)
 
         self._pages([], route, None, count, on_stored)
 
     def _pages(
-        self,
-        found: Letters,
-        route: str | None,
-        before: int | None,
-        count: int,
-        then: Callable[[Letters], None],
+        self, found: Letters, route: str | None, before: int | None, count: int, then: ThenOwn
     ) -> None:
         """Read dead letters from the store, newest first, until `found` has `count` of the route.
 
         Reading begins with the newest one that is older than the id `before`; None begins with the newest of
-        all. `route` None accepts all routes. Calls `then` with the result.
+        all. `route` None accepts all routes. Calls `then` with the result, and with `is_full`, which is True
+        if it has READ_BYTES_MAX bytes.
         """
         store = self._store
         assert store is not None
+        bytes_max = READ_BYTES_MAX - weight_of([letter.message for letter in found])
+        if bytes_max <= 0 or len(found) >= count:
+            then(found[:count], is_full=bytes_max <= 0)
+            return
 
         def read(letters: list[StoredDeadLetter]) -> None:
             made = [_letter(one) for one in letters]
             found.extend(one for one in made if route is None or one.route == route)
-            if len(letters) < PAGE_LETTERS or len(found) >= count:
-                then(found[:count])
-            else:
+            if letters:
                 self._pages(found, route, letters[-1].id, count, then)
+            else:
+                then(found, is_full=False)
 
-        store.newest_letters(PAGE_LETTERS, read, before=before)
+        store.newest_letters(PAGE_LETTERS, read, before=before, bytes_max=bytes_max)
         store.flush()
 
     def ids(self, route: str | None, then: Callable[[list[str]], None]) -> None:
         """Call `then` with the ids of all dead letters of a route (None: of all), oldest first."""
         common = self._common
+        found = [
+            (letter.utc, letter.id)
+            for letter in self._letters.values()
+            if route is None or letter.route == route
+        ]
 
-        def on_own(own: Letters) -> None:
-            ours = [(letter.utc, letter.id) for letter in reversed(own)]
+        def on_shared(shared: list[tuple[WallTime, str]]) -> None:
+            then([id for _, id in sorted((*found, *shared), key=lambda one: one[0])])
 
-            def on_shared(shared: list[tuple[WallTime, str]]) -> None:
-                then([id for _, id in sorted((*ours, *shared), key=lambda one: one[0])])
-
+        def on_stored(stored: list[tuple[int, WallTime, str]]) -> None:
+            found.extend(
+                (utc, str(id))
+                for id, utc, its_route in stored
+                if route is None or its_route.removesuffix(CROSSED) == route
+            )
             if common is None:
                 on_shared([])
             else:
                 common.ids(route, on_shared)
 
-        stored = 0 if self._store is None else self._store.letters_count
-        self._newest_local(len(self._letters) + stored, route, on_own)
+        if self._store is None:
+            on_stored([])
+        else:
+            self._store.letter_routes(on_stored)
+            self._store.flush()
 
     def find(self, ids: Iterable[str], then: Callable[[Letters], None]) -> None:
-        """Call `then` with the existing dead letters of these ids, in this order."""
+        """Call `then` with the existing dead letters of these ids, in this order.
+
+        The result ends early with the letter from the store that fills up READ_BYTES_MAX bytes.
+        """
         requested_ids = list(ids)
         by_id = dict(self._letters)
-        stored, shared, common = _stored(requested_ids), self._shared(requested_ids), self._common
+        stored, common = _stored(requested_ids), self._common
 
         def on_found(letters: Letters) -> None:
             by_id.update((letter.id, letter) for letter in letters)
@@ -513,7 +548,9 @@ class DeadLetters:
 
         def on_stored(letters: list[StoredDeadLetter]) -> None:
             by_id.update((str(one.id), _letter(one)) for one in letters)
-            if common is None or not shared:
+            if is_full(letters):
+                del requested_ids[requested_ids.index(str(letters[-1].id)) + 1 :]
+            if common is None or not (shared := self._shared(requested_ids)):
                 on_found([])
             else:
                 common.find(shared, on_found)
@@ -521,7 +558,7 @@ class DeadLetters:
         if self._store is None or not stored:
             on_stored([])
         else:
-            self._store.find_letters(stored, on_stored)
+            self._store.find_letters(stored, on_stored, bytes_max=READ_BYTES_MAX)
             self._store.flush()
 
     def claim(self, letters: Letters, then: Callable[[Letters, Letters], None]) -> None:
@@ -594,9 +631,19 @@ class DeadLetters:
             then(ACCEPTED)
 
 
+def _newest_of(some: Letters, others: Letters, count: int) -> Letters:
+    """Return the `count` newest of all these dead letters, newest first."""
+    return sorted((*some, *others), key=lambda letter: -letter.utc)[:count]
+
+
+def is_full(letters: Sequence[Letter | StoredDeadLetter]) -> bool:
+    """Return True if READ_BYTES_MAX may have ended a result of `DeadLetters.newest` or `find` early."""
+    return weight_of([letter.message for letter in letters]) >= READ_BYTES_MAX
+
+
 def _stored(ids: Iterable[str]) -> list[int]:
     """Return the ids that have the form of ids in the store, as numbers."""
-    return [int(id) for id in ids if id.isascii() and id.isdigit() and len(id) < 19]
+    return [int(id) for id in ids if id.isascii() and id.isdigit() and len(id) < 19 and str(int(id)) == id]
 
 
 def _letter(stored: StoredDeadLetter) -> Letter:
