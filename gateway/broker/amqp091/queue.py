@@ -409,6 +409,8 @@ class AmqpQueue(PriorityQueue):
         if self._limited and not self._refuses:
             self._drop_heads()
         expires = self._next_expiry()
+        if self._aside and self._aside_expires:
+            expires = min(expires or self._aside_expires, self._aside_expires)
         if expires and self._keeps_expired:
             expires = max(expires, clock.utc() + RETRY_SECS)
         if expires and (self._alarm is None or expires < self._alarm.utc) and not self.deleted:

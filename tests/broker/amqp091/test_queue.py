@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
+from gateway import clock
 from gateway.broker.amqp091 import dead_letter_routing
 from gateway.broker.amqp091.dead_letter_routing import BURIED_MAX, DEATHS_MAX, EXPIRED_MAX, NOTED_MAX
 from gateway.broker.amqp091.queue import AmqpQueue
@@ -707,6 +708,25 @@ def test_a_standby_consumer_gets_no_message_that_the_active_one_cannot_receive(p
     assert (standby.bodies, last.bodies, len(one)) == ([], [], 1)
     one.remove(standby)
     assert (last.bodies, len(one)) == ([b"wide"], 0), "it has become the active one"
+
+
+@pytest.mark.parametrize("priorities", [False, True])
+def test_a_set_aside_message_expires_without_other_messages(
+    monkeypatch: pytest.MonkeyPatch, priorities: bool
+) -> None:
+    host = Host()
+    levels = {"max_priority": 5} if priorities else {}
+    one = queue(host, "q", dead_letter_exchange="", dead_letter_routing_key="dead", **levels)
+    dead = queue(host, "dead")
+    one.add(NarrowTaker())
+    expires = time.time() + 60.0
+    publish(one, [native(b"wide", life=expires), native(b"wide", life=expires + 60.0), native(b"wide")])
+    for utc, left in ((expires, 2), (expires + 60.0, 1)):
+        monkeypatch.setattr(clock, "utc", lambda utc=utc: utc)
+        host.alarms.ring(utc)
+        assert len(one) == left
+    assert drained(dead) == [b"wide", b"wide"]
+    assert host.alarms.next_due > utc, "no alarm rings for what has left"
 
 
 def test_a_set_aside_message_goes_to_the_highest_priority_with_credit() -> None:
