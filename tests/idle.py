@@ -24,6 +24,7 @@ from gateway import clock
 from gateway.app import Gateway
 from gateway.broker.amqp091.dead_letter_routing import DeadLettering, WaitingDeaths
 from gateway.broker.amqp091.delays import DelayedMessages
+from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqpfast.destinations import TopicSubscription
 from gateway.broker.dead_letters.letters import DeadLetters
 from gateway.broker.memory import Memory
@@ -179,6 +180,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     SelectionWork: ("_calls",),
     DeadLettering: ("_next_turn", "_postponed", "_retry", "_waiting", "noted"),
     WaitingDeaths: ("_lines",),
+    AmqpQueue: ("_waiting_gets",),
     DeadLetters: ("_unread", "_waiting"),
     DurableSession: ("_moving",),
     EndedSessions: ("_evicted", "_logs", "_open", "_waiting"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gateway import clock
@@ -107,6 +107,7 @@ class AmqpQueue(PriorityQueue):
         self._droppable = EXPIRED_MAX  # expired messages that this turn may drop
         self._alarm: ScheduledCall | None = None  # for the expiry of the head
         self._watch: ScheduledCall | None = None  # for a check if it is used
+        self._waiting_gets: list[Callable[[], None]] = []  # called at the next dispatch
 
     # Bodies, which `x-max-length-bytes` limits.
 
@@ -302,7 +303,7 @@ class AmqpQueue(PriorityQueue):
         These are the single active consumer, or those of the highest priority that have credit. None may get
         it while more messages have expired than may be dropped at once, or while too many dead letters wait.
         """
-        if self.options.dead_letter_exchange is not None and self._dead_lettering.is_blocked(self):
+        if self._is_blocked():
             return []
         if self._head_expired():
             self.drop_expired(max(self._droppable, 0))
@@ -361,6 +362,30 @@ class AmqpQueue(PriorityQueue):
         self._droppable = self._expire_max()
         super().dispatch()
         self.come_to_rest()
+        self._call_gets()
+
+    def _call_gets(self) -> None:
+        waiting, self._waiting_gets = self._waiting_gets, []
+        for then in waiting:
+            then()
+
+    def _is_blocked(self) -> bool:
+        """Return True if the queue may deliver nothing, because too many dead letters wait to be routed."""
+        return self.options.dead_letter_exchange is not None and self._dead_lettering.is_blocked(self)
+
+    def when_takeable(self, then: Callable[[], None]) -> bool:
+        """Call `then` when `take` may return a message, although it has returned None now.
+
+        Return False if that is not to be expected: no message is left, or expired ones must stay.
+        """
+        if self.loading:
+            assert self.storage is not None
+            self.storage.when_loaded(then)
+            return True
+        if self._is_blocked() or (self._head_expired() and not self._keeps_expired):
+            self._waiting_gets.append(then)
+            return True
+        return False
 
     def take(self) -> tuple[int, Message, bool] | None:
         """Remove and return the next message, for basic.get, as (position, message, redelivered).
@@ -368,7 +393,7 @@ class AmqpQueue(PriorityQueue):
         Returns None if there is none, or while more messages have expired than may be dropped at once, or too
         many dead messages wait.
         """
-        if self.options.dead_letter_exchange is not None and self._dead_lettering.is_blocked(self):
+        if self._is_blocked():
             return None
         self._droppable = self._expire_max()
         self.drop_expired(self._droppable)
@@ -453,6 +478,7 @@ class AmqpQueue(PriorityQueue):
         for alarm in (self._alarm, self._watch):
             if alarm is not None:
                 alarm.cancel()
+        self._call_gets()
         return count
 
     def settle_beside(self, positions: list[int]) -> None:

@@ -294,7 +294,8 @@ class AmqpActions(AmqpGuest):
     def _basic_get(self, channel: AmqpChannel, method: m.BasicGet) -> None:
         """Send the queue's next message, or basic.get-empty.
 
-        Raises Pending while the queue reads messages from disk, or while deliveries may still be withdrawn.
+        Raises Pending while the queue reads messages from disk or has too many dead ones to remove, or while
+        deliveries may still be withdrawn.
         Raises AmqpRefused 405 for a quorum queue with a single active consumer, and 406 if too many messages
         are unacknowledged.
         """
@@ -310,15 +311,13 @@ class AmqpActions(AmqpGuest):
         for gate in (queue.gate, queue.reads):  # its messages may be withdrawn, or cannot be read now
             if gate.shut:
                 raise Pending(_opened(gate))
-        if queue.loading:
-            assert queue.storage is not None
-            loaded = trio.Event()
-            queue.storage.when_loaded(loaded.set)
-            raise Pending(loaded)
         if not method.no_ack:
             self._check_unacknowledged(channel)
         head = self._take_sound(queue)
         if head is None:
+            takeable = trio.Event()
+            if queue.when_takeable(takeable.set):
+                raise Pending(takeable)
             self._reply(channel, True, m.BasicGetEmpty())
             return
         position, message, redelivered, properties = head

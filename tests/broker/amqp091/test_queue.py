@@ -231,11 +231,27 @@ def test_no_rejected_message_is_given_up_when_very_many_are(monkeypatch: pytest.
     taker.taken.clear()
     publish(one, bodies("next"))
     assert taker.bodies == [], "too many letters wait"
+    told: list[str] = []
+    assert one.take() is None
+    assert one.when_takeable(lambda: told.append("takeable"))
+    assert told == []
     rung(host)
+    assert told == ["takeable"]
+    assert not one.when_takeable(told.clear), "it is empty"
     assert taker.bodies == [b"next"]
     assert drained(there) == [b"%d" % at for at in range(count)]
     assert host.dead_lettering.dropped == {}
     assert not host.dead_lettering._waiting
+
+
+def test_who_waits_for_a_message_is_told_that_the_queue_is_deleted() -> None:
+    one = queue(Host(), "q", dead_letter_exchange="")
+    one.put([native(b"late", life=1.0) for _ in range(EXPIRED_MAX + 1)])
+    assert one.take() is None
+    told: list[str] = []
+    assert one.when_takeable(lambda: told.append("deleted"))
+    one.delete()
+    assert told == ["deleted"]
 
 
 def test_no_letter_of_a_long_queue_with_priorities_is_given_up() -> None:
