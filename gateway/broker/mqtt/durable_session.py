@@ -339,6 +339,13 @@ class DurableSession(Session):
             self.pump()
 
     def _withdraw(self, first: int, end: int) -> None:
+        """Remove messages that the store has refused, at the positions `first` to before `end`.
+
+        Those that were sent stay in flight, but go to no other session, because their publisher repeats them.
+        """
+        for packet_id, position in self._positions.items():
+            if first <= position < end:
+                self.in_flight[packet_id] = self.in_flight[packet_id].unshared()
         for position in [at for at in self._moving if first <= at < end]:
             del self._moving[position]
         if self._renumbered:

@@ -82,6 +82,14 @@ class Grant:
         self.identifiers = tuple(sorted({option.identifier for option in options if option.identifier}))
         self._hash = hash(self._key())
 
+    def unshared(self) -> Grant:
+        """Return a copy that belongs to no shared subscription: its messages are not passed to others."""
+        options = [
+            SubscriptionOptions(self.qos, self.no_local, self.retain_as_published, identifier=identifier)
+            for identifier in self.identifiers or (0,)
+        ]
+        return Grant(self.session, options, retained=self.retained)
+
     def is_of(self, options: SubscriptionOptions) -> bool:
         """Return True if a single subscription with these options would lead to an equal grant."""
         identifier = options.identifier
@@ -239,6 +247,10 @@ class OutgoingPublish:
         self.qos = qos
         self.packet_id = packet_id
         self.dup = dup
+
+    def unshared(self) -> OutgoingPublish:
+        """Return this packet with a grant that belongs to no shared subscription."""
+        return OutgoingPublish(self.message, self.grant.unshared(), self.qos, self.packet_id, self.dup)
 
     def with_dup(self, *, before: bool) -> OutgoingPublish:
         """Return this packet with the DUP flag set to `before`: True if it may have been sent before."""

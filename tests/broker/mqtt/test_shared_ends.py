@@ -507,6 +507,33 @@ def test_quality_2_is_not_passed_on_before_it_is_on_disk(tmp_path: Path, granted
         world.one.until_healthy(True) if full else world.one.commit()
 
 
+def test_what_was_sent_and_then_refused_is_not_passed_on(tmp_path: Path) -> None:
+    """Its publisher repeats it, and the other client would have it twice."""
+    with World(tmp_path) as world:
+        lost = world.session("a", SHARED, qos=1)
+        outlet = connected(lost, 9)
+        (sink,) = world.space.sinks(topic_address("a/b"))
+        publish(sink, numbered(1, qos=2))
+        assert world.one.commit() is ACCEPTED
+        world.fail()
+        told = publish(sink, numbered(2, first=1, qos=2))
+        assert len(outlet.rows) == 3
+        world.one.store.flush()
+        world.one.until_healthy(False)
+        world.one.until(lambda: len(told.outcomes) == 2)
+        world.disk.fault = ""
+        world.one.until_healthy(True)
+        other = connected(world.space.session("b", SHARED, qos=2, persistent=False))
+        lost.detach()
+        world.space.requeue_shared(lost)
+        assert world.one.commit() is ACCEPTED
+        assert [int(row.message.body) for row in other.rows] == [0]
+        again = connected(lost, 9)
+        assert [(int(body), dup) for body, _, _, dup in again.said] == [(1, True), (2, True)]
+        lost.finish(again.said[0][2])
+        lost.finish(again.said[1][2])
+
+
 def test_what_waits_for_its_commit_is_passed_on_with_the_log_of_an_ended_session(tmp_path: Path) -> None:
     with World(tmp_path) as world:
         lost = world.session("a", SHARED, qos=2)
