@@ -654,6 +654,16 @@ class DurableSession(Session):
         if not self._log_passed_on:
             self._records.store.drop(self.log)
 
+    def may_resend(self, packet_id: int) -> bool:
+        """Return True if a message that has no packet id now may be resent under this one after a restart."""
+        if packet_id in self.in_flight or packet_id in self.released:
+            return False
+        on_disk = None if self._aside is None else self._aside.first
+        first = next((at for _, _, at in self._waiting or () if at != UNKEPT), on_disk)
+        if first is None or first >= self.sent:
+            return False
+        return bool(self._renumbered) or (packet_id - 1 - first) % PACKET_IDS < self.sent - first
+
     def received(self, packet_id: int) -> bool:
         """Process PUBREC: settle the message; its packet id stays in use until PUBCOMP.
 

@@ -914,6 +914,13 @@ class Session:
         row = self.in_flight.get(packet_id)
         return row is None or kind is (PacketType.PUBACK if row.qos == 1 else PacketType.PUBREC)
 
+    def may_resend(self, packet_id: int) -> bool:
+        """Return True if a message that has no packet id now may be resent under this one after a restart.
+
+        Always False in this class, whose messages do not survive a restart.
+        """
+        return False
+
     def received(self, packet_id: int) -> bool:
         """Process PUBREC for this packet id: the client has the message, and PUBREL must be sent.
 

@@ -77,8 +77,9 @@ def acknowledged(
     """Process a client's acknowledgements of one kind, and send the responses to them.
 
     A row is a packet identifier and a reason code (5: 4.3). `answers` delays the responses until the
-    session's changes are stored; None sends them at once. Raises RemoteProtocolError if a delivery awaits
-    another kind of acknowledgement.
+    session's changes are stored; None sends them at once. A PUBREC gets no response if its message is not
+    loaded yet after a restart: the client repeats it when the message is resent. Raises RemoteProtocolError
+    if a delivery awaits another kind of acknowledgement.
     """
     if kind is not PUBREL and any(not session.expects_ack(kind, packet_id) for packet_id, _ in rows):
         raise violation(f"{kind.name} for a delivery that needs another acknowledgement")
@@ -86,13 +87,13 @@ def acknowledged(
         _answer(machine, answers, PUBCOMP, [packet_id for packet_id, _ in rows], session.received_ids.release)
         return
     if kind is PacketType.PUBREC:
-        known_ids = []
+        answered_ids = []
         for packet_id, reason in rows:
             if reason >= FAILURE:
                 session.finish(packet_id)
-            else:
-                known_ids.append(packet_id)
-        _answer(machine, answers, PUBREL, known_ids, session.received)
+            elif not session.may_resend(packet_id):  # otherwise it would be a new message to the client
+                answered_ids.append(packet_id)
+        _answer(machine, answers, PUBREL, answered_ids, session.received)
     else:
         for packet_id, _ in rows:
             session.finish(packet_id)

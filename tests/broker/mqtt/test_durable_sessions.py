@@ -6,7 +6,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, call, patch
 
 import pytest
 from hypothesis import settings
@@ -25,9 +25,12 @@ from gateway.broker.mqtt.session import (
     SubscriptionOptions,
     decode_grant,
 )
+from gateway.ingress.mqtt.acknowledgements import acknowledged
 from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, Reason
+from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.dialect import topic_address
+from gateway.protocols.mqtt.spec import PacketType, ReasonCode, Version
 from gateway.store.store import Store
 from tests.broker.parts import Answers, Connection, Space, connected, mqtt, publish
 from tests.ingress.clients import eventually
@@ -326,6 +329,34 @@ def test_what_a_client_acknowledges_before_it_is_resent_is_not_resent(tmp_path: 
             session.pump()
         assert [packet_id for *_, packet_id, _ in outlet.said] == [1, 3, 5]
         assert (session.in_flight, session.credit) == ({}, 1)
+
+
+@pytest.mark.interpreted
+def test_a_pubrec_before_its_message_is_resent_releases_nothing(tmp_path: Path) -> None:
+    """The client would take the message for a new one."""
+    with World(tmp_path) as world:
+        session = world.session(qos=2)
+        outlet = connected(session, 1)
+        publish(Grant(session, [SubscriptionOptions(qos=2)]), several(2, qos=2))
+        world.one.until(lambda: outlet.rows)
+        (packet_id,) = [row.packet_id for row in outlet.rows]
+        session.detach()
+    with World(tmp_path) as world:
+        session = world.space.sessions["c"]
+        machine = Mock(version=Version.V5, state=State.OPEN)
+        outlet = connected(session, 1)
+        assert outlet.rows == [], "it is being read"
+        for known_id in (packet_id, packet_id + 1):
+            acknowledged(session, machine, None, PacketType.PUBREC, [(known_id, 0)])
+        unknown = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+        assert machine.send_ack.call_args_list == [call(PacketType.PUBREL, packet_id + 1, unknown)]
+        world.one.until(lambda: outlet.rows)
+        assert [(row.packet_id, row.dup) for row in outlet.rows] == [(packet_id, True)]
+        acknowledged(session, machine, None, PacketType.PUBREC, [(packet_id, 0)])
+        assert machine.send_ack.call_args == call(PacketType.PUBREL, packet_id, ReasonCode.SUCCESS)
+        acknowledged(session, machine, None, PacketType.PUBCOMP, [(packet_id, 0)])
+        world.one.until(lambda: len(outlet.rows) == 2)
+        session.finish(packet_id + 1)
 
 
 def waits(answers: Answers) -> bool:
