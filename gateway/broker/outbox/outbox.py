@@ -59,6 +59,7 @@ OUTBOX_USER_FULL: Final = Outcome(
 OUTBOX_STALE: Final = Outcome(
     Verdict.RELEASED, Reason.QUOTA, "the messages in the outbox are older than outbox.age_secs_max"
 )
+OUTBOX_REMOVED: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "a reload has removed the outbox")
 CROWDED_OUT: Final = Outcome(Verdict.REJECTED, Reason.QUOTA, "the outbox was full, newer messages arrived")
 TOO_OLD: Final = Outcome(
     Verdict.REJECTED, Reason.EXPIRED, "the message waited longer than outbox.age_secs_max"
@@ -308,7 +309,13 @@ class Outbox(OneSink):
         return "" if self._target.up() else "the link is down"
 
     def publish(self, part: SubBatch) -> None:
-        """Store the part. Transient messages in memory are accepted at once, others when they are on disk."""
+        """Store the part. Transient messages in memory are accepted at once, others when they are on disk.
+
+        If the outbox was deleted after the messages were routed, their source must route them again.
+        """
+        if self._queue.deleted:
+            part.settle(OUTBOX_REMOVED)
+            return
         part = self._within_shares(part)
         messages = part.messages
         count = len(messages)

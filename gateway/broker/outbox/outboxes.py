@@ -106,8 +106,14 @@ class Outboxes:
             outbox.pause(outbox.route_name in routes)
 
     def of(self, route: Route) -> Outbox:
-        """Return the outbox of a route in force that has `settle: stored`."""
-        return self._boxes[f"{route.target_endpoint}/{route.name}"]
+        """Return the outbox of a route that has `settle: stored`, which is created if it does not exist.
+
+        During a reload, messages are routed by the new mapping before `use` is called.
+        """
+        name = f"{route.target_endpoint}/{route.name}"
+        if name not in self._boxes:
+            self._open(name).use(self._targets.get(route.target_endpoint), route, self._on_departure)
+        return self._boxes[name]
 
     def link_up(self, link: str) -> None:
         """Send messages to a link that has connected."""

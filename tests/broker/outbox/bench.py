@@ -148,6 +148,14 @@ class Bench:
         self, *numbers: int, qos: int = 1, expires: float = NEVER, users: Sequence[str] = ("",)
     ) -> Answers:
         """One wake-up. The messages are of the `users` in turn."""
+        source, batch = self.routed(*numbers, qos=qos, expires=expires, users=users)
+        batch.send()
+        return source
+
+    def routed(
+        self, *numbers: int, qos: int = 1, expires: float = NEVER, users: Sequence[str] = ("",)
+    ) -> tuple[Answers, Batch]:
+        """Messages that are routed and not yet sent, and their source."""
         source = Answers()
         batch = Batch(source, Monotonic(0.0))
         for at, number in enumerate(numbers):
@@ -155,8 +163,7 @@ class Bench:
             message = mqtt("out/x", b"%d" % number, qos, expires=expires, sender=sender)
             entry = self.dispatcher.entry("mqtt", self.dispatcher.namespaces["mqtt"], message.address)
             assert self.dispatcher.publish(batch, entry, message, number)
-        batch.send()
-        return source
+        return source, batch
 
     def stored(self, *numbers: int, **more: Any) -> Answers:
         source = self.publish(*numbers, **more)

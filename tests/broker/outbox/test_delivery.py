@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from gateway import clock
 from gateway.broker import storage
 from gateway.broker.dispatcher import RouteRecipient
+from gateway.broker.outbox.outbox import OUTBOX_REMOVED
 from gateway.mapping import parse
 from gateway.mapping.router import Router
 from gateway.model.message import MESSAGE_BYTES
@@ -284,6 +285,27 @@ def test_an_empty_outbox_without_a_route_goes(bench: Bench) -> None:
     bench.link.settle()
     bench.use(mapping(name="other"))
     assert [state.route for state in bench.outboxes.states()] == ["other"]
+
+
+def test_messages_routed_before_a_reload_are_not_stored_in_an_outbox_that_it_removes(bench: Bench) -> None:
+    source, batch = bench.routed(1)
+    bench.use(mapping(name="other"))
+    batch.send()
+    bench.commit()
+    assert source.told == [(1, OUTBOX_REMOVED)], "their source routes them again"
+    assert bench.dead() == []
+
+
+def test_messages_are_stored_in_an_outbox_that_a_reload_is_about_to_create(bench: Bench) -> None:
+    bench.link.up = False
+    router = mapping(name="other")
+    bench.dispatcher.use(router)
+    assert bench.stored(1).told == [(1, ACCEPTED)]
+    bench.outboxes.use(router.routes)
+    assert [(state.route, state.messages) for state in bench.outboxes.states()] == [("other", 1)]
+    bench.link.up = True
+    bench.outboxes.link_up("erp")
+    assert bench.link.bodies == [1]
 
 
 def test_nothing_is_handed_out_when_the_gateway_leaves(bench: Bench) -> None:
