@@ -127,10 +127,6 @@ class Deliverer(ContentWriter):
         head = self._heads[size] = head + self._arguments
         return head
 
-    def deliver(self, tag: int, redelivered: bool, address: bytes, properties: bytes, body: Body) -> bool:
-        """Queue one message, as `deliver_many` does. Return False if it could not be encoded."""
-        return not self.deliver_many(tag, ((redelivered, address, properties, body),))
-
     def deliver_many(self, first_tag: int, rows: Iterable[DeliverRow]) -> list[int]:
         """Queue messages with consecutive delivery tags, beginning with `first_tag`.
 

@@ -149,7 +149,7 @@ class Remote:
         )
         for body in bodies:
             tag = self.tags[channel] = self.tags[channel] + 1
-            deliverer.deliver(tag, False, address.wire, properties, body)
+            deliverer.deliver_many(tag, [(False, address.wire, properties, body)])
 
 
 class World:

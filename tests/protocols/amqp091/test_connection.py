@@ -185,7 +185,7 @@ def test_publish_and_deliver() -> None:
     deliverer = Deliverer(wire.server, 2, "tag")
     again = [(True, *row) for row in rows]
     assert deliverer.deliver_many(7, again) == []
-    assert deliverer.deliver(11, False, KEY.wire, RAW, b"last")
+    assert deliverer.deliver_many(11, [(False, KEY.wire, RAW, b"last")]) == []
     wire.move()
     _, (deliveries,) = wire.take()
     assert isinstance(deliveries, e.Deliveries)
