@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 from gateway import clock
 from gateway.broker.poison import outcome_of_error
 from gateway.broker.shares import UserQuotas
-from gateway.egress.amqp091.publisher import FRAME_TOO_SMALL, AmqpLinkPublisher
+from gateway.egress.amqp091.publisher import AmqpLinkPublisher, outcome_of_unsent
 from gateway.egress.confirms import Positions, settle_all
 from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.envelope import LIFE_BYTES, Number, encode
@@ -184,7 +184,8 @@ class EnginePublisher(AmqpLinkPublisher):
         assert self._publishers is not None
         unsent = self._publishers[0].publish_many(rows)
         if unsent:
-            part.settle_at([sent[row] for row in unsent], FRAME_TOO_SMALL)
+            for row in unsent:
+                part.settle_at((sent[row],), outcome_of_unsent(self._publishers[0].faults.get(row)))
             sent = [at for row, at in enumerate(sent) if row not in unsent]
         whole = len(sent) == len(positions)
         self._record_sent(part, positions if whole else sent, byte_count)

@@ -24,6 +24,7 @@ from gateway.model.address import Address
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.spooled_bodies import ReadFault
 from gateway.protocols.amqp091.client import ClientConnection
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.events import Returned
@@ -190,9 +191,11 @@ class AmqpLinkPublisher(ConfirmedSink):
             ]
         except Exception:
             rows, positions = self._rows_one_by_one(part, positions, utc)
-        unsent = self._publishers[mandatory].publish_many(rows)
+        publisher = self._publishers[mandatory]
+        unsent = publisher.publish_many(rows)
         if unsent:
-            self._settle_unsent([positions[at] for at in unsent], FRAME_TOO_SMALL)
+            for row in unsent:
+                self._settle_unsent([positions[row]], outcome_of_unsent(publisher.faults.get(row)))
             positions = [at for row, at in enumerate(positions) if row not in unsent]
         self._record_sent(part, positions, sum([len(row[2]) for row in rows]), mandatory=mandatory)
         return ()
@@ -287,6 +290,14 @@ class AmqpLinkPublisher(ConfirmedSink):
                     run.settle_some([offset], Outcome(Verdict.REJECTED, reason, text))
                     return True
         return False
+
+
+def outcome_of_unsent(fault: ReadFault | None) -> Outcome:
+    """Return the outcome of a message that could not be encoded; `fault` is why its body cannot be read."""
+    if fault is None:
+        return FRAME_TOO_SMALL
+    verdict = Verdict.REJECTED if fault.is_lost else Verdict.RELEASED
+    return Outcome(verdict, Reason.STORE, f"the body cannot be read: {fault.why}")
 
 
 def _find(run: UnconfirmedRun, start: int, address: Address, properties: bytes | None, body: bytes) -> int:

@@ -14,7 +14,15 @@ from struct import Struct
 from typing import Final
 
 from gateway.errors import LocalProtocolError
-from gateway.model.spooled_bodies import APART_BYTES_MIN, Body, Piece, is_large, is_lost
+from gateway.model.spooled_bodies import (
+    APART_BYTES_MIN,
+    Body,
+    Piece,
+    ReadFault,
+    fault_in,
+    is_large,
+    is_lost,
+)
 from gateway.protocols.amqp091.codec import END, FRAME, U32, body_frames, encode_short_string
 from gateway.protocols.amqp091.connection import Connection
 from gateway.protocols.amqp091.spec import (
@@ -179,10 +187,12 @@ class Deliverer(ContentWriter):
 class Publisher(ContentWriter):
     """Encoder of the messages that a client publishes on one channel.
 
-    The constructor raises LocalProtocolError if the channel is not open.
+    `faults` has the error for each row of the last `publish_many` whose body could not be read. The
+    constructor raises LocalProtocolError if the channel is not open.
     """
 
     def __init__(self, connection: Connection, channel: int, *, mandatory: bool = False) -> None:
+        self.faults: dict[int, ReadFault] = {}
         super().__init__(connection, channel, U32.pack(BASIC_PUBLISH) + b"\0\0", bytes((mandatory,)) + END)
 
     @property
@@ -199,10 +209,11 @@ class Publisher(ContentWriter):
         """Queue messages; a row is (`wire` of the address, encoded property flags and list, body).
 
         The queued messages get consecutive confirm tags, beginning with `published` + 1. Return the positions
-        of the rows that were not queued because their properties do not fit a frame of the server. Raises
-        OSError if a body cannot be read from disk; the rows before it are queued and counted.
+        of the rows that were not queued because their properties do not fit a frame of the server, or because
+        their bodies cannot be read from disk; the latter are in `faults`.
         """
         unsent: list[int] = []
+        self.faults.clear()
         if not self.usable:
             return unsent
         out, heads = self._out, self._heads
@@ -211,26 +222,30 @@ class Publisher(ContentWriter):
         if size >= APART_BYTES_MIN:
             self._connection.large = True  # `_prepare` sets it for other sizes
         count = bodies = 0
-        try:
-            for address, row_properties, body in rows:
-                if row_properties is not properties or len(body) != size:
-                    size = len(body)
-                    if not self._prepare(row_properties, size):
-                        unsent.append(count + len(unsent))
-                        size = -1
-                        continue
-                    properties, middle, whole = row_properties, self._middle, self._whole
-                head = heads.get(len(address)) or self._head(len(address))
-                if whole:
-                    out += (head, address, middle, body, END)
-                    bodies += 1
-                else:
-                    out += (head, address, middle, *self._frames(body))
-                count += 1
-        finally:  # the peer numbers what is queued, also if a later body cannot be read
-            self._channel.published += count
-            sent = self._sent
-            sent["basic.publish"] += count
-            sent["header"] += count
-            sent["body"] += bodies
+        for address, row_properties, body in rows:
+            if row_properties is not properties or len(body) != size:
+                size = len(body)
+                if not self._prepare(row_properties, size):
+                    unsent.append(count + len(unsent))
+                    size = -1
+                    continue
+                properties, middle, whole = row_properties, self._middle, self._whole
+            head = heads.get(len(address)) or self._head(len(address))
+            if whole:
+                out += (head, address, middle, body, END)
+                bodies += 1
+            else:
+                try:
+                    frames = self._frames(body)
+                except OSError as error:
+                    self.faults[count + len(unsent)] = fault_in(error)
+                    unsent.append(count + len(unsent))
+                    continue
+                out += (head, address, middle, *frames)
+            count += 1
+        self._channel.published += count
+        sent = self._sent
+        sent["basic.publish"] += count
+        sent["header"] += count
+        sent["body"] += bodies
         return unsent

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from errno import EMFILE, ENOENT
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -21,6 +23,7 @@ from gateway.model.batch import Batch, Recipient
 from gateway.model.message import MESSAGE_BYTES, NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet, property_set, string
+from gateway.model.spooled_bodies import Spooled
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.methods import (
@@ -487,6 +490,26 @@ async def test_properties_that_cannot_be_written_cost_their_own_message_only() -
         b"b": Reason.NONE,
     }
     assert one.world.bodies == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("error, verdict", [(EMFILE, Verdict.RELEASED), (ENOENT, Verdict.REJECTED)])
+async def test_a_body_that_cannot_be_read_costs_its_own_message_only(error: int, verdict: Verdict) -> None:
+    class Unreadable:
+        name = "body"
+
+        def read(self, at: int, count: int) -> bytes:
+            raise OSError(error, os.strerror(error))
+
+    one, source = rig(confirms=True)
+    outgoing, address = one.session.publisher, amqp_address(EX, "k")
+    body = cast(bytes, Spooled(cast(Any, Unreadable()), 1_000_000))
+    outgoing.publish(source.part([Message(address, one) for one in (b"a", body, b"b")], outgoing))
+    one.move()
+    assert [source.outcomes[receipt].verdict for receipt in (b"a", b"b")] == [Verdict.ACCEPTED] * 2
+    assert source.outcomes[body].verdict is verdict
+    assert one.world.bodies == [b"a", b"b"]
+    assert not one.stream.closed
+    assert one.session.idle
 
 
 @pytest.mark.parametrize("mandatory", [True, False])
