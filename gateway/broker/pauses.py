@@ -5,6 +5,8 @@ and HELD_BYTES_MAX. Beyond that its sources get the same outcome as for a link t
 messages wait as they do for a link. Waiting messages are not accepted, so a gateway that is killed has
 promised nothing. When the route resumes, they are delivered first, in order of arrival, some in each pass of
 the event loop. One that has expired meanwhile is rejected, because a queue or broker may deliver it at once.
+One that a remote broker has delivered again meanwhile, after a lost connection, is dropped in favour of the
+later copy.
 
 The names are in the store, if there is one, so that a restart does not resume a paused route. A route that is
 no longer in the mapping is no longer paused, and its waiting messages are delivered.
@@ -44,6 +46,10 @@ HELD_USER_FULL: Final = Outcome(
 )
 
 EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "the message expired while its route was paused")
+
+REDELIVERED: Final = Outcome(
+    Verdict.RELEASED, Reason.TARGET_DOWN, "the route was paused, and the broker delivers the message again"
+)
 
 RecipientsOf = Callable[[Route, Message], tuple[Recipient, ...]]
 
@@ -105,6 +111,25 @@ class PauseGate(OneSink):
                 return at
         return room
 
+    def drop_redelivered(self) -> None:
+        """Return waiting messages to their sources if a remote broker delivers them again."""
+        waiting, self._waiting = self._waiting, deque()
+        dropped: list[tuple[SubBatch, int]] = []
+        for part, count in waiting:
+            again = all(part.is_redelivered(at) for at in range(count))
+            (dropped if again else self._waiting).append((part, count))
+        for part, count in dropped:
+            self._uncount(part, count)
+        for part, count in dropped:
+            part.settle_at(range(count), REDELIVERED)
+
+    def _uncount(self, part: SubBatch, count: int) -> None:
+        """Subtract the first `count` messages of a part from the waiting ones."""
+        messages = part.messages[:count]
+        self.messages -= count
+        self.byte_count -= weight_of(messages)
+        self._shares.remove_messages(messages)
+
     def waiting_parts(self) -> Iterator[tuple[SubBatch, int]]:
         """Yield each part (SubBatch) that waits, with the number of its messages that wait.
 
@@ -118,16 +143,18 @@ class PauseGate(OneSink):
         while self._waiting and remaining > 0:
             part, count = self._waiting.popleft()
             remaining -= count
-            self.messages -= count
-            self.byte_count -= weight_of(part.messages[:count])
-            self._shares.remove_messages(part.messages[:count])
+            self._uncount(part, count)
             self._forward(part, count)
 
     def _forward(self, part: SubBatch, count: int) -> None:
         """Send the first `count` messages of a part to the recipients behind the gate."""
         batch = part.batch.onward(PassedPart(part))
+        batch.redelivered = part.is_redelivered
         utc = clock.utc()
         for at, message in enumerate(part.messages[:count]):
+            if part.is_redelivered(at):
+                part.settle_at((at,), REDELIVERED)
+                continue
             if NEVER < message.expires <= utc:
                 self.route.failed += 1
                 part.settle_at((at,), EXPIRED)
@@ -213,6 +240,11 @@ class Pauses:
             self.tick()
         self._changed()
         log.info("operator resumed route or link", kind=kind, name=name)
+
+    def drop_redelivered(self) -> None:
+        """Drop waiting messages that a remote broker delivers again, because its link has reconnected."""
+        for gate in list(self.gates.values()):
+            gate.drop_redelivered()
 
     def use(self, routes: Iterable[Route]) -> None:
         """Set the routes in force, and resume paused ones that are not among them."""

@@ -49,6 +49,9 @@ WAITING_USER_FULL: Final = Outcome(
     Verdict.RELEASED, Reason.QUOTA, "the user's share of the link's queue is used up (limits.user_share)"
 )
 EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "the message expired while it waited for the link")
+REDELIVERED: Final = Outcome(
+    Verdict.RELEASED, Reason.TARGET_DOWN, "the link was down, and the broker delivers the message again"
+)
 
 Positions = Sequence[int]
 Place = str | bytes
@@ -343,19 +346,33 @@ class ConfirmedSink:
                 return
             part, positions = self._take_slice(min(room, SLICE_MESSAGES_MAX))
             messages = [part.messages[at] for at in positions]
-            utc = clock.utc()
-            expired = {
-                at
-                for at, message in zip(positions, messages, strict=True)
-                if message.expires and message.expires <= utc and self._may_expire(part, at)
-            }
-            if expired:
-                if remaining := [at for at in positions if at not in expired]:
+            if unwanted := self._unwanted(part, positions, messages):
+                out = {at for some, _ in unwanted for at in some}
+                if remaining := [at for at in positions if at not in out]:
                     self._requeue([Unconfirmed(part, remaining)])  # before what their source publishes then
-                part.settle_at(expired, EXPIRED)
+                for some, outcome in unwanted:
+                    part.settle_at(some, outcome)
                 continue
             if not self._try(part, positions, messages):
                 return
+
+    def _unwanted(
+        self, part: SubBatch, positions: Positions, messages: list[Message]
+    ) -> list[tuple[list[int], Outcome]]:
+        """Return positions of messages that need not be sent any more, with the outcomes of these messages.
+
+        They have expired, or their source gets them again from a broker to which it has reconnected.
+        """
+        utc = clock.utc()
+        expired = [
+            at
+            for at, message in zip(positions, messages, strict=True)
+            if message.expires and message.expires <= utc and self._may_expire(part, at)
+        ]
+        again: list[int] = []
+        if part.batch.redelivered is not None:
+            again = [at for at in positions if part.is_redelivered(at) and self._may_expire(part, at)]
+        return [(some, outcome) for some, outcome in ((again, REDELIVERED), (expired, EXPIRED)) if some]
 
     def _send_capacity(self) -> int:
         """Return how many messages may be sent now."""

@@ -127,7 +127,15 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         """Return an empty batch of this source, which records the routes that have not accepted a message."""
         batch = self.dispatcher.batch(self, clock.now())
         batch.undone = self.held_back.note_undone
+        batch.redelivered = self.is_redelivered
         return batch
+
+    def is_redelivered(self, receipt: tuple[ConsumerT, int, Message]) -> bool:
+        """Return True if the broker delivers a message again because its consumer has ended.
+
+        A broker that has restarted may have lost a message that is not durable.
+        """
+        return not receipt[0].live and receipt[2].durable
 
     def begun_batch(self) -> Batch:
         """Return the batch of this pass of the event loop, to which a message will be added.
@@ -361,5 +369,6 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             self._connection = None
             self.held_receipts.take_all()
             self.held_back.take_all()
+            self.dispatcher.pauses.drop_redelivered()
         self.publisher.close()
         self.status.mark_down(why)

@@ -131,6 +131,7 @@ class Batch:
         "keeps_letters",
         "receipts",
         "received",
+        "redelivered",
         "rejected",
         "source",
         "undone",
@@ -144,6 +145,8 @@ class Batch:
         self._released_by: dict[int, frozenset[str]] = {}  # names of routes, by slot
         self.rejected: Callable[[Receipt, frozenset[str]], None] | None = None
         self._rejected_by: dict[int, frozenset[str]] = {}
+        # Returns True if a broker delivers the message again, so that its copy here must not be sent.
+        self.redelivered: Callable[[Receipt], bool] | None = None
         self.untold: Untold | None = None  # None: the source is notified of every rejection
         self.keeps_letters = False  # a rejected message is a dead letter already: store no second one
         self.receipts: list[Receipt] = []
@@ -364,6 +367,11 @@ class SubBatch:
     def without(self, positions: Collection[int]) -> SubBatch:
         """Return a part with the messages that are not at `positions` of this one; see `select`."""
         return self.select([at for at in range(len(self.messages)) if at not in positions])
+
+    def is_redelivered(self, at: int) -> bool:
+        """Return True if the source gets the message at `at` again, so that no target needs this copy."""
+        is_redelivered = self.batch.redelivered
+        return is_redelivered is not None and is_redelivered(self.batch.receipts[self.slots[at]])
 
     def accept(self) -> None:
         """Settle all messages of this part as accepted."""

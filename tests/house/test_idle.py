@@ -134,6 +134,7 @@ STANDING: Final[dict[str, str]] = {
     "model.batch.Batch._doubted": OF_THE_LOOP,
     "model.batch.Batch._parts": OF_THE_LOOP,
     "model.batch.Batch.receipts": OF_THE_LOOP,
+    "model.batch.Batch.redelivered": HOOK,
     "model.batch.Batch.rejected": HOOK,
     "model.batch.Batch.undone": HOOK,
     "model.batch.Batch.untold": HOOK,

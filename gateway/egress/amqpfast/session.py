@@ -605,6 +605,11 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         self._connection = FastLinkConnection(self, stream, target, now)
         return self._connection
 
+    def is_redelivered(self, receipt: Receipt) -> bool:
+        """Return True if the server delivers a message again, of a queue or a durable subscription."""
+        source = receipt[0].source
+        return (source.service == "queue" or bool(source.identifier)) and super().is_redelivered(receipt)
+
     def tick(self, now: float) -> None:
         """Retry refused destinations, messages that wait for the disk, and dead letters not stored yet."""
         self.publisher.tick(now)

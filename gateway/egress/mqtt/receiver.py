@@ -126,6 +126,7 @@ class MqttLinkReceiver:
             self._once.clear()
         connection.epoch = self.epoch
         self._connection = connection
+        self._dispatcher.pauses.drop_redelivered()
 
     def detach(self) -> None:
         """Forget the connection, because it is lost."""
@@ -249,6 +250,7 @@ class MqttLinkReceiver:
         batch.untold = self._cannot_notify_source
         batch.undone = self._note_undone
         batch.rejected = self._note_rejected
+        batch.redelivered = self._is_certainly_redelivered
         return batch
 
     def _note_undone(self, receipt: Receipt | None, routes: frozenset[str]) -> None:
@@ -468,6 +470,10 @@ class MqttLinkReceiver:
         """
         connection, _, qos, _ = receipt
         return qos == 1 and connection is not self._connection and connection.epoch == self.epoch
+
+    def _is_certainly_redelivered(self, receipt: Receipt | None) -> bool:
+        """Return True as `_is_redelivered` does, but False while the broker may have lost the session."""
+        return receipt is not None and self._connection is not None and self._is_redelivered(receipt)
 
     def forget_entries(self) -> None:
         """Clear the cached routing entries, as memory is short; they are computed again when needed."""

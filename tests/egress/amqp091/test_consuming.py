@@ -11,7 +11,7 @@ import trio
 from gateway import clock
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dead_letters.redrive import Redriving
-from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.dispatcher import Dispatcher, Surroundings
 from gateway.egress.held_back import EXPIRED, ROUTE_REMOVED, TOO_LONG, HeldBack
 from gateway.egress.session import message_of
 from gateway.model.address import Address
@@ -21,7 +21,7 @@ from gateway.protocols.amqp091.methods import BasicQos, ChannelFlow, ChannelFlow
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import Limits
 from tests.broker.parts import newest
-from tests.egress.amqp091.remote import NO_PROPERTIES, LinkRig, Shelf, routed
+from tests.egress.amqp091.remote import NO_PROPERTIES, PERSISTENT, LinkRig, Shelf, routed
 
 pytestmark = pytest.mark.interpreted  # the stream is one in memory
 
@@ -624,6 +624,56 @@ async def test_a_route_may_leave_unusable_messages_to_the_broker(
     assert len(one.dispatcher.dead_letters) == buried
     assert [nack[1:] for nack in one.world.nacks] == [(1, False)][buried:]
     assert one.session.idle
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_a_paused_route_holds_one_copy_of_what_a_broker_delivers_again(
+    tmp_path: Path, shelf: Shelf, durable: bool
+) -> None:
+    one = rig(tmp_path, shelf)
+    pauses = one.dispatcher.pauses
+    pauses._changed = one.dispatcher.invalidate
+    pauses.pause("route", "commands")
+    raw = PERSISTENT if durable else NO_PROPERTIES
+    for _ in range(3):
+        consume(one, "commands", EVENTS, b"a", b"b", raw=raw)
+        one.lose()
+        one.connect()
+    consume(one, "commands", EVENTS, b"a", b"b", raw=raw)
+    copies = 1 if durable else 4  # a broker that has restarted may have lost the others
+    assert pauses.waiting_by_route() == {"commands": 2 * copies}
+    pauses.resume("route", "commands")
+    one.move()
+    assert shelf.accepted == [b"a", b"b"] * copies
+    assert [ack[1:] for ack in one.world.acks] == [(2, True)]
+    assert one.session.idle
+
+
+async def test_a_link_that_is_down_sends_one_copy_of_what_a_broker_delivers_again(
+    tmp_path: Path, shelf: Shelf
+) -> None:
+    far = LinkRig()
+    far.world.exchanges["ex"] = "topic"
+    mapping = MAPPING.replace(
+        '{endpoint: mqtt, topic: "commands/{routing_key...}"}', "{endpoint: far, queue: q}"
+    )
+    router = routed(tmp_path, mapping, far="amqp091")
+    near = LinkRig(Dispatcher(router, DeadLetters(), Surroundings(links={"erp", "far"})))
+    near.dispatcher.namespaces |= {"mqtt": shelf, "erp": near.session, "far": far.session}
+    near.route(router.subscriptions("erp"), router.targets("erp"))
+    for _ in range(3):
+        near.connect()
+        consume(near, "commands", EVENTS, b"a", b"b", raw=PERSISTENT)
+        near.lose()
+    near.connect()
+    consume(near, "commands", EVENTS, b"a", b"b", raw=PERSISTENT)
+    far.connect()
+    far.move()
+    near.move()
+    assert far.world.bodies == [b"a", b"b"]
+    assert [ack[1:] for ack in near.world.acks] == [(2, True)]
+    assert near.session.idle
+    assert far.session.idle
 
 
 async def test_a_settlement_after_the_connection_was_lost_is_dropped(one: LinkRig, shelf: Shelf) -> None:

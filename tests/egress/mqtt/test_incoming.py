@@ -161,6 +161,49 @@ async def test_a_released_message_is_tried_again_with_growing_waits(
 
 
 @VERSIONS
+@pytest.mark.parametrize("present", [True, False])
+async def test_a_paused_route_holds_one_copy_of_what_a_broker_delivers_again(
+    version: str, present: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    world = World(version=version)
+    pauses = world.dispatcher.pauses
+    pauses._changed = world.dispatcher.invalidate
+    pauses.pause("route", "up")
+    world.connect()
+    world.deliver(row("one", 1, 5), row("two", 2, 6))
+    world.drop()
+    world.present = present
+    remote = world.connect()
+    again = [row("one", 1, 5), row("two", 2, 6)] if present else [row("three", 1, 5)]
+    world.deliver(*again)
+    await tick_after(world, 2)
+    pauses.resume("route", "up")
+    await tick_after(world, 2)
+    assert sorted(message.body for message in world.local.messages) == (
+        [b"one", b"two"] if present else [b"one", b"three", b"two"]
+    ), "a broker that has lost the session does not deliver again"
+    assert remote.acks_of(PUBACK) == [(5, 0)]
+    assert remote.acks_of(PUBREC) == ([(6, 0)] if present else [])
+    assert world.session.idle
+
+
+@VERSIONS
+async def test_a_route_that_goes_on_while_the_link_is_down_delivers_what_it_holds(version: str) -> None:
+    """The broker may have lost the session."""
+    world = World(version=version)
+    pauses = world.dispatcher.pauses
+    pauses._changed = world.dispatcher.invalidate
+    pauses.pause("route", "up")
+    world.connect()
+    world.deliver(row("one", 1, 5), row("two", 2, 6))
+    world.drop()
+    pauses.resume("route", "up")
+    assert [message.body for message in world.local.messages] == [b"one", b"two"]
+    world.connect()
+    assert world.session.idle
+
+
+@VERSIONS
 @pytest.mark.parametrize("waits_for", [RELEASED, FULL])
 async def test_what_waits_for_a_removed_route_becomes_a_dead_letter(
     version: str, waits_for: Outcome, autojump_clock: trio.testing.MockClock
