@@ -163,8 +163,10 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         for receipt, outcome, routes in burials:
             if receipt[0].stopping:
                 self.requeue_later(receipt)
-            elif receipt[0].live:
+            elif receipt[0].live and self.dispatcher.dead_letters.has_room_for([receipt[2]]):
                 self._store_dead_letters(receipt, outcome, routes)
+            elif receipt[0].live:
+                self._burials.append((receipt, outcome, routes))
         if self.dispatcher.memory.short:
             return
         for receipt in self.held_receipts.take_due():

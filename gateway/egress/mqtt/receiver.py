@@ -301,8 +301,10 @@ class MqttLinkReceiver:
         for receipt, outcome, routes in burials:
             if self._is_redelivered(receipt):
                 self.unsettled -= 1
-            else:
+            elif self._dispatcher.dead_letters.has_room_for([receipt[3]]):
                 self._store_dead_letters(receipt, outcome, routes)
+            else:
+                self._burials.append((receipt, outcome, routes))
         for receipt, routes in self._held_back.overdue(Monotonic(now), self._entry_of):
             self._abandon_message(receipt, TOO_LONG, routes)
         self._send_held_back(Monotonic(now))

@@ -554,6 +554,7 @@ async def test_what_waits_for_room_among_the_dead_letters_waits_once_over_reconn
     await tick_after(world, 1)
     assert [letter.message.body for letter in newest(letters)] == [b"x"]
     assert letters.counted["", "malformed"] == 1
+    assert letters.refused == 5, "once for each delivery"
     assert remote.acks_of(PUBACK) == [(5, 0)]
     assert world.session.idle
 
