@@ -120,6 +120,8 @@ class Declaration:
             return (yield from self._exchange(self.name, create))
         if declare == "none":
             return ""
+        if self.is_leftover:
+            return (yield from self._unbind())
         if self.kind == "bound" and not self.exchange.startswith(RESERVED):
             why = yield from self._exchange(self.exchange, create)
             if why:
@@ -135,13 +137,24 @@ class Declaration:
                 answer = yield request
                 if isinstance(answer, ChannelClosed):
                     return answer.text
-        for key in sorted(self.drop):
-            answer = yield m.QueueUnbind(self.name, self.exchange, key)
-            if isinstance(answer, ChannelClosed):
-                return answer.text
+        if why := (yield from self._unbind()):
+            return why
         for key in sorted(self.keys):
             answer = yield m.QueueBind(self.name, self.exchange, key)
             if isinstance(answer, ChannelClosed):
+                return answer.text
+        return ""
+
+    @property
+    def is_leftover(self) -> bool:
+        """True if only bindings of an earlier mapping have to be removed from the queue."""
+        return self.kind == "bound" and not self.keys
+
+    def _unbind(self) -> Steps:
+        """Remove the bindings in `drop`. One that does not exist, as its queue was deleted, is no error."""
+        for key in sorted(self.drop):
+            answer = yield m.QueueUnbind(self.name, self.exchange, key)
+            if isinstance(answer, ChannelClosed) and answer.reply_code != ReplyCode.NOT_FOUND:
                 return answer.text
         return ""
 

@@ -113,6 +113,9 @@ class Remote:
             world.bindings.add((method.queue, method.exchange, method.routing_key))
             send(channel, m.QueueBindOk())
         elif isinstance(method, m.QueueUnbind):
+            if method.queue not in world.queues or method.exchange not in world.exchanges:
+                self._missing(channel, f"no queue '{method.queue}'", 50, 50)
+                return
             world.bindings.discard((method.queue, method.exchange, method.routing_key))
             send(channel, m.QueueUnbindOk())
         elif type(method) in PLAIN:

@@ -208,6 +208,27 @@ async def test_bindings_that_no_route_needs_go_although_the_connection_was_lost(
     assert [method.routing_key for method in one.world.heard if isinstance(method, m.QueueUnbind)] == unbound
 
 
+@pytest.mark.parametrize("gone", ["exchange", "queue", "both"])
+async def test_bindings_that_no_route_needs_bring_no_deleted_object_back(gone: str) -> None:
+    one = LinkRig()
+    one.route(BOUND)
+    one.connect()
+    one.route()
+    one.lose()
+    if gone != "queue":
+        del one.world.exchanges["events"]
+    if gone != "exchange":
+        one.world.queues.clear()
+    exchanges, queues = dict(one.world.exchanges), set(one.world.queues)
+    for _ in range(2):
+        one.connect()
+        assert (one.world.exchanges, one.world.queues) == (exchanges, queues)
+        assert one.link.is_up
+        one.lose()
+    unbound = [method.routing_key for method in one.world.heard if isinstance(method, m.QueueUnbind)]
+    assert unbound == ["a.#", "b.*"], "once, as the broker has replied"
+
+
 async def test_publishing_waits_until_a_new_exchange_is_declared() -> None:
     one = LinkRig()
     one.connect()
