@@ -114,12 +114,17 @@ def publish(
     )
     check_version(target, mqtt_version, byte_order)
     own = protocol_commands(target, timeout, ca_file)
-    file_by_itself = file is not None and own is not None and transaction is None
-    body = b"" if file_by_itself else body_of(message, file)
+    if message is not None and file is not None:
+        raise typer.BadParameter("--message cannot be combined with --file")
+    if transaction is not None and own is None:
+        raise typer.BadParameter("--transaction is for AMQP/Fast")
+    uploads = file is not None and own is not None and transaction is None and service != "peer"
+    body = b"" if uploads else body_of(message, file)
     made = made_of(target, address, body, qos, retain, content_type, reply_to, headers_of(header or ()))
-    if own is not None:
-        show = MessagePrinter(None, as_json=False).show
-        refused = own.publish(made, file if file_by_itself else None, transaction, show)
+    if own is not None and file is not None and uploads:
+        refused = own.upload(made, file)
+    elif own is not None:
+        refused = own.publish(made, transaction, MessagePrinter(None, as_json=False).show)
     else:
         refused = publish_with(open_client(target, timeout, ca_file, mqtt_version, byte_order), made)
     if refused:
@@ -189,6 +194,10 @@ def subscribe(
         raise typer.BadParameter("--selector and --unreliable are for queues and topics of AMQP/Fast")
     if unreliable and (browse or transaction is not None):
         raise typer.BadParameter("--unreliable cannot be combined with --browse or --transaction")
+    if browse and transaction is not None:
+        raise typer.BadParameter("--browse cannot be combined with --transaction")
+    if own is None and (browse or transaction is not None or save is not None):
+        raise typer.BadParameter("--browse, --transaction and --save are for AMQP/Fast")
     if own is not None:
         interrupted = own.subscribe(
             address_of(target, service=service, destination=destination),

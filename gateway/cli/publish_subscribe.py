@@ -126,12 +126,15 @@ class ProtocolCommands(Protocol):
     It supports options of the protocol that the common client interface does not have.
     """
 
-    def publish(self, message: Message, file: Path | None, transaction: int | None, show: Show) -> str:
+    def publish(self, message: Message, transaction: int | None, show: Show) -> str:
         """Publish one message, or with `transaction` one message for each line of its body.
 
-        With `file` the body is the content of that file. `transaction` is the number of messages after which
-        to commit. Replies are passed to `show`. Return "" or the reason of a refusal.
+        `transaction` is the number of messages after which to commit. Replies are passed to `show`. Return ""
+        or the reason of a refusal.
         """
+
+    def upload(self, message: Message, file: Path) -> str:
+        """Publish one message whose body is the content of `file`. Return "" or the reason of a refusal."""
 
     def subscribe(
         self,

@@ -124,8 +124,12 @@ def test_an_upload_goes_on_after_the_server_was_killed(
         assert Path(line.removeprefix("queue f ")).read_bytes() == body
 
 
-def test_a_peer_answers(run: Run, gateway: Running) -> None:
+def test_a_peer_answers(run: Run, gateway: Running, tmp_path: Path) -> None:
     assert run("publish", url(gateway), *at("echo", "peer"), "-m", "hello") == (0, "peer echo hello\n", "")
+    file = tmp_path / "body"
+    file.write_bytes(b"from a file")
+    ran = run("publish", url(gateway), *at("echo", "peer"), "--file", str(file))
+    assert ran == (0, "peer echo from a file\n", "")
 
 
 def test_bytes_go_through_a_peer(run: Run, gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,6 +263,7 @@ def test_unreliable(run: Run, gateway: Running) -> None:
         ("peer", ("--unreliable",)),
         ("queue", ("--unreliable", "--browse")),
         ("queue", ("--unreliable", "--transaction", "2")),
+        ("queue", ("--browse", "--transaction", "2")),
     ],
 )
 def test_options_that_do_not_go_together(
@@ -267,6 +272,19 @@ def test_options_that_do_not_go_together(
     assert run("subscribe", url(gateway), *at("echo", service), *more).code == 2
 
 
-def test_selectors_are_for_amqpfast_alone(run: Run, gateway: Running) -> None:
+@pytest.mark.parametrize(
+    "more", [("--selector", "a = 1"), ("--browse",), ("--transaction", "2"), ("--save", ".")]
+)
+def test_some_options_are_for_amqpfast_alone(run: Run, gateway: Running, more: tuple[str, ...]) -> None:
     other = f"mqtt://{LOOPBACK}:{gateway.port('mqtt')}"
-    assert run("subscribe", other, "--topic", "t", "--selector", "a = 1").code == 2
+    assert run("subscribe", other, "--topic", "t", "--seconds", "5", *more).code == 2
+
+
+def test_publish_ignores_no_option(run: Run, gateway: Running, tmp_path: Path) -> None:
+    file = tmp_path / "body"
+    file.write_bytes(b"x")
+    ran = run("publish", url(gateway), *at("ignored"), "-m", "y", "--file", str(file))
+    assert (ran.code, "--message cannot be combined with --file" in ran.err) == (2, True)
+    other = f"mqtt://{LOOPBACK}:{gateway.port('mqtt')}"
+    ran = run("publish", other, "--topic", "t", "-m", "x", "--transaction", "2")
+    assert (ran.code, "--transaction is for AMQP/Fast" in ran.err) == (2, True)

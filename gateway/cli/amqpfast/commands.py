@@ -13,8 +13,10 @@ import secrets
 import shutil
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -53,19 +55,26 @@ class FastCommands:
     timeout_secs: float
     ca_file: str | None = None
 
-    def publish(self, message: Message, file: Path | None, transaction: int | None, show: Show) -> str:
+    def publish(self, message: Message, transaction: int | None, show: Show) -> str:
         """Publish one message, or with `transaction` one message for each line of its body.
 
-        With `file`, the body is the content of the file, and the other options are ignored. `transaction` is
-        the number of messages after which to commit. If the destination is a peer service, its replies that
-        have arrived before the connection closes are passed to `show`. Return "" or the reason of a refusal.
-        Raises LinkError if the connection fails.
+        `transaction` is the number of messages after which to commit. If the destination is a peer service,
+        its replies that have arrived before the connection closes are passed to `show`. Return "" or the
+        reason of a refusal. Raises LinkError if the connection fails.
         """
+        return self._run(partial(self._send, message, transaction, show))
+
+    def upload(self, message: Message, file: Path) -> str:
+        """Publish one message whose body is the content of `file`, of any size.
+
+        Return "" or the reason of a refusal. Raises LinkError if the connection fails.
+        """
+        return self._run(partial(self._upload, message, file))
+
+    def _run(self, publish: Callable[[], Awaitable[None]]) -> str:
+        """Run a function that publishes. Return "" or the reason of a refusal."""
         try:
-            if file is not None:
-                trio.run(self._upload, message, file)
-            else:
-                trio.run(self._send, message, transaction, show)
+            trio.run(publish)
         except RefusedByServer as refused:
             return str(refused)
         except trio.TooSlowError:
