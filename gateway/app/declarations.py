@@ -41,7 +41,12 @@ def declare_all(settings: Settings, hosts: AmqpHosts) -> None:
         tell = log.warning if finding.severity is Severity.WARNING else log.info
         tell("definition remark", file=finding.file, line=finding.line, what=finding.text)
     things = Counter(one.kind for one in declared)
-    log.info("definitions declared", **things, destinations=destinations, new=_count(hosts) - before)
+    log.info(
+        "configured exchanges and queues declared",
+        **things,
+        destinations=destinations,
+        new_count=_count(hosts) - before,
+    )
 
 
 def _count(hosts: AmqpHosts) -> int:

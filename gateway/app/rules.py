@@ -136,7 +136,7 @@ class Rules:
             self._refuse_none(found, roles)
         except ConfigurationError as error:
             reloads["refused"] += 1
-            log.error("rules not reloaded, previous ones in force", error=str(error))
+            log.error("users and roles not reloaded, previous in force", error=str(error))
             return False
         except Exception as error:
             reloads["refused"] += 1

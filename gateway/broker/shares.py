@@ -221,15 +221,15 @@ class UserQuotas:
             if shares.refused > refused:
                 log.warning(
                     "user quota reached",
-                    what=shares.resource,
+                    resource=shares.resource,
                     user=shares.last_user.lstrip("\0"),
                     limit=shares.last_limit,
-                    refused=shares.refused - refused,
+                    refused_count=shares.refused - refused,
                 )
             if shares.pushed_out > pushed_out:
                 log.warning(
                     "user quota evicted entries",
-                    what=shares.resource,
+                    resource=shares.resource,
                     user=shares.last_user,
                     entries=shares.pushed_out - pushed_out,
                 )

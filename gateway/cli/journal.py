@@ -130,7 +130,7 @@ def verify(
     else:
         for finding in findings:
             typer.echo(f"shard {finding['shard']}: {finding['what']}: {finding['text']}")
-        typer.echo("damaged" if damaged else "sound")
+        typer.echo("damaged" if damaged else "intact")
     if damaged:
         raise typer.Exit(Exit.FAILED)
 

@@ -119,7 +119,7 @@ def _document(findings: Findings) -> dict[str, Any]:
         {"kind": kind, "name": name, **asdict(one)} for (kind, name), one in sorted(findings.logs.items())
     ]
     things = [{"kind": kind, "key": key} for kind, key in findings.things]
-    return {**asdict(findings), "logs": lost, "things": things, "sound": findings.is_intact}
+    return {**asdict(findings), "logs": lost, "things": things, "intact": findings.is_intact}
 
 
 def _print_findings(findings: Findings) -> None:

@@ -72,7 +72,7 @@ class QueueLinkConnection(Generic[MachineT, ConsumerT]):
         """Check the handshake deadline and heartbeats. Return False if the connection was aborted."""
         if not self.open and now >= self._deadline:
             self._stats.protocol_errors.add("connect_timeout")
-            self._stream.abort("no handshake in time")
+            self._stream.abort("the handshake timed out")
             return False
         self.machine.tick(now)
         if self.machine.timed_out(now):

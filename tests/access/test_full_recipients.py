@@ -229,7 +229,7 @@ def test_copies_that_a_session_loses_are_counted_and_logged_once(away: bool) -> 
             gateway.until(lambda: gateway.gateway.mqtt.sessions["silent"].outlet is None)
 
         def told() -> list[tuple[str, str]]:
-            found = [line for line in list(lines) if line["event"] == "session full, copies dropped"]
+            found = [line for line in list(lines) if line["event"] == "session full, messages dropped"]
             return [(line["client"], line["user"]) for line in found]
 
         assert publish_by_mqtt(gateway, Version.V5) == [0] * MESSAGES

@@ -106,7 +106,7 @@ def test_users_of_a_file_that_changes(tmp_path: Path, monkeypatch: pytest.Monkey
     row = f"{{password_hash: '{HASH.get_secret_value()}'}}"
     path.write_text(f"bob: {row}\nanonymous: {{receive_messages_per_sec_max: 7}}\n")
     settings = site(UsersBackend(backend="users", file=path), users=USERS)
-    with running(settings, but="rules not reloaded, previous ones in force") as gateway:
+    with running(settings, but="users and roles not reloaded, previous in force") as gateway:
         port = gateway.port(protocol)
         assert [log_in(protocol, port, name, "right") for name in ("ann", "bob", "eve")] == [
             0,

@@ -178,7 +178,7 @@ def test_an_older_client_is_not_told_and_the_log_is(tmp_path: Path) -> None:
             gateway.until(lambda: shares(gateway, "retained messages").refused)
             gateway.until(lambda: any(line["event"] == "user quota reached" for line in list(lines)))
         told = next(line for line in lines if line["event"] == "user quota reached")
-        assert (told["user"], told["what"]) == ("greedy", "retained messages")
+        assert (told["user"], told["resource"]) == ("greedy", "retained messages")
         assert "limits.user_share" in told["limit"]
 
 

@@ -72,7 +72,7 @@ def test_the_log_hears_of_those_that_made_room() -> None:
     with structlog.testing.capture_logs() as lines:
         for _ in range(2):
             quotas.tick()
-    assert [(line["event"], line["what"], line["entries"]) for line in lines] == [
+    assert [(line["event"], line["resource"], line["entries"]) for line in lines] == [
         ("user quota evicted entries", "dead letters", 2)
     ]
 

@@ -137,7 +137,7 @@ def test_the_folder_of_the_configuration(run: Run, tmp_path: Path) -> None:
 
 
 def test_verify_of_a_sound_journal(run: Run, folder: Path) -> None:
-    assert run("journal", "verify", "--folder", str(folder)) == (Exit.OK, "sound\n", "")
+    assert run("journal", "verify", "--folder", str(folder)) == (Exit.OK, "intact\n", "")
     assert json.loads(run("journal", "verify", "--folder", str(folder), "--json").out) == {
         "ok": True,
         "findings": [],
@@ -150,7 +150,7 @@ def test_verify_names_a_torn_end_that_is_no_damage(run: Run, folder: Path) -> No
     path.write_bytes(whole + b"GWJB")
     ran = run("journal", "verify", "--folder", str(folder))
     text = f"shard 0: torn: {path}: bytes {len(whole)} to {len(whole) + 4} are not a valid block"
-    assert (ran.code, ran.out.splitlines()) == (Exit.OK, [text, "sound"])
+    assert (ran.code, ran.out.splitlines()) == (Exit.OK, [text, "intact"])
 
 
 @pytest.mark.parametrize("place, what", [(3, ["hole", "damage"]), (HEADER_BYTES + 5, ["damage"])])

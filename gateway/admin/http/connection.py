@@ -348,7 +348,9 @@ class HttpConnection:
 
     async def _refuse(self, refusal: ServerRefusal) -> None:
         self._refused[refusal.reason] += 1
-        log.info("HTTP request refused", address=self.address, reason=refusal.reason, text=str(refusal)[:200])
+        log.info(
+            "HTTP request refused", address=self.address, reason=refusal.reason, error=str(refusal)[:200]
+        )
         if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # No other response has been begun.
             text = problem_of(refusal.status, str(refusal)).decode()
             await self._write(response(refusal.status, text, with_body=not self._is_head, kind=PROBLEM))

@@ -419,7 +419,7 @@ class DeadLetters:
         self._add_unread(is_last=False)
         if self.refused > self._told_refused:
             refused, self._told_refused = self.refused - self._told_refused, self.refused
-            log.warning("dead letters full, messages stay with sources", refused=refused)
+            log.warning("messages left with sources, dead letters full", messages=refused)
         if self._waiting and self._store is not None and self._store.healthy:
             callbacks, self._waiting = self._waiting, []
             for then in callbacks:

@@ -208,9 +208,9 @@ class EchoDetector:
             if key in ledger.sent and (found := ledger.hops(key, sender, now)) > most:
                 most = found
                 log.warning(
-                    "messages sent by link received again, possible loop",
+                    "message sent by link came back, possible loop",
                     link=ledger.link,
-                    endpoint=sender.endpoint,
-                    client=sender.client,
+                    received_by=sender.endpoint,
+                    from_client=sender.client,
                 )
         return most

@@ -570,7 +570,7 @@ class Session:
             messages = messages[:room]
             if not self._lossy:  # not again before half of what it holds has gone
                 self._tight = self._lossy = True
-                log.warning("session full, copies dropped", client=self.client_id, user=self.user)
+                log.warning("session full, messages dropped", client=self.client_id, user=self.user)
         return messages
 
     # Expired messages of a disconnected client, which would take the place of others.

@@ -536,7 +536,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         if consumer is not None:
             self._session.stats.protocol_errors.add(NOT_DELIVERED)
             log.warning(
-                "message without delivered flag, skipped",
+                "message not marked as delivered, left unacknowledged",
                 link=self._session.name,
                 source=consumer.source.name,
             )

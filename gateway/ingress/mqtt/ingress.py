@@ -413,8 +413,7 @@ class MqttIngress(ListenerSource):
             client=packet.client_id,
             user=self.logins.access.loggable(packet.user_name or ""),
             remote=remote,
-            reason=reason_name(reason),
-            why=why,
+            error=f"{reason_name(reason)}: {why}" if why else reason_name(reason),
         )
 
     def new_batch(self) -> Batch:

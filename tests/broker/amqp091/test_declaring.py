@@ -320,13 +320,13 @@ def test_the_start_says_what_it_has_declared(tmp_path: Path) -> None:
     )
     with structlog.testing.capture_logs() as logs:
         Gateway(settings_of(tmp_path, TREE + fast))
-    (line,) = [one for one in logs if one["event"] == "definitions declared"]
-    assert {key: line[key] for key in ("exchanges", "queues", "bindings", "destinations", "new")} == {
+    (line,) = [one for one in logs if one["event"] == "configured exchanges and queues declared"]
+    assert {key: line[key] for key in ("exchanges", "queues", "bindings", "destinations", "new_count")} == {
         "exchanges": 2,
         "queues": 2,
         "bindings": 3,
         "destinations": 3,
-        "new": 6,
+        "new_count": 6,
     }
 
 
