@@ -92,20 +92,21 @@ class ClusterOrigin(NamedTuple):
 class SessionChange:
     """Collected changes of a session that are not submitted yet: the fields of the next ChangeSession.
 
-    A value of None removes the entry from the database.
+    A value of None in a mapping removes the entry from the database.
     """
 
-    __slots__ = ("packets", "received", "served", "subscriptions", "weight")
+    __slots__ = ("expiry_secs", "packets", "received", "subscriptions", "weight")
 
     def __init__(self) -> None:
-        self.served = False
+        self.expiry_secs: float | None = None  # set when the client is accepted
         self.subscriptions: dict[str, bytes | None] = {}
         self.packets: dict[tuple[int, int], Packet | None] = {}
         self.received: dict[tuple[bytes, int], int | None] = {}
         self.weight: Weight | None = None  # set whenever `subscriptions` change
 
     def __bool__(self) -> bool:
-        return bool(self.served or self.subscriptions or self.packets or self.received)
+        is_accepted = self.expiry_secs is not None
+        return bool(is_accepted or self.subscriptions or self.packets or self.received)
 
 
 class Engine(Protocol):

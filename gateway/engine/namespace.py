@@ -489,14 +489,14 @@ class EngineNamespace(MqttNamespace):
         """Return the user of a client's session, or None if there is no session or it is not known yet.
 
         A session that the client has just replaced counts as its user's, so the new one needs no further
-        capacity.
+        capacity, unless no replica had accepted the client.
         """
         if client_id in self._refused:
             return self._refused[client_id][1]
         arrival = self._arrived.get(client_id)
         if arrival is not None:
             found = arrival.found
-            return found.user if found.present or found.earlier is not None else None
+            return found.user if found.earlier is not None and found.earlier.is_accepted else None
         return super().user_of(client_id)
 
     def is_pending(self, client_id: str) -> bool:
@@ -636,14 +636,13 @@ class EngineNamespace(MqttNamespace):
         The session belongs to `user` at the network address `place` and outlives its connection by
         `expiry_secs`.
         """
-        opening, _, owner, found = self._arrived.pop(client_id)
+        arrival = self._arrived.pop(client_id)
+        owner, found = arrival.owner, arrival.found
         session = ClientSession(client_id, self.limits, self.tally, self._engine, owner)
         session.user, session.place, session.expiry_secs = user, place, expiry_secs
         self.sessions[client_id] = session
         self._count(session)
-        if opening.coming.will is not None or found.has_delayed_will:
-            self._engine.sessions.serve(session)
-            self._change_count += 1  # CONNACK waits until it is stored which will is in force
+        self._change_count += self._engine.sessions.accept(session, arrival)  # then CONNACK waits for it
         if found.queue:
             session.begin(found.contents, found.queue, self._arguments)
             session.fresh = not found.present

@@ -219,7 +219,7 @@ class SessionWriter:
             change, self.change = self.change, SessionChange()
             self._flying, self._callbacks = self._callbacks, []
             contents = change.subscriptions, change.packets, change.received
-            operation = ChangeSession(self._key, self._epoch, *contents, change.served, change.weight)
+            operation = ChangeSession(self._key, self._epoch, *contents, change.expiry_secs, change.weight)
             self._repeats.submit(operation, self._stored)
         elif self._leaving is not None:
             (leave, done), self._leaving = self._leaving, None
@@ -446,10 +446,11 @@ class SharedSessions:
     def _count_earlier(self, found: OpenedSession, count: int) -> None:
         """Change the usage at other replicas of the user whose earlier session `found` reports.
 
-        `count` is -1 when that session, which was at another replica, is here now, and 1 to undo that.
+        `count` is -1 when that session, which was at another replica, is here now, and 1 to undo that. A
+        session whose client was never accepted is not part of the usage.
         """
         earlier = found.earlier
-        if earlier is not None and not earlier.is_here:
+        if earlier is not None and earlier.is_accepted and not earlier.is_here:
             self.elsewhere.change(earlier.user, earlier.weight, count)
 
     def _publish_claimed(
@@ -465,13 +466,21 @@ class SharedSessions:
             if self._queues.is_up and not claim.is_ending:
                 self.clients.publish_due_will(claim, message)
 
-    def serve(self, session: ClientSession) -> None:
-        """Store that a client is accepted, so that its will is published when it is lost, and no earlier one.
+    def accept(self, session: ClientSession, arrival: OpeningClient) -> bool:
+        """Store that a client is accepted, with its session's expiry, unless the database has that already.
 
-        The CONNACK waits until that is stored.
+        Return True if the CONNACK must wait until it is stored: then its will is published when it is lost,
+        and no earlier one, and the session does not go on by its earlier expiry. What is lost with a new
+        session that is not stored is empty.
         """
-        self.change(session).served = True
-        self._unserved.add(session)
+        found = arrival.found
+        has_wills = arrival.opening.coming.will is not None or found.has_delayed_will
+        has_new_expiry = session.expiry_secs != found.expiry_secs
+        if has_wills or has_new_expiry or not found.present:
+            self.change(session).expiry_secs = session.expiry_secs
+        if has_wills:
+            self._unserved.add(session)
+        return has_wills or (found.present and has_new_expiry)
 
     def abandon_arrival(self, arrival: OpeningClient) -> None:
         """Submit a LeaveSession for the session of a client that disconnected before it was accepted.

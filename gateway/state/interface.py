@@ -162,12 +162,14 @@ class Query(Generic[T]):
 class EarlierSession(NamedTuple):
     """Session that a client already had when it connected: its user and its size.
 
-    `is_here` is True if the client was connected to the replica that now opens the session.
+    `is_here` is True if the client was connected to the replica that now opens the session. `is_accepted` is
+    False if no replica has accepted a client with the session yet: then it needs capacity like a new one.
     """
 
     user: str
     weight: Weight
     is_here: bool
+    is_accepted: bool = True
 
 
 class OpenedSession(NamedTuple):
@@ -182,8 +184,9 @@ class OpenedSession(NamedTuple):
     the epoch and message of each will of an earlier connection that was claimed for the caller, who publishes
     the will and submits SettleWill. `earlier` is the session that the client already had, or None. If
     `has_delayed_will` is True, an earlier connection has left a delayed will, which becomes void when the
-    caller submits that the client is `served`. If `has_claimed_will` is True, another replica still publishes
-    a will of an earlier connection.
+    caller submits that the client is accepted. If `has_claimed_will` is True, another replica still publishes
+    a will of an earlier connection. `expiry_secs` is the expiry of the stored session, which is the earlier
+    one until the caller submits that the client is accepted; 0 for a new session.
     """
 
     epoch: int
@@ -199,6 +202,7 @@ class OpenedSession(NamedTuple):
     earlier: EarlierSession | None = None
     has_delayed_will: bool = False
     has_claimed_will: bool = False
+    expiry_secs: float = 0.0
 
 
 class LeftSession(NamedTuple):
@@ -230,8 +234,9 @@ class OpenSession(OfSession, Operation[OpenedSession]):
 
     An earlier session is resumed unless `clean` is True or the session has expired. `queue` is the queue for
     a new session. `expiry_secs` (0: the session ends with the connection) and `will` replace those of the
-    earlier session. If `only_own` is True, a session of another `user` is refused. `byte_count` is the size
-    of the client identifier in bytes. `opening` is a unique name of this operation, for CancelOpening.
+    earlier session, the expiry once a ChangeSession stores that the client is accepted. If `only_own` is
+    True, a session of another `user` is refused. `byte_count` is the size of the client identifier in bytes.
+    `opening` is a unique name of this operation, for CancelOpening.
     """
 
     replica: str
@@ -250,9 +255,9 @@ class OpenSession(OfSession, Operation[OpenedSession]):
 class CancelOpening(OfSession, Operation[LeftSession]):
     """Leave the session that an OpenSession has opened, because its client was not accepted.
 
-    A session that the OpenSession has created ends; an earlier session continues. Nothing is changed if the
-    session was opened again since, or if the OpenSession was not committed. The client's will is deleted in
-    any case.
+    A session that the OpenSession has created ends; an earlier one continues with its own expiry. Nothing is
+    changed if the session was opened again since, or if the OpenSession was not committed. The client's will
+    is deleted in any case.
     """
 
     opened: OpenSession
@@ -262,18 +267,19 @@ class CancelOpening(OfSession, Operation[LeftSession]):
 class ChangeSession(OfSession, Operation[None]):
     """Store the changes of a session since its last ChangeSession.
 
-    In the mappings, a value of None removes the entry. `served` is True just before the client is accepted:
-    until that is stored the client's will is void, and delayed wills of its earlier connections are not. The
-    client gets no CONNACK if another replica opens the session first. `weight` is the memory size in bytes of
-    the session after the change, or None if it has not changed. The reply is FENCED if the session has
-    another epoch.
+    In the mappings, a value of None removes the entry. `expiry_secs` is the expiry of the session, just
+    before the client is accepted, or None. Until it is stored the client's will is void, delayed wills of its
+    earlier connections are not, an earlier session has its earlier expiry, and a new one ends with its
+    connection. The client gets no CONNACK if another replica opens the session first. `weight` is the memory
+    size in bytes of the session after the change, or None if it has not changed. The reply is FENCED if the
+    session has another epoch.
     """
 
     epoch: int
     subscriptions: Mapping[str, bytes | None] = field(default_factory=dict)
     packets: Mapping[tuple[int, int], Packet | None] = field(default_factory=dict)
     received: Mapping[tuple[bytes, int], int | None] = field(default_factory=dict)
-    served: bool = False
+    expiry_secs: float | None = None
     weight: Weight | None = None
 
 
@@ -480,7 +486,7 @@ class UserSessions(NamedTuple):
 class SessionCounts(NamedTuple):
     """Value of the reply to WeighSessions: the number of all sessions, and totals by user.
 
-    The totals cover only sessions that are not connected to the replica of the query.
+    The totals cover only sessions that are not connected to the replica of the query and have been accepted.
     """
 
     total: int
@@ -491,7 +497,8 @@ class SessionCounts(NamedTuple):
 class WeighSessions(Query[SessionCounts]):
     """Query of the number of all sessions, and of totals by user.
 
-    The totals cover the sessions whose clients are not connected to `replica`.
+    The totals cover the sessions whose clients are not connected to `replica`, without new sessions whose
+    clients are not accepted yet.
     """
 
     replica: str

@@ -59,8 +59,8 @@ SUBSCRIPTIONS: Final = (
     " FROM op JOIN subscription AS t ON t.domain = op.domain AND t.client = op.client"
 )
 SESSION_WEIGHTS: Final = (
-    "{op} SELECT login, connected = 1 AND owner = (SELECT replica FROM op), count(*),"
-    " CAST(sum(subscriptions) AS bigint), CAST(sum(weight) AS bigint) FROM session GROUP BY 1, 2"
+    "{op} SELECT login, expiry <= 0 AND opening <> '' OR connected = 1 AND owner = (SELECT replica FROM op),"
+    " count(*), CAST(sum(subscriptions) AS bigint), CAST(sum(weight) AS bigint) FROM session GROUP BY 1, 2"
 )
 SHARED: Final = (
     "{op} SELECT DISTINCT filter FROM subscription WHERE substr(filter, 1, 7) = '$share/'"
@@ -125,7 +125,7 @@ def _weights(database: Database, query: WeighLetters | WeighRetained | WeighSess
     """Return the totals by user that one of these three queries requests, as the value of its reply."""
     if isinstance(query, WeighSessions):
         rows = database.run([OperationStatement(SESSION_WEIGHTS, "replica text", [(query.replica,)])])[0]
-        elsewhere = {user: UserSessions(*sums) for user, is_here, *sums in rows if not is_here}
+        elsewhere = {user: UserSessions(*sums) for user, is_left_out, *sums in rows if not is_left_out}
         return SessionCounts(sum([row[2] for row in rows]), elsewhere)
     call = OperationStatement(WEIGHTS if isinstance(query, WeighLetters) else RETAINED_WEIGHTS)
     return {user: (count, weight) for user, count, weight in database.run([call])[0]}

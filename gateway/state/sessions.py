@@ -49,8 +49,8 @@ class StoredSessionRow(NamedTuple):
     """Row of table `session`.
 
     `login` is the user, `place` the client's network address, `weight` the size in bytes. `expiry` is in
-    seconds. `expires_at` and `reap_at` (when Reap claims the session) are in UTC seconds, and None while the
-    client is connected.
+    seconds; until the first client is accepted it is 0, and `opening` not empty. `expires_at` and `reap_at`
+    (when Reap claims the session) are in UTC seconds, and None while the client is connected.
     """
 
     domain: str
@@ -210,8 +210,9 @@ class Sessions:
         keys = {one.key for one in operations if isinstance(one, OfSession)}
         opened = {one.key for one in operations if isinstance(one, OpenSession)}
         leaving = {one.key for one in operations if isinstance(one, LeaveSession | CancelOpening)}
-        served = {one.key for one in operations if isinstance(one, ChangeSession) and one.served}
-        wills = opened | leaving | served
+        changes = [one for one in operations if isinstance(one, ChangeSession)]
+        accepted = {one.key for one in changes if one.expiry_secs is not None}
+        wills = opened | leaving | accepted
         self._contents = {key: Contents() for key in opened}
         if keys:
             rows = database.run(self._sessions.lock(keys, opened))
@@ -337,6 +338,7 @@ class Sessions:
         if operation.expiry_secs <= 0 and not present:
             queue = ""
         holder = Owner(operation.replica, epoch) if before is None else before
+        expiry_secs = row.expiry if row is not None and present else 0.0
         self._sessions.put(
             StoredSessionRow(
                 *key,
@@ -346,7 +348,7 @@ class Sessions:
                 operation.user,
                 operation.place,
                 queue,
-                operation.expiry_secs,
+                expiry_secs,
                 None,
                 None,
                 *holder,
@@ -374,6 +376,7 @@ class Sessions:
             earlier,
             is_delayed,
             is_claimed,
+            expiry_secs,
         )
 
     def _inherit_wills(
@@ -419,16 +422,19 @@ class Sessions:
                 self._wills.remove(will[:3])
         if row is None or (row.owner, row.opening) != (opened.replica, opened.opening):
             return LeftSession(False, False)
-        expiry_secs = 0.0 if row.queue == opened.queue else opened.expiry_secs
-        return self._leave_session(row, LeaveSession(row.key, row.epoch, expiry_secs, discard_will=True), now)
+        return self._leave_session(row, LeaveSession(row.key, row.epoch, row.expiry, discard_will=True), now)
 
     def _change(self, operation: ChangeSession, row: StoredSessionRow) -> None:
         """Apply the changes in `operation` to the rows of a session and of its contents."""
         key = operation.key
         if operation.weight is not None:
             subscriptions, weight = operation.weight
-            self._sessions.put(row._replace(subscriptions=subscriptions, weight=weight))
-        for will in self._unclaimed_wills(key) if operation.served else ():
+            row = row._replace(subscriptions=subscriptions, weight=weight)
+            self._sessions.put(row)
+        is_accepted = operation.expiry_secs is not None
+        if operation.expiry_secs is not None:
+            self._sessions.put(row._replace(expiry=operation.expiry_secs, opening=""))
+        for will in self._unclaimed_wills(key) if is_accepted else ():
             if will.epoch == operation.epoch:
                 self._wills.put(will._replace(served=1))
             else:  # delayed, and its client is back
@@ -598,4 +604,5 @@ class Sessions:
 def _earlier_session(row: StoredSessionRow, replica: str) -> EarlierSession:
     """Return user and size of the stored session, which `replica` opens again."""
     is_here = bool(row.connected) and row.owner == replica
-    return EarlierSession(row.login, Weight(row.subscriptions, row.weight), is_here)
+    weight, is_accepted = Weight(row.subscriptions, row.weight), row.expiry > 0 or not row.opening
+    return EarlierSession(row.login, weight, is_here, is_accepted)

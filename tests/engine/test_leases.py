@@ -332,7 +332,7 @@ def test_a_late_reply_to_a_reap_is_ignored(tmp_path: Path, rig: Rig, late: str) 
     store.submit(opening, opened.append)
     local.settle()
     assert opened[0].value is not None
-    store.submit(ChangeSession(key, opened[0].value.epoch, served=True), lambda reply: None)
+    store.submit(ChangeSession(key, opened[0].value.epoch, expiry_secs=60.0), lambda reply: None)
     store.submit(LeaveSession(key, opened[0].value.epoch, 0.0, False), lambda reply: None)
     local.settle()
     local.utc += CLAIM_SECS + 1

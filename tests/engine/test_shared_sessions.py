@@ -19,7 +19,15 @@ from gateway.engine.consumers import Content
 from gateway.engine.membership import Membership
 from gateway.engine.pending_clients import Opening, OpeningClient
 from gateway.engine.requeue_order import print_of
-from gateway.engine.sessions import AWAY, DOMAIN, NOT_OURS, TAKEN_OVER, WILL_SECS, SharedSessions
+from gateway.engine.sessions import (
+    AWAY,
+    COUNT_SECS,
+    DOMAIN,
+    NOT_OURS,
+    TAKEN_OVER,
+    WILL_SECS,
+    SharedSessions,
+)
 from gateway.model.message import Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.times import Monotonic
@@ -37,6 +45,7 @@ from gateway.state.interface import (
     Reply,
     SessionKey,
     SessionView,
+    Weight,
 )
 from tests.engine.local_state import SILENT_SECS, LocalDatabase, LocalState
 
@@ -183,19 +192,21 @@ class World:
         """A client connects, and is let in."""
         self.open(client, **more)
         self.run()
-        return self.admit(self.arrivals.pop())
+        session = self.admit(self.arrivals.pop())
+        self.step_soon()
+        self._local.settle()  # it is stored that the client is accepted
+        return session
 
     def admit(self, arrival: OpeningClient) -> ClientSession:
         """Let a client in that has arrived."""
-        client, will = arrival.opening.client, arrival.opening.coming.will
+        client = arrival.opening.client
         self.found = arrival.found
         session = ClientSession(client, LIMITS, SessionTally(), cast(Any, self), arrival.owner)
         session.expiry_secs = arrival.opening.coming.expiry_secs
         if arrival.found.queue:
             session.begin(arrival.found.contents, arrival.found.queue, ())
         self.here[client] = session
-        if will is not None or arrival.found.has_delayed_will:
-            self.sessions.serve(session)
+        self.sessions.accept(session, arrival)
         if arrival.found.queue:
             self.sessions.acquire(session, arrival.found)
         return session
@@ -473,6 +484,83 @@ def test_a_session_counts_once_however_often_its_client_connects(
     assert one.sessions.count == (one.view("c") is not None)
 
 
+@pytest.mark.parametrize("secs", [0.0, 60.0])
+def test_a_session_whose_client_was_not_accepted_counts_for_nobody(
+    two: tuple[World, World], passed: list[float], secs: float
+) -> None:
+    """Or a client that is refused for its user's share would be accepted by the next replica."""
+    one, other = two
+    one.open("c", secs=secs, user="alice")
+    one.run()
+    assert one.arrivals
+    passed[0] += COUNT_SECS
+    other.run()
+    assert other.sessions.elsewhere.of("alice").sessions == 0
+    other.sessions.elsewhere.change("alice", Weight(0, 1), 1)  # another session of hers
+    other.open("c", secs=secs, user="alice")
+    other.run()
+    (arrival,) = other.arrivals
+    assert arrival.found.earlier is not None
+    assert (arrival.found.present, arrival.found.earlier.is_accepted) == (False, False)
+    assert other.sessions.elsewhere.of("alice").sessions == 1
+    other.sessions.abandon_arrival(other.arrivals.pop())
+    other.run()
+    one.run()
+    assert one.view("c") is None
+    assert (one.sessions.pending, other.sessions.pending) == (0, 0)
+
+
+@pytest.mark.parametrize("secs", [0.0, 10.0, 600.0])
+@pytest.mark.parametrize("how", ["is refused", "is taken over", "dies"])
+def test_an_earlier_session_goes_on_by_its_own_expiry_until_its_client_is_accepted(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float], secs: float, how: str
+) -> None:
+    """The refused client would have its session for `secs`."""
+    one, other = two
+    session = other.let_in("c")
+    session.change().subscriptions["a"] = b""
+    other.run()
+    other.leave("c")
+    other.ends.pop(session)([])
+    other.run()
+    one.open("c", secs=secs)
+    one.run()
+    if how == "is taken over":
+        other.let_in("c")
+        assert other.found.present
+        return
+    if how == "is refused":
+        one.sessions.abandon_arrival(one.arrivals.pop())
+        one.run()
+    else:
+        pass_time((other,), local, passed, int(SILENT_SECS) + 2)
+    pass_time((other,), local, passed, 30)
+    view = other.view("c")
+    assert view is not None
+    assert not view.connected
+    pass_time((other,), local, passed, 40)
+    assert other.view("c") is None
+
+
+@pytest.mark.parametrize("secs", [0.0, 10.0])
+def test_connack_waits_for_another_expiry_of_a_session_that_goes_on(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float], secs: float
+) -> None:
+    one, other = two
+    session = other.let_in("c")
+    other.leave("c")
+    other.ends.pop(session)([])
+    other.run()
+    one.open("c", secs=secs)
+    one.run()
+    (arrival,) = one.arrivals
+    assert one.sessions.accept(one.admit(arrival), arrival)
+    one.step_soon()
+    local.settle()
+    pass_time((other,), local, passed, int(SILENT_SECS) + 22)
+    assert other.view("c") is None
+
+
 def test_a_session_of_another_user_is_refused(two: tuple[World, World]) -> None:
     one, other = two
     one.let_in("c", user="alice")
@@ -713,8 +801,9 @@ def test_the_will_of_a_client_without_connack_is_void(
     two: tuple[World, World], local: LocalDatabase, passed: list[float]
 ) -> None:
     one, other = two
-    one.let_in("c", will=WILL)
-    one.store._waiting.clear()  # its replica is lost before it could store that the client is accepted
+    one.open("c", will=WILL)
+    one.run()
+    one.admit(one.arrivals.pop())  # its replica is lost before it could store that
     other.open("c")
     other.run()
     pass_time((other,), local, passed, 30)

@@ -65,6 +65,27 @@ def test_absent_sessions_count_at_every_replica(rabbitmq: RabbitMQ) -> None:
         assert not one.stored("session", "away-0")
 
 
+@pytest.mark.parametrize("secs", [0, 300])
+def test_a_refused_client_is_refused_by_each_replica(
+    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch, secs: int
+) -> None:
+    """Also while the session that was opened for it is in the database; then none is left."""
+    one, other = (Replica(name, rabbitmq.url, "useralternates", limits=LIMITS) for name in ("one", "other"))
+    with replicas(one, other):
+        fill(one)
+        sessions_elsewhere(other, SESSIONS_MAX)
+        with monkeypatch.context() as patch:
+            patch.setattr(module.SharedSessions, "abandon_arrival", lambda *_: None)
+            for replica in (one, other, other, one):
+                assert refused(replica, "more", secs=secs) == QUOTA
+            assert one.stored("session", "more")
+        for replica in (one, other):
+            assert refused(replica, "more", secs=secs) == QUOTA
+        with lasting(other.mqtt, "away-0") as client:
+            assert client.present
+        one.until(lambda: not one.stored("session", "more"))
+
+
 def test_absent_sessions_count_after_a_restart(rabbitmq: RabbitMQ) -> None:
     one = Replica("one", rabbitmq.url, "userrestart", limits=LIMITS)
     with replicas(one):
