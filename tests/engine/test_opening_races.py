@@ -8,21 +8,23 @@ from contextlib import ExitStack
 
 import pytest
 
+from gateway.ingress.mqtt.ingress import MqttIngress
 from tests.chaos.proxy import Proxy
-from tests.engine.replicas import PATIENCE_SECS, Replica, replicas
+from tests.engine.replicas import PATIENCE_SECS, Client, Replica, lasting, replicas
 from tests.interop.servers import LOOPBACK, RabbitMQ
 from tests.interop.state_database import state_server
 
 CONNECTS = {4: b"\x00\x04MQTT\x04\x02\x00\x3c", 5: b"\x00\x04MQTT\x05\x02\x00\x3c\x00"}
+RESUMES = b"\x00\x04MQTT\x05\x00\x00\x3c\x05\x11\x00\x00\x01\x00"  # with an expiry
 UNAVAILABLE = {4: 3, 5: 0x88}
 
 
 class Raw:
     """A client that has sent CONNECT."""
 
-    def __init__(self, port: int, name: str, version: int) -> None:
+    def __init__(self, port: int, name: str, version: int, *, connect: bytes = b"") -> None:
         self.version = version
-        body = CONNECTS[version] + len(name).to_bytes(2, "big") + name.encode()
+        body = (connect or CONNECTS[version]) + len(name).to_bytes(2, "big") + name.encode()
         self.socket = socket.create_connection((LOOPBACK, port), timeout=PATIENCE_SECS)
         self.socket.sendall(bytes((0x10, len(body))) + body)
 
@@ -91,3 +93,36 @@ def test_of_many_at_two_replicas_each_is_answered(rabbitmq: RabbitMQ) -> None:
     with replicas(*two), ExitStack() as stack:
         clients = [stack.enter_context(Raw(two[at % 2].mqtt, "many", 5)) for at in range(40)]
         assert {client.answer() for client in clients} <= {0, UNAVAILABLE[5]}
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("present", [False, True])
+def test_a_failed_opening_leaves_what_was_there(
+    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch, present: bool
+) -> None:
+    """No session and no queue if there was none."""
+    one = Replica("fails", rabbitmq.url, "openingfails")
+    topic, name = f"fails/{present}", f"fails {present}"
+    with replicas(one, but="internal error, contained"), Client(one.mqtt, f"p {present}") as other:
+        if present:
+            with lasting(one.mqtt, name) as client:
+                client.subscribe(topic, qos=1)
+            other.publish(topic, b"1")
+        queues = {queue for queue in rabbitmq.queues if "openingfails" in queue}
+        sessions = one.engine.sessions
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("thrown by a test")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(MqttIngress, "end_subscriptions", fail)
+            with Raw(one.mqtt, name, 5, connect=RESUMES) as guest:
+                assert guest.over()
+        one.until(lambda: not sessions.pending and (name not in one.gateway.mqtt.sessions))
+        rows = one.stored("session", name, "connected")
+        assert rows == ([(0,)] if present else [])
+        if present:
+            with lasting(one.mqtt, name) as client:
+                assert client.present
+                client.until(lambda: client.messages)
+        assert {queue for queue in rabbitmq.queues if "openingfails" in queue} == queues
