@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Final
+from typing import Final, TypeGuard
 
 import structlog
 import trio
@@ -292,7 +292,7 @@ class EngineNamespace(MqttNamespace):
         """Add or replace a subscription. Retained messages are sent when its binding is confirmed."""
         before = session.subscriptions.get(topic_filter)
         self._enter(session, topic_filter, options)
-        if isinstance(session, ClientSession) and session.has_queue and options != before:
+        if options != before and _is_stored(session, topic_filter):
             session.subscribed(topic_filter, options, before)
         self._change_count += 1
         if shared_pattern(topic_filter) is not None:
@@ -325,7 +325,7 @@ class EngineNamespace(MqttNamespace):
         options = session.subscriptions[topic_filter]
         self._remove_local(session, topic_filter)
         self._change_count += 1
-        if isinstance(session, ClientSession) and session.has_queue:
+        if _is_stored(session, topic_filter):
             session.subscribed(topic_filter, None, options)
 
     def _remove_local(self, session: Session, topic_filter: str) -> None:
@@ -839,6 +839,17 @@ def _session_of(receipt: Receipt) -> Session | None:
     """Return the session of the client that has published a message, or None without a session."""
     is_publish = isinstance(receipt, tuple) and isinstance(receipt[0], AdmittedGuest)
     return receipt[0].session if is_publish else None
+
+
+def _is_stored(session: Session, topic_filter: str) -> TypeGuard[ClientSession]:
+    """Return True if a subscription is stored in the database.
+
+    Those of a session that ends with its connection are not, except to shared filters: other replicas must
+    not delete the queue of such a filter, even if no replica consumes it for a moment.
+    """
+    return isinstance(session, ClientSession) and (
+        session.has_queue or shared_pattern(topic_filter) is not None
+    )
 
 
 def _is_new(sink: Sink, message: Message, number: Number | None) -> bool:

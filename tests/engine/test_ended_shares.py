@@ -11,7 +11,7 @@ import pytest
 from gateway import clock
 from gateway.broker.mqtt.namespace import SessionShares
 from gateway.broker.mqtt.session import SessionLimits, SubscriptionOptions
-from gateway.engine.client_session import ClientSession
+from gateway.engine.client_session import ClientSession, SessionChange
 from gateway.engine.names import names_of
 from gateway.engine.namespace import EngineNamespace
 from gateway.engine.retained import SharedRetained
@@ -40,6 +40,7 @@ class Here:
             serve=lambda *_: None,
             share=lambda *_, on: None,
             forget_entries=lambda: None,
+            change=lambda _: SessionChange(),
         )
         retained = SharedRetained(store, UserShares("retained"))
         self.space = EngineNamespace(

@@ -124,6 +124,33 @@ def test_a_queue_that_others_consume_stays(
     eventually(lambda: queue not in rabbitmq.queues, SLOW_SECS)
 
 
+def test_a_queue_stays_while_the_replica_of_its_members_is_cut_off(
+    two: tuple[Replica, Replica], topic: str, rabbitmq: RabbitMQ
+) -> None:
+    """Their sessions end with their connections, which last: for a moment no replica consumes the queue."""
+    shared = f"$share/cut/{topic}"
+    queue = shares.queue_of(two[0].engine.names.shares, shared)
+    with Proxy(rabbitmq.port) as proxy, Client(two[0].mqtt, f"p {topic}") as publisher:
+        url = rabbitmq.url.replace(str(rabbitmq.port), str(proxy.port))
+        cut = Replica("cut", url, NAMESPACE, queue_type="classic", reconnect_max_secs=0.5)
+        with replicas(cut), Client(cut.mqtt, f"m {topic}") as member:
+            member.subscribe(shared, qos=1)
+            with Client(two[0].mqtt, f"goes {topic}") as goes:
+                goes.subscribe(shared, qos=1)
+                proxy.cut()
+                proxy.shut()
+                cut.until(lambda: bool(cut.gateway.readiness.reasons()))
+            publisher.publish(topic, b"x")
+            two[0].until(lambda: not two[0].gateway.mqtt._unused)
+            with Client(two[0].mqtt, f"once more {topic}") as goes:  # its check follows the deletion
+                goes.subscribe(f"{shared}/more", qos=1)
+            assert queue in rabbitmq.queues
+            proxy.open()
+            member.until(lambda: member.messages)
+            assert member.told == [(topic, b"x")]
+    eventually(lambda: queue not in rabbitmq.queues, SLOW_SECS)
+
+
 def test_members_that_have_gone_for_good_leave_no_queue(
     two: tuple[Replica, Replica], topic: str, rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
