@@ -702,6 +702,11 @@ class ClientSession(Session):
         """True unless the session has another owner, who may have deleted the queue."""
         return not self._stopped
 
+    @property
+    def is_awaited(self) -> bool:
+        """False: replies to the client wait for its own bindings, which are in `unbound`."""
+        return False
+
     def confirm(self, done: Callable[[bool], None]) -> None:
         """Call `done` with True if, by the database, this replica still owns the session, else False.
 

@@ -66,6 +66,10 @@ class QueueOwner(Protocol):
     def needs_queue(self) -> bool:
         """False if another owner has the queue: this replica must not declare it if it is missing."""
 
+    @property
+    def is_awaited(self) -> bool:
+        """True if replies to clients wait until the queue is consumed, and so is not deleted."""
+
     def confirm(self, done: Callable[[bool], None]) -> None:
         """Query if the missing queue is still this owner's, and call `done` with the result."""
 
@@ -110,7 +114,7 @@ class ConsumerConnection(Protocol):
         """Open another channel. Return its number."""
 
     def handle_checks_complete(self) -> None:
-        """Handle that all existence checks of queues have had their replies."""
+        """Handle that all existence checks of queues have had their replies, or no queue is awaited now."""
 
 
 class ClusterConsumer:
@@ -245,6 +249,7 @@ class Consumers:
         self._lacking: set[ClusterConsumer] = (
             set()
         )  # whose queues are missing, while their owners are looked up
+        self._awaited: set[QueueOwner] = set()  # whose queues are not consumed yet, and replies wait for that
         self._removals: deque[Removal] = deque()  # not sent yet: each that fails costs a channel
         self._removing = 0  # number of deletions that were sent
         self._own: tuple[m.Method, Callable[[bool], None]] | None = None  # check of the replica's queue
@@ -378,8 +383,7 @@ class Consumers:
         if channel not in self._channels:
             return False
         if isinstance(method, m.BasicConsumeOk):
-            if self._beginning.pop((channel, method.consumer_tag), False):
-                self._ask(channel, m.BasicCancel(method.consumer_tag))
+            self._consuming(channel, method.consumer_tag)
         elif isinstance(method, m.BasicCancel):
             self._cancelled_by_broker(channel, method.consumer_tag)
         elif isinstance(method, m.BasicCancelOk):
@@ -392,6 +396,7 @@ class Consumers:
         consumers = list(self._consumers.values())
         self._consumers.clear()
         self._lacking.clear()
+        self._awaited.clear()
         for consumer in consumers:
             consumer.drain()
             consumer.finish()
@@ -404,9 +409,11 @@ class Consumers:
         return self._live
 
     @property
-    def has_pending_bindings(self) -> bool:
-        """True if keys wait to be bound because their queues are being checked."""
-        return any(isinstance(one, ClusterConsumer) and one.target.unbound for one in self._checks)
+    def has_pending_queues(self) -> bool:
+        """True if keys wait to be bound because their queues are being checked, or if a queue is awaited."""
+        return bool(self._awaited) or any(
+            isinstance(one, ClusterConsumer) and one.target.unbound for one in self._checks
+        )
 
     def consumes(self, target: QueueOwner) -> bool:
         """Return True if there is a consumer of `target`, even if it is starting or ending."""
@@ -421,6 +428,8 @@ class Consumers:
             return
         self._numbers += 1
         consumer = self._consumers[target] = ClusterConsumer(self, target, str(self._numbers))
+        if target.is_awaited:
+            self._awaited.add(target)
         if target.fresh:
             self._declare(consumer)
         else:
@@ -466,6 +475,7 @@ class Consumers:
         The broker requeues all their unsettled messages in one step.
         """
         self._closed = True
+        self._awaited.clear()
         self.flush()
         consumers = list(self._consumers.values())
         self._consumers.clear()
@@ -607,6 +617,21 @@ class Consumers:
         self._ask(channel, m.BasicQos(prefetch_count=target.prefetch))
         self._ask(channel, m.BasicConsume(target.queue, consumer.name))
 
+    def _consuming(self, channel: int, name: str) -> None:
+        """Process consume-ok of the consumer tag `name`, which is cancelled now if that was requested."""
+        if self._beginning.pop((channel, name), False):
+            self._ask(channel, m.BasicCancel(name))
+        consumer = self._by_name.get((channel, encode_short_string(name)))
+        if consumer is not None:
+            self._stop_awaiting(consumer.target)
+
+    def _stop_awaiting(self, target: QueueOwner) -> None:
+        """Let replies to clients wait for the queue of `target` no longer: it is consumed, or cannot be."""
+        if target in self._awaited:
+            self._awaited.discard(target)
+            if not self._awaited and not self._checks:
+                self._broker.handle_checks_complete()
+
     def _cancel(self, consumer: ClusterConsumer) -> None:
         """Cancel the present consumer tag, if there is one; before consume-ok, cancel it after that."""
         channel, name = consumer.channel, consumer.name
@@ -674,6 +699,7 @@ class Consumers:
                 self._beginning[consumer.channel, name] = True
         if self._consumers.get(consumer.target) is consumer:
             del self._consumers[consumer.target]
+            self._stop_awaiting(consumer.target)
             consumer.finish()
 
     def _cancelled_by_broker(self, channel: int, name: str) -> None:
@@ -690,8 +716,11 @@ class Consumers:
 
     def _restart(self, consumer: ClusterConsumer) -> None:
         """Forget a consumer that the broker has ended. Start a new consumer if its queue is still needed."""
+        restarts = not consumer.ending and consumer.target.needs_queue
+        if restarts:
+            self._awaited.discard(consumer.target)  # and its replies wait for the new consumer
         self._remove_consumer(consumer)
-        if not consumer.ending and consumer.target.needs_queue:
+        if restarts:
             self.begin(consumer.target)
 
     # Messages.

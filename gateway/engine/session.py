@@ -455,15 +455,11 @@ class EngineSession(OneSink):
     def _ask_when_bound(self) -> None:
         """Arrange that the callbacks of `after_bound` are called once all requested bindings are confirmed.
 
-        While queues are being checked their bindings are not requested yet; then the callbacks wait.
+        While queues are being checked their bindings are not requested yet; then the callbacks wait. They
+        wait also for the queues of shared filters.
         """
         connection = self._connection
-        if (
-            connection is None
-            or not self._up
-            or not self._waiting
-            or connection.consumers.has_pending_bindings
-        ):
+        if connection is None or not self._up or not self._waiting or connection.consumers.has_pending_queues:
             return
         waiting, self._waiting = self._waiting, []
         self._binding += waiting

@@ -64,6 +64,11 @@ class SharedQueue:
         """True: a missing queue is declared, as it is consumed only while the filter has local members."""
         return True
 
+    @property
+    def is_awaited(self) -> bool:
+        """True: a new member must get all messages from its SUBACK on, also where the queue was deleted."""
+        return True
+
     def confirm(self, done: Callable[[bool], None]) -> None:
         """Call `done` with True: any replica with members may declare the missing queue."""
         done(True)

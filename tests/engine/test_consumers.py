@@ -39,7 +39,7 @@ class Asking:
     def __init__(self) -> None:
         self.written = Machine()
         self.machine = cast(ClientConnection, self.written)
-        self.channels = 0
+        self.channels = self.completions = 0
         self.asked: list[m.Method] = []  # of declarations
 
     def wake(self) -> None:
@@ -55,7 +55,7 @@ class Asking:
         return self.channels
 
     def handle_checks_complete(self) -> None:
-        pass
+        self.completions += 1
 
 
 class Queue:
@@ -68,6 +68,7 @@ class Queue:
     keys = ()
 
     needs_queue = True
+    is_awaited = False
 
     def __init__(self) -> None:
         self.unbound: dict[str, Any] = {}
@@ -300,6 +301,52 @@ def test_a_missing_queue_is_declared_if_the_session_is_still_ours(
     bound = [one for one in asking.asked if isinstance(one, m.QueueBind)]
     assert (len(declared), len(bound)) == ((1, 1) if is_ours else (0, 0))
     assert consumers.consumes(queue) is is_ours
+
+
+@pytest.mark.parametrize("how", ["deleted", "deleted after it was checked", "refused", "ended"])
+def test_replies_wait_until_a_shared_queue_is_consumed_again(
+    consumers: Consumers, asking: Asking, how: str
+) -> None:
+    """A queue with a consumer is not deleted by other replicas, and what is published then is in it."""
+    queue = Queue()
+    queue.is_awaited = True
+    consumers.begin(queue)
+    checked = m.QueueDeclareOk("q", 0, 0)
+    ((checking, _),) = asking.written.of(m.QueueDeclare)
+    consumers.process_method(checking, checked)
+    ((channel, consume),) = asking.written.of(m.BasicConsume)
+    assert isinstance(consume, m.BasicConsume)
+    assert consumers.has_pending_queues
+    consumers.process_method(channel, m.BasicConsumeOk(consume.consumer_tag))
+    assert not consumers.has_pending_queues
+    consumers.process_method(channel, m.BasicCancel(consume.consumer_tag))
+    assert consumers.has_pending_queues
+    before = asking.completions
+    if how == "deleted":
+        assert consumers.closed(checking, "NOT_FOUND - no queue 'q'")
+        (confirm,) = queue.confirming
+        confirm(True)
+    else:
+        consumers.process_method(checking, checked)
+    consumer = consumers._consumers[queue]
+    assert consumers.has_pending_queues
+    if how == "deleted after it was checked":
+        (*_, (channel, _)) = asking.written.of(m.BasicConsume)
+        assert consumers.closed(channel, "NOT_FOUND - no queue 'q'")
+        assert consumers.has_pending_queues
+        consumers.process_method(checking, checked)
+        assert consumers.has_pending_queues
+    elif how == "refused":
+        queue.refuse = lambda why: None  # type: ignore[attr-defined]
+        consumers.refuse(consumer, "ACCESS_REFUSED")
+    elif how == "ended":
+        consumers.end(queue, None)
+    if how != "refused":
+        (*_, (channel, consume)) = asking.written.of(m.BasicConsume)
+        assert isinstance(consume, m.BasicConsume)
+        consumers.process_method(channel, m.BasicConsumeOk(consume.consumer_tag))
+    assert not consumers.has_pending_queues
+    assert asking.completions > before
 
 
 @pytest.mark.parametrize("what", ["ended", "lost"])
