@@ -71,7 +71,7 @@ from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection
 from gateway.protocols.amqp091.codec import decode_address
 from gateway.protocols.amqp091.dialect import amqp_address
-from gateway.protocols.amqp091.events import ChannelClosed, MethodReceived
+from gateway.protocols.amqp091.events import ChannelClosed, MethodReceived, Returned
 from gateway.settings import AmqpLink, Limits, LinkSettings
 from gateway.settings.endpoints import LinkUrl, Remote
 from gateway.settings.engine import RabbitEngine
@@ -585,8 +585,18 @@ class OutboxConnection(AmqpLinkConnection):
         if event.channel == self._counting:  # a queue does not exist yet or any more
             self._counting = 0
             self._counted_queues.clear()
+            self._check_queues()
         else:
             super()._channel_closed(event)
+
+    def _returned(self, event: Returned) -> None:
+        super()._returned(event)
+        self._check_queues()
+
+    def _check_queues(self) -> None:
+        """Check all queues again, and declare the missing ones, which somebody has deleted."""
+        if self._up and self._declarer.idle:
+            self._declarer.ask(self._outboxes.topology.survey())
 
     def _method(self, event: MethodReceived) -> None:
         if event.channel == self._counting and isinstance(event.method, m.QueueDeclareOk):

@@ -16,8 +16,8 @@ from gateway.broker.dispatcher import Dispatcher, Surroundings
 from gateway.broker.routing import OneSink
 from gateway.egress.mqtt.publisher import MqttLinkPublisher
 from gateway.engine.cluster_clock import ClusterClock
-from gateway.engine.outboxes import SharedOutboxes
-from gateway.model.message import NEVER
+from gateway.engine.outboxes import COUNT_SECS, SharedOutboxes
+from gateway.model.message import NEVER, Message
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.server import ServerConnection
@@ -27,7 +27,7 @@ from gateway.telemetry.stats import LinkStats
 from tests.broker.parts import mqtt
 from tests.configured import make_link
 from tests.egress.amqp091.remote import Remote, World, routed
-from tests.egress.queue_rig import NotedStatus, QueueRig
+from tests.egress.queue_rig import NotedStatus, QueueRig, Settled
 from tests.engine.test_endings import ENGINE, outboxes
 
 pytestmark = pytest.mark.interpreted  # the stream is one in memory
@@ -102,6 +102,55 @@ def test_what_a_lost_consumer_had_in_hand_is_sent_once(
         assert rig.remote.consumed == [QUEUE]
         deliver()
         assert far.waiting_messages == 3
+
+    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("how", ["counted", "published to"])
+def test_the_queue_of_an_outbox_is_declared_again(tmp_path: Path, how: str) -> None:
+    """A user has deleted it while no replica consumes it, as the link is down."""
+
+    async def run() -> None:
+        router = routed(tmp_path, ROUTES, far="mqtt")
+        dispatcher = Dispatcher(router, DeadLetters(), Surroundings(links={"far"}))
+        far = MqttLinkPublisher(LinkStats("far", "mqtt"), in_flight_max=1, messages_max=99, bytes_max=9999)
+        status = NotedStatus(LinkStats("far (outbox)", "amqp091"))
+        out = SharedOutboxes(
+            "far",
+            make_link(url="mqtt://far"),
+            ENGINE,
+            dispatcher,
+            Limits(),
+            status,
+            client_id="one",
+            time=ClusterClock(),
+            up=lambda: False,
+            delivers=far,
+            paused=lambda: (),
+        )
+        world = World()
+        rig: QueueRig[Any, Any, Remote] = QueueRig(out, lambda: Remote(world))
+        out.tick(0.0)
+        rig.connect()
+        rig.tick()
+        assert not rig.remote.consumers
+        bindings = set(world.bindings)
+        assert QUEUE in world.queues
+        world.queues.discard(QUEUE)
+        world.bindings.clear()
+        if how == "counted":
+            for _ in range(2):
+                await trio.sleep(COUNT_SECS)
+                rig.tick()
+                rig.move()
+        else:
+            (address,) = {amqp_address(exchange, QUEUE) for _, exchange, _ in bindings}
+            world.unroutable.add(QUEUE)
+            stored = Message(address, b"x", assurance=1, durable=True)
+            out.publisher.publish(Settled().part([stored], out.publisher))
+            rig.move()
+        assert QUEUE in world.queues
+        assert world.bindings == bindings
 
     trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
 
