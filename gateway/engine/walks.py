@@ -11,7 +11,7 @@ order.
   message, an older one, or one that arrives live as well.
 - MQTT allows a message twice at QoS 0 and 1. At QoS 2 a live message is dropped, by its number, if it was
   sent as retained. So is an older one of the same publisher, after which the client would miss the last; but
-  only if the client had no other subscription for the topic.
+  only if the client had no other subscription for the topic since the walk began.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Walked:
         self.has_sent = False
         self._first: set[str] = set()  # filters of walks whose subscriptions were new
         self._live: dict[str, dict[str, None]] = {}  # topics by the filter of a walk in progress
+        self._ended: set[str] = set()  # filters of subscriptions that ended while walks are in progress
         self._sent = Recent(CHUNKS_MAX)
         self._topics: dict[str, tuple[str, Number]] = {}  # publisher and number of what was sent last
         self._numbers: dict[Message, Number] = {}  # of messages that the session has not written yet
@@ -72,27 +73,36 @@ class Walked:
         `is_first` is True if the client had no subscription with that filter before.
         """
         self._live[topic_filter] = {}
-        if is_first:
+        if is_first and topic_filter not in self._ended:
             self._first.add(topic_filter)
         else:
             self._first.discard(topic_filter)
 
+    def end(self, topic_filter: str) -> None:
+        """Record that a subscription of the client has ended: what it was to get may still arrive live."""
+        if self._live and len(self._ended) <= COMPARED_MAX:
+            self._ended.add(topic_filter)
+
     def is_alone(self, topic_filter: str, topic: str, session: Session) -> bool:
-        """Return True if certainly only the walk's own subscription in the session matches a topic.
+        """Return True if only the walk's own subscription has matched a topic since the walk began.
 
         Return False if the client had subscribed to `topic_filter` before the walk, or has too many
         subscriptions to compare.
         """
-        subscriptions, levels = session.subscriptions, topic.split("/")
-        if topic_filter not in self._first or len(subscriptions) > COMPARED_MAX:
+        if topic_filter not in self._first or len(session.subscriptions) > COMPARED_MAX:
             return False
-        return sum(topic_matches(one.split("/"), levels) for one in subscriptions) == 1
+        filters, levels = self._ended.union(session.subscriptions), topic.split("/")
+        if len(filters) > COMPARED_MAX:
+            return False
+        return sum(topic_matches(one.split("/"), levels) for one in filters) == 1
 
     def end_all_but(self, filters: Collection[str]) -> None:
         """Forget the walks whose filters are not in `filters`, because they have ended."""
         for topic_filter in [one for one in self._live if one not in filters]:
             del self._live[topic_filter]
             self._first.discard(topic_filter)
+        if not self._live:
+            self._ended.clear()
 
     def _was_sent(self, message: Message, number: Number, lasting: bool) -> bool:
         """Return True if a message was sent as retained, or a later one of its publisher and topic."""

@@ -662,6 +662,30 @@ def test_what_is_older_comes_for_a_subscription_that_was_there_before(
     assert not walked.is_new(sent(b"x", "r/a", qos=2), (LIFE, 5), 2)
 
 
+@pytest.mark.parametrize(
+    ("ended", "is_alone"), [(["r/#"], False), (["x/#"], True), ([f"x/{at}" for at in range(40)], False)]
+)
+def test_what_is_older_comes_for_a_subscription_that_has_ended_meanwhile(
+    ended: list[str], is_alone: bool
+) -> None:
+    session = Session("walks", SessionLimits(), SessionTally())
+    session.subscriptions = {"r/+": SubscriptionOptions(2), "s": SubscriptionOptions(2)}
+    walked = Walked()
+    walked.end("r/a")  # before the walk
+    walked.begin("r/+", is_first=True)
+    for topic_filter in ended:
+        walked.end(topic_filter)
+    assert walked.is_alone("r/+", "r/a", session) == is_alone
+    walked.end("s")
+    walked.begin("s", is_first=True)  # again
+    assert not walked.is_alone("s", "s", session)
+    walked.end_all_but([])
+    walked.begin("r/+", is_first=True)
+    walked.begin("s", is_first=True)
+    assert walked.is_alone("r/+", "r/a", session)
+    assert walked.is_alone("s", "s", session)
+
+
 async def test_those_of_the_system_are_this_replica_s_own(local: LocalDatabase) -> None:
     one, two = Replica(local), Replica(local)
     message = sent(b"1", f"{SYS}/broker/connection/b/state")
