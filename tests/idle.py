@@ -184,7 +184,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     DeadLetters: ("_unread", "_waiting"),
     DurableSession: ("_moving",),
     EndedSessions: ("_evicted", "_logs", "_open", "_waiting"),
-    MqttNamespace: ("_leftovers", "_unshared"),
+    MqttNamespace: ("_leftovers", "_sharing", "_unshared"),
     RenumberedMessages: ("_unrecorded",),
     PausedRoute: ("_waiting",),
     Memory: ("_stopped",),

@@ -685,6 +685,7 @@ class Gateway:
         if self._publish_wills():
             await self._settle(max(deadline, clock.now() + FAREWELL_SECS))
         self._shut_down_connections(self._connections())
+        self.mqtt.finish_sharing()
         self.writes.flush()
         # Confirms messages that clients have sent until then; others are redelivered.
         with trio.move_on_after(FAREWELL_SECS):

@@ -7,8 +7,9 @@ topic. It also enforces per-user limits, publishes delayed wills and discards ex
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
@@ -54,6 +55,7 @@ log = structlog.get_logger(limited=True)
 Subscriber = tuple[Session, SubscriptionOptions] | SharedGroup
 OVERDUE: Final = 0.0
 RETRIED_MAX: Final = 500  # refused wills that are published again at one tick
+SHARED_FIRST: Final = 1_000  # messages that a session passes on as soon as its client is lost
 EXPIRE_SECS: Final = 0.005  # time budget for discarding sessions at once
 CHECKED_AT_ONCE: Final = 4  # sessions that look for expired messages
 LEFTOVERS_MAX: Final = 10_000  # messages of ended sessions in memory that wait for a full disk
@@ -197,6 +199,8 @@ class MqttNamespace:
         self._born = clock.unix_time_ns()  # distinguishes keys from those of an earlier process
         self._set_aside: set[str] = set()  # clients whose sessions could not be restored
         self._left_sessions: list[Session] = []  # `expires_at` is still the remaining time
+        # Lost sessions that are passing their messages on, in portions.
+        self._sharing: dict[Session, Iterator[int]] = {}
         self._unshared: dict[Session, None] = {}  # could not pass on everything, because the disk was full
         self._leftovers: deque[tuple[str, Message]] = deque()  # of sessions that ended then: filter, message
         self._expired_sessions: deque[Session] = deque()  # sessions that have expired
@@ -463,6 +467,7 @@ class MqttNamespace:
         """
         if not session.shares:
             return
+        self._sharing.pop(session, None)
         if ended:
             self.tally.unshared += session.unfinished_count()
         left_log = session.detach_log() if ended else None
@@ -471,6 +476,14 @@ class MqttNamespace:
             self._ended.add(left_log, session.user)
             return
 
+        self._sharing[session] = self._share_in_portions(session, ended=ended)
+        self._share_some(session, SHARED_FIRST)
+
+    def _share_in_portions(self, session: Session, *, ended: bool) -> Iterator[int]:
+        """Pass the session's messages to other members; yield how many were examined, after each portion.
+
+        Ends early if the session's client has reconnected.
+        """
         turns: dict[str, MemberTurns] = {}
 
         def pass_to_group(message: Message, grant: Grant, on_outcome: Told) -> bool:
@@ -488,9 +501,27 @@ class MqttNamespace:
                 self._unshared[session] = None
             return self.failing and ended
 
-        unshared = session.share(pass_to_group)
-        if ended:
-            self.tally.unshared += unshared
+        for examined_count, unshared in session.share(pass_to_group):
+            if ended:
+                self.tally.unshared += unshared
+            yield examined_count
+            if session.outlet is not None and not ended:
+                return
+            turns.clear()
+
+    def _share_some(self, session: Session, most: int) -> None:
+        """Pass about `most` messages of a lost session on; `expire_more` continues with the others."""
+        for examined_count in self._sharing[session]:
+            most -= examined_count
+            if most <= 0:
+                return
+        del self._sharing[session]
+        session.pump()
+
+    def finish_sharing(self) -> None:
+        """Pass on all messages of lost sessions that are left, at the end of the process."""
+        while self._sharing:
+            self._share_some(next(iter(self._sharing)), sys.maxsize)
 
     def _handed(
         self, session: Session, message: Message, shared: str, ended: bool, on_outcome: Told, outcome: Outcome
@@ -801,7 +832,7 @@ class MqttNamespace:
     def expire(self, now: float) -> bool:
         """Publish due wills and discard expired sessions of disconnected clients; `now` in monotonic seconds.
 
-        Return True if not all expired sessions could be discarded at once: `expire_more` continues.
+        Return True if not everything could be done at once: `expire_more` continues.
         """
         for client_id in [client_id for client_id, will in self._wills.items() if OVERDUE < will.at <= now]:
             self._publish_will(client_id)
@@ -837,8 +868,15 @@ class MqttNamespace:
                 self._checking.append(session)
 
     def expire_more(self, now: float) -> bool:
-        """Discard sessions that `expire` has found, for at most EXPIRE_SECS. Return True if some are left."""
+        """Discard sessions that `expire` has found, and continue to pass on messages of lost sessions.
+
+        Takes about EXPIRE_SECS. Return True if something is left.
+        """
         deadline = clock.perf_counter() + EXPIRE_SECS
+        while self._sharing:
+            self._share_some(next(iter(self._sharing)), 1)
+            if clock.perf_counter() >= deadline:
+                break
         while self._expired_sessions:
             session = self._expired_sessions.popleft()
             is_current = self.sessions.get(session.client_id) is session
@@ -846,7 +884,7 @@ class MqttNamespace:
                 self.discard(session)
             if clock.perf_counter() >= deadline:
                 break
-        return bool(self._expired_sessions)
+        return bool(self._expired_sessions or self._sharing)
 
 
 def _do_nothing() -> None:

@@ -10,7 +10,7 @@ the client has acknowledged them. These sessions end with the process; those of 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import ClassVar, Final, NamedTuple, Protocol
@@ -34,6 +34,7 @@ RETAIN_AS_PUBLISHED: Final = 0x04
 RETAINED: Final = 0x08
 SHARED: Final = 0x10
 IDENTIFIER_BYTES: Final = 4
+SHARED_AT_ONCE: Final = 200  # messages that a lost session passes to others, in about 5 ms
 
 
 @dataclass(frozen=True)
@@ -839,32 +840,53 @@ class Session:
         """True if the session must store messages on disk and the disk fails."""
         return False
 
-    def share(self, pass_on: PassOn) -> int:
+    def share(self, pass_on: PassOn) -> Iterator[tuple[int, int]]:
         """Pass undelivered messages of shared subscriptions to other sessions, because the client was lost.
 
         See MQTT 5 §4.8.2. `pass_on` queues a message at another session, and returns False if none accepts
-        it. Messages that were sent at QoS 2 stay in this session, because the client may have them. Return
-        the number of other messages that no session has accepted and that stay, too.
+        it. Messages that were sent at QoS 2 stay in this session, because the client may have them. Yields
+        after some messages (examined, unshared): how many were examined, and how many of these no session
+        has accepted, so that they stay, too. The session may not be connected meanwhile.
         """
-        unshared = 0
-        for packet_id, row in list(self.in_flight.items()):
-            if row.grant.shared and row.qos == 1:
-                if self._passed(row.message, row.grant, self._position_of(packet_id), pass_on):
-                    self._forget_in_flight(packet_id, row)
-                else:
-                    unshared += 1
+        in_flight = list(self.in_flight.items())
+        for start in range(0, len(in_flight), SHARED_AT_ONCE):
+            unshared = 0
+            for packet_id, row in in_flight[start : start + SHARED_AT_ONCE]:
+                if row.grant.shared and row.qos == 1 and self.in_flight.get(packet_id) is row:
+                    if self._passed(row.message, row.grant, self._position_of(packet_id), pass_on):
+                        self._forget_in_flight(packet_id, row)
+                    else:
+                        unshared += 1
+            yield min(len(in_flight) - start, SHARED_AT_ONCE), unshared
         if any(grant.shared for _, grant, _ in self._waiting or ()):
-            waiting, self._waiting = self._waiting, None
-            for message, grant, position in waiting or ():
+            yield from self._share_waiting(pass_on)
+
+    def _share_waiting(self, pass_on: PassOn) -> Iterator[tuple[int, int]]:
+        kept = count = 0  # the first messages stay; so many messages were left the last time
+        while self._waiting:
+            waiting = self._waiting
+            if len(waiting) != count:  # it has changed since
+                kept = 0
+            if kept >= len(waiting):
+                return
+            waiting.rotate(-kept)
+            rows = [waiting.popleft() for _ in range(min(len(waiting) - kept, SHARED_AT_ONCE))]
+            stay: list[QueuedRow] = []
+            unshared = 0
+            for row in rows:
+                message, grant, position = row
                 is_owed = grant.shared and grant.qos and message.assurance
                 is_owed = is_owed and not self._was_sent_at_qos_2(message, grant, position)
                 if is_owed and self._passed(message, grant, position, pass_on):
                     self._subtract_bytes(message.byte_count)
                 else:
                     unshared += bool(is_owed)
-                    self._wait([(message, grant, position)])
-        self.pump()
-        return unshared
+                    stay.append(row)
+            waiting.extendleft(reversed(stay))
+            waiting.rotate(kept)
+            kept += len(stay)
+            count = len(waiting)
+            yield len(rows), unshared
 
     def unfinished_count(self) -> int:
         """Return how many messages of shared subscriptions were sent at QoS 2 and have no PUBREC yet.

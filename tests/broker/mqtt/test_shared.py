@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.broker.mqtt.namespace import SHARED_FIRST
 from gateway.broker.mqtt.session import (
     Grant,
     QueuedRow,
@@ -29,9 +30,9 @@ def numbered(count: int, qos: int = 1) -> list[Message]:
     return [mqtt("a/b", str(at).encode(), qos) for at in range(count)]
 
 
-def give(space: Space, messages: list[Message]) -> Answers:
+def give(space: Space, messages: list[Message], topic: str = "a/b") -> Answers:
     """All in one batch."""
-    (sink,) = space.sinks(topic_address("a/b"))
+    (sink,) = space.sinks(topic_address(topic))
     return publish(sink, messages)
 
 
@@ -183,6 +184,40 @@ def test_members_are_examined_once_for_all_that_one_leaves(connects: bool) -> No
     assert members.looks <= 2
     assert [len(outlet.rows) for outlet in outlets] == [1, 1][: len(outlets)]
     assert [len(one) for one in (lost, *others)] == ([0, 24, 24] if connects else [49, 0, 0])
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("finish", ["expire", "stop", "return"])
+def test_a_lost_member_passes_very_many_messages_on_in_portions(ended: bool, finish: str) -> None:
+    """All others waited for a second for 100 000 of them. What is of another subscription stays in order."""
+    space = Space(SessionLimits(messages_max=10_000))
+    lost = space.session("lost", SHARED, "own/#")
+    own: list[Message] = []
+    for first in range(0, 3 * SHARED_FIRST, 100):
+        give(space, numbered(3 * SHARED_FIRST)[first : first + 100])
+        own.append(mqtt("own/1", b"%d" % first, 1))
+        give(space, own[-1:], "own/1")
+    outlet = connected(space.session("other", SHARED), 65_535)
+    space.discard(lost) if ended else space.requeue_shared(lost)
+    assert 0 < len(outlet.rows) <= SHARED_FIRST
+    if finish == "return" and not ended:
+        again = connected(lost, 65_535)
+        count = len(outlet.rows)
+        assert not space.expire_more(0.0)
+        assert len(outlet.rows) == count
+        shared = [int(row.message.body) for row in again.rows if row.message.address.name != "own/1"]
+        assert [*range(count), *shared] == list(range(3 * SHARED_FIRST))
+        return
+    if finish == "stop":
+        space.finish_sharing()
+    else:
+        while space.expire_more(0.0):
+            pass
+    assert [int(row.message.body) for row in outlet.rows] == list(range(3 * SHARED_FIRST))
+    assert not space._sharing
+    if not ended:
+        assert [row.message.body for row in connected(lost, 65_535).rows] == [one.body for one in own]
+        assert len(lost) == 0
 
 
 def test_without_another_member_it_stays() -> None:
