@@ -370,10 +370,12 @@ class FastPublisher:
         return found
 
     def stream(self, handle: FastHandle, event: Fragment) -> None:
-        """Forward a fragment of a stream to the handle's peers.
+        """Forward a fragment of a stream to the handle's peers, unless the handle's number is in use again.
 
         The handle or channel is closed if a peer refuses the fragment.
         """
+        if handle.silent:
+            return
         connection = self._connection
         try:
             if handle.channel.transacted:

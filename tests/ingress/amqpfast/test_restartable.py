@@ -17,7 +17,7 @@ from gateway.protocols.amqpfast.codec import encode_command
 from gateway.protocols.amqpfast.events import Prepared
 from gateway.protocols.amqpfast.spec import DELIVERED, RECOVERY
 from gateway.settings import Limits, StoreSettings, User
-from tests.ingress.amqpfast.client import EMPTY, QUEUE, TOPIC, Fast, head
+from tests.ingress.amqpfast.client import EMPTY, PEER, QUEUE, TOPIC, Fast, head
 from tests.ingress.amqpfast.large import MIB, SMALL_MEMORY, Whole, data, sha1
 from tests.interop.gateway_fixture import Running, running, settings_of
 from tests.passwords import hashed
@@ -380,9 +380,12 @@ def test_a_handle_may_be_closed_behind_its_ready(gateway: Running) -> None:
         producer.ack(1)
 
 
-def answers_to(client: Fast, *commands: m.Command) -> list[str]:
-    """Names of the commands that follow these, sent in one write, up to the reply of a new channel."""
-    client.send(b"".join([encode_command(one) for one in (*commands, m.ChannelOpen(9, 99))]))
+def answers_to(client: Fast, *commands: m.Command, before: bytes = b"") -> list[str]:
+    """Names of the commands that follow these, sent in one write, up to the reply of a new channel.
+
+    `before` is sent before them.
+    """
+    client.send(before + b"".join([encode_command(one) for one in (*commands, m.ChannelOpen(9, 99))]))
     received = b""
     while "channel.reply" not in (found := kinds(received)):
         received += client.sock.recv(65_536)
@@ -421,6 +424,16 @@ def test_a_refusal_does_not_close_the_next_handle_of_that_number(gateway: Runnin
             "handle.reply",
             "channel.reply",
         ]
+
+
+def test_a_peer_begins_no_stream_under_the_reused_number_of_its_handle(gateway: Running) -> None:
+    with Fast(gateway).open() as client:
+        handle = client.handle("echo", PEER)
+        fragment = bytes(4) + EMPTY + b"one"
+        send = encode_command(m.HandleSend(handle, 0, len(fragment), partial=True, streaming=True))
+        again = m.HandleOpen(1, handle, PEER, 7, producer=True, dest_name="echo")
+        found = answers_to(client, m.HandleClose(handle), again, before=send + fragment)
+        assert found == ["handle.close", "handle.reply", "channel.reply"]
 
 
 def test_small_messages_are_not_prepared(gateway: Running) -> None:
