@@ -4,9 +4,9 @@ Messages that a paused route would deliver wait in a PauseGate in front of its e
 and HELD_BYTES_MAX. Beyond that its sources get the same outcome as for a link that is down. In an outbox
 messages wait as they do for a link. Waiting messages are not accepted, so a gateway that is killed has
 promised nothing. When the route resumes, they are delivered first, in order of arrival, some in each pass of
-the event loop. One that has expired meanwhile is rejected, because a queue or broker may deliver it at once.
-One that a remote broker has delivered again meanwhile, after a lost connection, is dropped in favour of the
-later copy.
+the event loop. One that expires meanwhile is rejected, because a queue or broker may deliver it at once. One
+that a remote broker has delivered again meanwhile, after a lost connection, is dropped in favour of the later
+copy.
 
 The names are in the store, if there is one, so that a restart does not resume a paused route. A route that is
 no longer in the mapping is no longer paused, and its waiting messages are delivered.
@@ -80,6 +80,7 @@ class PauseGate(OneSink):
         self._shares = quotas.waiting_in(HELD_MESSAGES_MAX, HELD_BYTES_MAX)
         # Parts, and how many of the first messages of each wait.
         self._waiting: deque[tuple[SubBatch, int]] = deque()
+        self._expires = NEVER  # no message that waits expires earlier
 
     def publish(self, part: SubBatch) -> None:
         """Hold the messages of the part until the route is resumed, as far as limits allow.
@@ -97,10 +98,41 @@ class PauseGate(OneSink):
             self.messages += fits
             self.byte_count += weight_of(messages[:fits])
             self._shares.add_messages(messages[:fits])
-            self._waiting.append((part, fits))
+            self._append(part, fits)
         if fits < len(messages):
             self.route.failed += len(messages) - fits
             part.settle_at(range(fits, len(messages)), HELD_FULL)
+
+    def _append(self, part: SubBatch, count: int) -> None:
+        self._waiting.append((part, count))
+        for message in part.messages[:count]:
+            if message.expires and (not self._expires or message.expires < self._expires):
+                self._expires = message.expires
+
+    def reject_expired(self) -> None:
+        """Reject the waiting messages that have expired, which leaves capacity for others."""
+        utc = clock.utc()
+        if not NEVER < self._expires <= utc:
+            return
+        waiting, self._waiting, self._expires = self._waiting, deque(), NEVER
+        rejected: list[tuple[SubBatch, list[int]]] = []
+        for part, count in waiting:
+            expired = [at for at in range(count) if NEVER < part.messages[at].expires <= utc]
+            if expired:
+                messages = [part.messages[at] for at in expired]
+                self._count_out(messages)
+                rejected.append((part, expired))
+                part = part.without(set(expired))
+            if count > len(expired):
+                self._append(part, count - len(expired))
+        for part, expired in rejected:
+            self.route.failed += len(expired)
+            part.settle_at(expired, EXPIRED)
+
+    def _count_out(self, messages: list[Message]) -> None:
+        self.messages -= len(messages)
+        self.byte_count -= weight_of(messages)
+        self._shares.remove_messages(messages)
 
     def _room_for(self, messages: list[Message]) -> int:
         room = min(len(messages), HELD_MESSAGES_MAX - self.messages)
@@ -119,16 +151,9 @@ class PauseGate(OneSink):
             again = all(part.is_redelivered(at) for at in range(count))
             (dropped if again else self._waiting).append((part, count))
         for part, count in dropped:
-            self._uncount(part, count)
+            self._count_out(part.messages[:count])
         for part, count in dropped:
             part.settle_at(range(count), REDELIVERED)
-
-    def _uncount(self, part: SubBatch, count: int) -> None:
-        """Subtract the first `count` messages of a part from the waiting ones."""
-        messages = part.messages[:count]
-        self.messages -= count
-        self.byte_count -= weight_of(messages)
-        self._shares.remove_messages(messages)
 
     def waiting_parts(self) -> Iterator[tuple[SubBatch, int]]:
         """Yield each part (SubBatch) that waits, with the number of its messages that wait.
@@ -143,7 +168,7 @@ class PauseGate(OneSink):
         while self._waiting and remaining > 0:
             part, count = self._waiting.popleft()
             remaining -= count
-            self._uncount(part, count)
+            self._count_out(part.messages[:count])
             self._forward(part, count)
 
     def _forward(self, part: SubBatch, count: int) -> None:
@@ -263,10 +288,15 @@ class Pauses:
             self._release(name, HELD_MESSAGES_MAX)
 
     def tick(self) -> None:
-        """Deliver some waiting messages of routes that resume; called several times a second."""
+        """Deliver some waiting messages of routes that resume; called several times a second.
+
+        Also rejects the expired ones of paused routes.
+        """
         for name, gate in list(self.gates.items()):
             if gate.open:
                 self._release(name, RELEASED_AT_ONCE)
+            else:
+                gate.reject_expired()
 
     def _release(self, name: str, most: int) -> None:
         gate = self.gates[name]

@@ -73,6 +73,30 @@ def test_what_expires_while_its_route_is_paused_goes_nowhere(monkeypatch: pytest
     assert bench.counts("out") == (2, 1, 1, 0)
 
 
+def test_what_expires_at_a_paused_route_leaves_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its source waits for nothing, and others get its place."""
+    bench = paused(OUT % "")
+    pauses = bench.dispatcher.pauses
+    utc = clock.utc()
+    rows = [(b"1", 600), (b"2", 60), (b"3", 0), (b"4", 60)]
+    first = [mqtt("out/x", body, expires=secs and utc + secs) for body, secs in rows]
+    source, _ = bench.publish("mqtt", *first)
+    other, _ = bench.publish("mqtt", mqtt("out/x", b"5", expires=utc + 60))
+    pauses.tick()
+    assert (source.told, other.told) == ([], [])
+    monkeypatch.setattr(clock, "utc", lambda: utc + 100)
+    pauses.tick()
+    assert (other.told, pauses.waiting_by_route()) == ([(0, EXPIRED)], {"out": 2})
+    assert bench.counts("out") == (5, 0, 3, 0)
+    pauses.resume("route", "out")
+    assert [message.body for part in bench.link.parts for message in part.messages] == [b"1", b"3"]
+    for part in bench.link.parts:
+        part.accept()
+    assert source.told == [(1, EXPIRED), (3, EXPIRED), (0, ACCEPTED), (2, ACCEPTED)]
+    assert bench.counts("out") == (5, 2, 3, 0)
+    assert pauses.waiting_by_route() == {}
+
+
 @pytest.mark.parametrize("is_full", [True, False])
 def test_a_redriven_letter_that_waits_and_is_refused_again_stays_the_same(is_full: bool) -> None:
     bench = paused(OUT % ", on_reject: dead_letter")
