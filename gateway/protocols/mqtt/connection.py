@@ -81,6 +81,7 @@ _PUBLISH_FIRST: Final = tuple(bytes((PacketType.PUBLISH << 4 | flags,)) for flag
 _LENGTHS: Final = tuple(encode_varint(size) for size in range(4_096))
 _LENGTHS_END: Final = len(_LENGTHS)
 FIXED_HEADER_MAX: Final = 5  # 5: 2.1
+ALIAS_BYTES: Final = 3  # of the property Topic Alias
 PUBLISH_EXTRA_MAX: Final = 5 + 2 + 2 + 4 + 3  # fixed header, lengths of topic and properties, id, alias
 STEPS_MAX: Final = 128  # per call: one or two milliseconds, so that no flood delays the other connections
 STEP_BYTES: Final = 16  # bytes per further step of a packet that the full codec decodes: about one filter
@@ -732,8 +733,9 @@ class Connection:
     def aliased(self, rows: Sequence[PublishRow]) -> list[PublishRow]:
         """Return `rows` with topics replaced by topic aliases (5: 3.3.2.3.4).
 
-        The first `alias_max` topics that are published get an alias. An alias is introduced only in a PUBLISH
-        that certainly fits the peer's maximum packet size.
+        The first `alias_max` topics that are published get an alias, except topics that are not longer than
+        it: a packet would become larger than the peer's maximum. An alias is introduced only in a PUBLISH
+        that certainly fits that.
         """
         aliases = self._said_aliases
         safe = self.peer_packet_bytes_max - PUBLISH_EXTRA_MAX
@@ -743,7 +745,12 @@ class Connection:
             if alias is not None:
                 aliased_rows.append((flags, b"", packet_id, properties + alias, body))
                 continue
-            if len(aliases) < self.alias_max and len(topic) + len(properties) + len(body) <= safe:
+            is_longer = len(topic) > ALIAS_BYTES
+            if (
+                is_longer
+                and len(aliases) < self.alias_max
+                and len(topic) + len(properties) + len(body) <= safe
+            ):
                 number = len(aliases) + 1
                 alias = aliases[topic] = bytes((Property.TOPIC_ALIAS, number >> 8, number & 0xFF))
                 properties += alias

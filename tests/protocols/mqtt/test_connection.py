@@ -9,6 +9,7 @@ import pytest
 from gateway.errors import RemoteProtocolError
 from gateway.protocols.mqtt.client import CLIENT, ClientConnection
 from gateway.protocols.mqtt.connection import Connection, State
+from gateway.protocols.mqtt.data_types import encode_varint
 from gateway.protocols.mqtt.packets import (
     Ack,
     Auth,
@@ -234,6 +235,25 @@ def test_topic_aliases() -> None:
             ]
         )
     ]
+
+
+@pytest.mark.parametrize(
+    "properties", [b"", b"\x26\x00\x01a\x00\x77" + bytes(119), b"\x26\x00\x01a\x00\x78" + bytes(120)]
+)
+@pytest.mark.parametrize("topic", [b"a", b"ab", b"a/b", b"a/bc", b"long/topic"])
+def test_an_alias_makes_no_packet_larger(topic: bytes, properties: bytes) -> None:
+    """A message that has exactly the client's Maximum Packet Size would not be sent."""
+    connection = ServerConnection(packet_bytes_max=1 << 20, topic_alias_max=2)
+    allowed = {P.TOPIC_ALIAS_MAXIMUM: 2, P.MAXIMUM_PACKET_SIZE: 500}
+    connection.receive_data(encode(Connect("c", V5, properties=allowed), V5), 0.0)
+    connection.send_connack()
+    assert not connection.publish_many(connection.aliased([(0, topic, 0, properties, b"first")]))
+    connection.data_to_send()
+    sizes = len(encode_varint(len(properties))) + len(properties)
+    body = bytes(500 - 1 - 2 - 2 - len(topic) - sizes)
+    rows = [(0, topic, 0, properties, body)]
+    assert not connection.publish_many(rows), "it fits"
+    assert not connection.publish_many(connection.aliased(rows))
 
 
 REFUSED: list[tuple[str, int, bytes, int]] = [
