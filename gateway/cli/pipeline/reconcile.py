@@ -88,7 +88,7 @@ def reconcile(
 ) -> None:
     """Compare accepted messages with delivered, dead-lettered and waiting ones; name lost and repeated ones.
 
-    Exit code 1 if faults exceed --tolerance, or rows of the journal itself are missing.
+    Exit code 1 if faults exceed --tolerance, or rows of the journal or archive itself are missing.
     """
     from gateway.pipeline.run_summary import write_summary
 
@@ -120,12 +120,17 @@ def reconcile(
                 counted_at=asked_at if urls else None,
                 earlier=None if begin is None else lambda: read_traffic(RowSelection(None, begin, where)),
             )
-        missing = 0 if folder is None else _missing(spark, folder, begin, end)
+            if folder is None:
+                rows = traffic(spark, None, job.ROW, RowSelection(), archive=archive)
+                span = (None if text is None else moment(text) for text in (begin, end))
+                missing = job.missing_count(rows, *span)
+        if folder is not None:
+            missing = _missing(spark, folder, begin, end)
         fine = account.is_within(allowed)
         if as_json:
             typer.echo(orjson.dumps(account.as_json() | {"rows_missing": missing, "within_tolerance": fine}))
         else:
-            _print(account, missing, show)
+            _print(account, missing, show, "archive" if folder is None else "journal")
         made.figures |= {"rows_missing": missing, "messages": account.accepted_count}
         made.figures |= {what: account.totals.get(what, 0) for what in job.FAULTS}
         made.figures[job.WAITING] = account.totals.get(job.WAITING, 0)
@@ -194,7 +199,7 @@ def _missing(spark: SparkSession, folder: str, begin: str | None, end: str | Non
     return sum(reader.missing_count(shard, *span) for shard in reader.shards())
 
 
-def _print(account: Account, missing: int, show: int) -> None:
+def _print(account: Account, missing: int, show: int, where: str) -> None:
     phases = [(route, phase, rows) for (route, phase), rows in sorted(account.phases.items())]
     if phases:
         typer.echo("\n".join(table(phases, ("route", "phase", "rows"), right=("rows",))))
@@ -207,4 +212,4 @@ def _print(account: Account, missing: int, show: int) -> None:
     totals = ", ".join(f"{count} {what}" for what, count in sorted(account.totals.items()))
     typer.echo(totals or "no message is lost, no message waits")
     if missing:
-        typer.echo(f"{missing} rows are missing in the journal, so the result is incomplete")
+        typer.echo(f"{missing} rows are missing in the {where}, so the result is incomplete")

@@ -141,6 +141,28 @@ def reconcile(
         phase_rows.unpersist()
 
 
+def missing_count(rows: DataFrame, begin: datetime | None, end: datetime | None) -> int:
+    """Return how many rows are missing between those of an archive, which are all in `rows`.
+
+    A gap counts if it is between rows received from `begin` to before `end`. A shard whose first rows are no
+    longer in the archive has no gaps on its oldest day: the rows of the day before may have been among them.
+    """
+    shards = Window.partitionBy("shard")
+    in_order = shards.orderBy("sequence")
+    gaps = rows.select(
+        "received",
+        (F.col("sequence") - F.lag("sequence").over(in_order) - 1).alias("missing"),
+        F.lag("received").over(in_order).alias("before"),
+        F.min("sequence").over(shards).alias("first"),
+        F.to_date(F.min("received").over(shards)).alias("oldest"),
+    ).where("missing > 0 and (first = 0 or to_date(before) > oldest)")
+    if begin is not None:
+        gaps = gaps.where(F.greatest("before", "received") >= F.lit(begin))
+    if end is not None:
+        gaps = gaps.where(F.least("before", "received") < F.lit(end))
+    return int(gaps.agg(F.coalesce(F.sum("missing"), F.lit(0))).first()[0])  # type: ignore[index]
+
+
 def _phase() -> Column:
     """Return the column `phase`: the step of a message that the row records, such as stored or delivered."""
     text = F.col("reason_text")

@@ -15,8 +15,10 @@ from gateway.cli.pipeline import reconcile as command
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.times import Monotonic
+from gateway.pipeline.archive.manifest import Archive
 from gateway.pipeline.jobs import archive
 from gateway.pipeline.jobs.reconcile import COLUMNS, Account, reconcile
+from gateway.pipeline.stores import place_of
 from gateway.pipeline.traffic.loader import RowSelection, traffic
 from gateway.store.journal.columns import WAS_DELIVERED
 from tests.cli.conftest import Run
@@ -219,6 +221,26 @@ def test_an_archive_is_what_its_manifest_names(spark: SparkSession, tmp_path: Pa
         archive.run(spark, str(folder), to, file_bytes=1)
     assert archive.run(spark, str(folder), to).merged == 16
     assert command._received(spark, to).count() == 80
+
+
+def test_rows_missing_in_an_archive_are_told_without_its_journal(
+    spark: SparkSession, run: Run, tmp_path: Path
+) -> None:
+    folder, to = tmp_path / "j", tmp_path / "a"
+    for first in (0, 10, 20):
+        written(folder, 10, first=first)
+        archive.run(spark, str(folder), str(to), file_bytes=1)
+    asked = ("pipeline", "reconcile", "--archive", str(to))
+    done = run(*asked, "--json")
+    assert (done.code, json.loads(done.out)["rows_missing"]) == (0, 0), done.err
+    hidden = Archive(place_of(str(to)))
+    manifest = hidden.manifest()
+    rows = spark.read.parquet(str(to)).where("sequence = 12")
+    path = rows.selectExpr("_metadata.file_path as path").collect()[0]["path"]
+    (lost,) = [one for one in manifest.files if path.endswith(one.path)]
+    hidden.save(manifest.next_version(lost=[lost]))
+    done = run(*asked)
+    assert (done.code, f"{lost.rows} rows are missing in the archive" in done.out) == (1, True), done.err
 
 
 def test_outboxes_of_several_gateways(monkeypatch: pytest.MonkeyPatch) -> None:
