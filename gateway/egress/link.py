@@ -27,6 +27,7 @@ from gateway.model.message import Message
 from gateway.protocols import DIALECTS
 from gateway.settings.endpoints import LinkTls, LinkUrl, Remote, address_of
 from gateway.telemetry.stats import FrameCounts, LastError, LinkStats
+from gateway.transport.certificates import load_pair
 from gateway.transport.filter import Ending, Filter
 from gateway.transport.filter_stack import stack_filters
 from gateway.transport.poller import Poller
@@ -211,8 +212,8 @@ def tls_to(target: LinkUrl, tls: LinkTls, name: str) -> Filter | None:
         if not tls.verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        if tls.cert_file is not None:
-            context.load_cert_chain(tls.cert_file, tls.key_file)
+        if tls.cert_file is not None and tls.key_file is not None:
+            load_pair(context, tls.cert_file, tls.key_file)
     except OSError as error:
         raise LinkError(f"the TLS files of {name} cannot be used: {error}") from error
     return TlsFilter(context, server_side=False, server_hostname=target.host)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import ssl
+import subprocess
+import sys
+from pathlib import Path
 from typing import Final
 
 import pytest
 
 from gateway.egress.connect_errors import reason
+from tests.interop.test_tls import make_certificate
 
 REFUSED: Final = ConnectionRefusedError(errno.ECONNREFUSED, "Error connecting to ('::1', 5): refused")
 
@@ -33,6 +38,31 @@ REASONS: Final[list[tuple[Exception, str]]] = [
     ),
     (ValueError("anything else"), "anything else"),
 ]
+
+
+def test_a_renewed_key_with_a_password_is_told_and_nobody_is_asked_for_it(tmp_path: Path) -> None:
+    """OpenSSL asks at the terminal of the gateway, and the event loop would wait for the answer."""
+    make_certificate(tmp_path, "us")
+    hidden = tmp_path / "hidden.pem"
+    command = ["openssl", "rsa", "-aes128", "-passout", "pass:x", "-in", str(tmp_path / "key.pem")]
+    subprocess.run([*command, "-out", str(hidden)], check=True, capture_output=True)
+    code = (
+        "from pathlib import Path\n"
+        "from gateway.egress.link import tls_to\n"
+        "from gateway.errors import LinkError\n"
+        "from gateway.settings import parse_url\n"
+        "from gateway.settings.endpoints import LinkTls\n"
+        f"tls = LinkTls.model_construct(cert_file=Path({str(tmp_path / 'cert.pem')!r}), "
+        f"key_file=Path({str(hidden)!r}), ca_file=None, verify=True)\n"
+        "try:\n    tls_to(parse_url('amqps://h'), tls, 'erp')\n"
+        "except LinkError as error:\n    print(error)\n"
+    )
+    ours, theirs = os.openpty()
+    asked = [sys.executable, "-c", code]
+    out = subprocess.run(asked, stdin=theirs, capture_output=True, timeout=60, start_new_session=True).stdout
+    os.close(ours)
+    os.close(theirs)
+    assert f"the key in {hidden} is encrypted" in out.decode()
 
 
 @pytest.mark.parametrize("error, told", REASONS, ids=lambda row: repr(row)[:40])
