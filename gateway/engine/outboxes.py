@@ -631,6 +631,7 @@ class SharedOutbox(OneSink):
         Messages beyond the user's part of the outbox's limit are returned to their source, to be retried.
         """
         batch = part.batch.onward(SubBatchSource(part))
+        batch.redelivered = part.is_redelivered
         for at, message in enumerate(part.messages):
             try:
                 data = self._outboxes.encode(message)

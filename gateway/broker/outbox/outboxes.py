@@ -57,6 +57,7 @@ class Outboxes:
         self._routes: dict[str, Route] = {}  # in force, by the name of their outbox
         self._boxes: dict[str, Outbox] = {}
         self._paused: AbstractSet[str] = frozenset()
+        self._stopped = False
         for found in store.logs():
             if found.kind == KIND:
                 with contain_failure(KIND, found.name):
@@ -129,6 +130,7 @@ class Outboxes:
 
     def stop(self) -> None:
         """Stop sending messages from all outboxes, because the gateway is shutting down."""
+        self._stopped = True
         for outbox in self:
             outbox.stop()
 
@@ -147,6 +149,9 @@ class Outboxes:
             clock=clock,
             utc=utc,
         )
+        outbox.pause(outbox.route_name in self._paused)
+        if self._stopped:
+            outbox.stop()
         return outbox
 
     def _sweep(self) -> None:

@@ -313,6 +313,10 @@ def test_nothing_is_handed_out_when_the_gateway_leaves(bench: Bench) -> None:
     bench.stored(1)
     bench.outboxes.tick()
     assert bench.link.parts == []
+    bench.use(mapping(name="other"))
+    bench.stored(2)
+    bench.after(1)
+    assert bench.link.parts == [], "nor from an outbox that a reload creates meanwhile"
 
 
 def leading_to_mqtt() -> Router:
