@@ -52,7 +52,7 @@ class Bar:
             progress.start()
 
     def end(self) -> None:
-        """Remove the bar from the terminal for good."""
+        """Remove the bar from the terminal, and show it no more."""
         with self._lock:
             self._ended = True
             if self._drawn is not None:

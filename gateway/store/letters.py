@@ -1,4 +1,4 @@
-"""Dead letters on disk: the newest messages that were refused for good, with the reason.
+"""Dead letters on disk: the newest messages that were finally refused, with the reason.
 
 The gateway has accepted these messages from their source, so storing them as dead letters is never refused;
 while the disk is full, they wait in memory. `StoredLetters` has the dead letters that must still be written
