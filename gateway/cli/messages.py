@@ -66,7 +66,8 @@ def publish(
     destination: Annotated[str | None, typer.Option(help="AMQP/Fast destination.")] = None,
     message: Annotated[str | None, typer.Option("--message", "-m", help="Body of the message.")] = None,
     file: Annotated[
-        Path | None, typer.Option(help="File with the body; default: standard input.", exists=True)
+        Path | None,
+        typer.Option(help="File with the body; default: standard input.", exists=True, dir_okay=False),
     ] = None,
     transaction: Annotated[
         int | None,

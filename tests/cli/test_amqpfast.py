@@ -286,5 +286,6 @@ def test_publish_ignores_no_option(run: Run, gateway: Running, tmp_path: Path) -
     ran = run("publish", url(gateway), *at("ignored"), "-m", "y", "--file", str(file))
     assert (ran.code, "--message cannot be combined with --file" in ran.err) == (2, True)
     other = f"mqtt://{LOOPBACK}:{gateway.port('mqtt')}"
+    assert run("publish", other, "--topic", "t", "--file", str(tmp_path)).code == 2, "a folder has no body"
     ran = run("publish", other, "--topic", "t", "-m", "x", "--transaction", "2")
     assert (ran.code, "--transaction is for AMQP/Fast" in ran.err) == (2, True)

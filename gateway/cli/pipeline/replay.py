@@ -60,7 +60,8 @@ def replay(
         typer.Option(metavar="FILE", help="File of the position; a later run with it continues there."),
     ] = None,
     password_file: Annotated[
-        Path | None, typer.Option(help="File with the password of the user in the URL.", exists=True)
+        Path | None,
+        typer.Option(help="File with the password of the user in the URL.", exists=True, dir_okay=False),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for a response.", min=0.1)] = 30.0,
     ca_file: Annotated[str | None, typer.Option(help="PEM file of trusted certificate authorities.")] = None,
