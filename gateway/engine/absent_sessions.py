@@ -2,7 +2,8 @@
 
 A client may leave before its queue is unbound from a filter that it has unsubscribed from: the queue may
 still be another replica's then, or the cluster away. Its replica unbinds the queue when the client has left,
-unless the client has returned. Other subscriptions end because rights have changed.
+unless the client has returned: then its present replica does it. Other subscriptions end because rights have
+changed.
 
 Every replica whose rules change goes through these sessions in the database, page by page, in the order of
 their keys. A subscription that is not allowed any more is removed there, under the session's epoch: if the
@@ -12,8 +13,9 @@ If the client reconnects during the unbinding, the queue is bound again; message
 subscription are discarded.
 
 While the database or the cluster is away the review waits, and rules that change during a review start it
-again. If the process ends before a queue is unbound, the queue goes on getting messages for the filter; they
-are discarded when the client returns.
+again. The database has the keys until the queue is unbound. If the process ends before that, the queue goes
+on getting messages for the filter until the client returns; then they are discarded, and the queue is
+unbound.
 """
 
 from __future__ import annotations
@@ -154,21 +156,26 @@ class AbsentReview:
             return 0
         remaining = options.keys() - set(forbidden)
         byte_count = text_bytes(absent.key.client) + sum(map(filter_bytes, remaining))
+        keys = _keys({name: options[name] for name in forbidden})
+        unbound = keys - _keys({name: options[name] for name in remaining})
         change = ChangeSession(
-            absent.key, absent.epoch, dict.fromkeys(forbidden), weight=Weight(len(remaining), byte_count)
+            absent.key,
+            absent.epoch,
+            dict.fromkeys(forbidden),
+            weight=Weight(len(remaining), byte_count),
+            unbindings=dict.fromkeys(unbound, True),
         )
         await self._until_up()
         if not await self._submit(change):
             return 0
-        keys = _keys({name: options[name] for name in forbidden})
-        unbound = keys - _keys({name: options[name] for name in remaining})
         await self._unbind(absent, unbound)
         return len(forbidden)
 
     async def _unbind(self, absent: AbsentSession, keys: set[str]) -> None:
         for key in keys:
             await self._set_binding(absent.queue, key, bound=False)
-        if keys and not await self._is_absent(absent):
+        done = ChangeSession(absent.key, absent.epoch, unbindings=dict.fromkeys(keys, False))
+        if keys and not await self._submit(done):
             # The client has returned, and may have bound the keys again for filters that it may have.
             for key in keys:
                 await self._set_binding(absent.queue, key, bound=True)

@@ -95,7 +95,7 @@ class SessionChange:
     A value of None in a mapping removes the entry from the database.
     """
 
-    __slots__ = ("expiry_secs", "packets", "received", "subscriptions", "weight")
+    __slots__ = ("expiry_secs", "packets", "received", "subscriptions", "unbindings", "weight")
 
     def __init__(self) -> None:
         self.expiry_secs: float | None = None  # set when the client is accepted
@@ -103,10 +103,11 @@ class SessionChange:
         self.packets: dict[tuple[int, int], Packet | None] = {}
         self.received: dict[tuple[bytes, int], int | None] = {}
         self.weight: Weight | None = None  # set whenever `subscriptions` change
+        self.unbindings: dict[str, bool] = {}
 
     def __bool__(self) -> bool:
         is_accepted = self.expiry_secs is not None
-        return bool(is_accepted or self.subscriptions or self.packets or self.received)
+        return bool(is_accepted or self.subscriptions or self.packets or self.received or self.unbindings)
 
 
 class Engine(Protocol):
@@ -159,6 +160,7 @@ class ClientSession(Session):
         "_reserved",
         "_sent",
         "_stopped",
+        "_unbindings",
         "_unbound_options",
         "arguments",
         "fresh",
@@ -184,6 +186,7 @@ class ClientSession(Session):
         self.unbound: dict[str, tuple[bool, Done]] = {}
         # Encoded options of filters that are stored when their key is bound, by key.
         self._unbound_options: dict[str, dict[str, bytes | None]] = {}
+        self._unbindings: set[str] = set()  # keys that are stored as those to be unbound
         self._engine = engine
         # Since then messages that an earlier owner had sent are awaited; some may never be redelivered.
         self._left_since: Monotonic | None = None
@@ -210,9 +213,12 @@ class ClientSession(Session):
         """Restore the QoS 2 state of a session that has a queue from its stored `contents`.
 
         The stored subscriptions are only added to the session's size in bytes; the caller subscribes.
-        `arguments` are those of the queue.
+        `arguments` are those of the queue, which is unbound from the keys that an earlier owner has not
+        unbound.
         """
         self.queue, self.arguments = queue, arguments
+        self._unbindings |= contents.unbindings
+        self.unbound.update({key: (False, partial(self._freed, key)) for key in contents.unbindings})
         for topic_filter in contents.subscriptions:
             self._weigh(topic_filter, 1)
         received_numbers, sent = dict[int, Number](), dict[int, Number | None]()
@@ -278,7 +284,9 @@ class ClientSession(Session):
             if self._needs(key, topic_filter):
                 return
             self._unbound_options.pop(key, None)
-            self.unbound[key] = (False, _do_nothing)
+            self.unbound[key] = (False, partial(self._freed, key))
+            self._unbindings.add(key)
+            self.change().unbindings[key] = True
             self._engine.bind_queue(self, key)
 
     def _needs(self, key: str, without: str) -> bool:
@@ -300,8 +308,15 @@ class ClientSession(Session):
 
     def _bound(self, key: str) -> None:
         """Store the subscriptions that waited for this key to be bound."""
+        self._freed(key)
         for topic_filter, encoded in self._unbound_options.pop(key, {}).items():
             self._note(topic_filter, encoded)
+
+    def _freed(self, key: str) -> None:
+        """Store that a key has not to be unbound any more: it is unbound, or bound again."""
+        if key in self._unbindings:
+            self._unbindings.discard(key)
+            self.change().unbindings[key] = False
 
     def _note(self, topic_filter: str, options: bytes | None) -> None:
         """Add a subscription (its encoded options, or None if it has ended) to the collected changes."""

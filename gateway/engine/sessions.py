@@ -219,7 +219,9 @@ class SessionWriter:
             change, self.change = self.change, SessionChange()
             self._flying, self._callbacks = self._callbacks, []
             contents = change.subscriptions, change.packets, change.received
-            operation = ChangeSession(self._key, self._epoch, *contents, change.expiry_secs, change.weight)
+            operation = ChangeSession(
+                self._key, self._epoch, *contents, change.expiry_secs, change.weight, change.unbindings
+            )
             self._repeats.submit(operation, self._stored)
         elif self._leaving is not None:
             (leave, done), self._leaving = self._leaving, None

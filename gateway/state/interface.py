@@ -84,20 +84,25 @@ class Contents:
 
     `subscriptions` maps filters to encoded options. `packets` is by direction and packet identifier.
     `received` records the messages that the client has received: by replica process and chunk of 64 message
-    numbers, with a bit for each number.
+    numbers, with a bit for each number. `unbindings` has the keys that the session's queue still has to be
+    unbound from, because their subscriptions have ended.
     """
 
     subscriptions: dict[str, bytes] = field(default_factory=dict)
     packets: dict[tuple[int, int], Packet] = field(default_factory=dict)
     received: dict[tuple[bytes, int], int] = field(default_factory=dict)
+    unbindings: set[str] = field(default_factory=set)
 
     def copy(self) -> Contents:
         """Return a copy that later changes of this object do not affect."""
-        return Contents(dict(self.subscriptions), dict(self.packets), dict(self.received))
+        return Contents(
+            dict(self.subscriptions), dict(self.packets), dict(self.received), set(self.unbindings)
+        )
 
     def clear(self) -> None:
-        """Remove all subscriptions and the QoS 2 state."""
+        """Remove all subscriptions, unbindings and the QoS 2 state."""
         self.subscriptions.clear()
+        self.unbindings.clear()
         self.packets.clear()
         self.received.clear()
 
@@ -271,8 +276,9 @@ class ChangeSession(OfSession, Operation[None]):
     before the client is accepted, or None. Until it is stored the client's will is void, delayed wills of its
     earlier connections are not, an earlier session has its earlier expiry, and a new one ends with its
     connection. The client gets no CONNACK if another replica opens the session first. `weight` is the memory
-    size in bytes of the session after the change, or None if it has not changed. The reply is FENCED if the
-    session has another epoch.
+    size in bytes of the session after the change, or None if it has not changed. `unbindings` maps keys to
+    True if the session's queue has to be unbound from the key, to False if it has been, or is bound again.
+    The reply is FENCED if the session has another epoch.
     """
 
     epoch: int
@@ -281,6 +287,7 @@ class ChangeSession(OfSession, Operation[None]):
     received: Mapping[tuple[bytes, int], int | None] = field(default_factory=dict)
     expiry_secs: float | None = None
     weight: Weight | None = None
+    unbindings: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ that is due outlives its session.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gateway.state.database import Database, Noted, OperationStatement, Rows
 from gateway.state.interface import (
@@ -118,6 +118,14 @@ class PacketRow(NamedTuple):
     released: int = 0
 
 
+class UnbindingRow(NamedTuple):
+    """Row of table `unbinding`: a key that the session's queue still has to be unbound from."""
+
+    domain: str
+    client: str
+    key: str
+
+
 class EndedQueueRow(NamedTuple):
     """Row of table `ended_queue`: a queue that must be deleted.
 
@@ -154,6 +162,7 @@ PACKET: Final = (
     " released integer"
 )
 RECEIVED: Final = "domain text, client text, incarnation bytea, chunk bigint, bits bigint"
+UNBINDING: Final = "domain text, client text, key text"
 QUEUE: Final = "queue text, reap_at double precision"
 KEY: Final = "domain text, client text"
 OF_OP: Final = (
@@ -193,6 +202,7 @@ class Sessions:
         self._subscriptions = Table("subscription", StoredSubscriptionRow, SUBSCRIPTION, 3)
         self._packets = Table("packet", PacketRow, PACKET, 4)
         self._received = Table("received", ReceivedRow, RECEIVED, 4)
+        self._unbindings = Table("unbinding", UnbindingRow, UNBINDING, 3)
         self._queues = Table("ended_queue", EndedQueueRow, QUEUE, 1)
         self._contents: dict[SessionKey, Contents] = {}  # of sessions that are opened
         self._wiped: set[SessionKey] = set()
@@ -235,8 +245,11 @@ class Sessions:
             self._will_epochs.setdefault(SessionKey(domain, client), {})[epoch] = None
 
     def _load_contents(self, database: Database, keys: list[SessionKey]) -> None:
-        calls = [self._subscriptions.select(keys), self._packets.select(keys), self._received.select(keys)]
-        subscriptions, packets, received = database.run(calls)
+        subscriptions, packets, received, unbindings = database.run(
+            [table.select(keys) for table in self._content_tables()]
+        )
+        for domain, client, key in unbindings:
+            self._contents[SessionKey(domain, client)].unbindings.add(key)
         for domain, client, topic_filter, options in subscriptions:
             self._contents[SessionKey(domain, client)].subscriptions[topic_filter] = bytes(options)
         for domain, client, direction, packet_id, incarnation, count, released in packets:
@@ -245,6 +258,10 @@ class Sessions:
             contents.packets[direction, packet_id] = Packet(number, bool(released))
         for domain, client, incarnation, chunk, bits in received:
             self._contents[SessionKey(domain, client)].received[bytes(incarnation), chunk] = bits % BITS
+
+    def _content_tables(self) -> tuple[Table[Any], ...]:
+        """Return the tables of the contents of sessions."""
+        return self._subscriptions, self._packets, self._received, self._unbindings
 
     def _load_due(self, database: Database, reap: Reap) -> None:
         """Declare silent replicas dead, and lock and read the rows that `reap` may claim.
@@ -439,6 +456,11 @@ class Sessions:
                 self._wills.put(will._replace(served=1))
             else:  # delayed, and its client is back
                 self._wills.remove(will[:3])
+        self._change_contents(operation)
+
+    def _change_contents(self, operation: ChangeSession) -> None:
+        """Apply the changes in `operation` to the rows of a session's contents."""
+        key = operation.key
         contents = self._contents.get(key, Contents())
         for topic_filter, options in operation.subscriptions.items():
             if options is None:
@@ -462,6 +484,14 @@ class Sessions:
             else:
                 contents.received[chunk] = bits
                 self._received.put(ReceivedRow(*key, *chunk, bits - BITS if bits >= SIGN else bits))
+
+        for name, is_owed in operation.unbindings.items():
+            if is_owed:
+                contents.unbindings.add(name)
+                self._unbindings.put(UnbindingRow(*key, name))
+            else:
+                contents.unbindings.discard(name)
+                self._unbindings.remove((*key, name))
 
     def _leave_session(self, row: StoredSessionRow, operation: LeaveSession, now: float) -> LeftSession:
         """Record that the client of a session has disconnected.
@@ -578,7 +608,7 @@ class Sessions:
         contents = self._contents.get(key)
         if contents is not None:
             contents.clear()
-        for table in (self._subscriptions, self._packets, self._received):
+        for table in self._content_tables():
             table.forget(key)
 
     # Writing.
@@ -587,13 +617,11 @@ class Sessions:
         """Return the SQL statements that write the changed rows to the database."""
         calls = []
         if wiped := sorted(self._wiped):
-            calls = [table.delete(wiped) for table in (self._subscriptions, self._packets, self._received)]
-        tables = (
+            calls = [table.delete(wiped) for table in self._content_tables()]
+        tables: tuple[Table[Any], ...] = (
             self._sessions,
             self._wills,
-            self._subscriptions,
-            self._packets,
-            self._received,
+            *self._content_tables(),
             self._queues,
         )
         for table in tables:

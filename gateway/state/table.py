@@ -139,7 +139,8 @@ class Table(Generic[R]):
         if self._changed:
             values = ", ".join(f"{name} = excluded.{name}" for name in self._names[self._keys :])
             rows = [tuple(self.rows[key]) for key in sorted(self._changed)]
-            calls.append(OperationStatement(self._insert(f"DO UPDATE SET {values}"), self._columns, rows))
+            conflict = f"DO UPDATE SET {values}" if values else "DO NOTHING"  # all columns are the key
+            calls.append(OperationStatement(self._insert(conflict), self._columns, rows))
         return calls
 
     def _insert(self, conflict: str) -> str:

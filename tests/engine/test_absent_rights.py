@@ -19,6 +19,7 @@ from gateway.engine.stored_values import encode_options
 from gateway.protocols.mqtt.spec import Property
 from gateway.settings import User
 from gateway.settings.access import Role
+from gateway.state.database import OperationStatement
 from gateway.state.interface import (
     AbsentSession,
     ChangeSession,
@@ -214,6 +215,23 @@ async def test_a_client_that_returns_during_the_unbinding_keeps_what_it_binds(tm
     cluster = Cluster(returns)
     await reviewed(local, AbsentReview(state, cluster, lambda user, client, given: ["x/y"]))
     assert cluster.changes == [("queue-a", "x.y", False), ("queue-a", "x.y", True)]
+
+
+async def test_a_key_is_stored_until_it_is_unbound(tmp_path: Path) -> None:
+    """Or the queue would be bound to it until its session ends, if the process is killed before."""
+    local = LocalDatabase(tmp_path)
+    state, _ = joined(local, "one")
+    absent(local, state, "a")
+
+    def keys() -> list[tuple[str]]:
+        (rows,) = local.database.run([OperationStatement("SELECT key FROM unbinding")])
+        return rows  # type: ignore[return-value]
+
+    found = list[list[tuple[str]]]()
+    cluster = Cluster(lambda: found.append(keys()))
+    await reviewed(local, AbsentReview(state, cluster, lambda user, client, given: ["x/y"]))
+    assert cluster.changes == [("queue-a", "x.y", False)]
+    assert (found, keys()) == ([[("x.y",)]], [])
 
 
 @pytest.mark.parametrize("is_back", [False, True])

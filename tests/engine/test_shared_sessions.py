@@ -365,6 +365,41 @@ def test_what_a_client_has_unsubscribed_from_is_unbound_when_it_leaves(
     assert owed == ([] if is_held else [("c", after.owner.epoch, before.queue, {"a.b"})])
 
 
+@pytest.mark.parametrize("then", ["returns", "subscribes again", "is killed and returns"])
+def test_a_key_that_was_not_unbound_is_unbound_when_the_client_returns(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float], then: str
+) -> None:
+    one, other = two
+    options = SubscriptionOptions(1)
+    before = one.let_in("c")
+    before.subscriptions["a/b"] = options
+    before.subscribed("a/b", options, None)
+    one.run()
+    one.is_binding = False
+    del before.subscriptions["a/b"]
+    before.subscribed("a/b", None, options)
+    one.run()
+    if then == "is killed and returns":
+        pass_time((other,), local, passed, int(SILENT_SECS) + 2)
+    else:
+        one.leave("c")
+        one.run()
+    after = other.let_in("c")
+    assert other.found.present
+    assert {key: on for key, (on, _) in after.unbound.items()} == {"a.b": False}
+    if then == "subscribes again":
+        after.subscriptions["a/b"] = options
+        after.subscribed("a/b", options, None)
+    else:
+        other.bind_queue(after, "a.b")
+    assert not after.unbound
+    other.run()
+    assert rows_of(local, "SELECT key FROM unbinding") == []
+    assert other.let_in("c").subscriptions == {}
+    assert other.found.contents.unbindings == set()
+    assert bool(other.found.contents.subscriptions) is (then == "subscribes again")
+
+
 def test_nobody_waits_long_for_an_owner_that_is_lost(
     two: tuple[World, World], passed: list[float], local: LocalDatabase
 ) -> None:

@@ -123,6 +123,23 @@ def test_a_session_goes_on_at_another_replica_with_all_that_it_held(
     assert found.contents.received == {at: received[at] for at in received if at != (b"life", 0)}
 
 
+def test_keys_to_unbind_go_with_the_session(one: Replica, two: Replica) -> None:
+    epoch = opens(one).epoch
+    one.do(ChangeSession(KEY, epoch, unbindings={"a.b": True, "c": True}))
+    one.do(ChangeSession(KEY, epoch, unbindings={"a.b": True, "c": False, "never": False}))
+    found = opens(two)
+    assert found.contents.unbindings == {"a.b"}
+    waits = [
+        two.send(ChangeSession(KEY, found.epoch, unbindings={"d": True})),
+        two.send(OpenSession(KEY, "two", "user", "", False, WEEK, "unused")),
+    ]
+    _, again = [wait.result(30).value for wait in waits]
+    assert isinstance(again, OpenedSession)
+    assert again.contents.unbindings == {"a.b", "d"}
+    assert opens(one, clean=True).contents.unbindings == set()
+    assert opens(two).contents.unbindings == set()
+
+
 def test_a_group_sees_its_own_changes_in_order(one: Replica) -> None:
     """Nothing is waited for in between, so they are likely to be one group."""
     first = opens(one).epoch
