@@ -391,11 +391,15 @@ class MqttLinkReceiver:
         """Store a message that is to be retried; report a rejection to the broker with MQTT 5.
 
         A message whose rejection cannot be reported becomes a dead letter and is acknowledged, because it
-        would only block later messages.
+        would only block later messages. One that the broker delivers again is not retried, as its later copy
+        would wait behind it.
         """
         _, packet_id, qos, _ = receipt
         if outcome.verdict is Verdict.RELEASED or self._held_back.try_all(receipt):
-            if outcome is LOW_ON_MEMORY:
+            if self._is_certainly_redelivered(receipt):
+                self.unsettled -= 1
+                self._held_back.record_settled(receipt, by_target=False)
+            elif outcome is LOW_ON_MEMORY:
                 self._held_back.record_settled(receipt, by_target=False)
                 self._wait_for_room(receipt)  # retried once there is memory, with the messages behind it
             elif outcome.reason is Reason.STORE and not self._held_back.is_tried(receipt):

@@ -188,6 +188,33 @@ async def test_a_paused_route_holds_one_copy_of_what_a_broker_delivers_again(
 
 
 @VERSIONS
+async def test_what_a_broker_delivers_again_waits_for_a_paused_route_and_for_nothing_else(
+    version: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It is not held back for the dropped copies, where it would become a dead letter in time."""
+    world = World(version=version, retry_secs_max=5)
+    pauses = world.dispatcher.pauses
+    pauses._changed = world.dispatcher.invalidate
+    pauses.pause("route", "up")
+    world.connect()
+    rows = [row(body, 1, packet_id) for packet_id, body in enumerate(("a", "b", "c"), 5)]
+    world.deliver(*rows)
+    world.drop()
+    world.present = True
+    remote = world.connect()
+    world.deliver(*rows)
+    assert pauses.waiting_by_route() == {"up": 3}
+    assert world.session.receiver.unsettled == 3
+    await tick_after(world, 10)
+    assert len(world.dead_letters) == 0
+    pauses.resume("route", "up")
+    await tick_after(world, 0)
+    assert [message.body for message in world.local.messages] == [b"a", b"b", b"c"]
+    assert remote.acks_of(PUBACK) == [(5, 0), (6, 0), (7, 0)]
+    assert world.session.idle
+
+
+@VERSIONS
 async def test_a_route_that_goes_on_while_the_link_is_down_delivers_what_it_holds(version: str) -> None:
     """The broker may have lost the session."""
     world = World(version=version)
