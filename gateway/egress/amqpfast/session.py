@@ -606,9 +606,13 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         return self._connection
 
     def is_redelivered(self, receipt: Receipt) -> bool:
-        """Return True if the server delivers a message again, of a queue or a durable subscription."""
+        """Return True if the server delivers a message again, of a queue or a durable subscription.
+
+        A durable subscription that no route needs any more is cancelled, and its messages with it.
+        """
         source = receipt[0].source
-        return (source.service == "queue" or bool(source.identifier)) and super().is_redelivered(receipt)
+        is_stored = source.service == "queue" or (bool(source.identifier) and self.sources.is_current(source))
+        return is_stored and super().is_redelivered(receipt)
 
     def tick(self, now: float) -> None:
         """Retry refused destinations, messages that wait for the disk, and dead letters not stored yet."""

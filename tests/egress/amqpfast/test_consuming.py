@@ -313,6 +313,27 @@ async def test_settlements_of_a_lost_connection_are_dropped(one: LinkRig, shelf:
     assert one.session.idle
 
 
+@pytest.mark.parametrize("cancelled", [True, False])
+async def test_a_paused_route_keeps_what_a_cancelled_subscription_does_not_deliver_again(
+    one: LinkRig, shelf: Shelf, cancelled: bool
+) -> None:
+    pauses = one.dispatcher.pauses
+    pauses._changed = one.dispatcher.invalidate
+    pauses.pause("route", "events")
+    notify(one, "plant.", b"x", name="plant.b.t")
+    assert pauses.waiting_by_route() == {"events": 1}
+    if cancelled:
+        one.route(("queue", "commands"))
+        one.move()
+    assert one.world.cancelled == (["gateway.plant."] if cancelled else [])
+    one.lose()
+    one.connect()
+    pauses.resume("route", "events")
+    one.move()
+    assert shelf.accepted == ([b"x"] if cancelled else []), "otherwise the server delivers it again"
+    assert one.session.idle
+
+
 async def test_a_body_in_fragments_is_joined(one: LinkRig, shelf: Shelf) -> None:
     body = bytes(range(256)) * 2_000
     notify(one, "commands", body, b"after")
