@@ -89,7 +89,6 @@ class Outboxes:
             if route.settle == "stored" and name not in self._boxes:
                 self._open(name)
         for outbox in list(self):
-            outbox.pause(outbox.route_name in self._paused)
             outbox.use(self._targets.get(outbox.link), self._routes.get(outbox.name), self._on_departure)
             if outbox.name not in self._routes and len(outbox):
                 log.warning(

@@ -308,6 +308,18 @@ def test_messages_are_stored_in_an_outbox_that_a_reload_is_about_to_create(bench
     assert bench.link.bodies == [1]
 
 
+def test_an_outbox_that_is_created_before_a_reload_is_complete_may_be_paused(bench: Bench) -> None:
+    bench.outboxes.pause({"other"})
+    router = mapping(name="other")
+    bench.dispatcher.use(router)
+    assert bench.stored(1).told == [(1, ACCEPTED)]
+    assert bench.link.bodies == []
+    bench.outboxes.use(router.routes)
+    assert bench.link.bodies == []
+    bench.outboxes.pause(set())
+    assert bench.link.bodies == [1]
+
+
 def test_nothing_is_handed_out_when_the_gateway_leaves(bench: Bench) -> None:
     bench.outboxes.stop()
     bench.stored(1)
