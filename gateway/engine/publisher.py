@@ -160,7 +160,7 @@ class EnginePublisher(AmqpLinkPublisher):
         return True
 
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
-        """Encode and send messages of a part. Return (), because all are sent or settled."""
+        """Encode and send messages of a part. Return (), because none has to wait."""
         utc = clock.utc()
         rows: list[PublishRow] = []
         sent: list[int] = []
@@ -168,13 +168,13 @@ class EnginePublisher(AmqpLinkPublisher):
         for at, message in zip(positions, messages, strict=True):
             where = self._encoded_target(message.address.name)
             if where is None:
-                part.settle_at((at,), KEY_TOO_LONG)
+                self._settle_unsent([at], KEY_TOO_LONG)
                 continue
             try:
                 number = self._number_of(part, at) if message.assurance == ONCE else None
                 raw = self._encoded(message, utc, number)
             except Exception as error:
-                part.settle_at((at,), outcome_of_error(error))
+                self._settle_unsent([at], outcome_of_error(error))
                 continue
             if message.expires and outlasts(message, utc):  # only replicas know this expiry time
                 self._stats.lessened.add("expiration")
@@ -185,7 +185,7 @@ class EnginePublisher(AmqpLinkPublisher):
         unsent = self._publishers[0].publish_many(rows)
         if unsent:
             for row in unsent:
-                part.settle_at((sent[row],), outcome_of_unsent(self._publishers[0].faults.get(row)))
+                self._settle_unsent([sent[row]], outcome_of_unsent(self._publishers[0].faults.get(row)))
             sent = [at for row, at in enumerate(sent) if row not in unsent]
         whole = len(sent) == len(positions)
         self._record_sent(part, positions if whole else sent, byte_count)

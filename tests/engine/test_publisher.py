@@ -1,4 +1,4 @@
-"""What a replica counts of the messages that it publishes to the cluster."""
+"""What a replica counts of the messages that it publishes to the cluster, and how it numbers them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from gateway.engine.names import names_of
 from gateway.engine.publisher import EnginePublisher
 from gateway.model.batch import Batch, Recipient, SubBatch
 from gateway.model.message import Message, Sender
+from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.spooled_bodies import ReadFault
 from gateway.protocols.amqp091.translate import EXPIRATION_MS_MAX, expiration_ms
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.telemetry.stats import LinkStats
@@ -24,20 +26,40 @@ YEAR_SECS = 365 * 86_400
 
 def missing_stream() -> Any:
     """A stream that only counts what is queued."""
-    return SimpleNamespace(queued=0, mark=lambda: None)
+    return SimpleNamespace(queued=0, mark=lambda: None, congested=False)
 
 
 class Sent:
-    """A publisher on a channel that takes everything."""
+    """A publisher on a channel that takes everything, except the bodies in `refused`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *refused: bytes) -> None:
         self.rows: list[Any] = []
         self.published = 0
+        self.usable = True
+        self.faults: dict[int, ReadFault] = {}
+        self.refused = refused
 
     def publish_many(self, rows: list[Any]) -> list[int]:
-        self.rows += rows
-        self.published += len(rows)
-        return []
+        unsent = [at for at, row in enumerate(rows) if row[2] in self.refused]
+        sent = [row for row in rows if row[2] not in self.refused]
+        self.rows += sent
+        self.published += len(sent)
+        return unsent
+
+
+class Hasty(Answers):
+    """A source that publishes its next message as soon as one is refused."""
+
+    def __init__(self, publisher: EnginePublisher) -> None:
+        super().__init__()
+        self.publisher = publisher
+
+    def settle(self, receipts: list[object], refused: dict[int, Outcome] | None, received: float) -> None:
+        super().settle(receipts, refused, received)
+        if refused:
+            batch = Batch(self, clock.now())
+            batch.add_only(b"next", Recipient(self.publisher), Message(topic_address("a"), b"next"))
+            batch.send()
 
 
 def make_publisher(stats: LinkStats) -> EnginePublisher:
@@ -85,3 +107,23 @@ def test_a_topic_that_is_too_long_is_refused_each_time_and_not_remembered() -> N
         assert publisher._encoded_target("x" * 65_000) is None
         assert publisher._encoded_target("a") is not None
     assert list(publisher._wires) == ["a"]
+
+
+@pytest.mark.interpreted  # its channel is a fake
+@pytest.mark.parametrize("topic, body", [("a", b"unsent"), ("x" * 65_000, b"b")])
+async def test_a_message_that_cannot_be_sent_changes_no_number_of_others(topic: str, body: bytes) -> None:
+    """Its source may publish more at once, which gets later numbers than the rest of the part."""
+    publisher = make_publisher(LinkStats("engine", "amqp091", {}, ("localhost",)))
+    sent: Any = Sent(b"unsent")
+    publisher._publishers = (sent, sent)
+    publisher._stream = missing_stream()
+    publisher._flowing = True
+    source, recipient = Hasty(publisher), Recipient(publisher)
+    batch = Batch(source, clock.now())
+    for name, data in (("a", b"a"), (topic, body), ("a", b"c")):
+        batch.add_only(data, recipient, Message(topic_address(name), data))
+    batch.send()
+    assert [row[2] for row in sent.rows] == [b"a", b"c", b"next"]
+    publisher.confirm([(1, 2, True, True)])
+    accepted = [receipt for receipt, outcome in source.told if outcome is ACCEPTED]
+    assert accepted == [b"a", b"c"]
