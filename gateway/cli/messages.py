@@ -197,8 +197,8 @@ def subscribe(
         raise typer.BadParameter("--unreliable cannot be combined with --browse or --transaction")
     if browse and transaction is not None:
         raise typer.BadParameter("--browse cannot be combined with --transaction")
-    if own is None and (browse or transaction is not None or save is not None):
-        raise typer.BadParameter("--browse, --transaction and --save are for AMQP/Fast")
+    if (own is None or service == "peer") and (browse or transaction is not None or save is not None):
+        raise typer.BadParameter("--browse, --transaction and --save are for queues and topics of AMQP/Fast")
     if own is not None:
         interrupted = own.subscribe(
             address_of(target, service=service, destination=destination),

@@ -261,6 +261,9 @@ def test_unreliable(run: Run, gateway: Running) -> None:
     [
         ("peer", ("--selector", "a = 1")),
         ("peer", ("--unreliable",)),
+        ("peer", ("--browse",)),
+        ("peer", ("--transaction", "2")),
+        ("peer", ("--save", ".")),
         ("queue", ("--unreliable", "--browse")),
         ("queue", ("--unreliable", "--transaction", "2")),
         ("queue", ("--browse", "--transaction", "2")),
@@ -269,7 +272,7 @@ def test_unreliable(run: Run, gateway: Running) -> None:
 def test_options_that_do_not_go_together(
     run: Run, gateway: Running, service: str, more: tuple[str, ...]
 ) -> None:
-    assert run("subscribe", url(gateway), *at("echo", service), *more).code == 2
+    assert run("subscribe", url(gateway), *at("echo", service), "--seconds", "5", *more).code == 2
 
 
 @pytest.mark.parametrize(
