@@ -608,11 +608,16 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
     def is_redelivered(self, receipt: Receipt) -> bool:
         """Return True if the server delivers a message again, of a queue or a durable subscription.
 
-        A durable subscription that no route needs any more is cancelled, and its messages with it.
+        A durable subscription that no route needs any more is cancelled, and its messages with it. Messages
+        of a topic are acknowledged without a target if a reload has removed all their routes.
         """
+        if not super().is_redelivered(receipt):
+            return False
         source = receipt[0].source
-        is_stored = source.service == "queue" or (bool(source.identifier) and self.sources.is_current(source))
-        return is_stored and super().is_redelivered(receipt)
+        if source.service == "queue":
+            return True
+        is_stored = bool(source.identifier) and self.sources.is_current(source)
+        return is_stored and bool(self._entry_of(receipt).plan.branches)
 
     def tick(self, now: float) -> None:
         """Retry refused destinations, messages that wait for the disk, and dead letters not stored yet."""

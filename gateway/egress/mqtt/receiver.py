@@ -478,8 +478,13 @@ class MqttLinkReceiver:
         return qos == 1 and connection is not self._connection and connection.epoch == self.epoch
 
     def _is_certainly_redelivered(self, receipt: Receipt | None) -> bool:
-        """Return True as `_is_redelivered` does, but False while the broker may have lost the session."""
-        return receipt is not None and self._connection is not None and self._is_redelivered(receipt)
+        """Return True as `_is_redelivered` does, but False if the message might then reach no target.
+
+        That is so while the broker may have lost the session, and if a reload has removed all its routes.
+        """
+        if receipt is None or self._connection is None or not self._is_redelivered(receipt):
+            return False
+        return bool(self._entry_of(receipt).plan.branches)
 
     def forget_entries(self) -> None:
         """Clear the cached routing entries, as memory is short; they are computed again when needed."""

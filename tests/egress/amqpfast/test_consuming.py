@@ -10,7 +10,7 @@ import trio
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
 from gateway.egress.held_back import ROUTE_REMOVED
-from gateway.mapping.router import Subscriptions, Targets
+from gateway.mapping.router import Router, Subscriptions, Targets
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Value, ValueType
 from gateway.protocols.amqpfast import commands as m
@@ -313,24 +313,24 @@ async def test_settlements_of_a_lost_connection_are_dropped(one: LinkRig, shelf:
     assert one.session.idle
 
 
-@pytest.mark.parametrize("cancelled", [True, False])
-async def test_a_paused_route_keeps_what_a_cancelled_subscription_does_not_deliver_again(
-    one: LinkRig, shelf: Shelf, cancelled: bool
-) -> None:
+@pytest.mark.parametrize("change", ["cancelled", "unrouted", "none"])
+async def test_a_paused_route_keeps_what_does_not_come_again(one: LinkRig, shelf: Shelf, change: str) -> None:
     pauses = one.dispatcher.pauses
     pauses._changed = one.dispatcher.invalidate
     pauses.pause("route", "events")
     notify(one, "plant.", b"x", name="plant.b.t")
     assert pauses.waiting_by_route() == {"events": 1}
-    if cancelled:
+    if change == "cancelled":
         one.route(("queue", "commands"))
         one.move()
-    assert one.world.cancelled == (["gateway.plant."] if cancelled else [])
+    elif change == "unrouted":
+        one.dispatcher.use(Router([], {}))
+    assert one.world.cancelled == (["gateway.plant."] if change == "cancelled" else [])
     one.lose()
     one.connect()
     pauses.resume("route", "events")
     one.move()
-    assert shelf.accepted == ([b"x"] if cancelled else []), "otherwise the server delivers it again"
+    assert shelf.accepted == ([] if change == "none" else [b"x"]), "otherwise the server delivers it again"
     assert one.session.idle
 
 

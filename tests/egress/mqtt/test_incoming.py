@@ -188,6 +188,27 @@ async def test_a_paused_route_holds_one_copy_of_what_a_broker_delivers_again(
 
 
 @VERSIONS
+@pytest.mark.parametrize("removed", [True, False])
+async def test_a_link_that_is_down_sends_what_no_route_accepts_again(version: str, removed: bool) -> None:
+    near, far = World(version=version), World(version=version)
+    near.dispatcher.namespaces["local"] = far.session
+    near.connect()
+    near.deliver(row("one", 1, 5))
+    if removed:
+        near.dispatcher.use(Router([parse(OTHERS)], {"plant": "mqtt", "local": "mqtt"}))
+    near.drop()
+    near.present = True
+    remote = near.connect()
+    near.deliver(row("one", 1, 5))
+    far.connect()
+    near.talk()
+    assert [body for _, body in far.sent()] == [b"one"]
+    assert remote.acks_of(PUBACK) == [(5, 0)]
+    assert near.session.idle
+    assert far.session.idle
+
+
+@VERSIONS
 async def test_what_a_broker_delivers_again_waits_for_a_paused_route_and_for_nothing_else(
     version: str, autojump_clock: trio.testing.MockClock
 ) -> None:
