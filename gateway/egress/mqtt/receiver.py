@@ -436,7 +436,7 @@ class MqttLinkReceiver:
         removed its routes, it becomes a dead letter.
         """
         message = receipt[3]
-        if self._is_redelivered(receipt):
+        if self._is_certainly_redelivered(receipt):
             self.unsettled -= 1
             self._held_back.record_settled(receipt, by_target=False)
             return
@@ -461,9 +461,9 @@ class MqttLinkReceiver:
     def _abandon_message(self, receipt: Receipt, outcome: Outcome, routes: tuple[str, ...]) -> None:
         """Store a message as a dead letter of each of these routes, which have not accepted it.
 
-        Nothing is stored if its broker delivers the message again.
+        Nothing is stored if its broker delivers the message again, and a route accepts it.
         """
-        if self._is_redelivered(receipt):
+        if self._is_certainly_redelivered(receipt):
             self.unsettled -= 1
         else:
             self._stats.refuse(outcome)

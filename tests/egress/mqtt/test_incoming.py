@@ -209,6 +209,26 @@ async def test_a_link_that_is_down_sends_what_no_route_accepts_again(version: st
 
 
 @VERSIONS
+async def test_what_waits_for_a_removed_route_becomes_a_dead_letter_although_it_comes_again(
+    version: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    world = World(version=version)
+    world.local.answer = RELEASED
+    world.connect()
+    world.deliver(row("one", 1, 5))
+    world.dispatcher.use(Router([parse(OTHERS)], {"plant": "mqtt", "local": "mqtt"}))
+    world.drop()
+    world.present = True
+    remote = world.connect()
+    world.deliver(row("one", 1, 5))
+    await tick_after(world, 2)
+    (letter,) = newest(world.dead_letters)
+    assert (letter.message.body, letter.outcome, letter.route) == (b"one", ROUTE_REMOVED, "up")
+    assert remote.acks_of(PUBACK) == [(5, 0)]
+    assert world.session.idle
+
+
+@VERSIONS
 async def test_what_a_broker_delivers_again_waits_for_a_paused_route_and_for_nothing_else(
     version: str, autojump_clock: trio.testing.MockClock
 ) -> None:
