@@ -516,7 +516,7 @@ class StoreDatabase:
                     break
                 try:
                     found.append(letter(self.reader, line))
-                    bytes_max -= line[1]
+                    bytes_max -= found[-1].message.byte_count  # callers count it, too, so not by the row
                 except StoreError as error:
                     self.damage(f"dead letter {line[0]} of the store cannot be read: {error}")
         except sqlite3.Error as failure:

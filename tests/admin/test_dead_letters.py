@@ -177,6 +177,21 @@ async def test_large_letters_are_read_in_small_pages(tmp_path: Path, monkeypatch
     assert read.call_count > 9
 
 
+async def test_letters_that_were_larger_when_they_were_stored_hide_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As is a message that is stored without its properties, because these cannot be encoded."""
+    monkeypatch.setattr("gateway.broker.dead_letters.letters.READ_BYTES_MAX", 5_000)
+    bench = stored_bench(tmp_path)
+    store = bench.letters._store
+    assert store is not None
+    store._database.connection.execute("UPDATE dead_letters SET octets = 4000")
+    with closing(store):
+        async with serving(bench) as client:
+            page = (await client.get(AT, params={"route": "up"})).json()
+            assert ([one["id"] for one in page["items"]], page["next"]) == (["8", "6", "4", "2"], None)
+
+
 async def test_memory_is_not_listed_before_newer_letters_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
