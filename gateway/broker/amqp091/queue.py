@@ -376,13 +376,15 @@ class AmqpQueue(PriorityQueue):
     def when_takeable(self, then: Callable[[], None]) -> bool:
         """Call `then` when `take` may return a message, although it has returned None now.
 
-        Return False if that is not to be expected: no message is left, or expired ones must stay.
+        Return False if that is not to be expected soon: no message is left, or the failing disk keeps expired
+        ones or dead ones of the same owner.
         """
         if self.loading:
             assert self.storage is not None
             self.storage.when_loaded(then)
             return True
-        if self._is_blocked() or (self._head_expired() and not self._keeps_expired):
+        is_blocked = self._is_blocked() and not self._host.disk_fails
+        if len(self) and (is_blocked or (self._head_expired() and not self._keeps_expired)):
             self._waiting_gets.append(then)
             return True
         return False

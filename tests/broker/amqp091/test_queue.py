@@ -244,6 +244,33 @@ def test_no_rejected_message_is_given_up_when_very_many_are(monkeypatch: pytest.
     assert not host.dead_lettering._waiting
 
 
+@pytest.mark.interpreted
+def test_nobody_waits_for_what_is_not_there_or_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other requests of the connection would wait, too."""
+    monkeypatch.setattr(dead_letter_routing, "NOTED_MAX", 2 * BURIED_MAX)
+    host = Host()
+    queue(host, "there")
+    options = {"dead_letter_exchange": "", "dead_letter_routing_key": "there"}
+    one, empty = (queue(host, name, **options) for name in ("q", "empty"))
+    taker = Taker()
+    one.add(taker)
+    publish(one, [native(b"x") for _ in range(4 * BURIED_MAX)])
+    for position, message, _ in taker.taken:
+        one.reject(position, message)
+    one.remove(taker)
+    publish(one, [native(b"next")])
+    told: list[str] = []
+    assert one.take() is None
+    assert empty.take() is None
+    assert not empty.when_takeable(lambda: told.append("empty"))
+    with monkeypatch.context() as failing:
+        failing.setattr(Host, "disk_fails", True)
+        assert not one.when_takeable(lambda: told.append("failing"))
+    assert one.when_takeable(lambda: told.append("takeable"))
+    rung(host)
+    assert told == ["takeable"]
+
+
 def test_who_waits_for_a_message_is_told_that_the_queue_is_deleted() -> None:
     one = queue(Host(), "q", dead_letter_exchange="")
     one.put([native(b"late", life=1.0) for _ in range(EXPIRED_MAX + 1)])
