@@ -37,8 +37,8 @@ class Access:
 
     `users` has argon2 hashes by user name, or "" for a user whose password is not known to this gateway;
     `scram` has SCRAM keys by user name. `guest` is `loopback`, `always` or `never`, and defines from where
-    the user `guest` may log in. At first the only back end is that of users with passwords; `ask` sets
-    others.
+    the user `guest` may log in. At first the only back end is that of users with passwords; `use_backends`
+    sets others.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Access:
         self._anonymous = Principal("")
         self._key = os.urandom(32)
 
-    def ask(self, backends: Sequence[Backend]) -> None:
+    def use_backends(self, backends: Sequence[Backend]) -> None:
         """Replace the back ends. Logins are checked by the back ends in this order.
 
         Users with passwords can log in only if `self.users` is one of the back ends.
@@ -65,19 +65,19 @@ class Access:
         self.backends = tuple(backends)
 
     @property
-    def _with_users(self) -> bool:
+    def _checks_passwords(self) -> bool:
         return any(backend is self.users for backend in self.backends)
 
     @property
-    def _alone(self) -> bool:
-        return self._with_users and len(self.backends) == 1
+    def _checks_only_passwords(self) -> bool:
+        return self._checks_passwords and len(self.backends) == 1
 
     @property
     def reads_certificates(self) -> bool:
         """True if a back end authenticates clients by their certificates."""
         return any(isinstance(backend, Certificates) for backend in self.backends)
 
-    def anonymous(self, remote: str, policy: str) -> Principal | None:
+    def anonymous_principal(self, remote: str, policy: str) -> Principal | None:
         """Return the principal of anonymous clients, or None if they may not connect from `remote`.
 
         `remote` is host:port. `policy` is `always`, `loopback` (only from this machine) or `never`.
@@ -89,7 +89,7 @@ class Access:
     @property
     def has_several_users(self) -> bool:
         """True if more than one user may log in, because two are configured or there is another back end."""
-        return not self._alone or len(self.users.names - {ANONYMOUS}) > 1
+        return not self._checks_only_passwords or len(self.users.names - {ANONYMOUS}) > 1
 
     def ignores_user(self, user: str) -> bool:
         """Return True if a client with this user name counts as anonymous.
@@ -97,7 +97,7 @@ class Access:
         This is the case if neither users nor other back ends are configured, because no login could then
         succeed. The user name `guest` never counts as anonymous.
         """
-        return self._alone and self.users.empty and user != GUEST
+        return self._checks_only_passwords and self.users.empty and user != GUEST
 
     def recognizes(self, credentials: Credentials) -> bool:
         """Return True if a back end may accept this login although it has no user name.
@@ -137,11 +137,11 @@ class Access:
                 for one in self.backends
                 if one.kind == credentials.backend and one.supports_method(credentials.method)
             ]
-        if len(self.backends) == 1 or not self._with_users or self.users.has(credentials):
+        if len(self.backends) == 1 or not self._checks_passwords or self.users.has(credentials):
             return list(self.backends)
         return [*(one for one in self.backends if one is not self.users), self.users]
 
-    def external(self, credentials: Credentials) -> Principal | None:
+    def certificate_principal(self, credentials: Credentials) -> Principal | None:
         """Return the principal of a client that authenticates by its certificate (SASL EXTERNAL of AMQP).
 
         Without a back end for certificates, the common name must be the name of a user. Return None if the
@@ -156,7 +156,7 @@ class Access:
                 self.counts[backend.kind, "accepted"] += 1
                 return found
         name = credentials.certificate.names.get("common_name", "")
-        if certificates or not self._with_users or self.users.find_principal(name) is None:
+        if certificates or not self._checks_passwords or self.users.find_principal(name) is None:
             return None
         return principal_of(name, credentials.certificate)
 
@@ -174,20 +174,20 @@ class Access:
     # SCRAM
 
     @property
-    def proves(self) -> bool:
+    def supports_scram(self) -> bool:
         """True if at least one user may authenticate by SCRAM."""
-        return self._with_users and self.users.proves
+        return self._checks_passwords and self.users.supports_scram
 
-    def exchange(self) -> ScramExchange:
+    def begin_scram(self) -> ScramExchange:
         """Return the server's side of a new SCRAM authentication."""
-        return self.users.exchange()
+        return self.users.begin_scram()
 
     def principal_named(self, name: str) -> Principal | None:
         """Return the principal of a user who has authenticated by SCRAM.
 
         Return None if the user no longer exists.
         """
-        return self.users.find_principal(name) if self._with_users else None
+        return self.users.find_principal(name) if self._checks_passwords else None
 
     def stamp(self, principal: Principal) -> str:
         """Return a digest that changes whenever the user's password changes; pass it to `is_valid` later.
@@ -207,13 +207,13 @@ class Access:
         if principal.backend != self.users.kind:
             return True
         name = principal.name
-        return self._with_users and self.users.exists(name) and self.users.stamp(name) == stamp
+        return self._checks_passwords and self.users.exists(name) and self.users.stamp(name) == stamp
 
     def is_removed(self, principal: Principal) -> bool:
         """Return True if the principal is a user with a password who no longer exists."""
         if principal.backend != self.users.kind:
             return False
-        return not (self._with_users and self.users.exists(principal.name))
+        return not (self._checks_passwords and self.users.exists(principal.name))
 
     # Tokens
 

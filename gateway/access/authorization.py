@@ -159,7 +159,7 @@ class Authorization:
         if not self.connections[user]:
             del self.connections[user]
 
-    def full(self, rights: Rights, user: str) -> bool:
+    def is_at_connections_max(self, rights: Rights, user: str) -> bool:
         """Return True if a user already has as many connections as `rights` permit."""
         most = rights.connections_max
         return bool(most) and self.connections.get(user, 0) >= (most or 0)

@@ -60,7 +60,7 @@ class Backend(Protocol):
         """
 
 
-class Remembered:
+class LoginResultCache:
     """Cache of login results with expiry times. The oldest results beyond `entries_max` are deleted."""
 
     def __init__(self, entries_max: int) -> None:

@@ -25,31 +25,38 @@ LINKS_MAX: Final = 100
 class ConsoleSession:
     """Session of a user who has logged in at the console.
 
-    The session has all rights if `everything` is True, otherwise the rights of the principal's roles or of a
-    token. `token` is the digest of the token with which the user logged in, "" without one. `stamp` is the
-    user's stamp at the login (`Access.stamp`). `last_used` and `ends` are in seconds of the clock of
-    `ConsoleSessions`.
+    The session has all rights if `is_unrestricted` is True, otherwise the rights of the principal's roles or
+    of a token. `token` is the digest of the token with which the user logged in, "" without one. `stamp` is
+    the user's stamp at the login (`Access.stamp`). `last_used` and `expires_at` are in seconds of the clock
+    of `ConsoleSessions`.
     """
 
-    __slots__ = ("csrf", "ends", "everything", "last_used", "principal", "stamp", "token")
+    __slots__ = ("csrf", "expires_at", "is_unrestricted", "last_used", "principal", "stamp", "token")
 
     def __init__(
-        self, principal: Principal, *, everything: bool, token: str, stamp: str, now: float, ends: float
+        self,
+        principal: Principal,
+        *,
+        is_unrestricted: bool,
+        token: str,
+        stamp: str,
+        now: float,
+        expires_at: float,
     ) -> None:
         self.principal = principal
-        self.everything = everything
+        self.is_unrestricted = is_unrestricted
         self.token = token
         self.stamp = stamp
         self.csrf = secrets.token_urlsafe(BYTES)
         self.last_used = now
-        self.ends = ends
+        self.expires_at = expires_at
 
     @property
     def owner(self) -> str:
         """Name of the user to whose number of sessions this session counts."""
         return self.principal.name
 
-    def proves(self, secret: str) -> bool:
+    def is_csrf_secret(self, secret: str) -> bool:
         """Return True if `secret` is the session's CSRF secret, which only pages of the console know."""
         return hmac.compare_digest(self.csrf.encode(), secret.encode(errors="surrogatepass"))
 
@@ -58,7 +65,7 @@ class ConsoleSessions:
     """Console sessions and login links of a gateway.
 
     `shares` limits the number of sessions. Beyond it, the least recently used session of a user with more
-    than an equal part of the limit is removed. A session ends after `idle_secs` without use, and at the
+    than an equal part of the limit is removed. A session expires_at after `idle_secs` without use, and at the
     latest after `longest_secs`. `clock` returns monotonic seconds.
     """
 
@@ -81,17 +88,22 @@ class ConsoleSessions:
         return len(self._sessions)
 
     def begin(
-        self, principal: Principal, *, everything: bool = False, token: str = "", stamp: str = ""
+        self, principal: Principal, *, is_unrestricted: bool = False, token: str = "", stamp: str = ""
     ) -> tuple[str, ConsoleSession]:
         """Begin a session for a principal that has logged in.
 
         Return the session's identifier, which goes into the cookie, and the session.
         """
         now = self._clock()
-        ends = now + self._longest_secs
+        expires_at = now + self._longest_secs
         text = secrets.token_urlsafe(BYTES)
         session = ConsoleSession(
-            principal, everything=everything, token=token, stamp=stamp, now=now, ends=ends
+            principal,
+            is_unrestricted=is_unrestricted,
+            token=token,
+            stamp=stamp,
+            now=now,
+            expires_at=expires_at,
         )
         self._sessions[_digest(text)] = session
         self._entries.add(_digest(text), session.owner, 0)
@@ -114,7 +126,7 @@ class ConsoleSessions:
             return None
         expires = session.principal.expires
         expired = expires is not None and expires <= clocks.unix_time()
-        if expired or session.ends <= now or session.last_used + self._idle_secs <= now:
+        if expired or session.expires_at <= now or session.last_used + self._idle_secs <= now:
             self._forget(key)
             return None
         session.last_used = now

@@ -44,7 +44,7 @@ class TokenRefused(Exception):
     """Error for a token that cannot be created; the text gives the reason."""
 
 
-class TokenInTheWay(TokenRefused):
+class TokenConflictError(TokenRefused):
     """Error for a token that cannot be created because its name is in use, or there are too many tokens."""
 
 
@@ -178,7 +178,7 @@ class ConsoleTokens:
 
         Tokens that expired more than EXPIRED_SECS ago are deleted. Other expired tokens still count, but
         their maker may use their names again. Raises TokenRefused if the name does not have 1 to NAME_MAX
-        printable characters, TokenInTheWay if the name is in use or there are TOKENS_MAX tokens,
+        printable characters, TokenConflictError if the name is in use or there are TOKENS_MAX tokens,
         TokenShareFull if the maker has too many tokens, and OSError if the token cannot be stored.
         """
         if not 0 < len(name) <= NAME_MAX or not name.isprintable():
@@ -191,7 +191,7 @@ class ConsoleTokens:
         }
         namesakes = [token for token in self._tokens.values() if token.name == name]
         if any(self.is_valid(one.digest) or _owner_of(one.maker) != _owner_of(maker) for one in namesakes):
-            raise TokenInTheWay(f"a token with the name {name!r} exists already")
+            raise TokenConflictError(f"a token with the name {name!r} exists already")
         self._check_share(maker)
         text, digest = _generate_token()
         self._tokens[digest] = StoredToken(name, digest, console, by, now, expires, bodies, maker)
@@ -205,7 +205,7 @@ class ConsoleTokens:
     def _check_share(self, maker: Maker | None) -> None:
         """Raise an error if `maker` may not create another token.
 
-        Raises TokenInTheWay at the limit of all tokens, and TokenShareFull at the limit of one user.
+        Raises TokenConflictError at the limit of all tokens, and TokenShareFull at the limit of one user.
         Administrators, who may revoke all tokens, have no limit of their own.
         """
         shares = self._shares
@@ -213,7 +213,7 @@ class ConsoleTokens:
         shares.replace({owner: (count, 0) for owner, count in owners.items()})
         if limit := shares.limit_of_all(0):
             shares.refuse("" if maker is None else maker.name, limit, 1)
-            raise TokenInTheWay(
+            raise TokenConflictError(
                 f"the maximum of {shares.count_max} tokens is reached: revoke another token first"
             )
         if maker is not None and (limit := shares.full_with(maker.name, 0)):
@@ -291,7 +291,7 @@ def write_private_file(path: Path, text: str) -> None:
 # Folders through which a process passes its token to the command line of the same user.
 
 
-def meeting_places() -> list[Path]:
+def local_token_folders() -> list[Path]:
     """Return the folders in which a gateway stores tokens for local commands of the same user.
 
     The folders are in order of preference, and may not exist. The system's temporary folder is omitted if it
@@ -320,7 +320,7 @@ def leave_token(port: int, text: str) -> Path | None:
 
     The file is named after the HTTP port. Return its path, or None if no folder can be used.
     """
-    for folder in meeting_places():
+    for folder in local_token_folders():
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             if _is_ours(folder):
@@ -334,7 +334,7 @@ def leave_token(port: int, text: str) -> Path | None:
 def left_tokens(port: int) -> list[Path]:
     """Return the paths of files with tokens that a gateway at this HTTP port has written for this user."""
     found = []
-    for folder in meeting_places():
+    for folder in local_token_folders():
         try:
             if _is_ours(folder) and (folder / f"{port}.token").is_file():
                 found.append(folder / f"{port}.token")

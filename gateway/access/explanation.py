@@ -14,14 +14,14 @@ from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.mqtt.dialect import MQTT
 
-Question = Callable[[Rights, str, str], Decision]  # of rights, virtual host, and address or name
+PermissionQuery = Callable[[Rights, str, str], Decision]  # of rights, virtual host, and address or name
 
 
-def _publish(dialect: Dialect) -> Question:
+def _publish(dialect: Dialect) -> PermissionQuery:
     return lambda rights, host, text: rights.publish(dialect.parse(text), host)
 
 
-def _permission(permission: str) -> Question:
+def _permission(permission: str) -> PermissionQuery:
     def ask(rights: Rights, host: str, text: str) -> Decision:
         exchange, key = AMQP091.split(text)
         if exchange is None:  # a name alone; it is escaped like a name in front of a key
@@ -33,7 +33,7 @@ def _permission(permission: str) -> Question:
     return ask
 
 
-def _destination(right: str) -> Question:
+def _destination(right: str) -> PermissionQuery:
     def ask(rights: Rights, host: str, text: str) -> Decision:
         address = AMQPFAST.parse(text)
         whole = address.name.endswith("*")
@@ -42,7 +42,7 @@ def _destination(right: str) -> Question:
     return ask
 
 
-QUESTIONS: Final[Mapping[str, Mapping[str, Question]]] = {
+QUESTIONS: Final[Mapping[str, Mapping[str, PermissionQuery]]] = {
     MQTT.name: {
         "connect": lambda rights, host, text: rights.has_client_id(text),
         "publish": _publish(MQTT),

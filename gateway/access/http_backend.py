@@ -16,9 +16,9 @@ import structlog
 import trio
 
 from gateway import clock
-from gateway.access.backends import Denial, Remembered
+from gateway.access.backends import Denial, LoginResultCache
 from gateway.access.credentials import Credentials
-from gateway.access.http_client import Asker, Unanswered
+from gateway.access.http_client import BackendHttpClient, BackendResponseError
 from gateway.access.places import place_of
 from gateway.access.principal import Principal
 from gateway.access.turns import LoginQueue, LoginQueueFull
@@ -34,18 +34,18 @@ log = structlog.get_logger(limited=True)
 class HttpUsers:
     """Back end that authenticates users with passwords by requests to an HTTP server.
 
-    `options` are the settings of the back end, `asker` is the HTTP client.
+    `options` are the settings of the back end, `client` is the HTTP client.
     """
 
     kind: Final = "http"
 
-    def __init__(self, options: HttpBackend, asker: Asker) -> None:
+    def __init__(self, options: HttpBackend, client: BackendHttpClient) -> None:
         self.failures = 0
         self._options = options
-        self._asker = asker
+        self._client = client
         self._key = os.urandom(32)
-        self._allowed = Remembered(options.cache_entries_max)
-        self._denied = Remembered(options.cache_entries_max)
+        self._allowed = LoginResultCache(options.cache_entries_max)
+        self._denied = LoginResultCache(options.cache_entries_max)
         self._turns = LoginQueue(options.connections_max, options.waiting_max)
         self._in_flight: dict[bytes, trio.Event] = {}
         self._down = False
@@ -103,11 +103,11 @@ class HttpUsers:
         stated = {name: text for name, text in fields.items() if text or name in ("username", "password")}
         try:
             if options.method == "get":
-                body = await self._asker.get(options.user_url, stated)
+                body = await self._client.get(options.user_url, stated)
             else:
-                body = await self._asker.post(options.user_url, stated)
+                body = await self._client.post(options.user_url, stated)
             found = read_answer(credentials.user, body)
-        except Unanswered as error:
+        except BackendResponseError as error:
             self._report_failure(str(error))
             # Logins that wait for this request get its result, and do not each wait for their own timeout.
             self._denied.add(key, Denial.UNAVAILABLE, clock.monotonic() + UNAVAILABLE_SECS)
@@ -138,7 +138,7 @@ class HttpUsers:
 def read_answer(user: str, body: bytes) -> Principal | Denial:
     """Parse the server's response to the login of `user`: `allow` is a principal, `deny` a denial.
 
-    Words after `allow` are role names of the principal. Raises Unanswered for any other response.
+    Words after `allow` are role names of the principal. Raises BackendResponseError for any other response.
     """
     words = body.decode(errors="replace").split()
     verdict = words[0].lower() if words else ""
@@ -146,4 +146,4 @@ def read_answer(user: str, body: bytes) -> Principal | Denial:
         return Principal(user, roles=tuple(words[1 : 1 + TAGS_MAX]), backend=HttpUsers.kind)
     if verdict == "deny":
         return Denial.WRONG
-    raise Unanswered("the response is neither allow nor deny")
+    raise BackendResponseError("the response is neither allow nor deny")

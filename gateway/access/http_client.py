@@ -1,6 +1,7 @@
 """HTTP requests to back ends: one client for each, with limits of time and size, and no redirects.
 
-Every failure, from an unknown host name to a response that is too long, raises one error: `Unanswered`.
+Every failure, from an unknown host name to a response that is too long, raises one error:
+`BackendResponseError`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from gateway.errors import ConfigurationError
 ANSWER_BYTES_MAX: Final = 1_048_576
 
 
-class Unanswered(Exception):
+class BackendResponseError(Exception):
     """Error for a request to which the server gave no usable response; the text states the reason."""
 
 
-class Asker:
+class BackendHttpClient:
     """HTTP client of one back end.
 
     `timeout_secs` limits the time in seconds from the request to the end of its response.
@@ -60,14 +61,14 @@ class Asker:
     async def get(self, url: str, query: Mapping[str, str] | None = None) -> bytes:
         """Send a GET request and return the body of the response.
 
-        Raises Unanswered unless its status is 200.
+        Raises BackendResponseError unless its status is 200.
         """
         return await self._ask("GET", url, query=query)
 
     async def post(self, url: str, form: Mapping[str, str]) -> bytes:
         """Send a form by POST and return the body of the response.
 
-        Raises Unanswered unless its status is 200.
+        Raises BackendResponseError unless its status is 200.
         """
         return await self._ask("POST", url, form=form)
 
@@ -81,8 +82,8 @@ class Asker:
     ) -> bytes:
         """Send a request and return the body of the response.
 
-        Raises Unanswered if the response does not arrive in time, is too long, or has a status other than
-        200.
+        Raises BackendResponseError if the response does not arrive in time, is too long, or has a status
+        other than 200.
         """
         import httpx
 
@@ -101,13 +102,13 @@ class Asker:
                             scope.cancel()
         except trio.TooSlowError:
             if len(body) <= ANSWER_BYTES_MAX:
-                raise Unanswered(f"no response within {self._timeout_secs:g} s") from None
+                raise BackendResponseError(f"no response within {self._timeout_secs:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
-            raise Unanswered(f"{type(error).__name__}: {error}") from error
+            raise BackendResponseError(f"{type(error).__name__}: {error}") from error
         if len(body) > ANSWER_BYTES_MAX:
-            raise Unanswered(f"the response is longer than {ANSWER_BYTES_MAX} bytes")
+            raise BackendResponseError(f"the response is longer than {ANSWER_BYTES_MAX} bytes")
         if answer.status_code != 200:
-            raise Unanswered(f"the response has status {answer.status_code}")
+            raise BackendResponseError(f"the response has status {answer.status_code}")
         return body
 
     async def close(self) -> None:

@@ -20,7 +20,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from gateway import clock as clocks
-from gateway.access.http_client import Asker, Unanswered
+from gateway.access.http_client import BackendHttpClient, BackendResponseError
 from gateway.errors import ConfigurationError
 from gateway.reloads import LOOK_SECS, ReloadedValue
 from gateway.settings import masked_url
@@ -132,13 +132,13 @@ class KeysFile:
 
     @property
     def may_change(self) -> bool:
-        """Always False: `fetched` never brings other keys."""
+        """Always False: `fetch_keys` never brings other keys."""
         return False
 
-    async def fetched(self) -> None:
+    async def fetch_keys(self) -> None:
         """Return immediately, because the keys of a file are not fetched."""
 
-    def look(self) -> None:
+    def reload_if_settled(self) -> None:
         """Read the file again if it has changed and is no longer being written."""
         self._file.reload_if_settled()
 
@@ -156,20 +156,20 @@ class KeysFile:
         """Check the file for changes every LOOK_SECS seconds, until cancelled."""
         while True:
             await trio.sleep(LOOK_SECS)
-            self.look()
+            self.reload_if_settled()
 
 
 class KeysUrl:
     """Keys from a URL, which the method `run` fetches as a task.
 
     The keys are fetched every `refresh_secs` seconds, and are valid for `kept_secs` more. Fetches that
-    `fetched` requests are at least `again_secs` apart. `clock` returns monotonic seconds.
+    `fetch_keys` requests are at least `again_secs` apart. `clock` returns monotonic seconds.
     """
 
     def __init__(
         self,
         url: str,
-        asker: Asker,
+        client: BackendHttpClient,
         *,
         refresh_secs: float,
         kept_secs: float,
@@ -178,7 +178,7 @@ class KeysUrl:
     ) -> None:
         self.failures = 0
         self._url = url
-        self._asker = asker
+        self._client = client
         self._refresh_secs = refresh_secs
         self._kept_secs = kept_secs
         self._again_secs = again_secs
@@ -204,16 +204,16 @@ class KeysUrl:
 
     @property
     def may_change(self) -> bool:
-        """True if `fetched` may bring other keys, because the last fetch was long enough ago."""
+        """True if `fetch_keys` may bring other keys, because the last fetch was long enough ago."""
         return self._refresh.is_set() or self._clock() - self._tried_at >= self._again_secs
 
-    async def fetched(self) -> None:
+    async def fetch_keys(self) -> None:
         """Make `run` fetch the keys, and wait until the fetch has succeeded or failed."""
         self._refresh.set()
         await self._tried.wait()
 
     async def run(self) -> None:
-        """Fetch the keys at the start, regularly, and whenever `fetched` is called, until cancelled."""
+        """Fetch the keys at the start, regularly, and whenever `fetch_keys` is called, until cancelled."""
         while True:
             well = await self._fetch()
             tried, self._tried = self._tried, trio.Event()
@@ -226,8 +226,8 @@ class KeysUrl:
     async def _fetch(self) -> bool:
         """Fetch the keys once. If this fails, log the error and return False."""
         try:
-            keys = parse_jwks(await self._asker.get(self._url))
-        except (Unanswered, ValueError) as error:
+            keys = parse_jwks(await self._client.get(self._url))
+        except (BackendResponseError, ValueError) as error:
             self.failures += 1
             serving = self.has_keys
             log.error(

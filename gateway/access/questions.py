@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from gateway import clock
-from gateway.access.http_client import Asker, Unanswered
+from gateway.access.http_client import BackendHttpClient, BackendResponseError
 from gateway.access.turns import LoginQueue, LoginQueueFull
 from gateway.model.shares import UserEntries, UserShares
 from gateway.settings.access import HttpAuthorizer
@@ -28,7 +28,7 @@ DENIED_SHARE: Final = 0.1  # of the time that `allow` is cached: a denied client
 log = structlog.get_logger(limited=True)
 
 
-class Question(NamedTuple):
+class AuthorizerRequest(NamedTuple):
     """Request to an authorizer about one right: its kind, and its form fields as pairs of name and value."""
 
     kind: Literal["vhost", "resource", "topic"]
@@ -55,13 +55,13 @@ class Authorizer(Protocol):
     mqtt_host: str
     """Name of the virtual host in which rights for MQTT are checked."""
 
-    def cached_decision(self, question: Question) -> bool | None:
+    def cached_decision(self, request: AuthorizerRequest) -> bool | None:
         """Return the stored decision: True if the action is allowed, False if it is denied.
 
-        Return None if no decision is stored; the caller must then call `ask`.
+        Return None if no decision is stored; the caller must then call `query`.
         """
 
-    async def ask(self, question: Question) -> None:
+    async def query(self, request: AuthorizerRequest) -> None:
         """Query the service, unless a decision is stored. Return when `cached_decision` has the decision."""
 
 
@@ -71,91 +71,91 @@ class AuthorizerResponse:
     A check that has raised Pending waits for it, and is then repeated.
     """
 
-    def __init__(self, question: Question, authorizer: Authorizer) -> None:
-        self._question = question
+    def __init__(self, request: AuthorizerRequest, authorizer: Authorizer) -> None:
+        self._request = request
         self._authorizer = authorizer
 
     async def wait(self) -> None:
         """Wait until the authorizer has responded."""
-        await self._authorizer.ask(self._question)
+        await self._authorizer.query(self._request)
 
 
-class HttpQuestions:
+class HttpAuthorizerClient:
     """Authorizer that queries an HTTP server, and caches its responses.
 
-    `options` are the settings of the authorizer, `asker` is the HTTP client. `failures` counts requests
+    `options` are the settings of the authorizer, `client` is the HTTP client. `failures` counts requests
     without a usable response.
     """
 
-    def __init__(self, options: HttpAuthorizer, asker: Asker) -> None:
+    def __init__(self, options: HttpAuthorizer, client: BackendHttpClient) -> None:
         self.failures = 0
         self.mqtt_host = options.mqtt_virtual_host
         self._options = options
-        self._asker = asker
+        self._client = client
         self._urls = {
             "vhost": options.vhost_url,
             "resource": options.resource_url,
             "topic": options.topic_url,
         }
-        self._answers: dict[Question, tuple[bool, float]] = {}
+        self._answers: dict[AuthorizerRequest, tuple[bool, float]] = {}
         entries_max = options.cache_entries_max
-        self._entries: UserEntries[Question] = UserEntries(
+        self._entries: UserEntries[AuthorizerRequest] = UserEntries(
             UserShares("authorizer responses", count_max=entries_max, bytes_max=entries_max * ENTRY_BYTES)
         )
-        self._in_flight: dict[Question, trio.Event] = {}
+        self._in_flight: dict[AuthorizerRequest, trio.Event] = {}
         self._turns = LoginQueue(options.connections_max, options.waiting_max)
         self._down = False
 
     @property
-    def remembered(self) -> int:
+    def cached_count(self) -> int:
         """Number of cached responses, including expired ones."""
         return len(self._answers)
 
-    def cached_decision(self, question: Question) -> bool | None:
+    def cached_decision(self, request: AuthorizerRequest) -> bool | None:
         """Return the cached decision: True if the action is allowed, False if it is denied.
 
         Return None if no decision is cached, or if it has expired.
         """
-        found = self._answers.get(question)
+        found = self._answers.get(request)
         return None if found is None or found[1] <= clock.monotonic() else found[0]
 
-    async def ask(self, question: Question) -> None:
+    async def query(self, request: AuthorizerRequest) -> None:
         """Query the server and cache its decision, unless a decision is cached.
 
         Concurrent calls with equal requests share one query.
         """
-        while self.cached_decision(question) is None and question in self._in_flight:
-            await self._in_flight[question].wait()
-        if self.cached_decision(question) is not None:
+        while self.cached_decision(request) is None and request in self._in_flight:
+            await self._in_flight[request].wait()
+        if self.cached_decision(request) is not None:
             return
-        done = self._in_flight[question] = trio.Event()
+        done = self._in_flight[request] = trio.Event()
         try:
-            allowed, secs = await self._answer(question)
-            self._remember(question, allowed, secs)
+            allowed, secs = await self._answer(request)
+            self._remember(request, allowed, secs)
         finally:
-            del self._in_flight[question]
+            del self._in_flight[request]
             done.set()
 
-    async def _answer(self, question: Question) -> tuple[bool, float]:
+    async def _answer(self, request: AuthorizerRequest) -> tuple[bool, float]:
         """Query the server. Return its decision, and for how many seconds to cache this decision.
 
         A failed request counts as a denial.
         """
         options = self._options
-        fields = dict(question.fields)
+        fields = dict(request.fields)
         try:
-            await self._turns.acquire("", question.user)
+            await self._turns.acquire("", request.user)
         except LoginQueueFull:
             self._report_failure("too many requests to the authorization server are waiting")
             return False, KNOWN_SECS_MIN
         try:
-            url = self._urls[question.kind]
+            url = self._urls[request.kind]
             if options.method == "get":
-                body = await self._asker.get(url, fields)
+                body = await self._client.get(url, fields)
             else:
-                body = await self._asker.post(url, fields)
+                body = await self._client.post(url, fields)
             allowed = read_verdict(body)
-        except Unanswered as error:
+        except BackendResponseError as error:
             self._report_failure(str(error))
             return False, KNOWN_SECS_MIN
         finally:
@@ -168,14 +168,14 @@ class HttpQuestions:
 
     async def close(self) -> None:
         """Close the connections to the server."""
-        await self._asker.close()
+        await self._client.close()
 
-    def _remember(self, question: Question, allowed: bool, secs: float) -> None:
+    def _remember(self, request: AuthorizerRequest, allowed: bool, secs: float) -> None:
         """Cache a response for `secs` seconds, and drop the oldest responses beyond the limits."""
-        self._entries.discard(question)
-        self._entries.add(question, question.user, question.byte_count)
-        self._answers[question] = (allowed, clock.monotonic() + secs)
-        while (oldest := self._entries.entry_to_evict(question.user)) is not None:
+        self._entries.discard(request)
+        self._entries.add(request, request.user, request.byte_count)
+        self._answers[request] = (allowed, clock.monotonic() + secs)
+        while (oldest := self._entries.entry_to_evict(request.user)) is not None:
             self._entries.discard(oldest)
             self._answers.pop(oldest, None)
 
@@ -188,9 +188,9 @@ class HttpQuestions:
 def read_verdict(body: bytes) -> bool:
     """Parse the response of the server: return True for `allow`, False for `deny`.
 
-    Raises Unanswered for any other response.
+    Raises BackendResponseError for any other response.
     """
     word = body.decode(errors="replace").split(maxsplit=1)[:1]
     if word and word[0].lower() in ("allow", "deny"):
         return word[0].lower() == "allow"
-    raise Unanswered("the response is neither allow nor deny")
+    raise BackendResponseError("the response is neither allow nor deny")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple
 
 from gateway.access.principal import Principal
-from gateway.access.questions import Authorizer, AuthorizerResponse, Question
+from gateway.access.questions import Authorizer, AuthorizerRequest, AuthorizerResponse
 from gateway.access.rules import AmqpGrant, FastGrant, MqttGrant, Named, amqp_grants, fast_grants
 from gateway.access.scopes import PermissionScope, parse_scopes
 from gateway.access.templates import wildcard
@@ -113,10 +113,10 @@ class Rights:
         authorizer = self._authorizer
         if authorizer is None:
             return Decision(False, NOTHING)
-        question = Question(kind, (("username", self._user), *fields.items()))
-        allowed = authorizer.cached_decision(question)
+        request = AuthorizerRequest(kind, (("username", self._user), *fields.items()))
+        allowed = authorizer.cached_decision(request)
         if allowed is None:
-            raise Pending(AuthorizerResponse(question, authorizer))
+            raise Pending(AuthorizerResponse(request, authorizer))
         values = ", ".join(f"{name} {text}" for name, text in fields.items())
         return Decision(allowed, f"decided by the authorizer: {kind} ({values})")
 

@@ -35,12 +35,12 @@ class KeySource(Protocol):
 
     @property
     def may_change(self) -> bool:
-        """True if `fetched` may bring other keys."""
+        """True if `fetch_keys` may bring other keys."""
 
     def matching_keys(self, kid: str | None, algorithm: str) -> list[SignatureKey]:
         """Return the keys that may verify a token with this `kid` and algorithm in its header."""
 
-    async def fetched(self) -> None:
+    async def fetch_keys(self) -> None:
         """Fetch the keys, and wait until the fetch has succeeded or failed."""
 
 
@@ -82,17 +82,17 @@ class Tokens:
             return None
         if not found:
             return Denial.WRONG if self._keys.has_keys else Denial.UNAVAILABLE
-        return self._judge(credentials.password, found, algorithm)
+        return self._verify_token(credentials.password, found, algorithm)
 
     async def authenticate(self, credentials: Credentials) -> Principal | Denial:
         """Fetch the keys, and then return the principal or denial of a login with a token."""
-        await self._keys.fetched()
+        await self._keys.fetch_keys()
         found = self.authenticate_nowait(credentials)
         if found is None:
             found = Denial.WRONG if self._keys.has_keys else Denial.UNAVAILABLE
         return found
 
-    def _judge(self, token: bytes, keys: list[SignatureKey], algorithm: str) -> Principal | Denial:
+    def _verify_token(self, token: bytes, keys: list[SignatureKey], algorithm: str) -> Principal | Denial:
         """Verify a token, and return its principal or denial.
 
         `keys` are tried in order until one fits the signature.

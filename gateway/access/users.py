@@ -19,7 +19,7 @@ import argon2
 import trio
 
 from gateway import clock
-from gateway.access.backends import Denial, Remembered
+from gateway.access.backends import Denial, LoginResultCache
 from gateway.access.credentials import Credentials
 from gateway.access.failures import Failures
 from gateway.access.places import is_loopback, place_of
@@ -63,8 +63,8 @@ class Users:
         self._failures = failures
         self._key = os.urandom(32)
         self._salt_key = b""
-        self._right = Remembered(REMEMBERED_MAX)
-        self._wrong = Remembered(REMEMBERED_MAX)
+        self._right = LoginResultCache(REMEMBERED_MAX)
+        self._wrong = LoginResultCache(REMEMBERED_MAX)
         self._in_flight: dict[bytes, trio.Event] = {}  # names and passwords being verified
         self._turns = LoginQueue(VERIFIERS_MAX, waiting_max)
         self._principals: dict[str, Principal] = {}
@@ -144,7 +144,7 @@ class Users:
         removes the login from the queue.
         """
         key = self._digest(credentials)
-        while (found := self._recalled(key)) is None and key in self._in_flight:
+        while (found := self._cached_result(key)) is None and key in self._in_flight:
             await self._in_flight[key].wait()
         if self._failures.is_refused(credentials.remote, credentials.user):
             return Denial.REFUSED
@@ -159,7 +159,7 @@ class Users:
             del self._in_flight[key]
             done.set()
 
-    def _recalled(self, key: bytes) -> Principal | Denial | None:
+    def _cached_result(self, key: bytes) -> Principal | Denial | None:
         now = clock.monotonic()
         return self._right.find(key, now) or self._wrong.find(key, now)
 
@@ -190,11 +190,11 @@ class Users:
     # SCRAM
 
     @property
-    def proves(self) -> bool:
+    def supports_scram(self) -> bool:
         """True if at least one user may authenticate by SCRAM."""
         return bool(self._scram)
 
-    def exchange(self) -> ScramExchange:
+    def begin_scram(self) -> ScramExchange:
         """Return the server's side of a new SCRAM authentication."""
         return ScramExchange(self._keys_of, secrets.token_urlsafe(18))
 

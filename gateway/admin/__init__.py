@@ -7,12 +7,12 @@ probes.
 """
 
 from gateway.admin.admission import Admission
-from gateway.admin.clients import ClientsApi, Connected, Details
+from gateway.admin.clients import ClientsApi, ConnectedClient, ConnectionDetails
 from gateway.admin.dead_letters import LettersApi
 from gateway.admin.mappings import MappingsApi
 from gateway.admin.namespaces import NamespacesApi
 from gateway.admin.process import EndpointState, Limit, Process, ProcessApi
-from gateway.admin.queues import Consuming, QueuesApi
+from gateway.admin.queues import ConsumerDetails, QueuesApi
 from gateway.admin.rabbitmq import RabbitApi, RabbitListener
 from gateway.admin.rabbitmq_changes import BrokerAccess
 from gateway.admin.rates import RatesApi
@@ -27,10 +27,10 @@ __all__ = [
     "Admission",
     "BrokerAccess",
     "ClientsApi",
-    "Connected",
-    "Consuming",
+    "ConnectedClient",
+    "ConnectionDetails",
+    "ConsumerDetails",
     "DetailedMetrics",
-    "Details",
     "EndpointState",
     "LettersApi",
     "Limit",

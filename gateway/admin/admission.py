@@ -28,7 +28,7 @@ from gateway.access.credentials import Credentials
 from gateway.access.places import place_of_host
 from gateway.access.principal import Principal
 from gateway.access.tokens import Tokens
-from gateway.admin.answers import PROBLEMS, problem, unless_known
+from gateway.admin.answers import PROBLEMS, problem, with_etag
 from gateway.admin.unread_responses import UnsentResponses
 from gateway.errors import ConfigurationError
 from gateway.model.shares import UserShares
@@ -119,7 +119,7 @@ class Admission:
             except tuple(PROBLEMS) as error:  # Changes made before the error are in the audit log.
                 response = problem(PROBLEMS[type(error)], str(error))
             if request.method in READING:
-                response = unless_known(request, response)
+                response = with_etag(request, response)
             else:
                 await self._note(request, caller, response)
             return self.unsent.count_until_sent(caller.principal.name, response)
@@ -156,7 +156,11 @@ class Admission:
         if not leaving and (found.right == "none" or (found.right == "read" and not reading)):
             action = "read anything here" if found.right == "none" else "change anything"
             return self._refused(request, f"{found.principal.name!r} may not {action}", 403, quiet=quiet)
-        if not reading and found.session is not None and not found.session.proves(_header(request, CSRF)):
+        if (
+            not reading
+            and found.session is not None
+            and not found.session.is_csrf_secret(_header(request, CSRF))
+        ):
             return self._refused(request, "the CSRF token is missing or wrong", 403)
         return found
 
@@ -189,7 +193,7 @@ class Admission:
             token = self.tokens.by_digest(session.token)
             rights = NOTHING if token is None else self.rights_of_token(token)
             maker = None if token is None else token.maker
-        elif session.everything:
+        elif session.is_unrestricted:
             rights, maker = EVERYTHING, None
         else:
             rights = self.rights_of(principal)
@@ -202,7 +206,7 @@ class Admission:
             token = self.tokens.by_digest(session.token)
             return token is not None and self._is_maker_valid(token.maker)
         return (
-            session.everything
+            session.is_unrestricted
             or self.access is None
             or self.access.is_valid(session.principal, session.stamp)
         )

@@ -64,19 +64,19 @@ def problem_of(code: int, detail: str) -> bytes:
     return orjson.dumps(document)
 
 
-def tag_of(data: bytes) -> str:
+def etag_of(data: bytes) -> str:
     """Return the ETag of a response body."""
     return f'"{blake2b(data, digest_size=12).hexdigest()}"'
 
 
-def unless_known(request: Request, response: Response) -> Response:
+def with_etag(request: Request, response: Response) -> Response:
     """Return the response with an ETag, or 304 without a body if the client already has this version.
 
     The request header `If-None-Match` lists the ETags of the versions that the client has.
     """
     if response.status_code != 200 or not response.body:
         return response
-    tag = response.headers.setdefault("ETag", tag_of(bytes(response.body)))
+    tag = response.headers.setdefault("ETag", etag_of(bytes(response.body)))
     etags = [one.strip().removeprefix("W/") for one in request.headers.get("if-none-match", "").split(",")]
     if "*" not in etags and tag.removeprefix("W/") not in etags:
         return response
@@ -84,7 +84,7 @@ def unless_known(request: Request, response: Response) -> Response:
     return Response(status_code=304, headers=headers)
 
 
-async def choice_of(request: Request) -> Any:
+async def json_body(request: Request) -> Any:
     """Return the JSON document in the request's body. Raises BadChoiceError if it is not JSON."""
     try:
         return orjson.loads(await request.body())

@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from gateway import clock
 from gateway.admin.admission import hosts_of
-from gateway.admin.answers import BadChoiceError, answer, choice_of
+from gateway.admin.answers import BadChoiceError, answer, json_body
 from gateway.admin.messages import plain
 from gateway.admin.models import ConnectionRow, Disconnected
 from gateway.admin.object_history import ObjectHistory
@@ -35,8 +35,8 @@ RATES: Final = {"bytes_in": 0, "bytes_out": 1}
 log = structlog.get_logger()
 
 
-class Details(NamedTuple):
-    """Details of a client's connection, for the rows of the API and for RabbitMQ's API.
+class ConnectionDetails(NamedTuple):
+    """ConnectionDetails of a client's connection, for the rows of the API and for RabbitMQ's API.
 
     `host` and `port` are the address of the listener. `client_properties`, `frame_max` and `channel_max` are
     those of AMQP 0-9-1. `timeout` is the heartbeat interval in seconds.
@@ -51,7 +51,7 @@ class Details(NamedTuple):
     timeout: int = 0
 
 
-class Connected(NamedTuple):
+class ConnectedClient(NamedTuple):
     """Connection of a client, as the API shows it.
 
     `client` (the client identifier) and `user` are "" before the login. `address` is the client's, as
@@ -73,7 +73,7 @@ class Connected(NamedTuple):
     version: str = ""
     opened_at: float | None = None
     stream: Stream | None = None
-    details: Details = Details()
+    details: ConnectionDetails = ConnectionDetails()
 
     @property
     def key(self) -> str:
@@ -98,7 +98,7 @@ class Connected(NamedTuple):
         return facts
 
 
-KEYS: Final[Mapping[str, Callable[[Connected], str]]] = {
+KEYS: Final[Mapping[str, Callable[[ConnectedClient], str]]] = {
     "address": lambda one: one.key,
     "endpoint": lambda one: f"{one.endpoint}\n{one.key}",
     "protocol": lambda one: f"{one.protocol}\n{one.key}",
@@ -118,7 +118,7 @@ class ClientsApi:
 
     def __init__(
         self,
-        connected: Callable[[], Iterable[Connected]],
+        connected: Callable[[], Iterable[ConnectedClient]],
         flush: Callable[[], None],
     ) -> None:
         self._connected = connected
@@ -146,16 +146,16 @@ class ClientsApi:
         with_history = choice.pop("history", False)
         streams: list[Stream | None] = []
 
-        def row_of(one: Connected) -> dict[str, Any]:
+        def row_of(one: ConnectedClient) -> dict[str, Any]:
             return {**one.to_row(), "history": self.history.shown(one) if with_history else None}
 
-        def show(one: Connected) -> dict[str, Any]:
+        def show(one: ConnectedClient) -> dict[str, Any]:
             streams.append(one.stream)
             return row_of(one)
 
         mine, fits = hosts_of(request), chooser(choice)
 
-        def is_selected(one: Connected) -> bool:
+        def is_selected(one: ConnectedClient) -> bool:
             return mine(one.virtual_host) and fits(one)
 
         if order in RATES:
@@ -166,7 +166,7 @@ class ClientsApi:
                 row["bytes_in_per_sec"], row["bytes_out_per_sec"] = read, written
         return page.answer()
 
-    def _numbers(self, one: Connected) -> tuple[int, int, int, int]:
+    def _numbers(self, one: ConnectedClient) -> tuple[int, int, int, int]:
         """Return the values of a connection that the history records.
 
         They are unsettled messages, unacknowledged messages, bytes read and bytes written. Bytes are counted
@@ -188,16 +188,16 @@ class ClientsApi:
 
     async def _fastest(
         self,
-        chosen: Callable[[Connected], bool],
+        chosen: Callable[[ConnectedClient], bool],
         order: str,
         count: int,
-        row_of: Callable[[Connected], dict[str, Any]],
+        row_of: Callable[[ConnectedClient], dict[str, Any]],
     ) -> ListPage:
         """Return the `count` selected connections with the highest rates as the only page of a list.
 
         `order` is `bytes_in` or `bytes_out`. The rates are measured for WATCHED_SECS.
         """
-        found: list[Connected] = []
+        found: list[ConnectedClient] = []
         async for some in slices(self._connected()):
             found += [one for one in some if chosen(one)]
         rows = list(zip(found, await measure_rates([one.stream for one in found]), strict=True))
@@ -222,7 +222,7 @@ class ClientsApi:
         return answer({"disconnected": len(chosen)})
 
 
-def _history_key(one: Connected) -> str:
+def _history_key(one: ConnectedClient) -> str:
     """Return the key of a connection in the history.
 
     Later connections from the same address have other keys.
@@ -258,13 +258,13 @@ async def measure_rates(streams: Sequence[Stream | None]) -> list[tuple[float, f
     ]
 
 
-def chooser(choice: Mapping[str, str]) -> Callable[[Connected], bool]:
+def chooser(choice: Mapping[str, str]) -> Callable[[ConnectedClient], bool]:
     """Return a predicate that selects connections whose fields have the values in `choice`."""
     return lambda one: all(getattr(one, word) == value for word, value in choice.items())
 
 
 async def _choice(request: Request) -> dict[str, str]:
-    choice: Any = await choice_of(request)
+    choice: Any = await json_body(request)
     if (
         not isinstance(choice, dict)
         or not all(isinstance(value, str) and value for value in choice.values())

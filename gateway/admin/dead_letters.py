@@ -15,7 +15,7 @@ import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.answers import AbsentError, BadChoiceError, UnavailableError, answer, choice_of
+from gateway.admin.answers import AbsentError, BadChoiceError, UnavailableError, answer, json_body
 from gateway.admin.messages import Hide, hide_for_caller, hide_nothing, properties_shown
 from gateway.admin.models import LetterDetail, LetterRow, LettersPurged, Redriven
 from gateway.admin.operations import ServedOperation
@@ -204,7 +204,7 @@ class LettersApi:
 
         Raises BadChoiceError for an invalid body.
         """
-        choice = await choice_of(request)
+        choice = await json_body(request)
         usage = 'give one of {"ids": [...]}, {"route": NAME}, {"all": true}'
         if not isinstance(choice, dict) or len(choice) != 1:
             raise BadChoiceError(usage)

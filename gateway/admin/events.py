@@ -24,16 +24,16 @@ from gateway.admin.models import PassedRow, Status
 from gateway.admin.operations import ServedOperation
 from gateway.admin.selection import matcher, query_of
 from gateway.broker.shares import LISTENERS_MAX, TAPS_MAX
-from gateway.broker.taps import Passed, Tap, Taps
+from gateway.broker.taps import Tap, TappedMessage, Taps
 from gateway.model.message import Message
 from gateway.model.shares import UserShares
 from gateway.operations import EVENTS, TAP
 
-TOLD_EACH_SECS: Final = 2.0
+STATE_INTERVAL_SECS: Final = 2.0
 PER_SECOND: Final = 10.0
 PER_SECOND_MAX: Final = 100.0
 
-Told = Callable[[], Awaitable[Callable[[], bytes]]]
+EventWaiter = Callable[[], Awaitable[Callable[[], bytes]]]
 """Function that waits for an event, and returns a function that encodes it by the caller's present rights."""
 
 
@@ -62,7 +62,7 @@ class EventsApi:
         taps: Taps | None = None,
         names: WatchableNames = NOBODY,
         *,
-        each_secs: float = TOLD_EACH_SECS,
+        each_secs: float = STATE_INTERVAL_SECS,
         streams: UserShares | None = None,
         watched: UserShares | None = None,
         hide: Hide = hide_nothing,
@@ -119,10 +119,10 @@ class EventsApi:
             per_second=min(choice.get("per_second", PER_SECOND), PER_SECOND_MAX),
         )
 
-        def encoded(found: Iterable[Passed], skipped: int) -> bytes:
+        def encoded(found: Iterable[TappedMessage], skipped: int) -> bytes:
             visible = hide_for_caller(request, self._hide)
             more = _event("skipped", {"messages": skipped}) if skipped else b""
-            rows = [_event("message", _passed(one, visible(one.route, one.message))) for one in found]
+            rows = [_event("message", _message_fields(one, visible(one.route, one.message))) for one in found]
             return b"".join(rows) + more or b": nothing\n\n"
 
         async def next_event() -> Callable[[], bytes]:
@@ -141,7 +141,7 @@ class EventsApi:
     def _events(
         self,
         request: Request,
-        next_chunk: Told,
+        next_chunk: EventWaiter,
         begins: Callable[[], None] = lambda: None,
         over: Callable[[], None] = lambda: None,
     ) -> Response:
@@ -167,7 +167,7 @@ class Events(Response):
         self,
         api: EventsApi,
         request: Request,
-        next_chunk: Told,
+        next_chunk: EventWaiter,
         begins: Callable[[], None],
         over: Callable[[], None],
     ) -> None:
@@ -227,7 +227,7 @@ def _event(name: str, document: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(document))
 
 
-def _passed(one: Passed, message: Message) -> dict[str, Any]:
+def _message_fields(one: TappedMessage, message: Message) -> dict[str, Any]:
     return {
         "route": one.route,
         "endpoint": one.endpoint,

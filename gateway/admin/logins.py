@@ -15,7 +15,7 @@ from starlette.responses import Response
 from gateway import clock
 from gateway.access.backends import Denial
 from gateway.access.console import EVERYTHING, ConsoleRights
-from gateway.access.console_tokens import ADMINISTRATOR, TokenInTheWay, TokenRefused, TokenShareFull
+from gateway.access.console_tokens import ADMINISTRATOR, TokenConflictError, TokenRefused, TokenShareFull
 from gateway.access.credentials import Credentials
 from gateway.access.principal import Principal
 from gateway.admin.admission import COOKIE, Admission, Caller, remote_address_of, remote_of
@@ -25,7 +25,7 @@ from gateway.admin.answers import (
     ShareFullError,
     UnavailableError,
     answer,
-    choice_of,
+    json_body,
     problem,
 )
 from gateway.admin.models import (
@@ -77,7 +77,7 @@ class LoginsApi:
         if not request.headers.get("content-type", "").startswith("application/json"):
             return problem(415, "a login must be JSON")
         try:
-            choice = await choice_of(request)
+            choice = await json_body(request)
         except BadChoiceError as error:
             return problem(400, str(error))
         if (
@@ -115,7 +115,7 @@ class LoginsApi:
             return problem(403, why)
         text, session = admission.sessions.begin(
             principal,
-            everything=everything,
+            is_unrestricted=everything,
             token="" if token is None else token.digest,
             stamp=admission.stamp(principal),
         )
@@ -185,7 +185,7 @@ class LoginsApi:
         The token expires after the requested days, and not later than the credential with which it was
         requested.
         """
-        choice = await choice_of(request)
+        choice = await json_body(request)
         name, console, days, bodies = _parse_token_request(choice)
         caller: Caller = request.state.caller
         ends = [] if days is None else [clock.unix_time() + days * DAY_SECS]
@@ -200,7 +200,7 @@ class LoginsApi:
                 bodies=bodies,
                 maker=caller.maker,
             )
-        except TokenInTheWay as error:
+        except TokenConflictError as error:
             raise ConflictError(str(error)) from error
         except TokenShareFull as error:
             raise ShareFullError(str(error)) from error
@@ -212,7 +212,7 @@ class LoginsApi:
         return answer({"token": text, "name": name})
 
     async def _revoke(self, request: Request) -> Response:
-        choice = await choice_of(request)
+        choice = await json_body(request)
         if not isinstance(choice, dict) or set(choice) != {"name"} or not isinstance(choice["name"], str):
             raise BadChoiceError('give {"name": NAME}')
         try:

@@ -17,7 +17,7 @@ import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.answers import answer, choice_of
+from gateway.admin.answers import answer, json_body
 from gateway.admin.messages import message_of, parse_request, plain
 from gateway.admin.models import DryRun, ExplainAsked, Explained, MappingRow, Reloaded
 from gateway.admin.operations import ServedOperation
@@ -58,7 +58,7 @@ class MappingsApi:
 
     async def _explain(self, request: Request) -> Response:
         """Return which routes a message would take and which not, by the mapping in force or by a draft."""
-        choice = parse_request(await choice_of(request), ExplainAsked)
+        choice = parse_request(await json_body(request), ExplainAsked)
         process = self._process
         message = message_of(choice, process.protocols, choice.client, choice.user)
         router = process.router()

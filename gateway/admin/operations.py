@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.admin.admission import Admission, Serve
-from gateway.admin.answers import BadChoiceError, choice_of
+from gateway.admin.answers import BadChoiceError, json_body
 from gateway.admin.models import Model
 from gateway.operations import (
     AFTER,
@@ -79,7 +79,7 @@ def _refuse_request_body(one: ServedOperation) -> Serve:
         return one.serve
 
     async def serve(request: Request) -> Response:
-        if await request.body() and await choice_of(request) != {}:
+        if await request.body() and await json_body(request) != {}:
             raise BadChoiceError(f"{request.url.path}: the request must not have a body")
         return await one.serve(request)
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from gateway.admin.answers import unless_known
+from gateway.admin.answers import with_etag
 from gateway.operations import every_operation
 
 # All content comes from this server, and the browser enforces that; no page has inline scripts or styles.
@@ -56,7 +56,7 @@ class ConsoleFiles:
         if data is None:
             raise HTTPException(404, "Not Found")
         kind = TYPES[name.rpartition(".")[2]]
-        return unless_known(request, Response(data, headers={**HEADERS, "Content-Type": kind}))
+        return with_etag(request, Response(data, headers={**HEADERS, "Content-Type": kind}))
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes of the login page and of all files, but not of the console page at `/`."""

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from gateway import operations as table
 from gateway.access.authorization import Roles
 from gateway.admin.admission import Caller
-from gateway.admin.answers import AbsentError, BadChoiceError, answer, choice_of
+from gateway.admin.answers import AbsentError, BadChoiceError, answer, json_body
 from gateway.admin.messages import message_of, moment, parse_request
 from gateway.admin.models import (
     Draining,
@@ -159,7 +159,7 @@ class ProcessApi:
 
         The body of the request names the route or link. Raises AbsentError if it does not exist.
         """
-        name = parse_request(await choice_of(request), NamedObject).name
+        name = parse_request(await json_body(request), NamedObject).name
         process = self._process
         if kind == "route":
             exists = any(one.name == name for one in process.router().routes)
@@ -281,7 +281,7 @@ class ProcessApi:
 
         Return `waiting` instead if there is no outcome after PUBLISH_SECS.
         """
-        choice = parse_request(await choice_of(request), PublishAsked)
+        choice = parse_request(await json_body(request), PublishAsked)
         caller = request.state.caller
         message = message_of(choice, self._process.protocols, "", caller.principal.name)
         outcomes: list[Outcome] = []

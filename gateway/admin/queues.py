@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from gateway import clock
 from gateway.admin.admission import hosts_of
-from gateway.admin.answers import AbsentError, answer, choice_of
+from gateway.admin.answers import AbsentError, answer, json_body
 from gateway.admin.messages import Hide, hide_for_caller, hide_nothing, message_shown, parse_request, plain
 from gateway.admin.models import ConsumerRow, PeekAsked, Peeked, QueueRow, QueuesPurged, QueuesRemoved
 from gateway.admin.object_history import ObjectHistory
@@ -89,7 +89,7 @@ class ListedQueue(NamedTuple):
         return clock.monotonic() - self.queue.used
 
 
-class Consuming(NamedTuple):
+class ConsumerDetails(NamedTuple):
     """Data of a client's consumer: tag, prefetch and channel.
 
     `tag` identifies the consumer on its connection; for AMQP/Fast it is the number of the handle.
@@ -114,7 +114,7 @@ class ListedConsumer(NamedTuple):
     """Consumer of a connected client, with the queue that it consumes from."""
 
     listed: ListedQueue
-    consuming: Consuming
+    consuming: ConsumerDetails
 
     @property
     def key(self) -> str:
@@ -153,7 +153,7 @@ class QueuesApi:
         flush: Callable[[], None],
         *,
         hide: Hide = hide_nothing,
-        consuming: Callable[[Consumer], Consuming | None] = lambda _: None,
+        consuming: Callable[[Consumer], ConsumerDetails | None] = lambda _: None,
     ) -> None:
         """Build the operations on queues.
 
@@ -185,7 +185,7 @@ class QueuesApi:
 
     async def _peek(self, request: Request) -> Response:
         """Return the first messages of the queue that the body names, without consuming them."""
-        choice = parse_request(await choice_of(request), PeekAsked)
+        choice = parse_request(await json_body(request), PeekAsked)
         several: dict[str, Mapping[str, Any]] = {AMQP091.name: self._hosts, AMQPFAST.name: self._fast_hosts}
         host = several.get(choice.protocol, {}).get(choice.virtual_host)
         queue: Queue | None = None

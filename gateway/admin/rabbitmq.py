@@ -32,10 +32,10 @@ from gateway.access.console import ConsoleRights, console_rights
 from gateway.access.principal import Principal
 from gateway.admin.admission import READING, Admission, Caller
 from gateway.admin.answers import NEVER_STORE, UnavailableError, answer
-from gateway.admin.clients import Connected
+from gateway.admin.clients import ConnectedClient
 from gateway.admin.messages import plain
 from gateway.admin.namespaces import ListedBinding, ListedExchange, bindings_of, exchanges_of
-from gateway.admin.queues import Consuming, count_removed
+from gateway.admin.queues import ConsumerDetails, count_removed
 from gateway.admin.rabbitmq_changes import Actor, BrokerAccess, RabbitChanges
 from gateway.admin.rabbitmq_lists import Fields, listed
 from gateway.admin.rates import Meter
@@ -102,7 +102,7 @@ class RabbitApi:
     def __init__(
         self,
         hosts: Mapping[str, VirtualHost],
-        clients: Callable[[], Iterable[Connected]],
+        clients: Callable[[], Iterable[ConnectedClient]],
         metrics: Metrics,
         history: History,
         roles: Callable[[], Roles],
@@ -113,7 +113,7 @@ class RabbitApi:
         node: str = "gateway",
         version: str = "",
         doors: Callable[[], Iterable[RabbitListener]] = tuple,
-        consuming: Callable[[Consumer], Consuming | None] = lambda _: None,
+        consuming: Callable[[Consumer], ConsumerDetails | None] = lambda _: None,
         broker: BrokerAccess,
     ) -> None:
         self._hosts = hosts
@@ -456,7 +456,7 @@ class RabbitApi:
         host = self._host(of)
         return [one for one in await self.connections(request) if one["vhost"] == host.name]
 
-    def _connection(self, one: Connected) -> Fields:
+    def _connection(self, one: ConnectedClient) -> Fields:
         """Return a connection in the fields of RabbitMQ's API."""
         host, _, port = one.address.rpartition(":")
         details = one.details

@@ -20,7 +20,7 @@ import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.answers import BadChoiceError, UnavailableError, answer, choice_of, tag_of
+from gateway.admin.answers import BadChoiceError, UnavailableError, answer, etag_of, json_body
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.operations import ApiOperation, Words
 from gateway.store.store import Store
@@ -61,7 +61,7 @@ class ListPage(NamedTuple):
             return answer(document)
         lasting = [{word: row[word] for word in row.keys() - PASSING} for row in self.rows]
         data = orjson.dumps({**document, "items": lasting}, option=orjson.OPT_SORT_KEYS)
-        return answer(document, headers={"ETag": f"W/{tag_of(data)}"})
+        return answer(document, headers={"ETag": f"W/{etag_of(data)}"})
 
 
 async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int, str]:
@@ -95,7 +95,7 @@ async def removal_of(request: Request, operation: ApiOperation) -> dict[str, Any
     The body must have at least one filter, or `all: true`, which is not returned. Raises BadChoiceError
     otherwise.
     """
-    choice = await choice_of(request)
+    choice = await json_body(request)
     if not isinstance(choice, dict):
         raise BadChoiceError("the body must be a JSON object")
     chosen = _checked(choice, operation.words)

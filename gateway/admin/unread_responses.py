@@ -69,10 +69,10 @@ class UnsentResponses:
 
     def count_until_sent(self, owner: str, response: Response) -> Response:
         """Return a response whose body is counted for the user `owner` while it is being sent."""
-        return Unsent(self.shares, owner, response) if response.body else response
+        return UnsentResponse(self.shares, owner, response) if response.body else response
 
 
-class Unsent(Response):
+class UnsentResponse(Response):
     """Response whose body is counted for a user from the beginning of sending until it has been sent."""
 
     def __init__(self, shares: UserShares, owner: str, response: Response) -> None:

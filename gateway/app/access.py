@@ -20,9 +20,9 @@ from gateway.access.certificates import Certificates
 from gateway.access.definitions import Imported
 from gateway.access.definitions import read_users as read_imported
 from gateway.access.http_backend import HttpUsers
-from gateway.access.http_client import Asker
+from gateway.access.http_client import BackendHttpClient
 from gateway.access.keys import KeysFile, KeysUrl
-from gateway.access.questions import HttpQuestions
+from gateway.access.questions import HttpAuthorizerClient
 from gateway.access.scram import Keys, parse_keys
 from gateway.access.tokens import Tokens
 from gateway.access.users import is_hash
@@ -48,7 +48,7 @@ class DefinedUsers(NamedTuple):
     text: str
 
 
-class Replaced(NamedTuple):
+class UsersReplacement(NamedTuple):
     """Result of replacing the users in force: the number of users now, and the names of the removed users."""
 
     total: int
@@ -84,12 +84,12 @@ class Identities:
         self._text = found.text
         self.users: dict[str, User] = dict(found.users)
         self.access = Access(found.hashes, guest=settings.guest, scram=found.scram, logins=settings.logins)
-        self.fetched: list[KeysUrl] = []
+        self.fetched_keys: list[KeysUrl] = []
         self._key_files: list[KeysFile] = []
         self.http_backends: list[HttpUsers] = []
-        self._askers: list[Asker] = []
+        self._http_clients: list[BackendHttpClient] = []
         self._tasks: list[Callable[[], Awaitable[None]]] = []
-        self.access.ask([self._backend(one) for one in settings.authentication])
+        self.access.use_backends([self._backend(one) for one in settings.authentication])
 
     def _backend(self, options: UsersBackend | CertificatesBackend | JwtBackend | HttpBackend) -> Backend:
         """Build the authentication back end that these options configure."""
@@ -98,14 +98,14 @@ class Identities:
         if isinstance(options, CertificatesBackend):
             return Certificates(options.name, self.access.users if options.known_only else None)
         if isinstance(options, HttpBackend):
-            asker = Asker(
+            client = BackendHttpClient(
                 options.timeout_secs,
                 ca_file=options.ca_file,
                 connections_max=options.connections_max,
                 keepalive_max=options.connections_max,
             )
-            self._askers.append(asker)
-            self.http_backends.append(HttpUsers(options, asker))
+            self._http_clients.append(client)
+            self.http_backends.append(HttpUsers(options, client))
             return self.http_backends[-1]
         return Tokens(options, self._keys(options))
 
@@ -119,11 +119,11 @@ class Identities:
             assert options.keys_url is not None, "the settings have one of the two"
             keys = KeysUrl(
                 options.keys_url,
-                Asker(options.timeout_secs, ca_file=options.keys_ca_file),
+                BackendHttpClient(options.timeout_secs, ca_file=options.keys_ca_file),
                 refresh_secs=options.keys_refresh_secs,
                 kept_secs=options.keys_kept_secs,
             )
-            self.fetched.append(keys)
+            self.fetched_keys.append(keys)
         self._tasks.append(keys.run)
         return keys
 
@@ -156,7 +156,7 @@ class Identities:
         exported = {name: secret for one in several for name, secret in one.hashes.items()}
         return DefinedUsers(users, {**exported, **hashes}, scram, text)
 
-    def use(self, found: DefinedUsers) -> Replaced | None:
+    def use(self, found: DefinedUsers) -> UsersReplacement | None:
         """Put the users in `found` in force.
 
         Return the number of users and the removed users, or None if the same users were in force already.
@@ -169,7 +169,7 @@ class Identities:
         self.users.clear()
         self.users.update(found.users)
         self.access.users.replace(found.hashes, found.scram)
-        return Replaced(len(found.hashes), removed)
+        return UsersReplacement(len(found.hashes), removed)
 
     def files(self) -> list[Path]:
         """Return the files whose changes affect users: the users file, exports, and files of user secrets."""
@@ -185,7 +185,7 @@ class Identities:
 
     def failures(self) -> dict[str, int]:
         """Return how many requests to authentication servers had no response, by kind of back end."""
-        jwt = sum(keys.failures for keys in self.fetched)
+        jwt = sum(keys.failures for keys in self.fetched_keys)
         http = sum(backend.failures for backend in self.http_backends)
         return {kind: count for kind, count in ((Tokens.kind, jwt), (HttpUsers.kind, http)) if count}
 
@@ -198,8 +198,8 @@ class Identities:
     async def close(self) -> None:
         """Close the connections to authentication servers. Returns after CLOSE_SECS at most."""
         with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_SECS):
-            for asker in self._askers:
-                await asker.close()
+            for client in self._http_clients:
+                await client.close()
 
 
 def secrets_of(users: Mapping[str, User]) -> tuple[dict[str, str], dict[str, Keys]]:
@@ -227,7 +227,7 @@ def roles_of(settings: Settings, users: Mapping[str, User] | None = None) -> Rol
     return Roles(roles | settings.roles, imported_users, settings.default_roles)
 
 
-def authorizer_of(settings: Settings) -> HttpQuestions | None:
+def authorizer_of(settings: Settings) -> HttpAuthorizerClient | None:
     """Return the HTTP authorizer, or None if none is configured.
 
     Raises ConfigurationError if its TLS files cannot be used.
@@ -236,8 +236,10 @@ def authorizer_of(settings: Settings) -> HttpQuestions | None:
     if options is None:
         return None
     most = options.connections_max
-    asker = Asker(options.timeout_secs, ca_file=options.ca_file, connections_max=most, keepalive_max=most)
-    return HttpQuestions(options, asker)
+    client = BackendHttpClient(
+        options.timeout_secs, ca_file=options.ca_file, connections_max=most, keepalive_max=most
+    )
+    return HttpAuthorizerClient(options, client)
 
 
 def read_imports(settings: Settings) -> list[Imported]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Protocol, runtime_checkable
 
-from gateway.admin import Connected, Consuming, Details, RabbitListener
+from gateway.admin import ConnectedClient, ConnectionDetails, ConsumerDetails, RabbitListener
 from gateway.broker.mqtt.session import Session
 from gateway.broker.queue import Consumer
 from gateway.ingress.client import CloseReason, IngressClient
@@ -26,8 +26,8 @@ def dismiss(session: Session) -> None:
         outlet.shut_down(CloseReason.DISMISSED)
 
 
-def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
-    """Yield one record (`Connected`) for each client connection that is not closing.
+def connected(listeners: Mapping[str, Listener]) -> Iterator[ConnectedClient]:
+    """Yield one record (`ConnectedClient`) for each client connection that is not closing.
 
     Connections may open and close during the iteration.
     """
@@ -36,7 +36,7 @@ def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
             stream, sender = connection.stream, connection.sender
             if not (stream.closed or stream.ending):
                 entrance = listener.entrance(connection)
-                yield Connected(
+                yield ConnectedClient(
                     listener.name,
                     listener.stats.protocol,
                     sender.client,
@@ -97,12 +97,14 @@ class _Handled(Protocol):
     def handle(self) -> _Handle: ...
 
 
-def _details(listener: Listener, connection: IngressClient) -> Details:
+def _details(listener: Listener, connection: IngressClient) -> ConnectionDetails:
     """Return the listener's address, the use of TLS, and what the client has negotiated."""
-    return Details(listener.host, listener.port, listener.front.tls is not None, *connection.negotiated())
+    return ConnectionDetails(
+        listener.host, listener.port, listener.front.tls is not None, *connection.negotiated()
+    )
 
 
-def consuming(consumer: Consumer) -> Consuming | None:
+def consuming(consumer: Consumer) -> ConsumerDetails | None:
     """Return a record of the consumer of a queue for the HTTP interface.
 
     Return None unless the consumer belongs to a client of an AMQP 0-9-1 or AMQP/Fast listener.
@@ -114,7 +116,7 @@ def consuming(consumer: Consumer) -> Consuming | None:
         tag, acknowledges, channel = str(handle.number), not consumer.unreliable, handle.channel
     else:
         return None
-    return Consuming(
+    return ConsumerDetails(
         tag,
         acknowledges,
         consumer.prefetch,

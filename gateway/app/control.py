@@ -1,6 +1,6 @@
 """Messages between the supervisor and its workers, over a pair of sockets.
 
-A line is a JSON object. The first one is the `Order` of the worker. The worker sends `started` when it
+A line is a JSON object. The first one is the `WorkerOrder` of the worker. The worker sends `started` when it
 serves, and replies to requests (its state, its metrics, draining) with the number of the request. Either side
 detects the end of the other by the end of the stream: a worker without its supervisor drains. The processes
 themselves are run by `gateway/app/workers.py`.
@@ -14,12 +14,12 @@ from typing import Any, Final, Literal, NamedTuple, Self
 import orjson
 import trio
 
-Question = Literal["reasons", "metrics", "stop"]
+WorkerRequest = Literal["reasons", "metrics", "stop"]
 READ_BYTES: Final = 65_536
 STANDARD_INPUT: Final = 0
 
 
-class Order(NamedTuple):
+class WorkerOrder(NamedTuple):
     """Settings that the supervisor sends to one worker.
 
     `number` is the worker's number, starting at 1. `ports` has the port of each listener by name.
@@ -31,7 +31,7 @@ class Order(NamedTuple):
     memory_bytes_max: int
 
 
-class Lines:
+class JsonLines:
     """One end of the connection between supervisor and worker; each line is a JSON object."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -66,10 +66,10 @@ class Lines:
         self._stream.socket.close()
 
 
-class Ordered:
+class SupervisorLink:
     """Connection of a worker to its supervisor, with the order that the worker has received."""
 
-    def __init__(self, sock: socket.socket, order: Order) -> None:
+    def __init__(self, sock: socket.socket, order: WorkerOrder) -> None:
         self.order = order
         self._sock = sock
 
@@ -89,8 +89,8 @@ class Ordered:
                     " worker directly"
                 )
             line += byte
-        return cls(sock, Order(**orjson.loads(line)))
+        return cls(sock, WorkerOrder(**orjson.loads(line)))
 
-    def lines(self) -> Lines:
+    def lines(self) -> JsonLines:
         """Return the connection to the supervisor for use in the event loop."""
-        return Lines(self._sock)
+        return JsonLines(self._sock)

@@ -85,7 +85,7 @@ from gateway.settings.engine import ENGINE
 from gateway.telemetry.alarms import Alarms
 from gateway.telemetry.audit import audit, configure_audit, trail
 from gateway.telemetry.history import History
-from gateway.telemetry.logs import tell_what_was_limited
+from gateway.telemetry.logs import log_omitted_lines
 from gateway.telemetry.metrics import Metrics, Sources
 from gateway.telemetry.stats import RouteCounts
 from gateway.telemetry.watchdog import Watchdog, watch_wall_clock
@@ -346,7 +346,7 @@ class Gateway:
                 nursery.start_soon(run_forever, "reload", self.rules.absent.run)
             nursery.start_soon(run_forever, "timer", self._watch_links)
             nursery.start_soon(run_forever, "timer", self.identities.run)
-            nursery.start_soon(run_forever, "timer", self._tell_what_was_limited)
+            nursery.start_soon(run_forever, "timer", self._log_omitted_lines)
             nursery.start_soon(run_forever, "timer", watch_wall_clock)
             nursery.start_soon(run_forever, "timer", partial(self.hosts.alarms.run, self.writes.flush))
             timer = partial(self.core.run, self.writes.flush, self.bodies.spool.tick)
@@ -652,11 +652,11 @@ class Gateway:
                     self.readiness.mark_unmet(f"link {link.name}", link.down_reason or "not connected yet")
             await trio.sleep(0.2)
 
-    async def _tell_what_was_limited(self) -> None:
+    async def _log_omitted_lines(self) -> None:
         """Log every LIMITED_SECS how many log lines were omitted because of rate limits, until cancelled."""
         while True:
             await trio.sleep(LIMITED_SECS)
-            _tell_limited()
+            _try_log_omitted_lines()
 
     async def _watch_signals(self, task_status: trio.TaskStatus[None]) -> None:
         """Reload mappings, users, roles and token keys on SIGHUP; begin to drain on SIGTERM or SIGINT."""
@@ -703,7 +703,7 @@ class Gateway:
         with trio.move_on_after(CLOSING_SECS):
             while any(link.connected for link in self.links.values()):
                 await trio.sleep(DRAIN_POLL_SECS)
-        _tell_limited(now=True)
+        _try_log_omitted_lines(now=True)
         log.info("stopped")
 
     async def _settle(self, deadline: float) -> None:
@@ -803,9 +803,9 @@ def start_audit(settings: Settings, several: Callable[[], bool]) -> None:
         raise ConfigurationError(f"audit.path: {error}") from error
 
 
-def _tell_limited(*, now: bool = False) -> None:
+def _try_log_omitted_lines(*, now: bool = False) -> None:
     try:
-        tell_what_was_limited(now=now)
+        log_omitted_lines(now=now)
         trail().write_omitted()
     except Exception as error:  # A full disk, for example, does not concern clients.
         contained("timer", error)

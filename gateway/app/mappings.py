@@ -15,7 +15,7 @@ from typing import Final
 
 import watchfiles
 
-from gateway.broker.dispatcher import tell_reply_kept
+from gateway.broker.dispatcher import log_reply_kept
 from gateway.documents import refuse_lost_end
 from gateway.errors import ConfigurationError, MappingError
 from gateway.mapping import Mapping as MappingFile
@@ -130,7 +130,7 @@ class MappingFiles:
             hops_max=hops_max,
             ids=self._ids,
             return_key=self._return_key,
-            reply_kept=tell_reply_kept,
+            reply_kept=log_reply_kept,
         )
         if refused := refused_routes(router.routes, settings):
             raise _all(refused)

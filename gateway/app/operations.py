@@ -38,7 +38,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.transport.stream import WriteSet
 
 
-class Operated(Protocol):
+class OperatedGateway(Protocol):
     """Interface of a gateway that its HTTP operations use."""
 
     settings: Settings
@@ -79,12 +79,12 @@ def endpoint_of(settings: Settings, host: VirtualHost) -> str:
     return ""
 
 
-async def _reload(gateway: Operated) -> str:
+async def _reload(gateway: OperatedGateway) -> str:
     """Reload the mappings of a gateway. Return "", or the reason if the files are refused."""
     return "" if await gateway.reload_mappings() else gateway.mapping_files.refused
 
 
-def process_of(gateway: Operated) -> Process:
+def process_of(gateway: OperatedGateway) -> Process:
     """Return the object by which the HTTP interface reads and operates a gateway."""
     settings = gateway.settings
     return Process(
@@ -112,7 +112,7 @@ def process_of(gateway: Operated) -> Process:
     )
 
 
-def pause(gateway: Operated, kind: str, name: str) -> None:
+def pause(gateway: OperatedGateway, kind: str, name: str) -> None:
     """Pause the route or link `name` until `resume` is called; `kind` is `route` or `link`.
 
     All connections of a link are paused.
@@ -121,13 +121,13 @@ def pause(gateway: Operated, kind: str, name: str) -> None:
     pause_links(gateway)
 
 
-def resume(gateway: Operated, kind: str, name: str) -> None:
+def resume(gateway: OperatedGateway, kind: str, name: str) -> None:
     """Resume the route or link `name`; `kind` is `route` or `link`."""
     gateway.core.pauses.resume(kind, name)
     pause_links(gateway)
 
 
-def pause_links(gateway: Operated) -> None:
+def pause_links(gateway: OperatedGateway) -> None:
     """Pause the links that an operator has paused, and resume all others."""
     for link in gateway.links.values():
         if link.endpoint in gateway.core.pauses.links:
@@ -136,7 +136,7 @@ def pause_links(gateway: Operated) -> None:
             link.resume()
 
 
-def states_of(gateway: Operated) -> dict[str, EndpointState]:
+def states_of(gateway: OperatedGateway) -> dict[str, EndpointState]:
     """Return the state of each listener and link by name: address, up, reason if down, paused."""
     found = {name: EndpointState(listener.place, True) for name, listener in gateway.listeners.items()}
     for name, link in gateway.links.items():
@@ -145,7 +145,7 @@ def states_of(gateway: Operated) -> dict[str, EndpointState]:
     return found
 
 
-def limits_of(gateway: Operated) -> Iterator[Limit]:
+def limits_of(gateway: OperatedGateway) -> Iterator[Limit]:
     """Yield each configured limit with its value and its present use."""
     limits, mqtt = gateway.settings.limits, gateway.mqtt
     for name, listener in gateway.listeners.items():

@@ -55,7 +55,7 @@ RELOADED: Final = ("roles", "default_roles", "users")  # Sections of the configu
 Fingerprint = dict[Path, Stamp | None]
 
 
-class Ruled(Protocol):
+class RuledGateway(Protocol):
     """Parts of a gateway that the reload of users and roles uses."""
 
     settings: Settings
@@ -75,7 +75,7 @@ class Ruled(Protocol):
 class Rules:
     """Reload of users and roles when their files change."""
 
-    def __init__(self, gateway: Ruled) -> None:
+    def __init__(self, gateway: RuledGateway) -> None:
         self._gateway = gateway
         self._started = self._settings = gateway.settings
         self._reloading = trio.Lock()
@@ -100,20 +100,20 @@ class Rules:
         because the authorizer may not be reachable yet.
         """
         if self._gateway.authorization.is_configured and self._started.authorizer is None:
-            await self._revisit()
+            await self._recheck_permissions()
         again = clock.now()
         while True:
             await trio.sleep(LOOK_SECS)
             if self._watched.has_changed():
                 await self.reload()
-            self._look_at_certificates()
+            self._check_certificates()
             authorizer = self._started.authorizer
             if authorizer is not None and clock.now() >= again:
                 again = clock.now() + authorizer.cache_secs
                 # Drops cached routing, so that the authorizer is queried again.
                 self._gateway.dispatcher.invalidate()
 
-    def _look_at_certificates(self) -> None:
+    def _check_certificates(self) -> None:
         """Reload changed certificates of listeners, and log invalid ones before a client connects."""
         for listener in self._gateway.listeners.values():
             if listener.front.tls is not None:
@@ -153,7 +153,7 @@ class Rules:
             revoke(self._gateway.listeners, replaced.removed)
             self._gateway.writes.flush()
         if changed:
-            await self._revisit()
+            await self._recheck_permissions()
         return True
 
     def _read(self) -> tuple[Settings, DefinedUsers, Roles]:
@@ -210,7 +210,7 @@ class Rules:
     async def use(self, roles: Roles) -> None:
         """Put `roles` in force. If they have changed, check existing subscriptions and consumers again."""
         if self._replace(roles):
-            await self._revisit()
+            await self._recheck_permissions()
 
     def _replace(self, roles: Roles) -> bool:
         """Put `roles` in force for new requests. Return False if the roles have not changed."""
@@ -222,7 +222,7 @@ class Rules:
         audit("rules_changed", roles=sorted(roles.roles))
         return True
 
-    async def _revisit(self) -> None:
+    async def _recheck_permissions(self) -> None:
         """End the subscriptions and consumers that the roles in force no longer permit.
 
         The event loop serves other tasks after every SLICE checks.

@@ -71,7 +71,7 @@ class SharedState:
         Replies and notifications of the database are handled in the running event loop, each in a separate
         pass of the event loop.
         """
-        self.store.start(caller_of(writes), self._noticed)
+        self.store.start(caller_of(writes), self._handle_notice)
 
     async def run(self, flush: Callable[[], None]) -> None:
         """Run the timers of all services until cancelled.
@@ -129,7 +129,7 @@ class SharedState:
             "gateway_state_up": lambda: not self.store.health.failure,
         }
 
-    def _noticed(self, notice: Notice) -> None:
+    def _handle_notice(self, notice: Notice) -> None:
         if self.sessions is not None:
             self.sessions.handle_notice(notice)
 

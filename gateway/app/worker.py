@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import trio
 
-from gateway.app.control import Lines, Ordered
+from gateway.app.control import JsonLines, SupervisorLink
 from gateway.app.descriptors import raise_descriptors
 from gateway.app.gateway import Gateway
 from gateway.app.process import freeze_objects, run_loop, tune_collector
@@ -15,7 +15,7 @@ from gateway.settings import Settings
 from gateway.telemetry.worker_metrics import OPENMETRICS
 
 
-def run_worker(settings: Settings, ordered: Ordered) -> int:
+def run_worker(settings: Settings, ordered: SupervisorLink) -> int:
     """Run a gateway with the settings of a worker until it is stopped or its supervisor ends.
 
     Return the exit code.
@@ -39,7 +39,7 @@ def run_worker(settings: Settings, ordered: Ordered) -> int:
     return run_loop(main)
 
 
-async def _answer(gateway: Gateway, lines: Lines) -> None:
+async def _answer(gateway: Gateway, lines: JsonLines) -> None:
     """Reply to requests of the supervisor until the supervisor ends, then stop the gateway."""
     try:
         await lines.send(started=True)

@@ -2,7 +2,7 @@
 
 The supervisor serves no MQTT or AMQP client. It reserves the ports while a worker restarts; starts the
 workers, and restarts those that end or do not reply to SILENT_MAX requests; forwards SIGHUP and SIGTERM to
-all; and serves combined health and metrics over HTTP. A worker is the same program with an `Order`
+all; and serves combined health and metrics over HTTP. A worker is the same program with an `WorkerOrder`
 (`gateway/app/control.py`); a fault of one does not affect the others. Each worker reads the configuration
 itself, so a restarted worker uses the present one.
 """
@@ -22,7 +22,7 @@ import trio
 
 from gateway import chance, clock
 from gateway.admin.workers import WorkersState, serve_workers
-from gateway.app.control import Lines, Order, Question
+from gateway.app.control import JsonLines, WorkerOrder, WorkerRequest
 from gateway.app.mappings import MappingFiles
 from gateway.app.memory import SHARE, available
 from gateway.app.process import run_loop
@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 ASK_SECS: Final = 1.0  # Interval between two checks of each worker.
 ANSWER_SECS: Final = 5.0
-SILENT_MAX: Final = 10  # Unanswered requests in a row after which a worker is killed.
+SILENT_MAX: Final = 10  # BackendResponseError requests in a row after which a worker is killed.
 AGAIN_SECS_MIN: Final = 0.5
 AGAIN_SECS_MAX: Final = 30.0
 STABLE_SECS: Final = 10.0  # A worker that has served this long is restarted after the shortest wait.
@@ -60,7 +60,7 @@ class WorkerFailed(GatewayError):
 class Worker:
     """One worker, as its supervisor sees it: its present process, its readiness, and its restarts."""
 
-    def __init__(self, number: int, command: Sequence[str], order: Order) -> None:
+    def __init__(self, number: int, command: Sequence[str], order: WorkerOrder) -> None:
         self.number = number
         self.serving = trio.Event()  # Set when the worker serves for the first time.
         self.restarts: Counter[str] = Counter()
@@ -69,7 +69,7 @@ class Worker:
         self._command = command
         self._order = order
         self._process: trio.Process | None = None
-        self._lines: Lines | None = None
+        self._lines: JsonLines | None = None
         self._questions = 0
         self._asking = trio.Lock()
         self._unanswered = 0
@@ -129,7 +129,7 @@ class Worker:
                 return 1, DIED
         self._process = process
         log.info("worker started", worker=self.number, pid=process.pid)
-        lines = self._lines = Lines(ours)
+        lines = self._lines = JsonLines(ours)
         if stopping.is_set():  # Set while the process was started.
             process.terminate()
         try:
@@ -152,7 +152,7 @@ class Worker:
         assert code is not None
         return code, why
 
-    async def _supervise(self, lines: Lines) -> None:
+    async def _supervise(self, lines: JsonLines) -> None:
         """Exchange messages with the process until it ends or does not reply, and then kill it."""
         try:
             await self._ask_on(lines)
@@ -160,7 +160,7 @@ class Worker:
             contained("timer", error, worker=self.number)
         self.signal(signal.SIGKILL)
 
-    async def _ask_on(self, lines: Lines) -> None:
+    async def _ask_on(self, lines: JsonLines) -> None:
         """Send the order, wait until the worker serves, and then request its readiness every ASK_SECS.
 
         Returns when the process has ended, or has not replied to SILENT_MAX requests in a row.
@@ -188,7 +188,7 @@ class Worker:
         if await self.ask("stop") is None:
             self.signal(signal.SIGTERM)
 
-    async def ask(self, question: Question) -> Any:
+    async def ask(self, question: WorkerRequest) -> Any:
         """Send a request to the worker, and return its reply.
 
         Return None if the worker does not reply within ANSWER_SECS, or does not serve.
@@ -243,7 +243,7 @@ class Supervisor:
         if settings.file is not None:
             command += ["--config", str(settings.file)]
         numbers = range(1, settings.workers + 1)
-        self.workers = [Worker(number, command, Order(number, ports, memory)) for number in numbers]
+        self.workers = [Worker(number, command, WorkerOrder(number, ports, memory)) for number in numbers]
         self._metrics = MergedMetrics()
         self._stopping = trio.Event()
 
@@ -265,7 +265,7 @@ class Supervisor:
                 async with trio.open_nursery() as lives:
                     for worker in self.workers:
                         lives.start_soon(worker.run, self._stopping)
-                    nursery.start_soon(self._tell_started, started)
+                    nursery.start_soon(self._report_started, started)
                 nursery.cancel_scope.cancel()
         log.info("stopped")
 
@@ -273,7 +273,7 @@ class Supervisor:
         """Begin to drain and stop all workers. `run` returns when they have ended."""
         self._stopping.set()
 
-    async def _tell_started(self, started: Callable[[Supervisor], None]) -> None:
+    async def _report_started(self, started: Callable[[Supervisor], None]) -> None:
         for worker in self.workers:
             await worker.serving.wait()
         log.info("started", workers=len(self.workers), http=self.http_port or None)

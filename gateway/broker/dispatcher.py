@@ -183,7 +183,7 @@ class RouteRecipient(Recipient):
         """
         batch, letters = part.batch, self._dead_letters
         if outcome.verdict is Verdict.REJECTED:
-            tell_rejected(self.route, outcome)
+            log_rejected(self.route, outcome)
             if letters is not None and not batch.keeps_letters:
                 receipts, route = batch.receipts, self.route
                 if self._buries:
@@ -837,7 +837,7 @@ class Dispatcher:
     def _log_rejection_once(self, batch: Batch, route: Route, outcome: Outcome) -> None:
         """Log a rejection, at most once in a pass of the event loop for each route and reason."""
         if self._is_new(batch, (route.name, outcome.reason)):
-            tell_rejected(route, outcome)
+            log_rejected(route, outcome)
 
     def _note_losses(self, batch: Batch, route: Route, message: Message, count: int = 1) -> None:
         """Count and log the properties of a message that the target's protocol cannot carry.
@@ -897,7 +897,7 @@ class Dispatcher:
         """
 
 
-def tell_rejected(route: Route, outcome: Outcome) -> None:
+def log_rejected(route: Route, outcome: Outcome) -> None:
     """Log that a route's target rejected a message.
 
     The number of log lines is limited; metrics count all rejected messages.
@@ -911,7 +911,7 @@ def tell_rejected(route: Route, outcome: Outcome) -> None:
     )
 
 
-def tell_reply_kept(route: Route, message: Message) -> None:
+def log_reply_kept(route: Route, message: Message) -> None:
     """Log that a message's reply address stays unchanged, because replies cannot be returned through it.
 
     The caller limits the number of log lines.

@@ -113,7 +113,7 @@ class Memory:
         self._turns = 0
         self._stopped: dict[HeldPublisher, Callable[[], None] | None] = {}
 
-    def tell_rising(self, on_rise: Callable[[], None]) -> None:
+    def set_rise_callback(self, on_rise: Callable[[], None]) -> None:
         """Set the function to call when memory use has risen by the fraction RISE of the watermark.
 
         The rise is counted from the lowest use since the last call.

@@ -103,7 +103,7 @@ class MemoryShares:
         self._restrained: dict[Holder, None] = {}
         self._near = False
         self._rise = trio.Event()
-        memory.tell_rising(self._look_soon)
+        memory.set_rise_callback(self._look_soon)
 
     def _look_soon(self) -> None:
         self._rise.set()

@@ -217,7 +217,7 @@ class PriorityQueue(Queue):
             if found is not None:
                 withdrawn.append(found[0])
         self.count_out(withdrawn)
-        self._tell_drained()
+        self._resume_if_drained()
         return withdrawn
 
     def requeue(self, deliveries: Iterable[tuple[int, Message]]) -> None:

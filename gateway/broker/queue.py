@@ -245,7 +245,7 @@ class Queue:
             self.bytes_max = reduced_limit(self._allowed, self.byte_count)
         elif not on and self._allowed is not None:
             self.bytes_max, self._allowed = self._allowed, None
-            self._tell_drained()
+            self._resume_if_drained()
 
     def publish(self, part: SubBatch) -> None:
         """Queue the messages of `part`; accept them at once, or after the commit if they are stored on disk.
@@ -367,7 +367,7 @@ class Queue:
         while ready and ready[-1] is HOLE and self.next == self._first + len(ready):
             ready.pop()
             self.next -= 1
-        self._tell_drained()
+        self._resume_if_drained()
         return withdrawn
 
     def add(self, consumer: Consumer) -> None:
@@ -616,7 +616,7 @@ class Queue:
         self._returned.clear()
         self._aside.clear()
         self.byte_count = 0
-        self._tell_drained()
+        self._resume_if_drained()
         return count
 
     def delete(self) -> int:
@@ -770,7 +770,7 @@ class Queue:
             return True
         self.count_out((message,))
         self._expire(position, message)
-        self._tell_drained(leaving=1)
+        self._resume_if_drained(leaving=1)
         return True
 
     def _expire(self, position: int, message: Message) -> None:
@@ -800,7 +800,7 @@ class Queue:
         Resumes paused publishers if the queue has drained.
         """
         self.count_out(messages)
-        self._tell_drained()
+        self._resume_if_drained()
 
     def shrink(self, byte_count: int) -> None:
         """Subtract bytes that were counted but are not on disk.
@@ -809,7 +809,7 @@ class Queue:
         drained.
         """
         self.byte_count -= byte_count
-        self._tell_drained()
+        self._resume_if_drained()
 
     def _taken(self, messages: Sequence[Message], byte_count: int | None = None) -> None:
         """Move messages from the queue's size to its count of unacknowledged messages, for delivery.
@@ -819,9 +819,9 @@ class Queue:
         self.unacknowledged += len(messages)
         self.count_out(messages, byte_count)
         if self._pressure:
-            self._tell_drained()
+            self._resume_if_drained()
 
-    def _tell_drained(self, leaving: int = 0) -> None:
+    def _resume_if_drained(self, leaving: int = 0) -> None:
         """Resume paused publishers if at most half of the queue's limits is used.
 
         `leaving` is the number of messages that still count as waiting but are being removed.

@@ -26,7 +26,7 @@ SEEN_MAX: Final = 100
 KEPT_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
-class Passed(NamedTuple):
+class TappedMessage(NamedTuple):
     """Settled message that a tap has recorded, with its endpoint and outcome.
 
     `route` is the name of the route that the message took; "" if it stayed in its own namespace.
@@ -59,7 +59,7 @@ class Tap:
         self._per_second = per_second
         self._allowed = max(per_second, 1.0)
         self._refilled_at = clock.now()
-        self._buffer: deque[Passed] = deque()
+        self._buffer: deque[TappedMessage] = deque()
         self._byte_count = 0
         self._recent: dict[int, Message] = {}  # by identity: the latest of those that stay in their namespace
         self._recent_bytes = 0
@@ -85,7 +85,7 @@ class Tap:
                 self.skipped += 1
                 continue
             self._allowed -= 1.0
-            self._buffer.append(Passed(route, endpoint, message, outcome))
+            self._buffer.append(TappedMessage(route, endpoint, message, outcome))
             self._byte_count += message.byte_count
             self._wakeup.set()
 
@@ -99,7 +99,7 @@ class Tap:
             self._recent_bytes -= self._recent.pop(next(iter(self._recent))).byte_count
         return False
 
-    async def fetch(self, secs: float) -> tuple[list[Passed], int]:
+    async def fetch(self, secs: float) -> tuple[list[TappedMessage], int]:
         """Remove and return the stored messages, and the number of those beyond the limits.
 
         Waits up to `secs` seconds for a message.

@@ -49,7 +49,7 @@ FILES: Final = {
 """Module of each command, by the command's name."""
 
 
-def _tell_version(show: bool) -> None:
+def _print_version(show: bool) -> None:
     if show:
         typer.echo(describe_version())
         raise typer.Exit
@@ -58,7 +58,7 @@ def _tell_version(show: bool) -> None:
 def _gateway(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Run, test and operate a protocol gateway between MQTT, AMQP 0-9-1 and AMQP/Fast."""

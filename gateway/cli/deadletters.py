@@ -74,22 +74,22 @@ def show(
     typer.echo(found["body"])
 
 
-def _tell_redriven(found: Document) -> None:
+def _report_redriven(found: Document) -> None:
     others = sum(len(found[word]) for word in ("left", "waiting", "unknown")) + found["untried"]
     typer.echo(f"{found['redriven']} redriven" + (f", {others} not" if others else ""))
     for one in found["left"]:
         typer.echo(f"{one['id']}: refused by its target: {one['reason']}: {one['text']}", err=True)
     _print_waiting(found)
-    _tell_unknown(found)
+    _report_unknown(found)
     if found["untried"]:
         typer.echo(f"{found['untried']} more were not attempted", err=True)
 
 
-def _tell_purged(found: Document) -> None:
+def _report_purged(found: Document) -> None:
     waiting = len(found["waiting"])
     typer.echo(f"{found['purged']} purged" + (f", {waiting} not" if waiting else ""))
     _print_waiting(found)
-    _tell_unknown(found)
+    _report_unknown(found)
 
 
 def _print_waiting(found: Document) -> None:
@@ -97,7 +97,7 @@ def _print_waiting(found: Document) -> None:
         typer.echo(f"{id}: being redriven, not accepted yet", err=True)
 
 
-def _tell_unknown(found: Document) -> None:
+def _report_unknown(found: Document) -> None:
     for id in found["unknown"]:
         typer.echo(f"{id}: no such dead letter", err=True)
 
@@ -114,7 +114,7 @@ letters.add_action(
 
     A dead letter that the target accepts is deleted; all others stay. Exit code 1 if there are others.
     """,
-    _tell_redriven,
+    _report_redriven,
     failed=lambda found: any(found[word] for word in ("left", "waiting", "unknown", "untried")),
     check=_check,
 )
@@ -125,7 +125,7 @@ letters.add_action(
 
     Exit code 1 if there are such ones, or if an id does not exist.
     """,
-    _tell_purged,
+    _report_purged,
     failed=lambda found: bool(found["waiting"] or found["unknown"]),
     check=_check,
 )

@@ -21,7 +21,7 @@ def _state(one: Document) -> str:
     return "temporary" if one["temporary"] else "durable" if one["durable"] else "transient"
 
 
-def _tell_removed(found: Document) -> None:
+def _report_removed(found: Document) -> None:
     typer.echo(f"{found['removed']} deleted, with {found['messages']} messages")
     if found["in_use"]:
         typer.echo(f"{found['in_use']} in use were not deleted", err=True)
@@ -49,7 +49,7 @@ queues.add_action(
     "delete",
     REMOVE_QUEUES,
     "Delete queues with their messages. Exit code 1 if there is none.",
-    _tell_removed,
+    _report_removed,
     failed=lambda found: not found["removed"],
 )
 queues.add_action(

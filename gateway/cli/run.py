@@ -59,11 +59,11 @@ def _greet(settings: Settings, text: str) -> None:
 
 def _run_worker(settings: Settings) -> int:
     """Run as one of several workers, with the number given by the parent process. Return the exit code."""
-    from gateway.app.control import Ordered
+    from gateway.app.control import SupervisorLink
     from gateway.app.worker import run_worker
     from gateway.settings.workers import settings_of_worker
     from gateway.telemetry.logs import configure_logs
 
-    ordered = Ordered.read()
+    ordered = SupervisorLink.read()
     configure_logs(settings.log.level, settings.log.format, worker=ordered.order.number)
     return run_worker(settings_of_worker(settings, *ordered.order), ordered)

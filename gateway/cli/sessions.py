@@ -16,7 +16,7 @@ app = typer.Typer()
 sessions = ObjectCommands(app, "sessions", "List and delete MQTT sessions.")
 
 
-def _tell_removed(found: Document) -> None:
+def _report_removed(found: Document) -> None:
     typer.echo(f"{found['removed']} deleted")
     if found["in_use"]:
         typer.echo(f"{found['in_use']} in use were not deleted; --in-use deletes them, too", err=True)
@@ -38,6 +38,6 @@ sessions.add_action(
     "delete",
     REMOVE_SESSIONS,
     "Delete sessions with their messages. Exit code 1 if there is none, or some remain.",
-    _tell_removed,
+    _report_removed,
     failed=lambda found: not found["removed"] or found["leaving"],
 )

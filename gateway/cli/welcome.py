@@ -221,7 +221,7 @@ def credentials(settings: Settings, listener: ListenerSettings, near: bool) -> s
     if isinstance(listener, MqttListener) and is_permitted(listener.anonymous):
         return ""
     own = settings.users.get(GUEST)
-    if (own is None or not own.proves) and is_permitted(settings.guest):
+    if (own is None or not own.has_credentials) and is_permitted(settings.guest):
         return f"{GUEST}:{GUEST}@"
     with_passwords = [
         name for name, user in settings.users.items() if user.password_hash or user.password_hash_file

@@ -188,7 +188,7 @@ class ListenerSource:
 
         `remote` is the client's network address.
         """
-        if self.authorization.full(rights, user):
+        if self.authorization.is_at_connections_max(rights, user):
             return "connections_max of the user's roles"
         return "" if self.guests.may_be(user, remote) else "limits.connections_per_user_max"
 

@@ -225,7 +225,7 @@ class User(Section):
         return self
 
     @property
-    def proves(self) -> bool:
+    def has_credentials(self) -> bool:
         """True if the user has a password hash or SCRAM keys, and can thus log in with a password."""
         secrets = (self.password_hash, self.password_hash_file, self.scram, self.scram_file)
         return any(one is not None for one in secrets)
@@ -259,9 +259,9 @@ def check_users(users: Mapping[str, User], *, elsewhere: bool) -> None:
     `users`.
     """
     for name, user in users.items():
-        if name == ANONYMOUS and user.proves:
+        if name == ANONYMOUS and user.has_credentials:
             raise ValueError(f"users.{name}: clients without a name cannot have a password; remove it")
-        if not user.proves and name not in (ANONYMOUS, GUEST) and not elsewhere:
+        if not user.has_credentials and name not in (ANONYMOUS, GUEST) and not elsewhere:
             raise ValueError(f"users.{name}: {ONE_OF_EACH}")
 
 

@@ -109,7 +109,7 @@ class _Kind:
 limiter: Final = Limiter()
 
 
-def tell_what_was_limited(*, now: bool = False) -> None:
+def log_omitted_lines(*, now: bool = False) -> None:
     """Log how many events of each kind were dropped in minutes that are over.
 
     Call this function periodically, and at the end of the process with `now`, which includes the present
@@ -120,13 +120,13 @@ def tell_what_was_limited(*, now: bool = False) -> None:
         getattr(log, method)(text, more=more, in_secs=round(INTERVAL_SECS))
 
 
-def _tell_contained(where: str, error: BaseException, facts: dict[str, Any]) -> None:
+def _log_contained(where: str, error: BaseException, facts: dict[str, Any]) -> None:
     structlog.get_logger().error(
         "internal error, contained", where=where, exc_info=error, error=repr(error)[:500], **facts
     )
 
 
-set_error_logger(_tell_contained)
+set_error_logger(_log_contained)
 
 
 def configure_logs(

@@ -45,7 +45,7 @@ def test_what_is_loopback(remote: str, here: bool) -> None:
 def test_anonymous_and_guest_by_policy(policy: str, from_here: bool, from_there: bool) -> None:
     access = Access({}, guest=policy)
     for remote, allowed in ((HERE, from_here), (THERE, from_there)):
-        assert (access.anonymous(remote, policy) is not None) is allowed
+        assert (access.anonymous_principal(remote, policy) is not None) is allowed
         assert (access.verify_nowait(Credentials("guest", b"guest", remote)) is not None) is allowed
         assert access.verify_nowait(Credentials("guest", b"wrong", remote)) is None
 

@@ -18,9 +18,9 @@ from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, Pro
 from gateway.access.authentication import Access
 from gateway.access.authorization import Roles
 from gateway.access.backends import Credentials, Denial
-from gateway.access.http_client import Asker
+from gateway.access.http_client import BackendHttpClient
 from gateway.access.principal import Principal
-from gateway.access.questions import HttpQuestions, Question
+from gateway.access.questions import AuthorizerRequest, HttpAuthorizerClient
 from gateway.app.access import DefinedUsers
 from gateway.app.clients import revoke
 from gateway.model.pending import Pending, completed
@@ -318,7 +318,7 @@ def test_messages_of_a_lost_client_that_waited_for_an_answer_are_counted(
     gateway.until(lambda: not listeners[protocol].connections)
     server.gate.set()
     authorizer = gateway.gateway.authorizer
-    assert isinstance(authorizer, HttpQuestions)
+    assert isinstance(authorizer, HttpAuthorizerClient)
     gateway.until(lambda: not authorizer._in_flight)
     stats = listeners[protocol].stats
     assert list(stats.settled_counts()) == [("accepted", "none", 0), ("released", "target_down", 3)]
@@ -354,24 +354,24 @@ def test_answers_are_bounded(server: Server) -> None:
                 client.publish(f"eve/{packet_id}", b"x", 1, packet_id=packet_id)
                 assert client.acked(PacketType.PUBACK) == (packet_id, NOBODY)
         assert gateway.gateway.authorizer is not None
-        assert gateway.gateway.authorizer.remembered <= 5
+        assert gateway.gateway.authorizer.cached_count <= 5
 
 
 async def test_long_requests_of_one_user_push_out_no_others(server: Server) -> None:
     """A topic may have 64 KiB, and a user who may publish nothing can send ever new ones."""
     urls: dict[str, Any] = {f"{kind}_url": f"{server.url}/{kind}" for kind in ("vhost", "resource", "topic")}
-    questions = HttpQuestions(HttpAuthorizer(**urls, cache_entries_max=100), Asker(1.0))
+    questions = HttpAuthorizerClient(HttpAuthorizer(**urls, cache_entries_max=100), BackendHttpClient(1.0))
 
-    async def ask(user: str, topic: str) -> Question:
-        question = Question("topic", (("username", user), ("routing_key", topic)))
-        await questions.ask(question)
+    async def ask(user: str, topic: str) -> AuthorizerRequest:
+        question = AuthorizerRequest("topic", (("username", user), ("routing_key", topic)))
+        await questions.query(question)
         return question
 
     bob = await ask("bob", "b")
     for text in ("é" * 10_000, ""):
         for number in range(150):
             await ask("eve", f"{number}{text}")
-        assert questions.remembered <= (4 if text else 100)
+        assert questions.cached_count <= (4 if text else 100)
         assert bob in questions._answers, "its age does not matter here"
     await questions.close()
 
@@ -383,7 +383,7 @@ def test_a_will_that_waits_for_an_answer_survives_the_end(server: Server, tmp_pa
         client, told = connect(gateway, "c", user=("bob", PASSWORD.encode()), will=will)
         assert told.reason == OK
         authorizer = gateway.gateway.authorizer
-        assert isinstance(authorizer, HttpQuestions)
+        assert isinstance(authorizer, HttpAuthorizerClient)
         gateway.ask(authorizer._answers.clear)
         server.gate.clear()
         asked = len(server.asked)
@@ -411,7 +411,7 @@ def away(gateway: Running, *filters: str) -> Callable[[], Mqtt]:
 
     def again() -> Mqtt:
         authorizer = gateway.gateway.authorizer
-        assert isinstance(authorizer, HttpQuestions)
+        assert isinstance(authorizer, HttpAuthorizerClient)
         gateway.ask(authorizer._answers.clear)
         returned = Mqtt(gateway.mqtt)
         returned.say(Connect("away", Version.V5, False, 0, None, *credentials, properties))
@@ -437,15 +437,17 @@ def test_a_cache_that_forgets_at_once_does_not_keep_a_session_out(
     gateway: Running, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each answer pushes out the one before: a client whose filters are asked for again never gets in."""
-    remember = HttpQuestions._remember
+    remember = HttpAuthorizerClient._remember
 
-    def only_this(self: HttpQuestions, question: Question, allowed: bool, secs: float) -> None:
+    def only_this(
+        self: HttpAuthorizerClient, question: AuthorizerRequest, allowed: bool, secs: float
+    ) -> None:
         for other in [one for one in self._answers if one.kind == question.kind == "topic"]:
             del self._answers[other]
         remember(self, question, allowed, secs)
 
     again = away(gateway, "eve/a", "eve/b", "eve/c")
-    monkeypatch.setattr(HttpQuestions, "_remember", only_this)
+    monkeypatch.setattr(HttpAuthorizerClient, "_remember", only_this)
     with again() as client:
         assert client.next(Connack).session_present
         assert len(gateway.gateway.mqtt.sessions["away"].subscriptions) == 3

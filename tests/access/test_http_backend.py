@@ -13,7 +13,7 @@ from gateway import clock
 from gateway.access.backends import Denial
 from gateway.access.credentials import Credentials
 from gateway.access.http_backend import HttpUsers, read_answer
-from gateway.access.http_client import Asker, Unanswered
+from gateway.access.http_client import BackendHttpClient, BackendResponseError
 from gateway.access.principal import Principal
 from gateway.settings.identity import HttpBackend
 from tests.access.servers import Served, served
@@ -23,7 +23,7 @@ PLACE = "192.0.2.7:1"
 
 def backend(server: Served, **options: Any) -> HttpUsers:
     given = HttpBackend(backend="http", user_url=server.url, **options)
-    return HttpUsers(given, Asker(given.timeout_secs, connections_max=given.connections_max))
+    return HttpUsers(given, BackendHttpClient(given.timeout_secs, connections_max=given.connections_max))
 
 
 async def ask(backend: HttpUsers, user: str = "ann", password: bytes = b"right", client: str = "") -> object:
@@ -54,7 +54,7 @@ def knows(said: dict[str, str]) -> str:
 )
 def test_answers(body: bytes, expected: object) -> None:
     if expected is None:
-        with pytest.raises(Unanswered):
+        with pytest.raises(BackendResponseError):
             read_answer("ann", body)
         return
     found = read_answer("ann", body)
@@ -81,7 +81,7 @@ async def test_an_address_with_a_query_of_its_own_keeps_it() -> None:
     with served() as server:
         server.answer = knows
         given = HttpBackend(backend="http", user_url=f"{server.url}?key=1", method="get")
-        assert await ask(HttpUsers(given, Asker(1.0))) == "ann"
+        assert await ask(HttpUsers(given, BackendHttpClient(1.0))) == "ann"
         assert server.asked == [{"key": "1", "username": "ann", "password": "right"}]
 
 

@@ -19,7 +19,7 @@ import pika
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
-from gateway.access.questions import HttpQuestions
+from gateway.access.questions import HttpAuthorizerClient
 from gateway.app.access import roles_of
 from gateway.mapping.reply_routes import ANSWERS
 from gateway.model.message import Message, Sender
@@ -385,7 +385,7 @@ def test_a_repeat_waits_for_the_authorizer(server: Server, tmp_path: Path, answe
             asked = len(server.asked)
 
             def forget() -> None:
-                assert isinstance(gateway.gateway.authorizer, HttpQuestions)
+                assert isinstance(gateway.gateway.authorizer, HttpAuthorizerClient)
                 gateway.gateway.authorizer._answers.clear()
                 gateway.gateway.hosts["/"].queues["q"].purge()
 
@@ -413,7 +413,7 @@ def test_a_commit_waits_for_the_authorizer(server: Server, answer: bytes) -> Non
         server.answer = answer
 
         def forget() -> None:
-            assert isinstance(gateway.gateway.authorizer, HttpQuestions)
+            assert isinstance(gateway.gateway.authorizer, HttpAuthorizerClient)
             gateway.gateway.authorizer._answers.clear()
             gateway.gateway.dispatcher.invalidate()
 

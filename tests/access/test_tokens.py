@@ -18,7 +18,7 @@ from gateway.access import keys as keys_module
 from gateway.access import tokens as tokens_module
 from gateway.access.backends import Denial
 from gateway.access.credentials import Credentials
-from gateway.access.http_client import Asker
+from gateway.access.http_client import BackendHttpClient
 from gateway.access.keys import KeysFile, KeysUrl, parse_jwks, parse_keys
 from gateway.access.principal import Principal
 from gateway.access.tokens import TOKEN_BYTES_MAX, Tokens
@@ -204,17 +204,17 @@ def test_a_file_of_keys_is_read_again_and_a_bad_one_is_not_taken(tmp_path: Path)
     keys = KeysFile(path, symmetric=False)
     backend = Tokens(JwtBackend(backend="jwt", keys_file=path), keys)
     path.write_bytes(jwks(TWO, CURVE))
-    keys.look()
-    keys.look()  # nobody is writing to it any more
+    keys.reload_if_settled()
+    keys.reload_if_settled()  # nobody is writing to it any more
     assert backend.authenticate_nowait(said(ONE.token())) is Denial.WRONG
     assert isinstance(backend.authenticate_nowait(said(TWO.token())), Principal)
     with capture_logs() as lines:
         path.write_bytes(b"nothing")
-        keys.look()
-        keys.look()
+        keys.reload_if_settled()
+        keys.reload_if_settled()
         path.unlink()
-        keys.look()
-        keys.look()
+        keys.reload_if_settled()
+        keys.reload_if_settled()
     assert [line["log_level"] for line in lines] == ["error", "error"]
     assert isinstance(backend.authenticate_nowait(said(TWO.token())), Principal)
     with pytest.raises(ConfigurationError):
@@ -228,7 +228,7 @@ class Fetching:
         self.now = 1_000.0
         self.keys = KeysUrl(
             server.url,
-            Asker(0.5),
+            BackendHttpClient(0.5),
             refresh_secs=options.get("refresh_secs", 300.0),
             kept_secs=options.get("kept_secs", 3600.0),
             clock=lambda: self.now,

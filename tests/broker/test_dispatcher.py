@@ -12,7 +12,7 @@ import structlog
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dead_letters.redrive import Redriving
-from gateway.broker.dispatcher import Dispatcher, tell_reply_kept
+from gateway.broker.dispatcher import Dispatcher, log_reply_kept
 from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.broker.routing import AnswerEntry, Namespace, RoutingEntry
 from gateway.mapping import parse
@@ -334,7 +334,7 @@ def test_the_log_hears_of_reply_addresses_that_are_kept() -> None:
     bench = Asked(DIRECT)
     bench.queue("q")
     (route,) = bench.dispatcher.router.routes
-    route.join(tell_reply_kept, route.returns)
+    route.join(log_reply_kept, route.returns)
     with structlog.testing.capture_logs() as lines:
         for _ in range(2):
             bench.publish("mqtt", mqtt("q", properties=property_set(Properties(reply_to="r" * 300))))

@@ -227,7 +227,7 @@ def test_it_says_that_memory_rises_once_for_each_step() -> None:
     reading = Reading()
     step = int(MARK * RISE) + 1
     risen: list[int] = []
-    reading.memory.tell_rising(lambda: risen.append(reading.byte_count))
+    reading.memory.set_rise_callback(lambda: risen.append(reading.byte_count))
     for byte_count in (step, step + 1, 2 * step, 10 * step, step, step + 1, 2 * step):
         reading.at(byte_count)
     assert risen == [step, 2 * step, 10 * step, 2 * step]

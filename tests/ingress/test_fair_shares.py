@@ -332,7 +332,7 @@ def test_lines_that_cannot_be_written_cost_nothing_else(monkeypatch: pytest.Monk
     def broken(*, now: bool = False) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("gateway.app.gateway.tell_what_was_limited", broken)
+    monkeypatch.setattr("gateway.app.gateway.log_omitted_lines", broken)
     monkeypatch.setattr("gateway.app.gateway.LIMITED_SECS", 0.01)
     before = counted["timer"]
     with running(but="internal error, contained") as gateway:

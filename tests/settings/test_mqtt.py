@@ -38,7 +38,7 @@ def test_what_is_refused(tmp_path: Path, text: str, error: str) -> None:
 def test_keys_come_from_a_file(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"{make_keys('x', b'salt')}\n")
-    assert access_of(Settings(users={"ann": User(scram_file=keys)})).proves
+    assert access_of(Settings(users={"ann": User(scram_file=keys)})).supports_scram
 
 
 def test_keys_that_are_none_are_told_by_name() -> None:

@@ -62,7 +62,7 @@ def lossy() -> Iterator[None]:
 @contextmanager
 def stuck() -> Iterator[None]:
     """A queue does not say that it has drained."""
-    with patch.object(Queue, "_tell_drained", lambda queue: None):
+    with patch.object(Queue, "_resume_if_drained", lambda queue: None):
         yield
 
 

@@ -149,7 +149,7 @@ class StompConnection(IngressClient):
             self.say(Frame("RECEIPT", {"receipt-id": receipt}))
 
     def _connect(self, headers: dict[str, str], body: bytes) -> None:
-        principal = self.ingress.access.anonymous(self.stream.remote, self.ingress.anonymous)
+        principal = self.ingress.access.anonymous_principal(self.stream.remote, self.ingress.anonymous)
         if principal is None or self.ingress.admit_client(
             self, principal, self.ingress.rights_of(principal), "", "1.2"
         ):

@@ -275,7 +275,7 @@ class TopicSubscription(PriorityQueue):
                 self._put_off_count += len(rest.messages)
                 self._work.postpone(self._select_more)
                 break
-        self._tell_drained()
+        self._resume_if_drained()
 
     def has_drained(self, leaving: int = 0) -> bool:
         """Return True if at most half of the limits is used, so that paused publishers may resume.

@@ -263,7 +263,7 @@ class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
         if event.mechanism == EXTERNAL:
             certificate = certificate_of(self.stream)
             credentials = Credentials("", b"", self.stream.remote, certificate)
-            certified = self._entrance.access.external(credentials)
+            certified = self._entrance.access.certificate_principal(credentials)
             if certified is None:
                 names = {} if certificate is None else certificate.names
                 logins.audit_refusal(self.stream, names.get("common_name", ""), "certificate", proved=True)

@@ -618,7 +618,7 @@ class AmqpChannel:
         if self.unconfirmed.pop(number, self) is None:
             self.connection.machine.nack(self.number, number)
 
-    def tell_confirms(self) -> None:
+    def flush_confirms(self) -> None:
         """Send the collected confirms to the publisher.
 
         One ack with `multiple` confirms the publishes below the first unconfirmed one. Those above it get

@@ -179,7 +179,7 @@ class AmqpConnection(AmqpActions):
                 if len(settled) == 1 and not channel.unconfirmed:
                     alone.append((channel.number, settled.pop()))
                 else:
-                    channel.tell_confirms()
+                    channel.flush_confirms()
             self.machine.ack_each(alone)
         return self.machine.to_send()
 

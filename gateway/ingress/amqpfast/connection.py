@@ -852,7 +852,7 @@ class FastConnection(FastActions):
         user, password = pair or ("", "")
         credentials = ingress.logins.credentials(self.stream, user, password.encode())
         if pair is None and not ingress.access.recognizes(credentials):
-            anonymous = ingress.access.anonymous(self.stream.remote, ingress.anonymous)
+            anonymous = ingress.access.anonymous_principal(self.stream.remote, ingress.anonymous)
             if anonymous is None:
                 ingress.logins.audit_refusal(self.stream, "", "anonymous")
                 self._broke()

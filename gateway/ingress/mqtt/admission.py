@@ -166,9 +166,9 @@ class AdmittedGuest(MqttGuest):
             if self.machine.state is State.CLOSED:
                 return  # a packet other than AUTH followed: a protocol error, raised next
             access = self._ingress.access
-            proves = access.proves and method == METHOD
+            proves = access.supports_scram and method == METHOD
             if not proves and not access.takes_tokens(method):
-                offered = [METHOD, *access.methods] if access.proves else access.methods
+                offered = [METHOD, *access.methods] if access.supports_scram else access.methods
                 text = (
                     f"supported: {', '.join(offered)}"
                     if offered
@@ -183,7 +183,7 @@ class AdmittedGuest(MqttGuest):
         credentials = self._ingress.logins.credentials(
             self.stream, packet.user_name or "", packet.password or b"", client=packet.client_id
         )
-        anonymous = access.anonymous(credentials.remote, self._ingress.anonymous)
+        anonymous = access.anonymous_principal(credentials.remote, self._ingress.anonymous)
         if (not credentials.user and not access.recognizes(credentials)) or (
             credentials.user and anonymous is not None and access.ignores_user(credentials.user)
         ):

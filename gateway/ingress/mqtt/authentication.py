@@ -30,7 +30,7 @@ class Authentication:
         self.connect = connect
         self.user = ""
         self._access = access
-        self._exchange: ScramExchange | None = access.exchange()
+        self._exchange: ScramExchange | None = access.begin_scram()
 
     @property
     def is_complete(self) -> bool:
@@ -49,7 +49,7 @@ class Authentication:
         outside an exchange.
         """
         if isinstance(packet, Auth) and packet.reason == ReasonCode.REAUTHENTICATE:
-            self._exchange = self._access.exchange()
+            self._exchange = self._access.begin_scram()
         exchange = self._exchange
         if exchange is None:
             raise violation("AUTH continues an exchange that has not begun")

@@ -963,9 +963,9 @@ class MqttConnection(AdmittedGuest):
         The body is too large, or is marked as UTF-8 and is not valid UTF-8.
         """
         self._ingress.refuse(entry, message, outcome)
-        self._tell_declined(message, receipt, outcome)
+        self._report_declined(message, receipt, outcome)
 
-    def _tell_declined(self, message: Message, receipt: Receipt | None, outcome: Outcome) -> None:
+    def _report_declined(self, message: Message, receipt: Receipt | None, outcome: Outcome) -> None:
         """Report the refusal to the client, or log it if the client waits for no acknowledgement."""
         if receipt is not None:
             self.handle_refusal(receipt, outcome)
@@ -992,7 +992,7 @@ class MqttConnection(AdmittedGuest):
             address, WithheldBody(packet.byte_count), NO_PROPERTIES, publish.qos, sender=self.sender
         )
         ingress.refuse(nowhere, came, outcome)
-        self._tell_declined(message, receipt, outcome)
+        self._report_declined(message, receipt, outcome)
 
     def _first_time(self, packet_id: int, entry: RoutingEntry) -> bool:
         """Record a QoS 2 packet identifier. Return False if it was in use (no PUBREL yet; 4.3.3)."""
@@ -1058,7 +1058,7 @@ class MqttConnection(AdmittedGuest):
                     raise RemoteProtocolError(
                         f"topic filter {subscription.filter!r} is malformed", reason=refused
                     )
-                self._ingress.tell_unsubscribed(session.client_id, subscription.filter, refused)
+                self._ingress.log_refused_subscription(session.client_id, subscription.filter, refused)
                 reasons.append(refused)  # before MQTT 5 the codec sends 0x80 for all of them
                 continue
             qos = subscription.qos if self.offer is None else min(subscription.qos, self.offer.qos_max)

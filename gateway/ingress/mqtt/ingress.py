@@ -395,7 +395,7 @@ class MqttIngress(ListenerSource):
             why=outcome.text,
         )
 
-    def tell_unsubscribed(self, client: str, topic_filter: str, reason: ReasonCode) -> None:
+    def log_refused_subscription(self, client: str, topic_filter: str, reason: ReasonCode) -> None:
         """Log that a client's subscription was refused."""
         log.warning(
             "subscription refused",

@@ -112,7 +112,7 @@ class JournalTable(DataSourceReader):
         start = bounded(reader, options.start, shards)
         load_summaries(reader, start)
         end = bounded(reader, options.end, shards)
-        self._tell_of_late_rows(reader, end)
+        self._log_late_rows(reader, end)
         found: dict[str, Shard] = {}
         ranges: dict[str, tuple[int, int]] = {}
         for name in shards:
@@ -125,7 +125,7 @@ class JournalTable(DataSourceReader):
                 ranges[name] = (first, min(bound, found[name].read_new_blocks()))
         return [*parts_of(found, ranges, options)]
 
-    def _tell_of_late_rows(self, reader: JournalReader, end: Offsets) -> None:
+    def _log_late_rows(self, reader: JournalReader, end: Offsets) -> None:
         """Print a warning if rows received before `endingTimestamp` are behind the end of the read.
 
         Such rows were written later than others received at the same time, because their messages were
