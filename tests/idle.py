@@ -139,7 +139,7 @@ def _of_delay(delayed: Any) -> Iterator[str]:
 def _apart(queue: Any) -> Iterator[tuple[int, Message, list[Consumer]]]:
     """Yield position and message of what not every consumer may have, and the consumers that may."""
     for position, aside in queue._aside.items():
-        yield position, aside.message, [one for one in queue.consumers if one not in aside.unable]
+        yield position, aside.message, [one for one in queue.consumers if one not in aside.unable_consumers]
     if isinstance(queue, PriorityQueue):
         for position, (message, _) in queue._waiting.items():
             able = [one for one in queue.consumers if not queue._avoids(position, one, message)]
@@ -178,7 +178,7 @@ def _of_outbox(outbox: Any) -> Iterator[str]:
 EMPTY: Final[dict[type, tuple[str, ...]]] = {
     # The embedded broker.
     SelectionWork: ("_calls",),
-    DeadLettering: ("_next_turn", "_postponed", "_retry", "_waiting", "noted"),
+    DeadLettering: ("_next_turn", "_postponed", "_retry", "_waiting", "waiting_deaths"),
     WaitingDeaths: ("_lines",),
     AmqpQueue: ("_waiting_gets",),
     DeadLetters: ("_unread", "_waiting"),

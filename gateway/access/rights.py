@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 
 from gateway.access.principal import Principal
 from gateway.access.questions import Authorizer, AuthorizerRequest, AuthorizerResponse
-from gateway.access.rules import AmqpGrant, FastGrant, MqttGrant, Named, amqp_grants, fast_grants
+from gateway.access.rules import AmqpGrant, FastGrant, MqttGrant, NamedRoles, amqp_grants, fast_grants
 from gateway.access.scopes import PermissionScope, parse_scopes
 from gateway.access.templates import wildcard
 from gateway.model.address import Address
@@ -58,7 +58,7 @@ class Rights:
     def __init__(
         self,
         principal: Principal,
-        roles: Named,
+        roles: NamedRoles,
         *,
         client_id: str = "",
         key: object = None,

@@ -18,7 +18,7 @@ from gateway.settings.access import (
     Role,
 )
 
-Named = Sequence[tuple[str, Role]]
+NamedRoles = Sequence[tuple[str, Role]]
 SERVICES: Final = ("queue", "topic")
 EVERY_KEY: Final = frozenset({".*", "^.*", ".*$", "^.*$", "^"})
 """Regular expressions that are known to match every routing key; others that match all are not recognized."""
@@ -47,7 +47,7 @@ class MqttGrant:
         "will",
     )
 
-    def __init__(self, roles: Named) -> None:
+    def __init__(self, roles: NamedRoles) -> None:
         permissions = [(name, role.mqtt) for name, role in roles if role.mqtt.model_fields_set]
         words = ("publish", "subscribe", "deny_publish", "deny_subscribe")
         self._filters = {word: FilterSet(_filters(permissions, word)) for word in words}
@@ -128,7 +128,7 @@ def _matching_host_keys(host: str, several: Mapping[str, object], variables: Var
 
 
 def amqp_grants(
-    roles: Named, scopes: Sequence[PermissionScope], host: str, variables: Variables
+    roles: NamedRoles, scopes: Sequence[PermissionScope], host: str, variables: Variables
 ) -> list[AmqpGrant]:
     """Return the AMQP 0-9-1 permissions that roles and scopes give a client in a virtual host.
 
@@ -228,7 +228,7 @@ def _may_mean(text: str, name: str) -> bool:
 
 
 def fast_grants(
-    roles: Named, scopes: Sequence[PermissionScope], host: str, variables: Variables
+    roles: NamedRoles, scopes: Sequence[PermissionScope], host: str, variables: Variables
 ) -> list[FastGrant]:
     """Return the AMQP/Fast rights that roles and scopes give a client in a virtual host.
 

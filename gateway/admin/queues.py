@@ -298,7 +298,7 @@ class QueuesApi:
                 removed += 1
                 await pace.spend(20)
         for host in self._hosts.values():
-            host.written = False  # This function waits for the disk itself.
+            host.has_durable_changes = False  # This function waits for the disk itself.
         if removed:
             await wait_until_durable(self._store, self._flush)
             log.info("operator removed queues", count=removed, messages=messages, **choice)

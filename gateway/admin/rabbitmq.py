@@ -779,7 +779,7 @@ class RabbitApi:
         return response
 
     async def _respond_declared(self, host: VirtualHost, new: bool) -> Response:
-        host.written = False  # the response waits for the disk instead
+        host.has_durable_changes = False  # the response waits for the disk instead
         await self._wait_until_durable()
         return Response(status_code=201 if new else 204)
 
@@ -880,7 +880,7 @@ class RabbitApi:
     ) -> Response:
         """Perform a change of a virtual host with the caller's rights, and return 204 once it is on disk."""
         await self._changes.permit(request, host, act)
-        host.written = False  # the response waits for the disk instead
+        host.has_durable_changes = False  # the response waits for the disk instead
         await self._wait_until_durable()
         return Response(status_code=204)
 

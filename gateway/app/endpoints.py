@@ -38,7 +38,7 @@ def listener_of(
     stats = metrics.listener(name, options.protocol, dialect.frame_names)
     guests = IngressClients(settings.limits_of(name), stats, writes, services.users)
     ingress: ListenerSource = resolve_name(dialect.listener)(name, services, guests)
-    dispatcher.join(name, ingress.namespace, ingress.requester)
+    dispatcher.add_endpoint(name, ingress.namespace, ingress.requester)
     return Listener(
         name,
         options.host,
@@ -74,7 +74,7 @@ def links_of(
         ]
     publishing = links[-1]
     core.add_link(name, options, publishing.session, lambda: publishing.is_up)
-    core.dispatcher.join(name, publishing.session)
+    core.dispatcher.add_endpoint(name, publishing.session)
     return links
 
 

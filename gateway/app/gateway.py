@@ -61,7 +61,7 @@ from gateway.app.tracing import tracing_of
 from gateway.broker.amqp091.declarations import policies_of
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
-from gateway.broker.bodies import Bodies
+from gateway.broker.bodies import SpooledBodies
 from gateway.broker.core import BrokerCore
 from gateway.broker.journal import Journaling, open_journal
 from gateway.broker.memory import BEGUN_BYTES_MAX
@@ -159,7 +159,7 @@ class Gateway:
                 quotas=self.quotas,
             )
             self.dead_letters, self.dispatcher = self.core.dead_letters, self.core.dispatcher
-            self.full_queues = FullQueues(self._may_hold, self.quotas.dying)
+            self.full_queues = FullQueues(self._may_hold, self.quotas.waiting_death_shares)
             self.mqtt, self.engine = topics_of(
                 settings,
                 self.dispatcher,
@@ -169,7 +169,7 @@ class Gateway:
                 self.quotas,
                 self.state,
             )
-            self.bodies = Bodies(limits, self.store, self.quotas.spool)
+            self.bodies = SpooledBodies(limits, self.store, self.quotas.spool)
             self.hosts = AmqpHosts(
                 settings.amqp_hosts(),
                 self.dispatcher.invalidate,
@@ -458,7 +458,7 @@ class Gateway:
 
         If memory is short, also discard cached routing.
         """
-        figures = {"used_bytes": self.memory.used, "limit_bytes": self.memory.mark}
+        figures = {"used_bytes": self.memory.used, "limit_bytes": self.memory.watermark}
         if short:
             log.warning("memory short, publishers paused", **figures)
             self.readiness.mark_unmet("memory", "short, publishers paused")
@@ -556,7 +556,7 @@ class Gateway:
             dropped=self._dropped,
             evicted_sessions=lambda: self.mqtt.evicted,
             share_refused=self.quotas.refusal_counts,
-            share_evicted=self.quotas.pushed_out,
+            share_evicted=self.quotas.evicted_counts,
             engine_moved=int if engine is None else lambda: engine.sessions.moved,
             engine_shortened=int
             if engine is None

@@ -29,7 +29,7 @@ PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 def definition_bytes_max(limits: Limits, memory: Memory) -> int:
     """Return how many bytes the definitions of all clients, such as queues and subscriptions, may occupy."""
-    return limits.definitions_bytes_max or memory.mark // DEFINITIONS
+    return limits.definitions_bytes_max or memory.watermark // DEFINITIONS
 
 
 def available(groups: Path = GROUPS, process: Path = PROCESS, machine: int | None = None) -> int:
@@ -101,19 +101,19 @@ def trimmer() -> Callable[[], None] | None:
 
 
 def watched_memory(
-    mark: int, changed: Callable[[bool], None], connections: Callable[[], Iterable[HeldPublisher]]
+    watermark: int, changed: Callable[[bool], None], connections: Callable[[], Iterable[HeldPublisher]]
 ) -> Memory:
-    """Return the memory watermark of this process, `mark` bytes; 0 stands for SHARE of the available memory.
+    """Return the memory use of this process, with a watermark of `watermark` bytes.
 
-    `changed` is called with True when memory becomes short, and with False when it is available again.
-    `connections` returns the connections that are paused while memory is short. Memory is unlimited if the
-    system has no file `statm`.
+    A watermark of 0 stands for SHARE of the available memory. `changed` is called with True when memory
+    becomes short, and with False when it is available again. `connections` returns the connections that are
+    paused while memory is short. Memory is unlimited if the system has no file `statm`.
     """
     resident = resident_reader()
     if resident is None:
         return unlimited_memory()
     return Memory(
-        mark or int(available() * SHARE),
+        watermark or int(available() * SHARE),
         resident,
         trim=trimmer(),
         changed=changed,

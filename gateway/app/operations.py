@@ -18,7 +18,7 @@ from gateway.app.mappings import MappingFiles
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.amqpfast.hosts import FastHosts
-from gateway.broker.bodies import Bodies
+from gateway.broker.bodies import SpooledBodies
 from gateway.broker.core import BrokerCore
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
@@ -56,7 +56,7 @@ class OperatedGateway(Protocol):
     dead_letters: DeadLetters
     memory: Memory
     store: Store | None
-    bodies: Bodies
+    bodies: SpooledBodies
     console: Console
     history: History
 
@@ -190,7 +190,7 @@ def limits_of(gateway: OperatedGateway) -> Iterator[Limit]:
     yield Limit("http.connections_max", "", http.connections_max, gateway.metrics.http_connections())
     yield Limit("http.sessions_max", "", http.sessions_max, len(gateway.console.admission.sessions))
     yield Limit("dead_letters_max", "", limits.dead_letters_max, len(gateway.dead_letters))
-    yield Limit("memory_bytes_max", "", int(gateway.memory.mark), int(gateway.memory.used))
+    yield Limit("memory_bytes_max", "", int(gateway.memory.watermark), int(gateway.memory.used))
 
 
 def _namespace_key(dialect: Dialect, host: str) -> str:

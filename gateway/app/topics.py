@@ -100,7 +100,7 @@ def topics_of(
         shares=quotas.retained,
     )
     embedded = MqttNamespace(
-        dispatcher.subscribed,
+        dispatcher.invalidate_filter,
         of_sessions,
         shares=shares,
         sessions_max=limits.sessions_max,

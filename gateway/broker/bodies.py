@@ -22,7 +22,7 @@ from gateway.store.index import Log
 from gateway.store.store import Store
 
 
-class Bodies:
+class SpooledBodies:
     """Spool of a gateway, with the spooled bodies of the messages that the store has."""
 
     def __init__(self, limits: Limits, store: Store | None, shares: UserShares | None = None) -> None:
@@ -40,7 +40,7 @@ class Bodies:
         # The bodies of virtual hosts that are not configured stay on disk.
         self._by_log: dict[int, dict[int, Spooled]] = {}
         if store is not None:
-            for log, position, body in store.use_bodies(self.spool.recall_body):
+            for log, position, body in store.use_bodies(self.spool.stored_body):
                 self._by_log.setdefault(log, {})[position] = body
 
     def of(self, log: Log) -> dict[int, Spooled]:
@@ -64,7 +64,7 @@ class SpooledStorage(QueueStorage):
         queue: Queue,
         store: Store,
         log: Log,
-        bodies: Bodies,
+        bodies: SpooledBodies,
         *,
         memory_messages_max: int,
         memory_bytes_max: int,

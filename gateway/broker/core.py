@@ -16,7 +16,7 @@ from gateway.broker.dead_letters.forwarder import Forwarding
 from gateway.broker.dead_letters.letters import CommonLetters
 from gateway.broker.dead_letters.redrive import Redriving
 from gateway.broker.deduplication import Deduplication
-from gateway.broker.dispatcher import ALONE, Dispatcher, Surroundings
+from gateway.broker.dispatcher import ALONE, Dispatcher, DispatcherServices
 from gateway.broker.journal import Journaling, RecordingDispatcher
 from gateway.broker.memory import Memory
 from gateway.broker.outbox.outbox import OutboxLimits, OutboxState, OutboxTarget
@@ -41,7 +41,7 @@ TICK_SECS: Final = 0.25
 def dispatcher_of(
     router: Router,
     dead_letters: DeadLetters,
-    surroundings: Surroundings = ALONE,
+    surroundings: DispatcherServices = ALONE,
     *,
     journaling: Journaling | None = None,
     tracing: Tracing | None = None,
@@ -132,7 +132,7 @@ class BrokerCore:
         self.dispatcher = dispatcher_of(
             router,
             self.dead_letters,
-            Surroundings(
+            DispatcherServices(
                 self.deduplication,
                 links=links.keys(),
                 namespaces=namespaces,

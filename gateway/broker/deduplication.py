@@ -112,9 +112,9 @@ class RouteEnd(NamedTuple):
 
     `recipients_of` returns the recipients of a message. `unrouted` is the outcome of a message without a
     recipient. `local` is True if the target accepts each message in the pass of the event loop that brings
-    it: in memory, or in the transaction of that pass. Messages for which `put_off_count` (how often selectors
-    were postponed to a later pass) has changed are an exception. `accepts_in_memory` returns True while
-    targets receive messages that were held or postponed in an earlier pass.
+    it: in memory, or in the transaction of that pass. Messages for which `postponed_count` (how often
+    selectors were postponed to a later pass) has changed are an exception. `accepts_in_memory` returns True
+    while targets receive messages that were held or postponed in an earlier pass.
     """
 
     route: Route
@@ -122,7 +122,7 @@ class RouteEnd(NamedTuple):
     local: bool
     unrouted: Outcome
     accepts_in_memory: Callable[[], bool]
-    put_off_count: Callable[[], int]
+    postponed_count: Callable[[], int]
 
 
 class Deduplication:
@@ -218,7 +218,7 @@ class Guard(OneSink):
         self._recipients_of = end.recipients_of
         self._unrouted = end.unrouted
         self._accepts_in_memory = end.accepts_in_memory
-        self._put_off_count = end.put_off_count
+        self._postponed_count = end.postponed_count
         self._recipients: dict[Address, tuple[Recipient, ...]] = {}
         self._window = rule.window_secs
         self.ids.bound(deduplication.utc() + self._window, rule.ids_max)
@@ -234,7 +234,7 @@ class Guard(OneSink):
         utc = self._deduplication.utc()
         store = self._deduplication.store
         source = PassedBatch(self, part)
-        batch = part.batch.onward(source)
+        batch = part.batch.forwarded_batch(source)
         repeats: list[int] = []
         passed: list[str] = []
         for at, message in enumerate(part.messages):
@@ -263,9 +263,9 @@ class Guard(OneSink):
             if id:
                 passed.append(id)
         self._repeated(part, repeats)
-        put_off = self._put_off_count()
+        postponed = self._postponed_count()
         batch.send()
-        if self._put_off_count() != put_off:
+        if self._postponed_count() != postponed:
             source.local = False
         elif self.local:
             self._record_what_is_written(part, batch, passed)

@@ -90,7 +90,7 @@ def protocol_mismatch(route: Route, message: Message) -> Outcome | None:
     return Outcome(Verdict.REJECTED, Reason.NAME_INVALID, text)
 
 
-class Misfits:
+class ProtocolMismatchSink:
     """Destination of messages whose address is of another protocol than the present target of their route."""
 
     def publish(self, part: SubBatch) -> None:
@@ -101,7 +101,7 @@ class Misfits:
             part.settle_at((at,), protocol_mismatch(recipient.route, message) or INTERNAL)
 
 
-MISFITS: Final = Misfits()
+MISMATCH_SINK: Final = ProtocolMismatchSink()
 
 
 class RouteRecipient(Recipient):
@@ -239,7 +239,7 @@ def _always() -> bool:
     return True
 
 
-class Surroundings(NamedTuple):
+class DispatcherServices(NamedTuple):
     """Objects that a dispatcher works with.
 
     `links` are the endpoints that are remote brokers; `namespaces` has the local endpoints. `outbox` returns
@@ -258,7 +258,7 @@ class Surroundings(NamedTuple):
     quotas: UserQuotas | None = None
 
 
-ALONE: Final = Surroundings()
+ALONE: Final = DispatcherServices()
 
 
 class Dispatcher:
@@ -268,7 +268,9 @@ class Dispatcher:
     address at which that client receives replies.
     """
 
-    def __init__(self, router: Router, dead_letters: DeadLetters, surroundings: Surroundings = ALONE) -> None:
+    def __init__(
+        self, router: Router, dead_letters: DeadLetters, surroundings: DispatcherServices = ALONE
+    ) -> None:
         namespaces, pauses = surroundings.namespaces, surroundings.pauses
         self.router = router
         self.dead_letters = dead_letters
@@ -289,16 +291,16 @@ class Dispatcher:
         self._outbox = surroundings.outbox
         self._recipients: dict[tuple[Sink, str], Recipient] = {}
         self._guards: dict[str, Guard] = {}
-        self._entrances: dict[Route, Namespace | None] = {}
+        self._first_namespaces: dict[Route, Namespace | None] = {}
         self._unheard_routes: dict[Route, bool] = {}
         self._plans: dict[tuple[object, ...], RoutingPlan] = {}  # by what determines them
         self.latencies: dict[str, Latency] = {}  # by the names of routes in force
         self._logged: set[tuple[str, object]] = set()  # of this wake-up, already logged
-        self._told_at = 0.0
+        self._logged_at = 0.0
         # Of the latest changes, if nothing else changed.
         self._filters: deque[list[str]] = deque(maxlen=FILTERS_MAX)
 
-    def join(self, endpoint: str, namespace: Namespace, requester: AddressOf | None = None) -> None:
+    def add_endpoint(self, endpoint: str, namespace: Namespace, requester: AddressOf | None = None) -> None:
         """Add an endpoint with its namespace.
 
         `requester` maps the reply address of one of its clients to the address at which that client receives
@@ -324,11 +326,11 @@ class Dispatcher:
         self.generation += 1
         self._recipients.clear()
         self._guards.clear()
-        self._entrances.clear()
+        self._first_namespaces.clear()
         self._unheard_routes.clear()
         self._plans.clear()
 
-    def subscribed(self, pattern: list[str]) -> None:
+    def invalidate_filter(self, pattern: list[str]) -> None:
         """Invalidate the routing entries of MQTT topics that match a filter, and no others.
 
         `pattern` has the levels of the filter.
@@ -337,7 +339,7 @@ class Dispatcher:
         self._clear_caches()
 
     def filters_since(self, generation: int) -> list[list[str]] | None:
-        """Return the filters that `subscribed` has received since the generation `generation`.
+        """Return the filters that `invalidate_filter` has received since the generation `generation`.
 
         Returns None if `invalidate` was called since then, so that all entries are invalid.
         """
@@ -388,7 +390,7 @@ class Dispatcher:
                 decided.append(resolved)
                 ends.append(())
             else:
-                target = self._entrance(route)
+                target = self._first_namespace(route)
                 if target is None:
                     continue
                 end = None if resolved.target is None else target.sinks(resolved.target)
@@ -423,7 +425,7 @@ class Dispatcher:
         branches = []
         for resolved, end in zip(resolved_routes, ends, strict=True):
             route = resolved.route
-            target = self._entrance(route)
+            target = self._first_namespace(route)
             assert target is not None, "the branch has been taken"
             found = None if end is None else tuple([self._recipient(sink, route) for sink in end])
             branches.append(Branch(route, target, found))
@@ -439,7 +441,7 @@ class Dispatcher:
         is_unheard = self._unheard_routes.get(route)
         if is_unheard is None:
             assert route.short is not None
-            target = self._entrance(route)
+            target = self._first_namespace(route)
             nobody_at = getattr(target, "has_no_receivers", None)  # not every namespace has this method
             is_unheard = target is not None and nobody_at is not None and nobody_at(route.short.scope)
             if is_unheard and target is not None:
@@ -470,7 +472,7 @@ class Dispatcher:
         find = self.requesters.get(requester.endpoint)
         return None if find is None else find(requester.text)
 
-    def answered_at(self, address: Address) -> tuple[str, Address] | None:
+    def requester_of(self, address: Address) -> tuple[str, Address] | None:
         """Return endpoint and address of the requester behind a return address, or None if there is none.
 
         Used to check whether the publisher of an answer may publish to that address.
@@ -484,24 +486,26 @@ class Dispatcher:
 
         Returns None if this gateway does not have the endpoint.
         """
-        end = self._last(route)
+        end = self._final_namespace(route)
         pauses = self.pauses
         if end is None or self.uses_outbox(route) or not (pauses.routes or pauses.gates):
             return end
         gate = pauses.gates.get(route.name)
         if gate is None and route.name in pauses.routes:
-            gate = pauses.gates[route.name] = PauseGate(route, self._behind_gate, _when_unrouted, self.quotas)
+            gate = pauses.gates[route.name] = PauseGate(
+                route, self._recipients_after_pause, _when_unrouted, self.quotas
+            )
         return end if gate is None else gate
 
-    def _last(self, route: Route) -> Namespace | None:
+    def _final_namespace(self, route: Route) -> Namespace | None:
         if self._outbox is not None and route.settle == "stored":
             return self._outbox(route)
         return self.namespaces.get(route.target_endpoint)
 
-    def _behind_gate(self, route: Route, message: Message) -> tuple[Recipient, ...]:
+    def _recipients_after_pause(self, route: Route, message: Message) -> tuple[Recipient, ...]:
         if protocol_mismatch(route, message) is not None:
-            return (RouteRecipient(MISFITS, route, self.dead_letters),)
-        end = self._last(route)
+            return (RouteRecipient(MISMATCH_SINK, route, self.dead_letters),)
+        end = self._final_namespace(route)
         return () if end is None else self._target_recipients(end, route, message)[0]
 
     def uses_outbox(self, route: Route) -> bool:
@@ -516,15 +520,15 @@ class Dispatcher:
         """
         return self.uses_outbox(route) or sink is self._guards.get(route.name) or type(sink) is PauseGate
 
-    def _entrance(self, route: Route) -> Namespace | None:
+    def _first_namespace(self, route: Route) -> Namespace | None:
         """Return the namespace that a route's messages enter first: its duplicate check, or else its end.
 
         The result is cached by route until routing changes, because it is the same for all addresses.
         """
         try:
-            return self._entrances[route]
+            return self._first_namespaces[route]
         except KeyError:
-            found = self._entrances[route] = self._guarded_end(route)
+            found = self._first_namespaces[route] = self._guarded_end(route)
             return found
 
     def _guarded_end(self, route: Route) -> Namespace | None:
@@ -577,7 +581,7 @@ class Dispatcher:
 
         A subscription has neither queued nor stored a message that it has postponed.
         """
-        return self.selection.put_off
+        return self.selection.postponed_count
 
     def accepts_in_memory(self) -> bool:
         """Return True while a resumed route sends its waiting messages, or selectors examine postponed ones.
@@ -608,7 +612,7 @@ class Dispatcher:
         Return False if there is none; then the caller reports the outcome to the publisher.
         """
         plan = entry.plan
-        recipient = plan.only
+        recipient = plan.only_recipient
         if recipient is None or message.retain:
             return self._publish_all(batch, entry, message, receipt)
         asks = message.property_set.asks
@@ -645,7 +649,7 @@ class Dispatcher:
         Queues in its own namespace keep the body on disk. Recipients behind a route get it in memory, or
         refuse the message if it has more than `bytes_max` bytes.
         """
-        everybody = entry.from_disk(bytes_max, retained=message.retain)
+        everybody = entry.for_large_body(bytes_max, retained=message.retain)
         return self.publish(batch, everybody, message, receipt)
 
     def publish_burst(
@@ -657,7 +661,7 @@ class Dispatcher:
         because more than their address changes.
         """
         plan = entry.plan
-        first, route, recipient = messages[0], plan.route, plan.only
+        first, route, recipient = messages[0], plan.route, plan.only_recipient
         asks = first.property_set.asks
         target = entry.address if route is None else None if asks and plan.bare else entry.target
         if (
@@ -864,8 +868,8 @@ class Dispatcher:
 
         A log line costs more time than a message.
         """
-        if batch.received != self._told_at:
-            self._told_at = batch.received
+        if batch.received != self._logged_at:
+            self._logged_at = batch.received
             self._logged.clear()
         if key in self._logged:
             return False
@@ -930,7 +934,7 @@ def log_reply_kept(route: Route, message: Message) -> None:
 def settle_at_route(batch: Batch, slots: list[int], route: Route, outcome: Outcome) -> None:
     """Settle the messages in `slots` of a batch with their outcome on one route."""
     if outcome.verdict is Verdict.RELEASED:
-        batch.released_by(slots, route.name)
+        batch.returned_by(slots, route.name)
     elif outcome.verdict is Verdict.REJECTED:
         batch.rejected_by(slots, route.name)
     batch.settle(slots, outcome)

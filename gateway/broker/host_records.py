@@ -12,7 +12,7 @@ from typing import Any
 
 from mypy_extensions import mypyc_attr
 
-from gateway.broker.bodies import Bodies, SpooledStorage
+from gateway.broker.bodies import SpooledBodies, SpooledStorage
 from gateway.broker.queue import Queue
 from gateway.broker.undelivered import UndeliveredRecords
 from gateway.store.recovery import contain_failure
@@ -27,7 +27,7 @@ class HostRecords:
         self,
         store: Store,
         host: str,
-        bodies: Bodies,
+        bodies: SpooledBodies,
         *,
         untouched: str,
         memory_messages_max: int,

@@ -17,7 +17,7 @@ import structlog
 
 from gateway import clock
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.dispatcher import ALONE, Dispatcher, Surroundings
+from gateway.broker.dispatcher import ALONE, Dispatcher, DispatcherServices
 from gateway.broker.redaction import Redactor, Redactors
 from gateway.broker.routing import RoutingEntry
 from gateway.containment import contained
@@ -66,7 +66,7 @@ class OpenBatches:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def begun(self, batch: RecordedBatch) -> None:
+    def add(self, batch: RecordedBatch) -> None:
         """Add a batch, to which its first message was added."""
         self._batches[batch] = None
 
@@ -126,7 +126,7 @@ class RecordedBatch(Batch):
         """Store the message in the newest slot as it was received, or its original address."""
         sources = self.sources
         if not sources and self._open_batches is not None:
-            self._open_batches.begun(self)
+            self._open_batches.add(self)
         if not isinstance(source, Message):
             self.bare += 1
         sources.append(source)
@@ -137,14 +137,14 @@ class RecordedBatch(Batch):
         `target` is their address behind the route; `changed` is True if they crossed one.
         """
         if not self.sources and self._open_batches is not None:
-            self._open_batches.begun(self)
+            self._open_batches.add(self)
         self.sources += [messages[0].address] * len(messages) if changed else messages
         self.bare += len(messages) if changed else 0
         if self.bursts is None:
             self.bursts = Bursts()
         self.bursts.add(messages, target)
 
-    def onward(self, source: Source) -> RecordedBatch:
+    def forwarded_batch(self, source: Source) -> RecordedBatch:
         """Return a batch in which a stage, such as a pause, passes on messages of this batch.
 
         The new batch records the slots that its messages had in this batch. `source` is the stage.
@@ -491,7 +491,7 @@ class RecordingDispatcher(Dispatcher):
         self,
         router: Router,
         dead_letters: DeadLetters,
-        surroundings: Surroundings = ALONE,
+        surroundings: DispatcherServices = ALONE,
         *,
         journaling: Journaling,
     ) -> None:

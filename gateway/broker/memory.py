@@ -4,9 +4,9 @@ Every holder has its own limits; this limit is on their sum and on everything th
 watermark memory is `short`: a publishing connection is not read any more after its next publish, and links
 requeue what they receive, until consumers have made space. Connections that only consume are not affected. A
 connection that must not be paused, because its client also consumes and has to acknowledge, continues; above
-the second watermark (`scarce`) its messages are refused. A message that is incomplete or not committed cannot
-be consumed, so a connection with many such bytes counts as a publisher, and is closed if memory stays short.
-Otherwise a few clients that stop halfway could keep it short forever.
+the second watermark (`is_scarce`) its messages are refused. A message that is incomplete or not committed
+cannot be consumed, so a connection with many such bytes counts as a publisher, and is closed if memory stays
+short. Otherwise a few clients that stop halfway could keep it short forever.
 
 The watermark applies to the memory use that the operating system reports for the process, not to an estimate.
 It is read several times a second and also after some passes of the event loop, since many messages can arrive
@@ -51,17 +51,17 @@ class HeldPublisher(Protocol):
         """Inform the client that it must wait (`short`) or may continue, if the protocol allows that."""
 
     @property
-    def begun(self) -> int:
+    def begun_bytes(self) -> int:
         """Size in bytes of the connection's messages that are incomplete or not committed."""
 
-    def let_go_for_memory(self) -> None:
+    def close_for_memory(self) -> None:
         """Close the connection, because there is no memory for its incomplete messages."""
 
 
 class Memory:
     """Memory use of one process and its watermark.
 
-    `mark` is the watermark in bytes. `resident` returns the used bytes, 0 if unknown. `trim` makes the
+    `watermark` is the watermark in bytes. `resident` returns the used bytes, 0 if unknown. `trim` makes the
     allocator return free memory. `changed` is called with True when memory gets short and with False when it
     no longer is. `connections` returns all connections that may publish.
     """
@@ -79,26 +79,26 @@ class Memory:
         "_turns",
         "changed",
         "connections",
-        "mark",
+        "is_scarce",
         "refused",
-        "scarce",
         "short",
         "used",
+        "watermark",
     )
 
     def __init__(
         self,
-        mark: int,
+        watermark: int,
         resident: Callable[[], int],
         *,
         trim: Callable[[], None] | None = None,
         changed: Callable[[bool], None] | None = None,
         connections: Callable[[], Iterable[HeldPublisher]] = list,
     ) -> None:
-        self.mark = mark
+        self.watermark = watermark
         self.used = 0
         self.short = False
-        self.scarce = False
+        self.is_scarce = False
         self.refused = 0  # messages
         self.changed = changed
         self.connections = connections
@@ -133,7 +133,7 @@ class Memory:
             release = self._stopped[publisher] = publisher.hold()
             if not is_stopped:
                 publisher.notify_memory(True)
-        if release is None and self.scarce:
+        if release is None and self.is_scarce:
             self.refused += count
             return False
         return True
@@ -151,31 +151,31 @@ class Memory:
             self.measure()
 
     def measure(self) -> None:
-        """Read the memory use, and set `short` and `scarce`.
+        """Read the memory use, and set `short` and `is_scarce`.
 
         When memory is no longer short, paused connections resume.
         """
         self._turns = 0
         self.used = used = self._resident()
-        self.scarce = used > self.mark * SCARCE
+        self.is_scarce = used > self.watermark * SCARCE
         if used < self._risen:
             self._risen = used
-        elif used > self._risen + self.mark * RISE:
+        elif used > self._risen + self.watermark * RISE:
             self._risen = used
             if self._rising is not None:
                 self._rising()
         if not self.short:
-            if used > self.mark:
+            if used > self.watermark:
                 self.short = True
                 self._notify_change()
-                self._stop_begun()
-        elif used < self.mark * LOW:
+                self._hold_begun()
+        elif used < self.watermark * LOW:
             self.short = False
             self._shortage_start = None
             self._notify_change()
             self._resume_publishers()
-        elif used > self._checked_bytes + self.mark * RISE:
-            self._stop_begun()
+        elif used > self._checked_bytes + self.watermark * RISE:
+            self._hold_begun()
 
     def _notify_change(self) -> None:
         if self.changed is not None:
@@ -191,15 +191,15 @@ class Memory:
             except Exception as error:
                 contained("connection", error)
 
-    def _stop_begun(self, *, close: bool = False) -> None:
+    def _hold_begun(self, *, close: bool = False) -> None:
         """Pause the connections that have many bytes of incomplete messages.
 
         With `close`, or if memory is scarce and a connection cannot be paused, the connection is closed.
         """
         self._checked_bytes = self.used
         for publisher in list(self.connections()):
-            if publisher.begun > BEGUN_BYTES_MAX and (not self.admit(publisher, 0) or close):
-                publisher.let_go_for_memory()
+            if publisher.begun_bytes > BEGUN_BYTES_MAX and (not self.admit(publisher, 0) or close):
+                publisher.close_for_memory()
 
     def tick(self, now: float) -> None:
         """Measure memory use; while it is short, return free memory and pause or close connections.
@@ -212,7 +212,7 @@ class Memory:
         if self.short:
             if self._shortage_start is None:
                 self._shortage_start = now
-            self._stop_begun(close=now - self._shortage_start >= BEGUN_SECS)
+            self._hold_begun(close=now - self._shortage_start >= BEGUN_SECS)
 
     def _return_free(self, trim: Callable[[], None], now: float) -> None:
         """Return free memory to the operating system, and set the time of the next attempt.
@@ -221,7 +221,7 @@ class Memory:
         """
         before = self._resident()
         trim()
-        useful = before - self._resident() > self.mark * RISE
+        useful = before - self._resident() > self.watermark * RISE
         self._trim_wait = TRIM_SECS if useful else min(2 * self._trim_wait, TRIM_SECS_MAX)
         self._trim_at = now + self._trim_wait
 
@@ -230,7 +230,7 @@ class Memory:
         return {
             "gateway_memory_blocked": lambda: self.short,
             "gateway_memory_bytes": self._resident,
-            "gateway_memory_limit_bytes": lambda: self.mark,
+            "gateway_memory_limit_bytes": lambda: self.watermark,
         }
 
     async def run(self, flush: Callable[[], None]) -> None:

@@ -55,7 +55,7 @@ class IncompleteMessages(NamedTuple):
     def restrain(self, on: bool) -> None:
         """Close the connection if `on`, because its owner occupies too much memory."""
         if on:
-            self.publisher.let_go_for_memory()
+            self.publisher.close_for_memory()
 
 
 class CachingClient(Protocol):
@@ -96,16 +96,16 @@ class MemoryShares:
         per_user: float,
         per_address: float,
     ) -> None:
-        self.over: set[Owner] = set()
+        self.owners_over_share: set[Owner] = set()
         self._memory = memory
         self._claims = claims
         self._shares = {"user": per_user, "address": per_address}
         self._restrained: dict[Holder, None] = {}
         self._near = False
         self._rise = trio.Event()
-        memory.set_rise_callback(self._look_soon)
+        memory.set_rise_callback(self._wake)
 
-    def _look_soon(self) -> None:
+    def _wake(self) -> None:
         self._rise.set()
 
     async def enforce(self) -> None:
@@ -114,7 +114,7 @@ class MemoryShares:
         Restraints end for holders whose owners no longer occupy too much.
         """
         memory = self._memory
-        self._near = memory.used > memory.mark * (FAR if self._near else NEAR)
+        self._near = memory.used > memory.watermark * (FAR if self._near else NEAR)
         held_bytes: dict[Owner, int] = {}
 
         def count(holder: Holder | None, byte_count: int, owners: list[Owner]) -> None:
@@ -123,26 +123,28 @@ class MemoryShares:
 
         if self._near:
             await self._for_each_claim(count)
-        self.over = {owner for owner, byte_count in held_bytes.items() if byte_count > self._bytes_max(owner)}
+        self.owners_over_share = {
+            owner for owner, byte_count in held_bytes.items() if byte_count > self._bytes_max(owner)
+        }
         to_restrain: set[Holder] = set()
 
         def restrain(holder: Holder | None, byte_count: int, owners: list[Owner]) -> None:
-            if holder is not None and not self.over.isdisjoint(owners):
+            if holder is not None and not self.owners_over_share.isdisjoint(owners):
                 to_restrain.add(holder)
                 self._restrained[holder] = None
-                _act(holder, on=True)
+                _restrain(holder, on=True)
 
-        if self.over:
+        if self.owners_over_share:
             await self._for_each_claim(restrain)
         for number, holder in enumerate([one for one in self._restrained if one not in to_restrain], 1):
             del self._restrained[holder]
-            _act(holder, on=False)
+            _restrain(holder, on=False)
             if number % SLICE == 0:
                 await trio.lowlevel.checkpoint()
 
     def _bytes_max(self, owner: Owner) -> float:
-        most = self._memory.mark * self._shares[owner[0]]
-        return most * LESS if owner in self.over else most
+        most = self._memory.watermark * self._shares[owner[0]]
+        return most * LESS if owner in self.owners_over_share else most
 
     async def _for_each_claim(self, act: Callable[[Holder | None, int, list[Owner]], None]) -> None:
         for number, (holder, byte_count, user, place) in enumerate(self._claims(), 1):
@@ -155,7 +157,7 @@ class MemoryShares:
 
     def gauges(self) -> dict[str, Callable[[], float]]:
         """Return functions that read the gauges of memory shares, by metric name."""
-        return {"gateway_memory_shares_full": lambda: len(self.over)}
+        return {"gateway_memory_shares_full": lambda: len(self.owners_over_share)}
 
     async def run(self, flush: Callable[[], None]) -> None:
         """Enforce the shares several times a second and when memory use rises, until cancelled.
@@ -173,7 +175,7 @@ class MemoryShares:
             flush()
 
 
-def _act(holder: Holder, *, on: bool) -> None:
+def _restrain(holder: Holder, *, on: bool) -> None:
     try:
         holder.restrain(on)
     except Exception as error:  # a failure of one holder alone; the others are processed

@@ -88,12 +88,12 @@ class PauseGate(OneSink):
         Messages beyond the total limit, or beyond the part of it that one user may fill, are returned to
         their source, to be retried.
         """
-        if beyond := self._shares.beyond(part.messages):
+        if beyond := self._shares.refuse_over_share(part.messages):
             self.route.failed += len(beyond)
             whole, part = part, part.without(set(beyond))
             whole.settle_at(beyond, HELD_USER_FULL)
         messages = part.messages
-        fits = self._room_for(messages)
+        fits = self._fitting_count(messages)
         if fits:
             self.messages += fits
             self.byte_count += weight_of(messages[:fits])
@@ -134,7 +134,7 @@ class PauseGate(OneSink):
         self.byte_count -= weight_of(messages)
         self._shares.remove_messages(messages)
 
-    def _room_for(self, messages: list[Message]) -> int:
+    def _fitting_count(self, messages: list[Message]) -> int:
         room = min(len(messages), HELD_MESSAGES_MAX - self.messages)
         byte_count = self.byte_count
         for at, message in enumerate(messages[:room]):
@@ -173,7 +173,7 @@ class PauseGate(OneSink):
 
     def _forward(self, part: SubBatch, count: int) -> None:
         """Send the first `count` messages of a part to the recipients behind the gate."""
-        batch = part.batch.onward(PassedPart(part))
+        batch = part.batch.forwarded_batch(PassedPart(part))
         batch.redelivered = part.is_redelivered
         utc = clock.utc()
         for at, message in enumerate(part.messages[:count]):

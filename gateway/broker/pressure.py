@@ -84,10 +84,10 @@ class Pressure:
         self._waiting: list[Callable[[], None]] = []
 
     def hold_sources(self, part: SubBatch) -> None:
-        """Pause reading from the connections that published `part`, until `relieve` is called."""
+        """Pause reading from the connections that published `part`, until `resume_sources` is called."""
         self._waiting += hold_sources(part)
 
-    def relieve(self) -> None:
+    def resume_sources(self) -> None:
         """Resume the paused connections, because the queue has space."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
@@ -119,15 +119,15 @@ class PressureByUser(Pressure):
         """Return True if connections of the user are paused here."""
         return user in self._users
 
-    def relieve_user(self, user: str) -> None:
+    def resume_user(self, user: str) -> None:
         """Resume the paused connections of one user."""
         for release in self._users.pop(user, ()):
             release()
 
-    def relieve(self) -> None:
+    def resume_sources(self) -> None:
         """Resume all paused connections, because the queue has space."""
         for user in list(self._users):
-            self.relieve_user(user)
+            self.resume_user(user)
 
     def __bool__(self) -> bool:
         return bool(self._users)

@@ -3,13 +3,13 @@
 While all waiting messages have one priority and every consumer accepts any message, this is the plain queue,
 which delivers runs of messages at no cost for each. Otherwise the messages in memory are *sorted*: a
 dictionary by position, a heap of (priority, position) for consumers that accept anything, and another heap
-for each consumer with a wish (a selector), with the messages that it selects. Heaps may contain positions
+for each consumer with a selector (a selector), with the messages that it selects. Heaps may contain positions
 that were consumed meanwhile. When memory is empty, the queue is plain again.
 
-Wishes are evaluated when their consumer has credit, and only as many in one pass of the event loop as
-`SelectionWork` allows: a consumer gets nothing before all messages that have arrived for it were evaluated. A
-requeued message keeps its position. Messages on disk only are not sorted: priorities and wishes apply to the
-messages in memory.
+SelectorResults are evaluated when their consumer has credit, and only as many in one pass of the event loop
+as `SelectionWork` allows: a consumer gets nothing before all messages that have arrived for it were
+evaluated. A requeued message keeps its position. Messages on disk only are not sorted: priorities and results
+apply to the messages in memory.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from gateway.model.message import Message
 
 STALE_MAX: Final = 1_024  # consumed positions that may be in a heap, in addition to as many as wait
 
-Wish = Callable[[Message], bool]
+SelectorFunction = Callable[[Message], bool]
 Heap = list[tuple[int, int]]  # (negated priority, position)
 QueuedMessage = tuple[Message, bool]  # message, and True if it was delivered before
 
 
-class Wishes:
+class SelectorResults:
     """Selector of one consumer, with the messages that it has selected so far.
 
     `heap` has the selected messages as (negative priority, position). `unseen` has the positions of messages
     for which the selector was not evaluated yet.
     """
 
-    __slots__ = ("heap", "unseen", "wish")
+    __slots__ = ("heap", "selector", "unseen")
 
-    def __init__(self, wish: Wish, unseen: Iterable[int]) -> None:
-        self.wish = wish
+    def __init__(self, selector: SelectorFunction, unseen: Iterable[int]) -> None:
+        self.selector = selector
         self.heap: Heap = []
         self.unseen = deque(unseen)
 
 
 class PriorityQueue(Queue):
-    """Queue ordered by priority, then by arrival. Consumers may select messages by selectors (wishes)."""
+    """Queue ordered by priority, then by arrival. Consumers may select messages by selectors (results)."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class PriorityQueue(Queue):
         self._unsorted = False  # what was read from the disk must still be sorted
         self._waiting: dict[int, QueuedMessage] = {}
         self._heap: Heap = []
-        self._wishes: dict[Consumer, Wishes] = {}
+        self._selector_results: dict[Consumer, SelectorResults] = {}
         self._work = work
         self._avoided: dict[int, Consumer] = {}  # position -> consumer that has just returned the message
 
@@ -102,7 +102,7 @@ class PriorityQueue(Queue):
         self._sort()
         first = self.next
         self.next += len(messages)
-        self.count_in(messages)
+        self.add_to_size(messages)
         for position, message in enumerate(messages, first):
             self._wait(position, message, redelivered=False)
 
@@ -125,8 +125,8 @@ class PriorityQueue(Queue):
         Returns False if a consumer has a selector.
         """
         priority = self._priority
-        if priority is None or self._wishes or not messages:
-            return not self._wishes
+        if priority is None or self._selector_results or not messages:
+            return not self._selector_results
         level = self._level if self._ready or self._returned else priority(messages[0])
         last = None
         for message in messages:
@@ -163,13 +163,13 @@ class PriorityQueue(Queue):
         if len(self._heap) > 2 * len(self._waiting) + STALE_MAX:
             self._heap = self._fresh_heap()
         most = 2 * len(self._waiting) + STALE_MAX
-        for wishes in self._wishes.values():
-            wishes.unseen.append(position)
-            if len(wishes.unseen) > most:
-                wishes.unseen = deque([at for at in wishes.unseen if at in self._waiting])
-            if len(wishes.heap) > most:
-                wishes.heap = [entry for entry in wishes.heap if entry[1] in self._waiting]
-                heapq.heapify(wishes.heap)
+        for results in self._selector_results.values():
+            results.unseen.append(position)
+            if len(results.unseen) > most:
+                results.unseen = deque([at for at in results.unseen if at in self._waiting])
+            if len(results.heap) > most:
+                results.heap = [entry for entry in results.heap if entry[1] in self._waiting]
+                heapq.heapify(results.heap)
 
     def _priority_of(self, message: Message) -> int:
         return 0 if self._priority is None else self._priority(message)
@@ -179,44 +179,44 @@ class PriorityQueue(Queue):
         heapq.heapify(heap)
         return heap
 
-    def _ask(self, wishes: Wishes) -> bool:
+    def _evaluate(self, results: SelectorResults) -> bool:
         """Evaluate a consumer's selector for the messages that it was not evaluated for yet.
 
         Return False if the time budget is used up and the rest is postponed to the next pass of the event
         loop.
         """
-        while wishes.unseen:
+        while results.unseen:
             if self._work.is_exhausted:
                 self._work.postpone(self.dispatch)
                 return False
-            position = wishes.unseen.popleft()
+            position = results.unseen.popleft()
             found = self._waiting.get(position)
-            if found is not None and self._is_selected(wishes.wish, found[0]):
-                heapq.heappush(wishes.heap, (-self._priority_of(found[0]), position))
+            if found is not None and self._is_selected(results.selector, found[0]):
+                heapq.heappush(results.heap, (-self._priority_of(found[0]), position))
         return True
 
-    def _is_selected(self, wish: Wish, message: Message) -> bool:
+    def _is_selected(self, selector: SelectorFunction, message: Message) -> bool:
         """Return True if the selector selects the message; False also if the selector fails."""
         try:
-            return self._work.selects(wish, message)
+            return self._work.selects(selector, message)
         except Exception as error:
             contained("delivery", error)
             return False
 
-    def withdraw(self, first: int, count: int) -> list[Message]:
+    def remove_refused(self, first: int, count: int) -> list[Message]:
         """Remove and return messages that the store has refused, unless a consumer has received them.
 
         The range of positions is `first` to before `first + count`.
         """
         if not self._sorted:
-            return super().withdraw(first, count)
+            return super().remove_refused(first, count)
         withdrawn: list[Message] = []
         for position in range(first, first + count):
             self._avoided.pop(position, None)
             found = self._waiting.pop(position, None)
             if found is not None:
                 withdrawn.append(found[0])
-        self.count_out(withdrawn)
+        self.subtract_from_size(withdrawn)
         self._resume_if_drained()
         return withdrawn
 
@@ -229,7 +229,7 @@ class PriorityQueue(Queue):
         self._sort()
         for position, message in messages:
             self.unacknowledged -= 1
-            self.count_in((message,))
+            self.add_to_size((message,))
             self._wait(position, message, redelivered=True)
 
     def return_unfit(self, position: int, message: Message, consumer: Consumer) -> None:
@@ -243,20 +243,20 @@ class PriorityQueue(Queue):
 
     # Consumers.
 
-    def add(self, consumer: Consumer, wish: Wish | None = None) -> None:
+    def add(self, consumer: Consumer, selector: SelectorFunction | None = None) -> None:
         """Add a consumer, and deliver waiting messages to it.
 
-        It gets the messages that its selector `wish` selects; None selects all.
+        It gets the messages that its selector `selector` selects; None selects all.
         """
-        if wish is not None:
+        if selector is not None:
             self._sort()
-            self._wishes[consumer] = Wishes(wish, self._waiting)
+            self._selector_results[consumer] = SelectorResults(selector, self._waiting)
         super().add(consumer)
 
     def remove(self, consumer: Consumer) -> None:
         """Remove a consumer. The caller requeues the messages that it has not acknowledged."""
         super().remove(consumer)
-        self._wishes.pop(consumer, None)
+        self._selector_results.pop(consumer, None)
         if self._avoided:
             self.dispatch()
 
@@ -268,8 +268,8 @@ class PriorityQueue(Queue):
         return consumer in self.consumers
 
     def _may_have(self, consumer: Consumer, message: Message) -> bool:
-        wishes = self._wishes.get(consumer)
-        return wishes is None or self._is_selected(wishes.wish, message)
+        results = self._selector_results.get(consumer)
+        return results is None or self._is_selected(results.selector, message)
 
     # Out.
 
@@ -328,7 +328,7 @@ class PriorityQueue(Queue):
                     handed += self._hand_out_sorted(consumer, 1)
             if not handed:
                 return False
-        if self._sorted and not self._wishes:
+        if self._sorted and not self._selector_results:
             self._stop_sorting()
         return True
 
@@ -346,7 +346,7 @@ class PriorityQueue(Queue):
         utc = clock.utc()
         rows: list[tuple[int, Message, bool]] = []
         removed_count = byte_count = 0
-        for position, message, redelivered in self._best(consumer):
+        for position, message, redelivered in self._take_best(consumer):
             if self._drop_expired(position, message, utc):
                 removed_count += 1
             else:
@@ -355,23 +355,23 @@ class PriorityQueue(Queue):
             is_full = len(rows) >= count or byte_count >= DISPATCH_BYTES_MAX
             if is_full or removed_count >= DISPATCH_MESSAGES_MAX:
                 break
-        self._taken([message for _, message, _ in rows], byte_count)
+        self._mark_unacknowledged([message for _, message, _ in rows], byte_count)
         for position, messages, redelivered in _runs(rows):
             self._deliver(consumer, position, messages, redelivered)
         return removed_count + len(rows)
 
-    def _best(self, consumer: Consumer | None) -> Iterator[tuple[int, Message, bool]]:
+    def _take_best(self, consumer: Consumer | None) -> Iterator[tuple[int, Message, bool]]:
         """Remove and yield the messages that `consumer` may get, by priority and then by position.
 
         Each row is (position, message, redelivered). A `consumer` of None stands for a single request
         (basic.get).
         """
         heap = self._heap
-        if consumer is not None and consumer in self._wishes:
-            wishes = self._wishes[consumer]
-            if wishes.unseen and not self._ask(wishes):
+        if consumer is not None and consumer in self._selector_results:
+            results = self._selector_results[consumer]
+            if results.unseen and not self._evaluate(results):
                 return
-            heap = wishes.heap
+            heap = results.heap
         aside: Heap = []
         try:
             while heap:
@@ -413,9 +413,9 @@ class PriorityQueue(Queue):
         if not self._sorted:
             return super().take()
         utc = clock.utc()
-        for position, message, redelivered in self._best(None):
+        for position, message, redelivered in self._take_best(None):
             if not self._drop_expired(position, message, utc):
-                self._taken((message,))
+                self._mark_unacknowledged((message,))
                 return position, message, redelivered
         return None
 
@@ -498,9 +498,9 @@ class PriorityQueue(Queue):
         self._waiting.clear()
         self._avoided.clear()
         self._heap.clear()
-        for wishes in self._wishes.values():
-            wishes.heap.clear()
-            wishes.unseen.clear()
+        for results in self._selector_results.values():
+            results.heap.clear()
+            results.unseen.clear()
         super().purge()
         return count
 

@@ -119,7 +119,7 @@ def _behind(dispatcher: Dispatcher, rights: Rights, address: Address, host: str)
 
     Return None if `address` is not a return address.
     """
-    there = dispatcher.answered_at(address)
+    there = dispatcher.requester_of(address)
     if there is None:
         return None
     namespace = dispatcher.namespaces.get(there[0])

@@ -134,14 +134,14 @@ class Storage(Protocol):
 
 
 class UnfitMessage:
-    """Message that was set aside because some consumers cannot receive it (`unable`)."""
+    """Message that was set aside because some consumers cannot receive it (`unable_consumers`)."""
 
-    __slots__ = ("message", "redelivered", "unable")
+    __slots__ = ("message", "redelivered", "unable_consumers")
 
     def __init__(self, message: Message, redelivered: bool) -> None:
         self.message = message
         self.redelivered = redelivered
-        self.unable: list[Consumer] = []
+        self.unable_consumers: list[Consumer] = []
 
 
 class Queue:
@@ -163,7 +163,9 @@ class Queue:
         self.bytes_max = bytes_max
         self.byte_count = 0
         self.unacknowledged = 0
-        self.dying = 0  # messages that have left, and stay on disk until their dead letters are there
+        self.awaiting_dead_letters = (
+            0  # messages that have left, and stay on disk until their dead letters are there
+        )
         self.deleted = False
         self.consumers: list[Consumer] = []
         self.storage: Storage | None = None  # None if nothing of this queue is on disk
@@ -187,7 +189,7 @@ class Queue:
         # Original limit in bytes, while `bytes_max` is reduced because its owner holds too much.
         self._allowed: int | None = None
 
-    def keep_in(self, storage: Storage, end: int, byte_count: int, gate: Gate) -> None:
+    def attach_storage(self, storage: Storage, end: int, byte_count: int, gate: Gate) -> None:
         """Store the queue's messages in `storage` from now on.
 
         An earlier process has left messages of `byte_count` bytes there, at positions before `end`. `gate` is
@@ -286,7 +288,7 @@ class Queue:
     def review_hold(self) -> None:
         """Resume paused publishers if the queue's owner may no longer pause them after a change of rules."""
         if self._pressure and not self.may_hold:
-            self._pressure.relieve()
+            self._pressure.resume_sources()
 
     def is_named_by(self, message: Message) -> bool:
         """Return True if the message was published to this queue by its name, not by a binding or topic."""
@@ -341,7 +343,7 @@ class Queue:
             self._first = self.next  # what was on disk alone may have ended before
         self._ready.extend(messages)
         self.next += len(messages)
-        self.count_in(messages)
+        self.add_to_size(messages)
 
     def refill(self, first: int, messages: list[Message]) -> None:
         """Add messages that were on disk only to memory.
@@ -353,7 +355,7 @@ class Queue:
         self._first = first
         self._ready.extend(messages)
 
-    def withdraw(self, first: int, count: int) -> list[Message]:
+    def remove_refused(self, first: int, count: int) -> list[Message]:
         """Remove and return messages that the store has refused, unless a consumer has received them.
 
         The range of positions is `first` to before `first + count`.
@@ -363,7 +365,7 @@ class Queue:
         for place in range(max(first - self._first, 0), first + count - self._first):
             withdrawn.append(ready[place])
             ready[place] = HOLE
-        self.count_out(withdrawn)
+        self.subtract_from_size(withdrawn)
         while ready and ready[-1] is HOLE and self.next == self._first + len(ready):
             ready.pop()
             self.next -= 1
@@ -380,8 +382,8 @@ class Queue:
         """Remove a consumer. The caller requeues the messages that it has not acknowledged."""
         self.consumers.remove(consumer)
         for aside in self._aside.values():
-            if consumer in aside.unable:
-                aside.unable.remove(consumer)
+            if consumer in aside.unable_consumers:
+                aside.unable_consumers.remove(consumer)
 
     def dispatch(self) -> None:
         """Deliver ready messages to consumers with credit, in turn."""
@@ -428,12 +430,12 @@ class Queue:
             UnfitMessage(message, redelivered) if offered is None or offered[0] != position else offered[1]
         )
         if consumer is not None:
-            aside.unable.append(consumer)
+            aside.unable_consumers.append(consumer)
         self._aside[position] = aside
         self._note_expiry_aside(message)
         self.unacknowledged -= 1
-        self.count_in((message,))
-        self._offers = self._offers or any(one not in aside.unable for one in self._eligible())
+        self.add_to_size((message,))
+        self._offers = self._offers or any(one not in aside.unable_consumers for one in self._eligible())
 
     def _offer_aside(self) -> None:
         """Deliver set-aside messages to other consumers that can receive them and have credit.
@@ -447,14 +449,16 @@ class Queue:
             aside = self._aside[position]
             while position in self._aside:
                 able = [
-                    one for one in eligible if one not in aside.unable and self._may_have(one, aside.message)
+                    one
+                    for one in eligible
+                    if one not in aside.unable_consumers and self._may_have(one, aside.message)
                 ]
                 free = next((one for one in able if one.capacity() > 0), None)
                 if free is None:
                     self._offers = self._offers or bool(able)
                     break
                 del self._aside[position]
-                self._taken((aside.message,))
+                self._mark_unacknowledged((aside.message,))
                 self._offered = position, aside
                 self._deliver(free, position, [aside.message], aside.redelivered)
                 self._offered = None
@@ -475,7 +479,7 @@ class Queue:
             aside = self._aside[position]
             if fits(aside.message):
                 del self._aside[position]
-                self._taken((aside.message,))
+                self._mark_unacknowledged((aside.message,))
                 return position, aside.message, aside.redelivered
         return None
 
@@ -506,14 +510,14 @@ class Queue:
         while self._returned:
             position, message = heapq.heappop(self._returned)
             if not self._drop_expired(position, message, utc):
-                self._taken((message,))
+                self._mark_unacknowledged((message,))
                 return position, message, True
         while self._ready or (self.storage is not None and self.storage.refill()):
             message = self._ready.popleft()
             position = self._first
             self._first += 1
             if not self._drop_expired(position, message, utc):
-                self._taken((message,))
+                self._mark_unacknowledged((message,))
                 return position, message, self._was_delivered(position)
         return None
 
@@ -582,7 +586,7 @@ class Queue:
         for position, message in deliveries:
             heapq.heappush(self._returned, (position, message))
             self.unacknowledged -= 1
-            self.count_in((message,))
+            self.add_to_size((message,))
 
     def put_back(self, deliveries: Iterable[tuple[int, Message]]) -> None:
         """Return messages that were removed from the queue but sent to no client.
@@ -705,7 +709,7 @@ class Queue:
         for message in messages:
             if message.expires:
                 return self._without_expired(messages)
-        self._taken(messages, byte_count)
+        self._mark_unacknowledged(messages, byte_count)
         return self._first - len(messages), messages
 
     def _shorten(self, messages: list[Message]) -> int:
@@ -744,7 +748,7 @@ class Queue:
                 break
             else:
                 position = first + at + 1
-        self._taken(remaining)
+        self._mark_unacknowledged(remaining)
         return position, remaining
 
     def _hand_out_returned(self) -> bool:
@@ -759,7 +763,7 @@ class Queue:
         position, message = heapq.heappop(self._returned)
         if not self._drop_expired(position, message, clock.utc()):
             self._turn += 1
-            self._taken((message,))
+            self._mark_unacknowledged((message,))
             self._deliver(consumer, position, [message], True)
         return True
 
@@ -768,7 +772,7 @@ class Queue:
             return False
         if message is HOLE:
             return True
-        self.count_out((message,))
+        self.subtract_from_size((message,))
         self._expire(position, message)
         self._resume_if_drained(leaving=1)
         return True
@@ -783,26 +787,26 @@ class Queue:
         if self._expired is not None:
             self._expired(message)
 
-    def count_in(self, messages: Sequence[Message]) -> None:
+    def add_to_size(self, messages: Sequence[Message]) -> None:
         """Add the size of new messages to the size of the queue, in memory or only on disk."""
         self.byte_count += weight_of(messages)
 
-    def count_out(self, messages: Sequence[Message], byte_count: int | None = None) -> None:
+    def subtract_from_size(self, messages: Sequence[Message], byte_count: int | None = None) -> None:
         """Subtract the size of messages that leave the queue from the size of the queue.
 
         `byte_count` is the size of the messages in bytes; None if it must be computed.
         """
         self.byte_count -= weight_of(messages) if byte_count is None else byte_count
 
-    def lose(self, messages: Sequence[Message]) -> None:
+    def subtract_refused(self, messages: Sequence[Message]) -> None:
         """Subtract messages that were to be on disk only but that the store has refused.
 
         Resumes paused publishers if the queue has drained.
         """
-        self.count_out(messages)
+        self.subtract_from_size(messages)
         self._resume_if_drained()
 
-    def shrink(self, byte_count: int) -> None:
+    def subtract_missing_bytes(self, byte_count: int) -> None:
         """Subtract bytes that were counted but are not on disk.
 
         Called by the storage when it has read all messages. Resumes paused publishers if the queue has
@@ -811,13 +815,13 @@ class Queue:
         self.byte_count -= byte_count
         self._resume_if_drained()
 
-    def _taken(self, messages: Sequence[Message], byte_count: int | None = None) -> None:
+    def _mark_unacknowledged(self, messages: Sequence[Message], byte_count: int | None = None) -> None:
         """Move messages from the queue's size to its count of unacknowledged messages, for delivery.
 
         `byte_count` is the size of the messages in bytes; None if it must be computed.
         """
         self.unacknowledged += len(messages)
-        self.count_out(messages, byte_count)
+        self.subtract_from_size(messages, byte_count)
         if self._pressure:
             self._resume_if_drained()
 
@@ -827,7 +831,7 @@ class Queue:
         `leaving` is the number of messages that still count as waiting but are being removed.
         """
         if self._pressure and self.has_drained(leaving):
-            self._pressure.relieve()
+            self._pressure.resume_sources()
 
     def has_drained(self, leaving: int = 0) -> bool:
         """Return True if at most half of the limits is used, so that paused publishers may resume.

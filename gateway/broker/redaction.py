@@ -99,8 +99,8 @@ class Redactor:
         self.redacted += 1
         return Message(
             message.address,
-            self._bodied(message.body),
-            self._set(message.property_set),
+            self._redact_body(message.body),
+            self._redact_set(message.property_set),
             message.assurance,
             message.durable,
             message.retain,
@@ -109,7 +109,7 @@ class Redactor:
             self._redact_sender(message.sender),
         )
 
-    def _bodied(self, body: Body) -> Body:
+    def _redact_body(self, body: Body) -> Body:
         """Return the redacted form of a body.
 
         That is the body unchanged, with hidden fields, hashed, truncated, or only its size.
@@ -119,7 +119,7 @@ class Redactor:
         if self._body == "drop" or (self._fields and len(body) > self._body_bytes_max):
             return WithheldBody(len(body))
         if self._fields and body:
-            redacted = self._looked_into(body)
+            redacted = self._redact_json(body)
             if redacted is None:
                 self.withheld += 1
                 return WithheldBody(len(body))
@@ -128,7 +128,7 @@ class Redactor:
             return body[: self._body.truncate]
         return body if self._body is None else self._hash(body).encode()
 
-    def _looked_into(self, body: bytes) -> bytes | None:
+    def _redact_json(self, body: bytes) -> bytes | None:
         """Parse a JSON body, and return it with its private fields removed, hashed or truncated.
 
         Returns None if the body is not a JSON object or array, or is nested too deeply.
@@ -198,7 +198,7 @@ class Redactor:
             self._senders[sender] = found
         return found
 
-    def _set(self, found: PropertySet) -> PropertySet:
+    def _redact_set(self, found: PropertySet) -> PropertySet:
         """Return the redacted form of a property set.
 
         Equal sets have one common result, because the journal compares identities.

@@ -97,8 +97,8 @@ class Branch:
 class RoutingPlan:
     """Routing that addresses with the same recipients and routes have in common.
 
-    The frequent case of a single recipient (`only`) is prepared so that publishing needs no loop. Routes
-    without receivers (`idle`), such as those of identity.yaml to a protocol without clients, create no
+    The frequent case of a single recipient (`only_recipient`) is prepared so that publishing needs no loop.
+    Routes without receivers (`idle`), such as those of identity.yaml to a protocol without clients, create no
     message.
     """
 
@@ -112,7 +112,7 @@ class RoutingPlan:
         "idle_hops_max",
         "idle_routes",
         "namespace",
-        "only",
+        "only_recipient",
         "plain",
         "recipients",
         "resolved_routes",
@@ -142,7 +142,7 @@ class RoutingPlan:
         self.idle = tuple(idle)
         self.idle_routes = tuple([branches[at].route for at in idle])
         self.idle_hops_max = min([resolved_routes[at].bare_hops_max for at in idle], default=0)
-        self.only: Recipient | None = None
+        self.only_recipient: Recipient | None = None
         self.branch_at = 0  # index of the one branch that is taken, if `route` is not None
         self.route: Route | None = None  # route of that branch
         self.plain = False  # that route changes nothing but the address, besides counting a hop
@@ -150,12 +150,12 @@ class RoutingPlan:
         self.hops_max = 0
         busy = [at for at, branch in enumerate(branches) if not branch.idle]
         if recipients is not None and len(recipients) == 1 and not busy:
-            self.only = recipients[0]
+            self.only_recipient = recipients[0]
         elif recipients == () and len(busy) == 1:
             ends = branches[busy[0]].recipients
             if ends is not None and len(ends) == 1:
                 self.branch_at = busy[0]
-                self.only = ends[0]
+                self.only_recipient = ends[0]
                 self.route = branches[self.branch_at].route
                 resolved = resolved_routes[self.branch_at]
                 if resolved.bare_plain:
@@ -163,7 +163,7 @@ class RoutingPlan:
                     self.bare = not resolved.plain
                     self.hops_max = resolved.bare_hops_max
         # Messages that differ only in their bodies may go together.
-        self.bursts = self.only is not None and (self.route is None or self.plain)
+        self.bursts = self.only_recipient is not None and (self.route is None or self.plain)
 
 
 NOWHERE: Final = RoutingPlan(None, ())
@@ -186,12 +186,12 @@ class RoutingEntry:
         self.resolved_routes = resolved_routes
         self.target = resolved_routes[plan.branch_at].target if plan.plain else None
 
-    def chosen_by(self, namespace: Namespace | None) -> RoutingEntry:
+    def with_namespace(self, namespace: Namespace | None) -> RoutingEntry:
         """Return an entry with the same routes, for which `namespace` chooses the sinks of each message."""
         plan = RoutingPlan(namespace, None, self.plan.branches, self.resolved_routes)
         return RoutingEntry(self.address, plan, self.resolved_routes)
 
-    def by_routes(self, names: frozenset[str]) -> RoutingEntry:
+    def only_routes(self, names: frozenset[str]) -> RoutingEntry:
         """Return an entry with only the routes of these names, and no recipients in a namespace."""
         chosen = [
             (branch, resolved)
@@ -202,7 +202,7 @@ class RoutingEntry:
         plan = RoutingPlan(None, (), tuple([branch for branch, _ in chosen]), resolved_routes)
         return RoutingEntry(self.address, plan, plan.resolved_routes or resolved_routes)
 
-    def from_disk(self, bytes_max: int, *, retained: bool) -> RoutingEntry:
+    def for_large_body(self, bytes_max: int, *, retained: bool) -> RoutingEntry:
         """Return the entry for a message whose body may be on disk.
 
         Recipients behind a route get the body in memory, or refuse the message if it has more than
@@ -216,7 +216,7 @@ class RoutingEntry:
             ]
         )
         everybody = RoutingPlan(plan.namespace, plan.recipients, plan.branches, resolved_routes)
-        everybody.only = None  # no shortcut, which only knows addresses
+        everybody.only_recipient = None  # no shortcut, which only knows addresses
         return RoutingEntry(self.address, everybody, resolved_routes)
 
 

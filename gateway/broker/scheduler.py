@@ -37,7 +37,7 @@ class ScheduledCall:
         """Cancel the call. Has no effect if it was made already."""
         if self.call is not None:
             self.call = None
-            self._alarms.one_cancelled()
+            self._alarms.count_cancelled()
 
 
 class CallScheduler:
@@ -60,7 +60,7 @@ class CallScheduler:
             self._sleep.cancel()
         return alarm
 
-    def one_cancelled(self) -> None:
+    def count_cancelled(self) -> None:
         """Count a cancelled call. If there are many, remove all cancelled calls from the heap."""
         self._cancelled += 1
         if self._cancelled > len(self._alarms) // 2 + CANCELLED_MAX:
@@ -68,7 +68,7 @@ class CallScheduler:
             heapq.heapify(self._alarms)
             self._cancelled = 0
 
-    def ring(self, utc: float) -> float:
+    def run_due(self, utc: float) -> float:
         """Make all calls that are due at `utc` (POSIX seconds).
 
         Return when the next one is due, in POSIX seconds; infinity if there is none.
@@ -92,11 +92,11 @@ class CallScheduler:
         """Time of the next scheduled call, in POSIX seconds; infinity if there is none."""
         return self._alarms[0][0] if self._alarms else math.inf
 
-    async def run(self, rung: Callable[[], None]) -> None:
-        """Make calls when they are due until cancelled, and call `rung` afterwards to write the results."""
+    async def run(self, after_run: Callable[[], None]) -> None:
+        """Make calls when they are due until cancelled, and call `after_run` to write the results."""
         while True:
-            self.ring(clock.utc())
-            rung()
+            self.run_due(clock.utc())
+            after_run()
             next_at = self.next_due  # the calls may have set further alarms
             with trio.CancelScope() as self._sleep:
                 await trio.sleep(max(0.0, min(next_at - clock.utc(), SLEEP_SECS_MAX)))

@@ -6,7 +6,7 @@ the next ones, by calls stored with `postpone`. Nothing is lost or overtaken: a 
 postponed adds later messages behind the waiting ones. Equal selectors are evaluated once for a message.
 
 A subscription has neither queued nor stored a message that it has postponed. A source that must know whether
-its targets have its messages, after it has sent a batch, compares `put_off` before and after that.
+its targets have its messages, after it has sent a batch, compares `postponed_count` before and after that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SelectionWork:
         self._calls: dict[Callable[[], None], None] = {}
         self._results: dict[tuple[Selects, Message], bool] = {}
         self._is_set = False
-        self.put_off = 0  # parts that subscriptions have postponed so far
+        self.postponed_count = 0  # parts that subscriptions have postponed so far
         self.is_selecting = False  # True while postponed messages are evaluated
 
     def selects(self, selects: Selects, message: Message) -> bool:

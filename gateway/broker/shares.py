@@ -178,7 +178,7 @@ class UserQuotas:
         """
         return self._shares("waiting messages", ("", count_max), ("", bytes_max), refusals=self.waiting)
 
-    def dying(self) -> UserShares:
+    def waiting_death_shares(self) -> UserShares:
         """Return new per-user limits for the messages of a virtual host that wait to be routed.
 
         They wait as dead letters, or because an exchange delays them. The virtual host sets the limits.
@@ -210,14 +210,14 @@ class UserQuotas:
         """Return how often something was refused because a user exceeded a quota, by resource."""
         return {shares.resource.replace(" ", "_"): shares.refused for shares in self.all()}
 
-    def pushed_out(self) -> dict[str, int]:
+    def evicted_counts(self) -> dict[str, int]:
         """Return how many entries were deleted in favour of newer ones, by resource."""
-        return {shares.resource.replace(" ", "_"): shares.pushed_out for shares in self.all()}
+        return {shares.resource.replace(" ", "_"): shares.evicted_count for shares in self.all()}
 
     def tick(self) -> None:
         """Log how much was refused or replaced since the last call, for each resource."""
         for shares in self.all():
-            refused, pushed_out = self._logged_counts.get(shares.resource, (0, 0))
+            refused, evicted_count = self._logged_counts.get(shares.resource, (0, 0))
             if shares.refused > refused:
                 log.warning(
                     "user quota reached",
@@ -226,14 +226,14 @@ class UserQuotas:
                     limit=shares.last_limit,
                     refused_count=shares.refused - refused,
                 )
-            if shares.pushed_out > pushed_out:
+            if shares.evicted_count > evicted_count:
                 log.warning(
                     "user quota evicted entries",
                     resource=shares.resource,
                     user=shares.last_user,
-                    entries=shares.pushed_out - pushed_out,
+                    entries=shares.evicted_count - evicted_count,
                 )
-            self._logged_counts[shares.resource] = (shares.refused, shares.pushed_out)
+            self._logged_counts[shares.resource] = (shares.refused, shares.evicted_count)
 
     def _shares(
         self,

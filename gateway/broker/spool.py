@@ -95,7 +95,7 @@ class SpoolFile:
         self._spool = spool
         self._path = spool.folder / name
         self._opened: ref[OpenFile] | None = None
-        self._finalize = finalize(self, spool.dead.append, name)
+        self._finalize = finalize(self, spool.unreferenced_names.append, name)
         self._finalize.atexit = False
 
     def write(self, *data: bytes | bytearray | memoryview) -> None:
@@ -199,7 +199,7 @@ class Spool:
         `shares` has the limit `bytes_max` (bytes) and the part of it that one user may fill. Raises
         StoreError.
         """
-        self.lasting = folder is not None
+        self.is_persistent = folder is not None
         self.shares = shares or UserShares(
             "spooled bodies", bytes_max=bytes_max, bytes_option="limits.spool_bytes_max"
         )
@@ -207,7 +207,7 @@ class Spool:
         self.reads = Gate()  # shut while deliveries wait because a body could not be read
         self.unread_count = 0  # deliveries that had to wait
         self._retry_at: Monotonic | None = None  # while the gate is shut
-        self.dead: deque[str] = deque()  # names of unreferenced files
+        self.unreferenced_names: deque[str] = deque()  # names of unreferenced files
         self._copied: deque[str] = deque()  # those that a copy of the store may need
         self._memory_max = memory_bytes_max
         self._memory_total_max = memory_total_max
@@ -230,7 +230,7 @@ class Spool:
                 raise SpoolFull(f"no temporary folder can be created: {error.strerror}") from error
         return self._folder
 
-    def hold(self, size: int) -> bool:
+    def reserve(self, size: int) -> bool:
         """Reserve memory for a body of `size` bytes; `release_reservation` ends that.
 
         Return False, without a reservation, if the body must be written to disk.
@@ -293,9 +293,9 @@ class Spool:
         """
         owner = owner_of(user)
         name = secrets.token_hex(16) + (OWNED + owner if owner else "") + SUFFIX
-        return self._enter(SpoolFile(self, name, 0, user))
+        return self._register(SpoolFile(self, name, 0, user))
 
-    def recall(self, name: str, size: int | None = None) -> SpoolFile:
+    def open_stored(self, name: str, size: int | None = None) -> SpoolFile:
         """Return the file with this name, to which a stored record refers.
 
         `size` is the expected size in bytes; None accepts any. Raises StoreError if the file is missing or
@@ -308,10 +308,10 @@ class Spool:
             if size is not None and found.size != size:
                 found.preserve()
                 raise StoreError(f"{self.folder / name} has {found.size} bytes, not {size}")
-            self._enter(found)
+            self._register(found)
         return found
 
-    def _enter(self, file: SpoolFile) -> SpoolFile:
+    def _register(self, file: SpoolFile) -> SpoolFile:
         with self._lock:
             self.files[file.name] = file
         return file
@@ -322,17 +322,17 @@ class Spool:
         except OSError as error:
             raise StoreError(f"{self.folder / name} cannot be opened: {error.strerror}") from error
 
-    def recall_body(self, name: str, size: int) -> Spooled:
+    def stored_body(self, name: str, size: int) -> Spooled:
         """Return the body in the file `name`, to which a stored message refers. Raises StoreError."""
-        return Spooled(self.recall(name, size), size)
+        return Spooled(self.open_stored(name, size), size)
 
     def sweep(self) -> None:
         """Delete the files to which nothing stored refers, at the start.
 
-        Must be called after all stored references were restored with `recall`. While another process copies
-        the store, the files are left to `delete_unreferenced`.
+        Must be called after all stored references were restored with `open_stored`. While another process
+        copies the store, the files are left to `delete_unreferenced`.
         """
-        if not self.lasting:
+        if not self.is_persistent:
             return
         is_copied = self._is_copied()
         for path in self.folder.glob("*" + SUFFIX):
@@ -350,14 +350,14 @@ class Spool:
         While another process copies the store, the files stay, and a later call deletes them.
         """
         if self._is_copied():
-            while self.dead:
-                self._copied.append(self.dead.popleft())
+            while self.unreferenced_names:
+                self._copied.append(self.unreferenced_names.popleft())
             return
         while self._copied:
-            self.dead.append(self._copied.popleft())
+            self.unreferenced_names.append(self._copied.popleft())
         while True:
             try:
-                name = self.dead.popleft()
+                name = self.unreferenced_names.popleft()
             except IndexError:
                 return
             with self._lock:
@@ -371,7 +371,7 @@ class Spool:
                     self.shares.remove(owner_in(name), size, 0)
 
     def _is_copied(self) -> bool:
-        return self._folder is not None and self.lasting and is_store_copied(self._folder.parent / HEAP)
+        return self._folder is not None and self.is_persistent and is_store_copied(self._folder.parent / HEAP)
 
     def close(self) -> None:
         """Close the spool: files that stored messages refer to stay, and a temporary folder is deleted."""
@@ -380,5 +380,5 @@ class Spool:
         self.delete_unreferenced()
         for file in list(self.files.values()):
             file.preserve()
-        if not self.lasting:
+        if not self.is_persistent:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -77,7 +77,7 @@ class PagedLog:
         self.count += count
         self.byte_count += byte_count
 
-    def take_back(self, first: int, count: int, byte_count: int) -> bool:
+    def subtract_refused(self, first: int, count: int, byte_count: int) -> bool:
         """Subtract `count` messages from position `first` on, which the store has refused.
 
         Their size is `byte_count` bytes. Return False if they were removed from this part of the log before.
@@ -190,17 +190,17 @@ class QueueStorage(PagedLog):
         self._messages_max = memory_messages_max
         self._bytes_max = memory_bytes_max
         self._loaded: list[Callable[[], None]] = []
-        self.withdrawn: Callable[[list[Message]], None] | None = None  # told what the disk does not take
+        self.on_refused: Callable[[list[Message]], None] | None = None  # told what the disk does not take
         extent = store.extent(log)
         self.recovered = extent.end  # end of the positions from before this process
         self._untouched: list[Range] = []  # ranges of those that were never handed out
         if extent.count:
             self.put(extent.first, extent.end, extent.count, extent.byte_count)
-        queue.keep_in(self, extent.end, self.byte_count, store.gate)
+        queue.attach_storage(self, extent.end, self.byte_count, store.gate)
 
     # Messages of an earlier process.
 
-    def recall(self, untouched: list[Range]) -> None:
+    def set_undelivered(self, untouched: list[Range]) -> None:
         """Set the ranges of positions that an earlier process has recorded as never delivered."""
         self._untouched = untouched
 
@@ -306,7 +306,7 @@ class QueueStorage(PagedLog):
         queue = self._queue
         count = len(messages)
         queue.next += count
-        queue.count_in(messages)
+        queue.add_to_size(messages)
         self.put(first, queue.next, count, weight_of(messages))
 
     def _written(
@@ -316,14 +316,14 @@ class QueueStorage(PagedLog):
         if outcome is not ACCEPTED:
             messages = part.messages[start:stop]
             if alone:
-                if self.take_back(first, len(messages), weight_of(messages)):
-                    self._queue.lose(messages)
+                if self.subtract_refused(first, len(messages), weight_of(messages)):
+                    self._queue.subtract_refused(messages)
                 else:
                     messages = []
             else:
-                messages = self._queue.withdraw(first, len(messages))
-            if self.withdrawn is not None:
-                self.withdrawn(messages)
+                messages = self._queue.remove_refused(first, len(messages))
+            if self.on_refused is not None:
+                self.on_refused(messages)
         if stop - start == len(part.messages):
             part.settle(outcome)
         else:
@@ -362,7 +362,7 @@ class QueueStorage(PagedLog):
             self._loaded.append(then)
 
     def _has_arrived(self, lacking: int) -> None:
-        self._queue.shrink(lacking)
+        self._queue.subtract_missing_bytes(lacking)
         self._queue.dispatch()
         loaded, self._loaded = self._loaded, []
         for then in loaded:
@@ -377,7 +377,9 @@ class QueueStorage(PagedLog):
         """
         if first is None:
             first = self.first
-        if not (self._queue.unacknowledged or self._queue.dying):  # everything: faster than settling each
+        if not (
+            self._queue.unacknowledged or self._queue.awaiting_dead_letters
+        ):  # everything: faster than settling each
             self._store.drop(self.log)
             self.log = self._store.log(self.log.kind, self.log.name)
         elif first is not None:

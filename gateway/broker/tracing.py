@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.dispatcher import ALONE, Dispatcher, Surroundings
+from gateway.broker.dispatcher import ALONE, Dispatcher, DispatcherServices
 from gateway.broker.journal import Journaling, RecordingDispatcher
 from gateway.broker.routing import RoutingEntry, RoutingPlan
 from gateway.containment import contained
@@ -101,7 +101,7 @@ def _publish(
     return _publish_traced(plain, trace, batch, entry, message, receipt)
 
 
-def _go_together(tracing: Tracing, messages: list[Message]) -> bool:
+def _are_untraced(tracing: Tracing, messages: list[Message]) -> bool:
     """Return True if none of these messages is selected for tracing, so that they can be one burst.
 
     All of them must have the same properties. If True, they count for the choice of the next traced message.
@@ -156,7 +156,7 @@ class TracingDispatcher(Dispatcher):
         self,
         router: Router,
         dead_letters: DeadLetters,
-        surroundings: Surroundings = ALONE,
+        surroundings: DispatcherServices = ALONE,
         *,
         tracing: Tracing,
     ) -> None:
@@ -178,7 +178,7 @@ class TracingDispatcher(Dispatcher):
 
         Returns False if they must be published one by one, for example because one is traced.
         """
-        together = _go_together(self._tracing, messages)
+        together = _are_untraced(self._tracing, messages)
         return together and Dispatcher.publish_burst(self, batch, entry, messages, receipts)
 
     def _recorder(self, route: Route | None, endpoint: str) -> Recorder | None:
@@ -196,7 +196,7 @@ class TracingRecordingDispatcher(RecordingDispatcher):
         self,
         router: Router,
         dead_letters: DeadLetters,
-        surroundings: Surroundings = ALONE,
+        surroundings: DispatcherServices = ALONE,
         *,
         tracing: Tracing,
         journaling: Journaling,
@@ -219,7 +219,7 @@ class TracingRecordingDispatcher(RecordingDispatcher):
 
         Returns False if they must be published one by one, for example because one is traced.
         """
-        together = _go_together(self._tracing, messages)
+        together = _are_untraced(self._tracing, messages)
         return together and RecordingDispatcher.publish_burst(self, batch, entry, messages, receipts)
 
     def _recorder(self, route: Route | None, endpoint: str) -> Recorder | None:

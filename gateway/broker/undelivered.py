@@ -36,11 +36,11 @@ class UndeliveredRecords:
                     self._noted[tuple(words)] = [(first, end) for first, end in positions]
         store.delete_all(kind, json.dumps([host])[:-1])
 
-    def recall(self, storage: QueueStorage, *words: str) -> None:
+    def restore_ranges(self, storage: QueueStorage, *words: str) -> None:
         """Pass the recorded ranges of positions of a queue to its storage."""
-        storage.recall(self._noted.pop(words, []))
+        storage.set_undelivered(self._noted.pop(words, []))
 
-    def note(self, storage: Storage | None, *words: str) -> None:
+    def record_ranges(self, storage: Storage | None, *words: str) -> None:
         """Record which messages of a queue were never delivered, because the process is ending.
 
         `storage` is that of the queue, and `words` identify the queue. Does nothing without a storage.

@@ -308,7 +308,7 @@ class ConfirmedSink:
         one = self._waiting.pop()
         part, positions = one
         self._count_waiting(one, -1)
-        refused = [positions[at] for at in shares.beyond([part.messages[at] for at in positions])]
+        refused = [positions[at] for at in shares.refuse_over_share([part.messages[at] for at in positions])]
         out = set(refused)
         if remaining := [at for at in positions if at not in out]:
             self._waiting.append(Unconfirmed(part, remaining))

@@ -260,7 +260,7 @@ class HeldBack(Generic[R]):
 
 
 def _remaining(entry: RoutingEntry, names: frozenset[str]) -> RoutingEntry:
-    remaining = entry.by_routes(names)
+    remaining = entry.only_routes(names)
     return remaining if remaining.plan.branches else entry
 
 

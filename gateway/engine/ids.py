@@ -179,7 +179,7 @@ class SharedGuard(Guard):
         """
         ids, shared, lines = self.ids, self._shared, self._lines
         now = shared.utc()
-        batch = part.batch.onward(PassedBatch(self, part))
+        batch = part.batch.forwarded_batch(PassedBatch(self, part))
         waiting_claims: list[WaitingClaim] = []
         repeats: list[int] = []
         for at, message in enumerate(part.messages):
@@ -251,7 +251,7 @@ class SharedGuard(Guard):
                 del self._lines[client]
         passing = [(one.guard, one.part, one) for one in found if one.part is not None]
         for (guard, part), some in groupby(passing, key=lambda row: row[:2]):
-            batch = part.batch.onward(PassedBatch(guard, part))
+            batch = part.batch.forwarded_batch(PassedBatch(guard, part))
             for *_, one in some:
                 guard._try(batch, part, one.at, one.id, one.message)
             batch.send()

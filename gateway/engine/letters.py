@@ -175,7 +175,7 @@ class SharedLetters:
     def _drop(self, id: str) -> None:
         """Discard a dead letter that the database has not stored. Its callback is called nevertheless."""
         letter = self._unsaved[id].letter
-        self.shares.pushed_out += 1
+        self.shares.evicted_count += 1
         self.shares.last_user = letter.user
         self.shares.remove(letter.user, letter.weight)
         self._forget(id)
@@ -412,7 +412,7 @@ class SharedLetters:
         def deleted(reply: Reply[list[str]]) -> None:
             self._is_pushing = False
             if reply.value is not None:
-                shares.pushed_out += len(reply.value)
+                shares.evicted_count += len(reply.value)
                 shares.last_user = user
                 self._weigh()
 

@@ -37,7 +37,7 @@ from gateway.broker.outbox.outbox import (
     OUTBOX_FULL,
     OUTBOX_USER_FULL,
     TOO_OLD,
-    Left,
+    DepartureCallback,
     OutboxLimits,
     OutboxRecipient,
     OutboxState,
@@ -122,7 +122,7 @@ class SharedOutboxes(AmqpLinkSession):
         up: Callable[[], bool],
         delivers: ConfirmedSink,
         paused: Callable[[], Iterable[str]],
-        on_departure: Left | None = None,
+        on_departure: DepartureCallback | None = None,
         quotas: UserQuotas | None = None,
     ) -> None:
         """Create the session of the outboxes of `link`. `time` is the clock by which messages expire.
@@ -630,7 +630,7 @@ class SharedOutbox(OneSink):
 
         Messages beyond the user's part of the outbox's limit are returned to their source, to be retried.
         """
-        batch = part.batch.onward(SubBatchSource(part))
+        batch = part.batch.forwarded_batch(SubBatchSource(part))
         batch.redelivered = part.is_redelivered
         for at, message in enumerate(part.messages):
             try:
@@ -743,7 +743,7 @@ class Drain:
         """
         utc = clock.utc()
         namespace = self.outboxes.namespace
-        batch = part.batch.onward(DrainSource(self, part))
+        batch = part.batch.forwarded_batch(DrainSource(self, part))
         for at, stored in enumerate(part.messages):
             try:
                 message = self.outboxes.decode(bytes(stored.body))

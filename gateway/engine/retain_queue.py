@@ -102,7 +102,7 @@ class Retaining:
             part.settle_at((at,), WAITING_FULL)
             return
         if self._shares is not None:
-            if self._shares.beyond(part.messages[at : at + 1]):
+            if self._shares.refuse_over_share(part.messages[at : at + 1]):
                 part.settle_at((at,), WAITING_USER_FULL)
                 return
             self._shares.add_messages(part.messages[at : at + 1])

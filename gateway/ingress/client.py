@@ -179,7 +179,7 @@ class IngressClient:
         """
 
     @property
-    def begun(self) -> int:
+    def begun_bytes(self) -> int:
         """Number of bytes of messages that are incomplete or not committed."""
         return 0
 
@@ -201,7 +201,7 @@ class IngressClient:
     @property
     def incomplete(self) -> int:
         """Number of bytes of messages that have not arrived completely."""
-        return self.begun - sum([byte_count for _, byte_count in self.transactions])
+        return self.begun_bytes - sum([byte_count for _, byte_count in self.transactions])
 
     @property
     def cached_bytes(self) -> int:
@@ -211,6 +211,6 @@ class IngressClient:
     def forget_entries(self) -> None:
         """Drop the routing entries that are cached for this client alone."""
 
-    def let_go_for_memory(self) -> None:
+    def close_for_memory(self) -> None:
         """Close the connection, because no memory is left for its incomplete messages."""
         self.stream.end(LOW_ON_MEMORY.text)

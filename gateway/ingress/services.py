@@ -13,7 +13,7 @@ from gateway.access.authentication import Access
 from gateway.access.authorization import Authorization
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.amqpfast.hosts import FastHosts
-from gateway.broker.bodies import Bodies
+from gateway.broker.bodies import SpooledBodies
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace
@@ -42,5 +42,5 @@ class Services:
     mqtt: MqttNamespace
     hosts: Mapping[str, VirtualHost]
     fast_hosts: FastHosts
-    bodies: Bodies
+    bodies: SpooledBodies
     opened: UserShares

@@ -109,7 +109,7 @@ class ListenerSource:
         """
         if self._expiring:
             self._expire(clock.unix_time())
-        if self.spool.dead:  # removing a large file takes its time
+        if self.spool.unreferenced_names:  # removing a large file takes its time
             self.tasks.start_soon(trio.to_thread.run_sync, self.spool.delete_unreferenced)
         if self._unwanted is not None and now >= self._tell_unwanted_at:
             self._tell_unwanted_at = now + UNWANTED_SECS

@@ -109,7 +109,7 @@ class Recipient:
         if self._recorder is not None:
             self._recorder.record(part, messages, slots, outcome)
         if outcome.verdict is Verdict.RELEASED:
-            part.batch.released_by(slots, "")
+            part.batch.returned_by(slots, "")
         part.batch.settle(slots, outcome)
 
 
@@ -197,7 +197,7 @@ class Batch:
         self.receipts.append(receipt)
         self._open.append(1)
 
-    def onward(self, source: Source) -> Batch:
+    def forwarded_batch(self, source: Source) -> Batch:
         """Return an empty batch for messages that a destination forwards from a part of this batch.
 
         `source` receives their outcomes. The time of arrival is that of this batch.
@@ -207,7 +207,7 @@ class Batch:
         return batch
 
     def add_from(self, origin: int, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]]) -> int:
-        """Add a message to a batch that `onward` derived from another batch. Return its slot in this one.
+        """Add a message to a batch that `forwarded_batch` has derived from another. Return its slot here.
 
         `origin` is the slot of the message in the other batch; this class does not use it.
         """
@@ -278,7 +278,7 @@ class Batch:
         for slot in slots:
             self._transient[slot] = self._transient.get(slot, 0) + 1
 
-    def released_by(self, slots: list[int], route: str) -> None:
+    def returned_by(self, slots: list[int], route: str) -> None:
         """Record that `route` has returned the messages in `slots` to be retried by their source.
 
         Slots are positions in the batch. Does nothing unless the source has set the callback `undone`. Before

@@ -27,8 +27,8 @@ def always() -> bool:
 class UserShares:
     """Usage of one resource, such as retained messages: number and bytes of the items, in total and by user.
 
-    `refused` counts the items that did not fit, `pushed_out` the items that were evicted for others. For the
-    log, `last_user` is the user of the latest of these items, and `last_limit` the option that the latest
+    `refused` counts the items that did not fit, `evicted_count` the items that were evicted for others. For
+    the log, `last_user` is the user of the latest of these items, and `last_limit` the option that the latest
     refused item would have exceeded.
     """
 
@@ -57,7 +57,7 @@ class UserShares:
         self.count = 0
         self.total = 0
         self.refused = 0
-        self.pushed_out = 0
+        self.evicted_count = 0
         self.last_user = ""
         self.last_limit = ""
         self._count_option = count_option
@@ -147,7 +147,7 @@ class UserShares:
         if self._refusals is not None:
             self._refusals.refuse(user, limit, count)
 
-    def beyond(self, messages: Sequence[Message], *, spares_lone: bool = False) -> list[int]:
+    def refuse_over_share(self, messages: Sequence[Message], *, spares_lone: bool = False) -> list[int]:
         """Return the positions of messages by which the users who sent them exceed the per-user limit.
 
         These messages are counted as refused. After the first message of a user that does not fit, all later
@@ -325,13 +325,13 @@ class UserEntries(Generic[K]):
     def entry_to_evict(self, user: str) -> K | None:
         """Return the entry to remove because `user` has added one, or None if all entries fit.
 
-        The entry is counted in `shares.pushed_out`. The caller removes it with `discard`.
+        The entry is counted in `shares.evicted_count`. The caller removes it with `discard`.
         """
         shares = self.shares
         if not self._entries or not shares.is_exceeded:
             return None
         crowder = shares.user_to_evict(user)
-        shares.pushed_out += 1
+        shares.evicted_count += 1
         shares.last_user = crowder
         return next(iter(self._of_users[crowder]))
 

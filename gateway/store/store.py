@@ -529,7 +529,7 @@ class Store:
     @property
     def letters_crowded_out(self) -> int:
         """Number of dead letters that were deleted since the start to make room for newer ones."""
-        return self._database.letters.shares.pushed_out
+        return self._database.letters.shares.evicted_count
 
     @property
     def letters_bytes(self) -> int:

@@ -68,5 +68,5 @@ def test_without_a_file_to_read_there_is_no_watermark(tmp_path: Path) -> None:
 def test_a_mark_is_taken_as_it_was_given_or_is_a_share_of_all() -> None:
     if resident_reader() is None:
         pytest.skip("there is no /proc here")
-    assert watched_memory(12_345, lambda short: None, list).mark == 12_345
-    assert 0.5 * available() < watched_memory(0, lambda short: None, list).mark < 0.7 * available()
+    assert watched_memory(12_345, lambda short: None, list).watermark == 12_345
+    assert 0.5 * available() < watched_memory(0, lambda short: None, list).watermark < 0.7 * available()

@@ -16,7 +16,7 @@ from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.forwarder import Forwarding
 from gateway.broker.dead_letters.letters import BODY_LOST, LETTERS_FULL, PROPERTIES_LOST, with_loss
 from gateway.broker.dead_letters.redrive import Redriving
-from gateway.broker.dispatcher import Dispatcher, Surroundings
+from gateway.broker.dispatcher import Dispatcher, DispatcherServices
 from gateway.broker.journal import Journaling, OpenBatches, RecordingDispatcher
 from gateway.broker.shares import UserQuotas
 from gateway.mapping import parse
@@ -403,7 +403,7 @@ class Bench:
         self.devices.there = False
         self.letters = DeadLetters() if letters is None else letters
         router = Router([parse(text, "t.yaml")], {"mqtt": "mqtt", "erp": "amqp091"})
-        around = Surroundings(links={"erp"}, namespaces={"mqtt": self.devices, "erp": self.erp})
+        around = DispatcherServices(links={"erp"}, namespaces={"mqtt": self.devices, "erp": self.erp})
         self.dispatcher = Dispatcher(router, self.letters, around)
         if journal is not None:
             noting = Journaling(journal, router, all_=True, open_batches=OpenBatches())
@@ -606,7 +606,7 @@ class Fan:
         self.dispatcher = Dispatcher(
             self._router(THREE),
             self.letters,
-            Surroundings(links=set(LINKS), namespaces={"mqtt": self.devices, **self.targets}),
+            DispatcherServices(links=set(LINKS), namespaces={"mqtt": self.devices, **self.targets}),
         )
         self.redriving = Redriving(self.dispatcher, self.letters)
 

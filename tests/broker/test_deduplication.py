@@ -10,7 +10,7 @@ import pytest
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import Deduplication
-from gateway.broker.dispatcher import Dispatcher, Surroundings
+from gateway.broker.dispatcher import Dispatcher, DispatcherServices
 from gateway.broker.queue import Queue
 from gateway.broker.storage import QueueStorage
 from gateway.mapping import parse
@@ -103,7 +103,7 @@ class Bench:
         self.dispatcher = Dispatcher(
             self.router,
             self.letters,
-            Surroundings(
+            DispatcherServices(
                 self.ids,
                 links={"erp"},
                 namespaces={"mqtt": Target(0), "erp": self.target, "here": self.target},

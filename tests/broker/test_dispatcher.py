@@ -239,7 +239,7 @@ IDLE = "{name: idle, from: {endpoint: mqtt, topic: '#'}, to: {endpoint: amqp, ex
 def test_a_route_that_leads_nowhere_is_counted_and_costs_the_others_nothing() -> None:
     bench = Bench(OUT % "", IDLE % ", mandatory: false")
     entry = bench.dispatcher.entry("mqtt", bench.space, mqtt("out/x").address)
-    assert entry.plan.only is not None, "the prepared way is taken"
+    assert entry.plan.only_recipient is not None, "the prepared way is taken"
     source, _ = bench.publish("mqtt", mqtt("out/x"), mqtt("out/x"))
     bench.link.parts[0].accept()
     assert source.outcomes == [ACCEPTED] * 2
@@ -295,7 +295,7 @@ def test_an_answer_goes_to_who_asked_and_to_nobody_else() -> None:
     source, placed = bench.publish("amqp", Message(there, b"!", retain=True))
     assert (placed, source.outcomes) == ([True], [ACCEPTED])
     assert [(row.message.address.name, row.message.retain) for row in outlet.rows] == [("r/x", False)]
-    assert bench.dispatcher.answered_at(there) == ("mqtt", topic_address("r/x"))
+    assert bench.dispatcher.requester_of(there) == ("mqtt", topic_address("r/x"))
     (route,) = bench.dispatcher.router.answers
     assert (route.matched, route.delivered, route.in_flight) == (1, 1, 0)
 
@@ -305,7 +305,7 @@ def test_why_nobody_takes_an_answer() -> None:
     there = bench.there("r/x")
     assert bench.lost("amqp", there) == "gone"
     assert bench.lost("amqp", bench.there("nowhere")) == "gone"
-    assert bench.dispatcher.answered_at(bench.there("nowhere")) is None
+    assert bench.dispatcher.requester_of(bench.there("nowhere")) is None
     assert bench.lost("amqp", amqp_address("", there.name + "x")) == "unknown"
     assert bench.lost("mqtt", topic_address("$gateway/reply/" + there.name[13:])) == "no_route"
     del bench.dispatcher.requesters["mqtt"]
@@ -427,5 +427,5 @@ def test_what_a_cluster_confirms_is_not_there_in_the_wake_up() -> None:
     assert [dispatcher.delivers_locally(route) for route in (up, through, out)] == [True, False, False]
     dispatcher.deduplication.is_shared = False
     bench.space.confirms_later = True  # type: ignore[attr-defined] # as the topics of replicas
-    dispatcher.join("mqtt", bench.space)
+    dispatcher.add_endpoint("mqtt", bench.space)
     assert [dispatcher.delivers_locally(route) for route in (up, through, out)] == [True, False, False]

@@ -53,7 +53,7 @@ def test_a_message_is_known_by_its_slot_in_the_batch_that_came() -> None:
     for receipt in range(12):
         first.open(receipt, 1)
         first.record_source(message(b"%d" % receipt))
-    onward = first.onward(Answers())
+    onward = first.forwarded_batch(Answers())
     for origin in (4, 9, 11):
         onward.add_from(origin, None, [(recipient, message())])
     onward.send()

@@ -39,9 +39,9 @@ class Reading:
 class Client:
     """A connection that publishes; `consumes`: it must not be stopped."""
 
-    def __init__(self, *, consumes: bool = False, begun: int = 0) -> None:
+    def __init__(self, *, consumes: bool = False, begun_bytes: int = 0) -> None:
         self.consumes = consumes
-        self.begun = begun
+        self.begun_bytes = begun_bytes
         self.gone = False
         self.holds = 0
         self.told: list[bool] = []
@@ -58,7 +58,7 @@ class Client:
     def notify_memory(self, short: bool) -> None:
         self.told.append(short)
 
-    def let_go_for_memory(self) -> None:
+    def close_for_memory(self) -> None:
         self.gone = True
 
 
@@ -80,7 +80,7 @@ def test_it_is_short_above_the_mark_and_until_well_below_it() -> None:
 def test_it_is_scarce_above_the_second_mark_only() -> None:
     reading = Reading()
     assert [
-        reading.at(byte_count).scarce for byte_count in (MARK + 1, MARK * SCARCE, MARK * SCARCE + 1, MARK)
+        reading.at(byte_count).is_scarce for byte_count in (MARK + 1, MARK * SCARCE, MARK * SCARCE + 1, MARK)
     ] == [
         *(False, False),
         *(True, False),
@@ -184,19 +184,19 @@ def test_what_is_shown(short: bool) -> None:
 
 def test_whoever_has_begun_much_is_a_publisher_and_is_let_go_when_memory_stays_short() -> None:
     reading = Reading()
-    little, much = Client(begun=BEGUN_BYTES_MAX), Client(begun=BEGUN_BYTES_MAX + 1)
-    finishes = Client(begun=BEGUN_BYTES_MAX + 1)
+    little, much = Client(begun_bytes=BEGUN_BYTES_MAX), Client(begun_bytes=BEGUN_BYTES_MAX + 1)
+    finishes = Client(begun_bytes=BEGUN_BYTES_MAX + 1)
     reading.memory.connections = lambda: [little, much, finishes]
     reading.byte_count = MARK + 1
     reading.memory.tick(100.0)
     assert [one.holds for one in (little, much, finishes)] == [0, 1, 1]
-    finishes.begun = 0
+    finishes.begun_bytes = 0
     reading.memory.tick(100.0 + BEGUN_SECS - 0.1)
     assert [one.gone for one in (little, much, finishes)] == [False] * 3
     reading.memory.tick(100.0 + BEGUN_SECS)
     assert [one.gone for one in (little, much, finishes)] == [False, True, False]
     reading.at(0)
-    other = Client(begun=BEGUN_BYTES_MAX + 1)
+    other = Client(begun_bytes=BEGUN_BYTES_MAX + 1)
     reading.memory.connections = lambda: [other]
     reading.byte_count = MARK + 1
     reading.memory.tick(200.0)
@@ -204,7 +204,7 @@ def test_whoever_has_begun_much_is_a_publisher_and_is_let_go_when_memory_stays_s
 
 
 def test_it_is_let_go_at_once_when_it_must_not_be_stopped_and_memory_is_scarce() -> None:
-    reading, client = Reading(), Client(consumes=True, begun=BEGUN_BYTES_MAX + 1)
+    reading, client = Reading(), Client(consumes=True, begun_bytes=BEGUN_BYTES_MAX + 1)
     reading.memory.connections = lambda: [client]
     reading.at(MARK + 1)
     assert not client.gone
@@ -216,7 +216,7 @@ def test_those_that_have_begun_are_looked_for_as_memory_rises() -> None:
     reading, client = Reading(), Client()
     reading.memory.connections = lambda: [client]
     reading.at(MARK + 1)
-    client.begun = BEGUN_BYTES_MAX + 1
+    client.begun_bytes = BEGUN_BYTES_MAX + 1
     reading.at(MARK + 2)
     assert client.holds == 0
     reading.at(MARK * 1.1)

@@ -57,14 +57,14 @@ async def test_who_has_more_than_its_share_is_restrained_in_all_it_has_and_nobod
     eve = [Held(1, "eve"), Held(249, "eve"), Held(1, "eve")]
     site = Site(*eve, Held(250, "ann"), Held(900, ""), Held(900, "", LOOPBACK))
     assert await site.look() == [True] * 3 + [False] * 3
-    assert site.shares.over == {("user", "eve")}
+    assert site.shares.owners_over_share == {("user", "eve")}
     assert site.shares.gauges()["gateway_memory_shares_full"]() == 1
 
 
 async def test_an_address_has_one_whoever_its_users_are() -> None:
     site = Site(Held(200, "a", THERE), Held(200, "b", THERE), Held(101, "", THERE), Held(250, "a", ELSEWHERE))
     assert await site.look() == [True] * 4  # the last one for its user
-    assert site.shares.over == {("address", THERE), ("user", "a")}
+    assert site.shares.owners_over_share == {("address", THERE), ("user", "a")}
 
 
 async def test_nobody_is_looked_at_while_there_is_plenty() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.broker.amqpfast.hosts import FastHosts
-from gateway.broker.bodies import Bodies
+from gateway.broker.bodies import SpooledBodies
 from gateway.broker.spool import SPOOLED_BYTES_MIN, Spool, SpoolFull
 from gateway.errors import StoreError
 from gateway.model.batch import Batch, Recipient
@@ -45,7 +45,7 @@ def test_a_file_is_there_as_long_as_somebody_has_it(folder: Path) -> None:
     assert len(body) == one.used_bytes == len(BODY)
     assert body.read(10, 5) == BODY[10:15]
     assert body.data() == BODY
-    assert one.recall(file.name, len(BODY)) is file
+    assert one.open_stored(file.name, len(BODY)) is file
     del file
     one.delete_unreferenced()
     assert len(list(folder.iterdir())) == 1
@@ -71,14 +71,14 @@ def test_what_is_stored_is_there_again_and_nothing_else(folder: Path) -> None:
     one.close()
     files.clear()
     other = spool(folder)
-    body = other.recall_body(names[1], len(BODY))
+    body = other.stored_body(names[1], len(BODY))
     other.sweep()
     assert [path.name for path in folder.iterdir()] == [names[1]]
     assert other.used_bytes == len(BODY)
     assert body.data() == BODY
     for name, size in ((names[0], len(BODY)), (names[1] + "x", 1)):
         with pytest.raises(StoreError, match="cannot be opened: No such file or directory"):
-            other.recall(name, size)
+            other.open_stored(name, size)
 
 
 def test_a_file_of_another_size_is_no_body(folder: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_file_of_another_size_is_no_body(folder: Path) -> None:
     file.preserve()
     del file
     with pytest.raises(StoreError, match="has 5 bytes, not 6"):
-        one.recall(name, 6)
+        one.open_stored(name, 6)
     assert (folder / name).exists()
 
 
@@ -100,11 +100,11 @@ def test_limits(folder: Path) -> None:
     with pytest.raises(SpoolFull, match="spool_bytes_max"):
         file.write(bytes(501))
     file.write(bytes(500))
-    assert one.hold(1 << 24)
-    assert not one.hold(SPOOLED_BYTES_MIN)
-    assert one.hold(SPOOLED_BYTES_MIN - 1)  # too small for a file
+    assert one.reserve(1 << 24)
+    assert not one.reserve(SPOOLED_BYTES_MIN)
+    assert one.reserve(SPOOLED_BYTES_MIN - 1)  # too small for a file
     one.release_reservation(1 << 24)
-    assert one.hold(SPOOLED_BYTES_MIN)
+    assert one.reserve(SPOOLED_BYTES_MIN)
 
 
 def test_a_folder_that_cannot_be_written(folder: Path) -> None:
@@ -147,7 +147,7 @@ class Host:
         self.opened = Opened(folder, before=self._make, factory=(disk or Disk()).factory())
 
     def _make(self, store: Store) -> None:
-        self.bodies = Bodies(Limits(), store)
+        self.bodies = SpooledBodies(Limits(), store)
         self.hosts = FastHosts({"/": FastVirtualHost()}, Changes(), Limits(), store, self.bodies)
 
 
@@ -233,7 +233,7 @@ def test_a_file_that_is_used_again_before_it_is_deleted_stays(tmp_path: Path) ->
     file.write(b"body")
     name = file.name
     del file
-    again = spool.recall(name)
+    again = spool.open_stored(name)
     spool.delete_unreferenced()
     assert again.read(0, 4) == b"body"
     del again

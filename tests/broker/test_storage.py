@@ -171,7 +171,7 @@ class KeptQueueModel(RuleBasedStateMachine):
             noted = self.queue.storage.undelivered_ranges()
             self.one.store.close()
             self.open()
-            self.queue.storage.recall(noted)
+            self.queue.storage.set_undelivered(noted)
         expected = sorted((set(self.ready) | set(self.out)) & self.durable)
         assert self.take_all() == expected
 

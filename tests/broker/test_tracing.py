@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from gateway.broker.core import dispatcher_of
-from gateway.broker.dispatcher import Surroundings
+from gateway.broker.dispatcher import DispatcherServices
 from gateway.broker.journal import open_journal
 from gateway.broker.tracing import TracingRecordingDispatcher
 from gateway.containment import counted
@@ -51,7 +51,7 @@ class Traced(Bench):
         self.dispatcher = dispatcher_of(
             router,
             self.letters,
-            Surroundings(links=("erp",), namespaces=spaces),
+            DispatcherServices(links=("erp",), namespaces=spaces),
             journaling=journal,
             tracing=self.tracing,
         )

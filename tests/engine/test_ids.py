@@ -9,7 +9,7 @@ import pytest
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import UNSETTLED
-from gateway.broker.dispatcher import Dispatcher, Surroundings
+from gateway.broker.dispatcher import Dispatcher, DispatcherServices
 from gateway.engine.ids import AWAY, IDS_MAX, UNFREED_MAX, SharedIds
 from gateway.engine.membership import HEARTBEAT_SECS, REAP_SECS
 from gateway.model.batch import Batch
@@ -43,7 +43,7 @@ class Replica:
         self.dispatcher = Dispatcher(
             self.router,
             DeadLetters(),
-            Surroundings(self.ids, links={"erp"}, namespaces={"mqtt": Target(0), "erp": self.target}),
+            DispatcherServices(self.ids, links={"erp"}, namespaces={"mqtt": Target(0), "erp": self.target}),
         )
 
     def publish(self, *rows: tuple[str | None, bytes], client: str = "a") -> Heard:

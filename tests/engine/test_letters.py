@@ -471,7 +471,7 @@ async def test_letters_of_others_stay_while_the_database_is_away(
     assert not first
     assert not last
     assert [bool(told) for told in lost] == [True] * 4 + [False] * 2
-    assert (one.common.shares.pushed_out, one.common.shares.last_user) == (4, "greedy")
+    assert (one.common.shares.evicted_count, one.common.shares.last_user) == (4, "greedy")
     one.state.is_away = False
     one.tick(SINCE + 10)
     one.tick(SINCE + 20)

@@ -12,7 +12,7 @@ import trio.testing
 
 from gateway import clock
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.dispatcher import Dispatcher, Surroundings
+from gateway.broker.dispatcher import Dispatcher, DispatcherServices
 from gateway.broker.routing import OneSink
 from gateway.egress.mqtt.publisher import MqttLinkPublisher
 from gateway.engine.cluster_clock import ClusterClock
@@ -64,7 +64,7 @@ def test_what_a_lost_consumer_had_in_hand_is_sent_once(
         far = MqttLinkPublisher(LinkStats("far", "mqtt"), in_flight_max=1, messages_max=99, bytes_max=9999)
         router = routed(tmp_path, ROUTES, far="mqtt")
         dispatcher = Dispatcher(
-            router, DeadLetters(), Surroundings(links={"far"}, namespaces={"far": OneSink(far)})
+            router, DeadLetters(), DispatcherServices(links={"far"}, namespaces={"far": OneSink(far)})
         )
         out = SharedOutboxes(
             "far",

@@ -112,7 +112,7 @@ def feed(side: Connection, data: bytes, now: float, chance: random.Random) -> No
         for event in side.receive_data(data[at : at + piece], now):
             use(event, side, chance)
         at += piece
-        assert side.begun <= ROOM
+        assert side.begun_bytes <= ROOM
     side.data_to_send()
     side.tick(now)
     for handle in side._handles.values():

@@ -433,8 +433,8 @@ def test_a_users_share_of_the_memory_stops_its_publishers_and_nobody_elses() -> 
 
         def use(part: float) -> None:
             memory = gateway.gateway.memory
-            memory.mark = 4_000_000
-            memory._resident = lambda: int(part * memory.mark)
+            memory.watermark = 4_000_000
+            memory._resident = lambda: int(part * memory.watermark)
             memory._trim = None
 
         gateway.ask(lambda: use(0.8))
@@ -447,13 +447,13 @@ def test_a_users_share_of_the_memory_stops_its_publishers_and_nobody_elses() -> 
             ann.publish("", "a", bytes(500_000))
             eve.publish("", "e", *[bytes(100_000)] * 11)
             shares = gateway.gateway.memory_shares
-            eventually(lambda: gateway.ask(lambda: shares.over) == {("user", "eve")})
+            eventually(lambda: gateway.ask(lambda: shares.owners_over_share) == {("user", "eve")})
             eve.publish("", "e", b"one")
             ann.publish("", "a", b"one")
             eventually(lambda: gateway.ask(reading) == {"eve": False, "ann": True})
             gateway.ask(lambda: use(0.5))
             eventually(lambda: gateway.ask(reading) == {"eve": True, "ann": True})
-            assert not shares.over
+            assert not shares.owners_over_share
 
 
 def test_what_is_held_in_memory_is_somebodys_in_every_protocol() -> None:
@@ -559,8 +559,8 @@ def test_what_waits_of_a_held_client_is_in_its_share(protocol: str, end: str, tm
 
         def use(part: float) -> None:
             memory = gateway.gateway.memory
-            memory.mark = 400_000
-            memory._resident = lambda: int(part * memory.mark)
+            memory.watermark = 400_000
+            memory._resident = lambda: int(part * memory.watermark)
             memory._trim = None
 
         declare_full(gateway, protocol, eve)
@@ -569,7 +569,7 @@ def test_what_waits_of_a_held_client_is_in_its_share(protocol: str, end: str, tm
         assert gateway.ask(read) == {"eve": True, "ann": True}
         gateway.ask(lambda: use(0.8))
         eventually(lambda: gateway.ask(read) == {"eve": False, "ann": True})
-        assert gateway.ask(lambda: gateway.gateway.memory_shares.over) == {("user", "eve")}
+        assert gateway.ask(lambda: gateway.gateway.memory_shares.owners_over_share) == {("user", "eve")}
         if end == "memory":
             gateway.ask(lambda: use(0.5))
             eventually(lambda: gateway.ask(read) == {"eve": True, "ann": True})
@@ -666,14 +666,14 @@ def test_what_is_cached_for_a_client_is_in_the_share_of_its_user() -> None:
         def fill() -> None:
             (entries,) = handle.entries.values()
             handle.entries.update({b"%d" % at: entries for at in range(1_000)})
-            found.memory.mark = 2_000_000
-            found.memory._resident = lambda: int(0.8 * found.memory.mark)
+            found.memory.watermark = 2_000_000
+            found.memory._resident = lambda: int(0.8 * found.memory.watermark)
             found.memory._trim = None
             assert claimed() == before + 1_000 * CACHED_ENTRY_BYTES
 
         gateway.ask(fill)
         eventually(lambda: not gateway.ask(cached))
-        eventually(lambda: not gateway.ask(lambda: found.memory_shares.over))
+        eventually(lambda: not gateway.ask(lambda: found.memory_shares.owners_over_share))
 
 
 @pytest.mark.parametrize("protocol", ["amqp091", "amqpfast"])
@@ -693,13 +693,13 @@ def test_an_open_transaction_is_in_the_share_of_its_user(protocol: str, end: str
         memory, shares = gateway.gateway.memory, gateway.gateway.memory_shares
 
         def short() -> None:
-            memory.mark = 400_000
-            memory._resident = lambda: int(0.8 * memory.mark)
+            memory.watermark = 400_000
+            memory._resident = lambda: int(0.8 * memory.watermark)
             memory._trim = None
 
         eventually(lambda: gateway.ask(claimed) > 250_000)
         gateway.ask(short)
-        eventually(lambda: gateway.ask(lambda: shares.over) == {("user", "eve")})
+        eventually(lambda: gateway.ask(lambda: shares.owners_over_share) == {("user", "eve")})
         if end == "refused":
             add(eve, "eve")
             closed = eve.next(FastChannelClosed if protocol == "amqpfast" else ChannelClosed)
@@ -713,7 +713,7 @@ def test_an_open_transaction_is_in_the_share_of_its_user(protocol: str, end: str
         else:
             eve.cut()
         eventually(lambda: gateway.ask(claimed) == 0)
-        eventually(lambda: not gateway.ask(lambda: shares.over))
+        eventually(lambda: not gateway.ask(lambda: shares.owners_over_share))
         add(ann, "ann")
         commit(ann)
         eventually(lambda: gateway.ask(lambda: depth(gateway, protocol, "ann.q")) == 2)

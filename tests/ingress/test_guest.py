@@ -66,7 +66,7 @@ def test_what_it_does_not_say_it_does_not_have() -> None:
     one.blocked("the disk is full")
     one.notify_memory(True)
     assert (one.virtual_host, one.channel_count, one.leaves_a_will) == ("", 0, False)
-    assert (one.begun, one.outstanding_bytes) == (0, 0)
+    assert (one.begun_bytes, one.outstanding_bytes) == (0, 0)
     assert (one.stream.why, one.farewells) == ("", [])
 
 
@@ -79,7 +79,7 @@ def test_it_goes_where_nobody_knows_what_it_holds_by_the_old_rules() -> None:
 def test_who_has_begun_much_is_let_go_while_memory_is_short() -> None:
     class Begun(Plain):
         @property
-        def begun(self) -> int:
+        def begun_bytes(self) -> int:
             return 1_000_000
 
     used = 2_000

@@ -36,7 +36,7 @@ class Watched(Running):
         memory = self.gateway.memory
 
         def read() -> None:
-            memory.mark = MARK
+            memory.watermark = MARK
             memory._resident = lambda: byte_count
             memory._trim = None
             memory.measure()
@@ -288,7 +288,9 @@ def test_whoever_stops_in_the_middle_is_stopped_and_then_let_go(gateway: Watched
     client, listener = starting(gateway, protocol)
     with client:
         found = gateway.gateway.memory
-        eventually(lambda: sum(one.begun for one in gateway.ask(lambda: list(found.connections()))) > 90_000)
+        eventually(
+            lambda: sum(one.begun_bytes for one in gateway.ask(lambda: list(found.connections()))) > 90_000
+        )
         assert gateway.reading(client, listener)
         gateway.use(SHORT)
         assert not gateway.reading(client, listener)
@@ -320,7 +322,7 @@ def test_incomplete_messages_count_for_their_user(gateway: Watched, protocol: st
     memory, shares = gateway.gateway.memory, gateway.gateway.memory_shares
 
     def near(mark: int) -> None:
-        memory.mark, memory._trim = mark, None
+        memory.watermark, memory._trim = mark, None
         memory._resident = lambda: mark * 4 // 5
         memory.measure()
 

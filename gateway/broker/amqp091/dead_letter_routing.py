@@ -113,7 +113,7 @@ class Delay(DeadLetteringQueue, Protocol):
         `utc` is the present time in POSIX seconds.
         """
 
-    def take_back(self, position: int, message: Message) -> bool:
+    def requeue_refused(self, position: int, message: Message) -> bool:
         """Requeue a message that is due but that the failing disk refused.
 
         Return False if the exchange is deleted.
@@ -229,7 +229,7 @@ class DeadLettering:
         """
         shares = host.full_queues.user_shares()
         shares.set_limits(NOTED_MAX, host.queue_bytes_max)
-        self.noted = WaitingDeaths(shares)
+        self.waiting_deaths = WaitingDeaths(shares)
         self.dropped: Counter[str] = Counter()  # by reason: messages that were dropped
         self._host = host
         self._lost = lost
@@ -242,11 +242,11 @@ class DeadLettering:
         self._restrained: dict[str, int] = {}  # bytes of deaths at which these users have too many
 
     @property
-    def late(self) -> bool:
+    def has_unsent(self) -> bool:
         """True if dead messages are left for the next pass of the event loop."""
         return self._next_turn is not None
 
-    def note(
+    def add_dead_message(
         self, queue: DeadLetteringQueue, message: Message, reason: str, position: int | None = None
     ) -> bool:
         """Register a dead message of a queue, from which it has been removed.
@@ -260,7 +260,7 @@ class DeadLettering:
         if (position is None or reason == TOO_MANY) and self._has_too_many(user_of(queue)):
             self.dropped["dead_letter_refused"] += 1
             return False
-        self.noted.add(DeadMessage(queue, message, reason, position))
+        self.waiting_deaths.add(DeadMessage(queue, message, reason, position))
         return True
 
     def has_too_many(self, queue: DeadLetteringQueue) -> bool:
@@ -286,14 +286,14 @@ class DeadLettering:
 
         Messages that wait for the disk to work are not included.
         """
-        return self.noted.count_of(user_of(queue))
+        return self.waiting_deaths.count_of(user_of(queue))
 
     def claims(self) -> Iterator[tuple[DeathsClaim, int, str]]:
         """Yield (claim, bytes, user) for each user whose dead messages wait to be routed.
 
         The claim can restrain the user (memory_shares.py).
         """
-        for user, byte_count in self.noted.shares.bytes_by_user().items():
+        for user, byte_count in self.waiting_deaths.shares.bytes_by_user().items():
             yield DeathsClaim(self, user), byte_count, "" if user == OPERATOR else user
 
     def restrain_user(self, user: str, on: bool) -> None:
@@ -302,19 +302,19 @@ class DeadLettering:
         Called when the user occupies too much memory. A repeated call has no effect.
         """
         if on and user not in self._restrained:
-            shares = self.noted.shares
+            shares = self.waiting_deaths.shares
             self._restrained[user] = reduced_limit(shares.user_bytes_max, shares.of(user))
         elif not on and self._restrained.pop(user, 0):
             self._resume_queues()
 
     def _has_too_many(self, user: str) -> bool:
-        shares = self.noted.shares
+        shares = self.waiting_deaths.shares
         if self._restrained and shares.of(user) >= self._restrained.get(user, NO_LIMIT):
             return True
         return bool(shares.limit_of(user, 1))
 
     def _has_few(self, user: str) -> bool:
-        shares = self.noted.shares
+        shares = self.waiting_deaths.shares
         bytes_max = min(shares.user_bytes_max, self._restrained.get(user, NO_LIMIT))
         return (
             shares.count <= shares.count_max // 2
@@ -331,9 +331,9 @@ class DeadLettering:
 
     def add_delayed(self, delay: Delay, message: Message, position: int) -> None:
         """Queue a message whose delay is over, to be routed when the dead letters are sent."""
-        self.noted.add(DeadMessage(delay, message, DELAYED, position, delay))
+        self.waiting_deaths.add(DeadMessage(delay, message, DELAYED, position, delay))
 
-    def send_noted(self) -> None:
+    def send_dead_messages(self) -> None:
         """Route the registered messages, including those that die while this happens.
 
         If there are many, the rest is routed in later passes of the event loop.
@@ -343,18 +343,18 @@ class DeadLettering:
         self._burying = True
         try:
             remaining = BURIED_MAX
-            while self.noted and remaining > 0:
+            while self.waiting_deaths and remaining > 0:
                 remaining -= self._send_batch(remaining)
         finally:
             self._burying = False
-        if self.noted:
+        if self.waiting_deaths:
             self._next_turn = self._host.alarms.set(clock.utc(), self._send_rest)
         if self._waiting:
             self._resume_queues()
 
     def _send_rest(self) -> None:
         self._next_turn = None
-        self.send_noted()
+        self.send_dead_messages()
 
     def _postpone(self, death: DeadMessage) -> bool:
         """Keep a dead message, which stays on disk, until the disk works.
@@ -362,10 +362,10 @@ class DeadLettering:
         A message whose delay is over is requeued instead. Return False if its exchange is deleted.
         """
         if death.delay is not None and death.position is not None:
-            return death.delay.take_back(death.position, death.message)
+            return death.delay.requeue_refused(death.position, death.message)
         death.is_settled = False
         self._postponed.append(death)
-        self.noted.shares.add(user_of(death.queue), death.message.byte_count)
+        self.waiting_deaths.shares.add(user_of(death.queue), death.message.byte_count)
         self._plan_retry()
         return True
 
@@ -381,9 +381,9 @@ class DeadLettering:
             return
         while self._postponed:
             death = self._postponed.pop()
-            self.noted.shares.remove(user_of(death.queue), death.message.byte_count)
-            self.noted.add(death, first=True)
-        self.send_noted()
+            self.waiting_deaths.shares.remove(user_of(death.queue), death.message.byte_count)
+            self.waiting_deaths.add(death, first=True)
+        self.send_dead_messages()
 
     def _send_batch(self, most: int) -> int:
         """Route up to about `most` registered messages in one batch, and settle them.
@@ -396,11 +396,11 @@ class DeadLettering:
         sent: dict[int, DeadMessage] = {}  # by slot
         utc = clock.utc()
         count = 0
-        while self.noted and count < most:
-            death = self.noted.take()
+        while self.waiting_deaths and count < most:
+            death = self.waiting_deaths.take()
             letter, targets = self._routed(death, utc)
             count += 1 + len(targets)
-            self.noted.spend(death, 1 + len(targets))
+            self.waiting_deaths.spend(death, 1 + len(targets))
             if targets:
                 for target in targets:
                     if target not in recipients:
@@ -431,7 +431,7 @@ class DeadLettering:
                 targets, letter = delay.release(message, utc)
         except Exception as error:
             # A due message does not expire as a dead letter.
-            letter = message if delay is None else living(message, NEVER)
+            letter = message if delay is None else with_expiry(message, NEVER)
             self._drop_letter(letter, outcome_of_error(error, queue=queue.name))
             return letter, ()
         if targets is None:
@@ -564,7 +564,7 @@ def own_properties(
     if queue.options.ttl_ms is None or not message.expires or message.property_set.protocol != PROTOCOL:
         return encode_properties(message, utc)
     limited = essentials(message.property_set).expiration_ms is not None
-    return encode_properties(living(message, message.expires if limited else NEVER), utc)
+    return encode_properties(with_expiry(message, message.expires if limited else NEVER), utc)
 
 
 def with_durability(message: Message, durable: bool) -> Message:
@@ -582,7 +582,7 @@ def with_durability(message: Message, durable: bool) -> Message:
     )
 
 
-def living(message: Message, expires: float) -> Message:
+def with_expiry(message: Message, expires: float) -> Message:
     """Return a copy of the message that expires at `expires` (POSIX seconds, or NEVER)."""
     return Message(
         message.address,

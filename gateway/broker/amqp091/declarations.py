@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from typing import Final, NamedTuple
 
 from gateway.broker.amqp091.arguments import ALTERNATE, EXCHANGE_ARGUMENTS, QUEUE_ARGUMENTS
-from gateway.broker.amqp091.exports import KINDS, Thing, read_export
+from gateway.broker.amqp091.exports import KINDS, ExportedObject, read_export
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.policies import Policy, merge_policies, read_policies
 from gateway.broker.amqp091.refusals import NOT_FOUND, PRECONDITION_FAILED, AmqpRefused
@@ -36,7 +36,7 @@ class Declared(NamedTuple):
     """
 
     kind: str
-    thing: Thing
+    thing: ExportedObject
     host: str
     place: str
     origin: Origin
@@ -62,7 +62,7 @@ def gather(settings: Settings) -> GatheredDeclarations:
     found: list[Declared] = []
     findings: list[Finding] = []
     for kind, _ in KINDS:
-        several: Sequence[Thing] = getattr(options, kind)
+        several: Sequence[ExportedObject] = getattr(options, kind)
         for at, thing in enumerate(several):
             origin = settings.origin_of(("declare", kind, at))
             found.append(Declared(kind, thing, thing.vhost or hosts[0], f"declare.{kind}[{at}]", origin))
@@ -74,12 +74,12 @@ def gather(settings: Settings) -> GatheredDeclarations:
             findings.append(_error(error.reason, Origin(error.file, error.line, error.column)))
             continue
         findings += _first([_error(fault, origin) for fault in export.faults])
-        if export.passed_over:
-            text = f"ignored, because the gateway does not support it: {export.passed_over}"
+        if export.ignored_text:
+            text = f"ignored, because the gateway does not support it: {export.ignored_text}"
             findings.append(Finding(Severity.NOTE, "declared", text, str(file), 0))
         found += [
             Declared(kind, thing, thing.vhost or hosts[0], f"{kind}[{at}]", origin, imported=True)
-            for kind, at, thing in export.things
+            for kind, at, thing in export.objects
         ]
     if options.has_declarations and not any(
         isinstance(one, AmqpListener) for one in settings.listeners.values()
@@ -179,7 +179,7 @@ def declare(hosts: AmqpHosts, declared: Sequence[Declared]) -> list[Finding]:
         if faults := [fault for one in some for fault in _declare_one(hosts, one)]:
             return _first(faults)
     for host in hosts.values():
-        host.written = False  # no client waits for a response
+        host.has_durable_changes = False  # no client waits for a response
     return []
 
 
@@ -202,7 +202,7 @@ def _ignore_routing_change() -> None:
     """Ignore changes of routing in virtual hosts without publishers."""
 
 
-def _exists(host: VirtualHost, thing: Thing) -> bool:
+def _exists(host: VirtualHost, thing: ExportedObject) -> bool:
     if isinstance(thing, DeclaredBinding):
         return False
     return thing.name in (host.queues if isinstance(thing, DeclaredQueue) else host.exchanges)
@@ -229,7 +229,7 @@ def _declare_one(hosts: AmqpHosts, one: Declared) -> Iterator[Finding]:
         yield one.finding(Severity.ERROR, text)
 
 
-def _apply(host: VirtualHost, thing: Thing) -> None:
+def _apply(host: VirtualHost, thing: ExportedObject) -> None:
     """Carry out one declaration on a virtual host. Raises AmqpRefused."""
     arguments = headers(thing.arguments)
     if isinstance(thing, DeclaredExchange):

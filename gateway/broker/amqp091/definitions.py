@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gateway.broker.amqp091.arguments import ALTERNATE
 from gateway.broker.amqp091.deliveries import DELIVERIES
 from gateway.broker.amqp091.exchange import Exchange, Keys
-from gateway.broker.bodies import Bodies, SpooledStorage
+from gateway.broker.bodies import SpooledBodies, SpooledStorage
 from gateway.broker.host_records import HostRecords
 from gateway.broker.matching_steps import MatchingSteps
 from gateway.broker.queue import Queue
@@ -43,7 +43,13 @@ class Definitions(HostRecords):
     """
 
     def __init__(
-        self, store: Store, host: str, bodies: Bodies, *, memory_messages_max: int, memory_bytes_max: int
+        self,
+        store: Store,
+        host: str,
+        bodies: SpooledBodies,
+        *,
+        memory_messages_max: int,
+        memory_bytes_max: int,
     ) -> None:
         """Open the records, and read how often messages of quorum queues were returned.
 
@@ -77,7 +83,7 @@ class Definitions(HostRecords):
                 "type": exchange.kind,
                 "auto_delete": exchange.auto_delete,
                 "internal": exchange.internal,
-                "arguments": _written(exchange.arguments),
+                "arguments": _encode_arguments(exchange.arguments),
                 "user": exchange.user,
             }
             self._put(EXCHANGE, record, exchange.name)
@@ -116,7 +122,7 @@ class Definitions(HostRecords):
                 found.append(exchange)
         return found
 
-    def keep_delayed(self, delayed: DelayedMessages) -> None:
+    def attach_delayed(self, delayed: DelayedMessages) -> None:
         """Restore the delayed messages of a durable exchange, and store new ones from now on.
 
         All of these messages are also in memory, because their order on disk is not the order in which they
@@ -138,7 +144,7 @@ class Definitions(HostRecords):
         """Record a durable queue, and store its messages from now on. Return True: a record was written."""
         record = {
             "auto_delete": queue.auto_delete,
-            "arguments": _written(queue.arguments),
+            "arguments": _encode_arguments(queue.arguments),
             "user": queue.user,
         }
         self._put(QUEUE, record, queue.name)
@@ -148,7 +154,7 @@ class Definitions(HostRecords):
     def persist(self, queue: AmqpQueue) -> None:
         """Restore the stored messages of a queue, and store new ones from now on."""
         storage = self._storage(queue, QUEUE, queue.name)
-        self._untouched.recall(storage, queue.name)
+        self._untouched.restore_ranges(storage, queue.name)
         if queue.deliveries is not None:
             key = self._key(queue.name)[:-1] + ", "
             stored = range(0 if storage.first is None else storage.first, storage.recovered)
@@ -157,7 +163,7 @@ class Definitions(HostRecords):
     def note_untouched(self, queues: Iterable[AmqpQueue]) -> None:
         """Record at the end of the process which messages of these queues were never delivered."""
         for queue in queues:
-            self._untouched.note(queue.storage, queue.name)
+            self._untouched.record_ranges(queue.storage, queue.name)
 
     def remove_queue(self, queue: AmqpQueue) -> bool:
         """Delete the record of a queue. Return True: something was written.
@@ -232,7 +238,7 @@ class Definitions(HostRecords):
 
     def _binding(self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers) -> str:
         kind = QUEUE if isinstance(to, Queue) else EXCHANGE
-        return self._key(source.name, kind, to.name, key, _written(arguments))
+        return self._key(source.name, kind, to.name, key, _encode_arguments(arguments))
 
 
 def _is_durable(source: Exchange, to: Queue | Exchange) -> bool:
@@ -249,7 +255,7 @@ def _exchange_arguments(record: dict[str, Any]) -> Headers:
     return () if record["alternate"] is None else ((ALTERNATE, string(record["alternate"])),)
 
 
-def _written(arguments: Headers) -> str:
+def _encode_arguments(arguments: Headers) -> str:
     return encode_properties(Properties(headers=arguments)).decode()
 
 

@@ -35,7 +35,7 @@ from gateway.broker.amqp091.dead_letter_routing import (
     DeadLetteringQueue,
     blind_copies,
     copied_keys,
-    living,
+    with_expiry,
 )
 from gateway.broker.pressure import FULL, FullQueues, Pressure, PressureByUser, reduced_limit
 from gateway.broker.priorities import PriorityQueue
@@ -160,7 +160,7 @@ class DelayedMessages(PriorityQueue):
         if on and user not in self._restrained:
             self._restrained[user] = reduced_limit(self.bytes_max, self._shares.of(user))
         elif not on and self._restrained.pop(user, 0):
-            self._pressure.relieve()
+            self._pressure.resume_sources()
 
     # In.
 
@@ -182,7 +182,7 @@ class DelayedMessages(PriorityQueue):
             super().publish(part)
         if self._user_pressure:  # a failing disk may have taken nothing
             for user in {message.sender.user for message in part.messages}:
-                self._relieve(user)
+                self._resume_user(user)
 
     def _within_shares(self, part: SubBatch) -> SubBatch:
         """Refuse the messages of users who exceed their limits of delayed messages.
@@ -240,21 +240,21 @@ class DelayedMessages(PriorityQueue):
     def prepare_messages(self, messages: list[Message]) -> list[Message]:
         """Return copies of the messages whose expiry is the time when they are due."""
         utc = clock.utc()
-        return [living(one, utc + delay_of(one.properties.headers) / 1000) for one in messages]
+        return [with_expiry(one, utc + delay_of(one.properties.headers) / 1000) for one in messages]
 
     def _wait(self, position: int, message: Message, *, redelivered: bool) -> None:
         self._shares.add(message.sender.user, message.byte_count)
         super()._wait(position, message, redelivered=redelivered)
 
-    def withdraw(self, first: int, count: int) -> list[Message]:
+    def remove_refused(self, first: int, count: int) -> list[Message]:
         """Remove and return messages that the store has refused.
 
         The range of positions is `first` to before `first + count`.
         """
-        withdrawn = super().withdraw(first, count)
+        withdrawn = super().remove_refused(first, count)
         self._shares.remove_messages(withdrawn)
         for user in {message.sender.user for message in withdrawn}:
-            self._relieve(user)
+            self._resume_user(user)
         return withdrawn
 
     # Out.
@@ -272,8 +272,8 @@ class DelayedMessages(PriorityQueue):
             due_at = self.drop_expired(max(EXPIRED_MAX - self._dead_lettering.count_of(self), 0))
         if due_at:
             self._set_alarm(due_at)
-        if self._dead_lettering.noted:
-            self._dead_lettering.send_noted()
+        if self._dead_lettering.waiting_deaths:
+            self._dead_lettering.send_dead_messages()
 
     def _set_alarm(self, utc: float) -> None:
         """Set the alarm for the next dispatch to `utc` (POSIX seconds), unless it is set earlier."""
@@ -307,9 +307,9 @@ class DelayedMessages(PriorityQueue):
         user = message.sender.user
         self._shares.remove(user, message.byte_count)
         self._dead_lettering.add_delayed(self, message, position)
-        self._relieve(user)
+        self._resume_user(user)
 
-    def _relieve(self, user: str) -> None:
+    def _resume_user(self, user: str) -> None:
         """Resume the paused connections of a user whose messages use at most half of the user's limits.
 
         While the exchange is full for all users, they are resumed only if none of the user's messages is
@@ -322,7 +322,7 @@ class DelayedMessages(PriorityQueue):
         bytes_max = min(shares.user_bytes_max, self._restrained.get(user, NO_LIMIT))
         is_low = count <= shares.user_count_max // 2 and byte_count <= bytes_max // 2
         if not count or (is_low and not self.full):
-            self._user_pressure.relieve_user(user)
+            self._user_pressure.resume_user(user)
 
     def release(self, message: Message, utc: float) -> tuple[Sequence[DeadLetteringQueue], Message]:
         """Return the queues of a message whose delay is over, and the message as these queues get it.
@@ -331,7 +331,7 @@ class DelayedMessages(PriorityQueue):
         begins now.
         """
         expiration_ms = essentials(message.property_set).expiration_ms
-        own = message if expiration_ms is not None else living(message, NEVER)
+        own = message if expiration_ms is not None else with_expiry(message, NEVER)
         native = decode_properties(encode_properties(own, utc))
         headers = _negated(native.headers or ())
         blind = blind_copies(message)
@@ -365,14 +365,14 @@ class DelayedMessages(PriorityQueue):
         if self.storage is not None and not self.deleted:
             self.storage.forget_beside(positions)
 
-    def take_back(self, position: int, message: Message) -> bool:
+    def requeue_refused(self, position: int, message: Message) -> bool:
         """Requeue a message that is due but that the failing disk refused; it is routed again later.
 
         Return False if the exchange is deleted. Queues that had accepted the message get it a second time.
         """
         if self.deleted:
             return False
-        self.count_in((message,))
+        self.add_to_size((message,))
         self._wait(position, message, redelivered=False)
         self._set_alarm(clock.utc() + RETRY_SECS)
         return True
@@ -414,7 +414,7 @@ def _with_rest(message: Message, utc: float) -> Message:
     due_at = utc + delay_of(message.properties.headers) / 1000
     remaining_secs = max(message.expires - due_at, 0.0)
     try:
-        data = encode_properties(living(message, utc + remaining_secs), utc)
+        data = encode_properties(with_expiry(message, utc + remaining_secs), utc)
     except ProtocolError:  # raised again when it is due, and then the message's outcome
         return message
     return Message(

@@ -347,11 +347,11 @@ class Exchange:
             return self._ring.choose(self._hashed.of(keys[0], message))
         if self._how != "headers":
             if len(keys) == 1:
-                return self._bound_for(keys[0])
-            return {destination: None for key in keys for destination in self._bound_for(key)}
+                return self._matching_destinations(keys[0])
+            return {destination: None for key in keys for destination in self._matching_destinations(key)}
         return self._index.match(headers or {})
 
-    def _bound_for(self, key: str) -> Collection[Queue | Exchange]:
+    def _matching_destinations(self, key: str) -> Collection[Queue | Exchange]:
         """Return the destinations of a direct or topic exchange whose bindings match a key."""
         if self._how == "direct":
             return self._keys.get(key, ())

@@ -26,19 +26,19 @@ KINDS: Final = (
     ("queues", DeclaredQueue),
     ("bindings", DeclaredBinding),
 )
-Thing = DeclaredExchange | DeclaredQueue | DeclaredBinding
+ExportedObject = DeclaredExchange | DeclaredQueue | DeclaredBinding
 
 
 class Export(NamedTuple):
     """Content of an exported file.
 
-    `things` has the declarations as (kind, number in the file's list, declaration), `faults` the errors, and
-    `passed_over` is a text about ignored content.
+    `objects` has the declarations as (kind, number in the file's list, declaration), `faults` the errors, and
+    `ignored_text` is a text about ignored content.
     """
 
-    things: list[tuple[str, int, Thing]]
+    objects: list[tuple[str, int, ExportedObject]]
     faults: list[str]
-    passed_over: str
+    ignored_text: str
 
 
 def read_export(file: Path, hosts: Collection[str], *, others_take: Collection[str] = ()) -> Export:
@@ -48,7 +48,7 @@ def read_export(file: Path, hosts: Collection[str], *, others_take: Collection[s
     parts of the gateway read. Raises ConfigurationError if the file is not an export.
     """
     document = content_of(file)
-    things: list[tuple[str, int, Thing]] = []
+    things: list[tuple[str, int, ExportedObject]] = []
     faults: list[str] = []
     not_ours: Counter[str] = Counter()
     for kind, model in KINDS:
@@ -98,7 +98,7 @@ def content_of(file: Path) -> dict[str, Any]:
     return content
 
 
-def _known_fields(one: dict[str, Any], model: type[Thing]) -> dict[str, Any]:
+def _known_fields(one: dict[str, Any], model: type[ExportedObject]) -> dict[str, Any]:
     """Return the fields of an exported object that the declaration `model` has, as `model` accepts them.
 
     Newer versions of RabbitMQ export more fields.

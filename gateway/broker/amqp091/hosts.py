@@ -11,7 +11,7 @@ from gateway.broker.amqp091.delays import DelayedMessages, SenderClaim
 from gateway.broker.amqp091.policies import Policy
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.virtual_host import VirtualHost
-from gateway.broker.bodies import Bodies
+from gateway.broker.bodies import SpooledBodies
 from gateway.broker.pressure import FullQueues
 from gateway.broker.scheduler import CallScheduler
 from gateway.model.shares import UserShares
@@ -29,7 +29,7 @@ class AmqpHosts(dict[str, VirtualHost]):
         limits: Limits,
         store: Store | None,
         lost: Lost,
-        bodies: Bodies | None = None,
+        bodies: SpooledBodies | None = None,
         *,
         policies: Mapping[str, Sequence[Policy]] | None = None,
         full_queues: FullQueues | None = None,
@@ -118,10 +118,10 @@ class AmqpHosts(dict[str, VirtualHost]):
             "gateway_delayed_messages": lambda: sum(len(delayed) for delayed in self.delays()),
             "gateway_delayed_bytes": lambda: sum(delayed.byte_count for delayed in self.delays()),
             "gateway_dead_lettering_messages": lambda: sum(
-                host.dead_lettering.noted.shares.count for host in self.values()
+                host.dead_lettering.waiting_deaths.shares.count for host in self.values()
             ),
             "gateway_dead_lettering_bytes": lambda: sum(
-                host.dead_lettering.noted.shares.total for host in self.values()
+                host.dead_lettering.waiting_deaths.shares.total for host in self.values()
             ),
             "gateway_exchanges": lambda: sum(len(host.exchanges) for host in self.values()),
             "gateway_bindings": lambda: sum(host.bindings for host in self.values()),

@@ -111,43 +111,43 @@ class AmqpQueue(PriorityQueue):
 
     # Bodies, which `x-max-length-bytes` limits.
 
-    def keep_in(self, storage: Storage, end: int, byte_count: int, gate: Gate) -> None:
-        """Store the queue's messages in `storage` from now on, as `Queue.keep_in` does.
+    def attach_storage(self, storage: Storage, end: int, byte_count: int, gate: Gate) -> None:
+        """Store the queue's messages in `storage` from now on, as `Queue.attach_storage` does.
 
         If `x-max-length-bytes` limits the queue, all stored messages are read to count the bytes of their
         bodies: the store has recorded only sizes that include properties.
         """
-        super().keep_in(storage, end, byte_count, gate)
+        super().attach_storage(storage, end, byte_count, gate)
         if self.options.bytes_max is not None and storage.first is not None:
             self.body_byte_count += sum(map(bodies_of, storage.stored_before(storage.first)))
 
-    def count_in(self, messages: Sequence[Message]) -> None:
+    def add_to_size(self, messages: Sequence[Message]) -> None:
         """Add the size of new messages to the size of the queue.
 
         The size of their bodies is counted separately, if it is limited.
         """
-        super().count_in(messages)
+        super().add_to_size(messages)
         if self.options.bytes_max is not None:
             self.body_byte_count += bodies_of(messages)
 
-    def count_out(self, messages: Sequence[Message], byte_count: int | None = None) -> None:
+    def subtract_from_size(self, messages: Sequence[Message], byte_count: int | None = None) -> None:
         """Subtract the size of messages that leave the queue from the size of the queue.
 
         `byte_count` is their size in bytes; None if it must be computed. The size of their bodies is counted
         separately, if it is limited.
         """
-        super().count_out(messages, byte_count)
+        super().subtract_from_size(messages, byte_count)
         if self.options.bytes_max is not None:
             self.body_byte_count -= bodies_of(messages)
 
-    def shrink(self, byte_count: int) -> None:
+    def subtract_missing_bytes(self, byte_count: int) -> None:
         """Subtract bytes that were counted but are not on disk, and count the bodies again.
 
         Called by the storage when it has read all messages.
         """
         if byte_count and self.options.bytes_max is not None:
             self.body_byte_count = bodies_of(self.messages_in_memory())
-        super().shrink(byte_count)
+        super().subtract_missing_bytes(byte_count)
 
     def purge(self) -> int:
         """Drop all ready messages, and return their number."""
@@ -182,13 +182,13 @@ class AmqpQueue(PriorityQueue):
             elif self.may_hold or self.is_named_by(run.messages[0]):
                 self._full_queues.refused += 1
                 if self.options.overflow == "reject-publish-dlx":
-                    self._dead_lettering.note(self, run.messages[0], TOO_MANY)
+                    self._dead_lettering.add_dead_message(self, run.messages[0], TOO_MANY)
                 run.settle(FULL)
             else:
                 self.drop_copies(run.messages)
                 run.accept()
             at += len(run.messages)
-        self.come_to_rest()
+        self.finish_dispatch()
 
     def _fitting_count(self, messages: Sequence[Message], at: int) -> int:
         """Return how many messages, from index `at` on, fit into the queue's limits."""
@@ -223,8 +223,8 @@ class AmqpQueue(PriorityQueue):
             super()._count_dropped(messages)
             return
         for message in messages:
-            self._dead_lettering.note(self, message, TOO_MANY)
-        self.come_to_rest()
+            self._dead_lettering.add_dead_message(self, message, TOO_MANY)
+        self.finish_dispatch()
 
     def prepare_messages(self, messages: list[Message]) -> list[Message]:
         """Return the messages with the expiry of `x-message-ttl` applied.
@@ -361,7 +361,7 @@ class AmqpQueue(PriorityQueue):
         """Deliver ready messages to consumers, then drop excess messages and send dead letters."""
         self._droppable = self._expire_max()
         super().dispatch()
-        self.come_to_rest()
+        self.finish_dispatch()
         self._call_gets()
 
     def _call_gets(self) -> None:
@@ -419,19 +419,19 @@ class AmqpQueue(PriorityQueue):
     def settle_head(self) -> None:
         """Drop expired messages at the head, so that they are not included in a message count."""
         self.drop_expired(self._expire_max())
-        self.come_to_rest()
+        self.finish_dispatch()
 
     def _die(self, position: int, message: Message, reason: str) -> None:
         """Register a message as dead, for the `reason` of its dead letter.
 
         It is settled together with its dead letter, or at once if the queue has no dead letter exchange.
         """
-        if self._dead_lettering.note(self, message, reason, position):
-            self.dying += 1
+        if self._dead_lettering.add_dead_message(self, message, reason, position):
+            self.awaiting_dead_letters += 1
         elif self.removed_positions is not None:
             self.removed_positions.append(position)
 
-    def come_to_rest(self) -> None:
+    def finish_dispatch(self) -> None:
         """Drop excess messages, send the dead letters of dead messages, and schedule the next expiry."""
         if self._limited and not self._refuses:
             self._drop_heads()
@@ -444,8 +444,8 @@ class AmqpQueue(PriorityQueue):
             if self._alarm is not None:
                 self._alarm.cancel()
             self._alarm = self._host.alarms.set(expires, self._alarmed)
-        if self._dead_lettering.noted:
-            self._dead_lettering.send_noted()
+        if self._dead_lettering.waiting_deaths:
+            self._dead_lettering.send_dead_messages()
         if self.removed_positions:
             self._forget_removed()
 
@@ -493,7 +493,7 @@ class AmqpQueue(PriorityQueue):
 
     def settle_dead(self, positions: list[int]) -> None:
         """Delete dead messages from disk, because their dead letters are stored or no queue gets them."""
-        self.dying -= len(positions)
+        self.awaiting_dead_letters -= len(positions)
         if self.storage is not None and not self.deleted:
             self.storage.forget(positions)
 

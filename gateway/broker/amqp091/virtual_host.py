@@ -140,7 +140,7 @@ class VirtualHost:
             exchange.apply_policy(alternate_of(policies, built_in))
             self.exchanges[built_in] = exchange
         self._definitions = definitions
-        self.written = False  # something durable was declared or deleted; reset by the caller
+        self.has_durable_changes = False  # something durable was declared or deleted; reset by the caller
         if definitions is not None:
             self._restore(definitions)
 
@@ -149,14 +149,14 @@ class VirtualHost:
         for exchange in definitions.exchanges(self.exchanges.get, self.steps):
             with contain_failure(EXCHANGE, exchange.name):
                 self._delay(exchange)
-                self._enter_exchange(exchange)
+                self._add_exchange(exchange)
         for name, auto_delete, arguments, user in definitions.queues():
             with contain_failure(QUEUE, name):
                 queue = make_queue(
                     name, self, durable=True, auto_delete=auto_delete, arguments=arguments, user=user
                 )
                 definitions.persist(queue)
-                self._enter(queue)
+                self._add_queue(queue)
                 queue.watch_use()
         for source, kind, name, key, arguments, record in definitions.bindings():
             to = self.queues.get(name) if kind == QUEUE else self.exchanges.get(name)
@@ -225,7 +225,7 @@ class VirtualHost:
             exchange.name, self, route, durable=exchange.durable, user=exchange.user
         )
         if exchange.durable and self._definitions is not None:
-            self._definitions.keep_delayed(exchange.delayed)
+            self._definitions.attach_delayed(exchange.delayed)
 
     # Routing, for the dispatcher.
 
@@ -343,9 +343,9 @@ class VirtualHost:
             steps=self.steps,
         )
         self._delay(found)
-        self._enter_exchange(found)
+        self._add_exchange(found)
         if self._definitions is not None:
-            self.written |= self._definitions.add_exchange(found)
+            self.has_durable_changes |= self._definitions.add_exchange(found)
         self._changed()
         return found
 
@@ -390,7 +390,7 @@ class VirtualHost:
         self._drop_unused(self._remove(found))
         self._changed()
 
-    def _enter_exchange(self, exchange: Exchange) -> None:
+    def _add_exchange(self, exchange: Exchange) -> None:
         """Add the exchange, count it for its user, and apply the policy that matches its name."""
         exchange.apply_policy(alternate_of(self.policies, exchange.name))
         self.exchanges[exchange.name] = exchange
@@ -418,7 +418,7 @@ class VirtualHost:
         for source in sources:
             self._unbind_all(source, exchange)
         if self._definitions is not None:
-            self.written |= self._definitions.remove_exchange(exchange)
+            self.has_durable_changes |= self._definitions.remove_exchange(exchange)
         return sources
 
     def _unbind_all(self, exchange: Exchange, destination: Queue | Exchange) -> None:
@@ -428,7 +428,7 @@ class VirtualHost:
             for arguments, user in several.items():
                 self._uncount_binding(user, key, arguments)
         if self._definitions is not None:
-            self.written |= self._definitions.remove_bindings(exchange, destination, keys)
+            self.has_durable_changes |= self._definitions.remove_bindings(exchange, destination, keys)
         self._sweep(exchange)
 
     def _sweep(self, exchange: Exchange) -> None:
@@ -472,7 +472,7 @@ class VirtualHost:
         found.used = clock.monotonic()
         return found
 
-    def _enter(self, queue: AmqpQueue) -> None:
+    def _add_queue(self, queue: AmqpQueue) -> None:
         """Add the queue, and count it for its user."""
         self.queues[queue.name] = queue
         if queue.user is not None:
@@ -527,9 +527,9 @@ class VirtualHost:
                 raise precondition_failed("Cannot declare a server-named queue for type rabbit_quorum_queue")
             resource = f"queue '{name}' in vhost '{self.name}'"
             check_quorum(resource, durable=said_durable, exclusive=exclusive, auto_delete=auto_delete)
-        self._enter(queue)
+        self._add_queue(queue)
         if durable and self._definitions is not None:
-            self.written |= self._definitions.add_queue(queue)
+            self.has_durable_changes |= self._definitions.add_queue(queue)
         queue.watch_use()
         self._changed()
         return queue
@@ -581,7 +581,7 @@ class VirtualHost:
             self._unbind_all(exchange, queue)
         self._drop_unused(exchanges)
         if queue.storage is not None and self._definitions is not None:
-            self.written |= self._definitions.remove_queue(queue)
+            self.has_durable_changes |= self._definitions.remove_queue(queue)
         self._changed()
         return queue.delete()
 
@@ -641,7 +641,9 @@ class VirtualHost:
         if isinstance(destination, AmqpQueue):
             destination.bound[exchange] = None
         if self._definitions is not None:
-            self.written |= self._definitions.add_binding(exchange, destination, key, arguments, user)
+            self.has_durable_changes |= self._definitions.add_binding(
+                exchange, destination, key, arguments, user
+            )
         self._changed()
 
     def unbind(
@@ -660,7 +662,9 @@ class VirtualHost:
             self._uncount_binding(exchange.binder(destination, key, arguments), key, arguments)
             exchange.unbind(destination, key, arguments)
             if self._definitions is not None:
-                self.written |= self._definitions.remove_binding(exchange, destination, key, arguments)
+                self.has_durable_changes |= self._definitions.remove_binding(
+                    exchange, destination, key, arguments
+                )
             if isinstance(destination, AmqpQueue) and not exchange.leads_to(destination):
                 destination.bound.pop(exchange, None)
             self._drop_unused([exchange])

@@ -16,7 +16,7 @@ import structlog
 from gateway.broker.amqpfast.destinations import Interest
 from gateway.broker.amqpfast.selection import selection
 from gateway.broker.amqpfast.selector import SelectorRefused
-from gateway.broker.bodies import Bodies
+from gateway.broker.bodies import SpooledBodies
 from gateway.broker.host_records import HostRecords
 from gateway.broker.queue import Queue
 from gateway.model.message import Message
@@ -38,7 +38,7 @@ class FastDefinitions(HostRecords):
         self,
         store: Store,
         host: str,
-        bodies: Bodies,
+        bodies: SpooledBodies,
         *,
         memory_messages_max: int,
         memory_bytes_max: int,
@@ -68,14 +68,14 @@ class FastDefinitions(HostRecords):
         subscription.
         """
         storage = self._storage(queue, kind, *words)
-        self._untouched.recall(storage, kind, *words)
+        self._untouched.restore_ranges(storage, kind, *words)
 
     def note_untouched(self, queue: Queue, kind: str, *words: str) -> None:
         """Record at the end of the process which messages of a queue were never delivered.
 
         The queue may be that of a subscription.
         """
-        self._untouched.note(queue.storage, kind, *words)
+        self._untouched.record_ranges(queue.storage, kind, *words)
 
     def add_subscription(self, client: str, identifier: str, interest: Interest, maker: str | None) -> None:
         """Record a durable subscription. It replaces an earlier one of the same client and identifier."""

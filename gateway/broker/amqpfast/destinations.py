@@ -229,7 +229,7 @@ class TopicSubscription(PriorityQueue):
             self._pressure.hold_sources(rest)
         self._put_off.append(rest)
         self._put_off_count += len(rest.messages)
-        self._work.put_off += 1
+        self._work.postponed_count += 1
         self._work.postpone(self._select_more)
 
     def _select(self, part: SubBatch) -> SubBatch | None:

@@ -9,7 +9,7 @@ from gateway.broker.amqpfast.definitions import FastDefinitions
 from gateway.broker.amqpfast.destinations import FastQueue, TopicSubscription
 from gateway.broker.amqpfast.partials import Partials
 from gateway.broker.amqpfast.virtual_host import FastHost, FastRefused
-from gateway.broker.bodies import Bodies
+from gateway.broker.bodies import SpooledBodies
 from gateway.broker.pressure import FullQueues
 from gateway.broker.selection_work import UNBOUNDED, SelectionWork
 from gateway.broker.shares import UserQuotas
@@ -61,7 +61,7 @@ class FastHosts(dict[str, FastHost]):
         changed: Callable[[], None],
         limits: Limits,
         store: Store | None,
-        bodies: Bodies,
+        bodies: SpooledBodies,
         *,
         full_queues: FullQueues | None = None,
         quotas: UserQuotas | None = None,

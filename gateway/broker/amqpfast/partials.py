@@ -92,7 +92,7 @@ class Partials:
                 record = json.loads(value)
                 utc = store.timeline.restored(record["utc"])
                 try:
-                    file = self._spool.recall(record["file"])
+                    file = self._spool.open_stored(record["file"])
                 except StoreError:  # nothing had been written yet
                     store.delete(PARTIAL, key)
                 else:

@@ -89,13 +89,13 @@ class SelectorRefused(GatewayError):
 class _Term(NamedTuple):
     """Parsed part of a selector.
 
-    `value` is the function that evaluates the part. `truth` is True if the result may be a truth value, and
-    `only` if it is always one.
+    `value` is the function that evaluates the part. `may_be_truth` is True if the result may be a truth
+    value, and `is_truth` if it is always one.
     """
 
     value: Value
-    truth: bool
-    only: bool = False
+    may_be_truth: bool
+    is_truth: bool = False
 
 
 def compile_selector(text: str) -> Callable[[PropertyLookup], bool]:
@@ -178,12 +178,12 @@ class _SelectorParser:
         return word[1:-1].replace("''", "'")
 
     def _truth(self, term: _Term) -> Value:
-        if not term.truth:
+        if not term.may_be_truth:
             raise self._fault("the expression before it is not a condition")
         return term.value
 
     def _plain(self, term: _Term) -> Value:
-        if term.only:
+        if term.is_truth:
             raise self._fault("the expression before it is a condition, not a value")
         return term.value
 
@@ -284,12 +284,12 @@ class _SelectorParser:
     # Values.
 
     def _sum(self) -> _Term:
-        return self._reckoned(self._product, "+", "-")
+        return self._parse_chain(self._product, "+", "-")
 
     def _product(self) -> _Term:
-        return self._reckoned(self._factor, "*", "/")
+        return self._parse_chain(self._factor, "*", "/")
 
-    def _reckoned(self, part: Callable[[], _Term], *signs: str) -> _Term:
+    def _parse_chain(self, part: Callable[[], _Term], *signs: str) -> _Term:
         first = part()
         more = []
         while sign := self._accept(*signs):

@@ -41,7 +41,7 @@ NOWHERE: Final = Outcome(
     Verdict.REJECTED, Reason.NO_ROUTE, "no such destination, and the user may not create it"
 )
 
-Named = FastQueue | Topic
+NamedDestination = FastQueue | Topic
 
 
 class QueueLimits(TypedDict):
@@ -160,7 +160,7 @@ class FastHost:
                 definitions.persist(found, SUBSCRIPTION, client, identifier)
                 self.durable[client, identifier] = found
                 self._count("session", found)
-                self._enter(found)
+                self._add_subscription(found)
 
     def note_untouched(self) -> None:
         """Record at the end of the process which stored messages were never delivered.
@@ -220,7 +220,7 @@ class FastHost:
         slashes: bool = False,
         creates: bool = True,
         maker: str | None = None,
-    ) -> list[Named]:
+    ) -> list[NamedDestination]:
         """Return the destinations of a name in a command that sends, consumes or queries.
 
         `whole` allows the name to be a prefix. With `creates`, a missing destination is created where that is
@@ -299,7 +299,7 @@ class FastHost:
 
     def _create(
         self, service: str, name: str, invalid: re.Pattern[str], maker: str | None = None
-    ) -> Named | None:
+    ) -> NamedDestination | None:
         if not self.auto_create or self._begins(name):
             return None
         self._check_name(name, invalid)
@@ -350,13 +350,13 @@ class FastHost:
         if maker is not None and (reached := self.shares.full_with(maker, byte_count)):
             raise FastRefused(ReplyCode.INSUFFICIENT_RESOURCES, f"{reached} is reached")
 
-    def _count(self, service: str, made: Named | TopicSubscription) -> None:
+    def _count(self, service: str, made: NamedDestination | TopicSubscription) -> None:
         """Count a new destination or subscription for the user who created it."""
         if made.maker is not None:
             self._made[service].add(made.maker)
             self.shares.add(made.maker, _defined_bytes(made))
 
-    def _uncount(self, service: str, made: Named | TopicSubscription) -> None:
+    def _uncount(self, service: str, made: NamedDestination | TopicSubscription) -> None:
         """Stop counting a deleted destination or subscription for its user."""
         if made.maker is not None:
             self._made[service].remove(made.maker)
@@ -411,7 +411,7 @@ class FastHost:
         *,
         slashes: bool = False,
         maker: str | None = None,
-    ) -> Named:
+    ) -> NamedDestination:
         """Create a queue or topic of `client` that is deleted with `channel`.
 
         An empty `name` makes the server generate one. An existing queue of the same client is emptied and
@@ -421,7 +421,7 @@ class FastHost:
             self.queues if service == "queue" else self.topics
         )
         name = name or TEMPORARY + secrets.token_hex(8)
-        found: Named | None = destinations.get(name)
+        found: NamedDestination | None = destinations.get(name)
         if found is None:
             self._check_name(name, INVALID_BUT_SLASH if slashes else INVALID)
             add = self._add_queue if service == "queue" else self._add_topic
@@ -497,7 +497,7 @@ class FastHost:
             if self._definitions is not None:
                 self._definitions.add_subscription(*key, interest, maker)
                 self._definitions.persist(found, SUBSCRIPTION, *key)
-        self._enter(found)
+        self._add_subscription(found)
         self._changed()
         return found
 
@@ -519,7 +519,7 @@ class FastHost:
             raise FastRefused(ReplyCode.ACCESS_REFUSED, ANOTHER_USERS)
         return found
 
-    def _enter(self, found: TopicSubscription) -> None:
+    def _add_subscription(self, found: TopicSubscription) -> None:
         if found.interest.prefix:
             self._prefixes[found] = None
         else:
@@ -556,7 +556,7 @@ def _interest_bytes(interest: Interest, key: tuple[str, str]) -> int:
     return text_bytes(interest.name, interest.mime_type, *key) + 2 * len(interest.selector)
 
 
-def _defined_bytes(made: Named | TopicSubscription) -> int:
+def _defined_bytes(made: NamedDestination | TopicSubscription) -> int:
     if isinstance(made, TopicSubscription):
         assert made.key is not None
         return _interest_bytes(made.interest, made.key)

@@ -232,7 +232,7 @@ class DeadLetters:
         self._wanted: UserEntries[str] = UserEntries(shares or _shares_of("dead letters", self))
         self._unwanted: UserEntries[str] = UserEntries(_shares_of("unwanted messages", self))
         self._last = 0
-        self._told_refused = 0
+        self._logged_refused = 0
         self._waiting: list[Callable[[], None]] = []  # called when the disk accepts dead letters again
         self._unread: list[Callable[..., None]] = []  # add letters whose bodies could not be read yet
 
@@ -243,9 +243,9 @@ class DeadLetters:
     @property
     def evicted_count(self) -> int:
         """Number of dead letters that were deleted in favour of newer ones, without unwanted messages."""
-        common = 0 if self._common is None else self._common.shares.pushed_out
+        common = 0 if self._common is None else self._common.shares.evicted_count
         stored = 0 if self._store is None else self._store.letters_crowded_out
-        return self._wanted.shares.pushed_out + common + stored
+        return self._wanted.shares.evicted_count + common + stored
 
     @property
     def unwanted_count(self) -> int:
@@ -417,8 +417,8 @@ class DeadLetters:
         Also logs how many messages were refused since the last log line.
         """
         self._add_unread(is_last=False)
-        if self.refused > self._told_refused:
-            refused, self._told_refused = self.refused - self._told_refused, self.refused
+        if self.refused > self._logged_refused:
+            refused, self._logged_refused = self.refused - self._logged_refused, self.refused
             log.warning("messages left with sources, dead letters full", messages=refused)
         if self._waiting and self._store is not None and self._store.healthy:
             callbacks, self._waiting = self._waiting, []

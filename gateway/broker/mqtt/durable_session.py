@@ -330,7 +330,7 @@ class DurableSession(Session):
         self._safe = first + count
         if outcome is not ACCEPTED:
             if alone:
-                self._on_disk().take_back(first, count, byte_count)
+                self._on_disk().subtract_refused(first, count, byte_count)
                 self._subtract_bytes(byte_count)
             else:
                 self._withdraw(first, first + count)
@@ -414,7 +414,7 @@ class DurableSession(Session):
                 self._note_expiry((message,))
         if positions:
             self.tally.expired += len(positions)
-            self._aside.take_back(positions[0], len(positions), byte_count)
+            self._aside.subtract_refused(positions[0], len(positions), byte_count)
             self._records.store.settle(self.log, positions)
             self._subtract_bytes(byte_count)
         self._check_from(found[-1][0] + 1, stays)

@@ -696,7 +696,7 @@ class Session:
         if len(self) <= limits.messages_max // 2 and self._byte_count <= limits.bytes_max // 2:
             self._tight = self._lossy = False
             self.patient = limits.holds
-            self.pressure.relieve()
+            self.pressure.resume_sources()
 
     def _hold_if_late(self, part: SubBatch) -> None:
         """Pause the publishers of `part` if the session is full, or its messages would wait too long."""
@@ -721,7 +721,7 @@ class Session:
                 self.patient = False
             if self._pace is not None:
                 self._pace.on = False
-            self.pressure.relieve()
+            self.pressure.resume_sources()
 
     def _paced(self, count: int) -> None:
         """Count sent messages, and resume publishers that were paused because messages waited too long."""
@@ -735,7 +735,7 @@ class Session:
         if self._pace is not None:
             self._pace.on = False
             if not self._tight:
-                self.pressure.relieve()
+                self.pressure.resume_sources()
 
     def has_stalled(self, now: float, *, is_read: bool = True) -> bool:
         """Return True if publishers were paused for `stall_secs` while nothing was sent to the client.
@@ -758,7 +758,7 @@ class Session:
             return False
         self.patient = False
         if self._is_unread:
-            self.pressure.relieve()
+            self.pressure.resume_sources()
         return not self._is_unread
 
     def _rows_again(self) -> list[OutgoingPublish]:
@@ -808,7 +808,7 @@ class Session:
         if not self._waiting:
             self._waiting = None
         self._pace = None
-        self.pressure.relieve()
+        self.pressure.resume_sources()
         self._expect_expired()
 
     def _expect_expired(self) -> None:

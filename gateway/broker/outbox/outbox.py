@@ -67,7 +67,7 @@ TOO_OLD: Final = Outcome(
 EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "the message expired in the outbox")
 
 Policy = Literal["reject", "drop_oldest", "dead_letter"]
-Left = Callable[[Route, list[Message], Outcome, Monotonic], None]
+DepartureCallback = Callable[[Route, list[Message], Outcome, Monotonic], None]
 
 
 def exit_outcome(word: str, outcome: Outcome) -> Outcome:
@@ -208,7 +208,7 @@ class Outbox(OneSink):
         self._target: OutboxTarget | None = None
         self._route: Route | None = None
         self._recipient: OutboxRecipient | None = None
-        self._on_departure: Left | None = None
+        self._on_departure: DepartureCallback | None = None
         self._protocol = ""  # of the link, as the route states
         self._unsure_before = 0  # messages at lower positions may have addresses of another protocol
         self._limits = OutboxLimits()
@@ -236,7 +236,7 @@ class Outbox(OneSink):
             memory_bytes_max=memory_bytes_max,
         )
         self._shares = quotas.outbox()
-        self._storage.withdrawn = self._shares.remove_messages
+        self._storage.on_refused = self._shares.remove_messages
         if extent.count:
             for messages in self._storage.stored_before(extent.first):
                 self._shares.add_messages(messages)
@@ -245,7 +245,9 @@ class Outbox(OneSink):
     def __len__(self) -> int:
         return len(self._queue) + len(self._open)
 
-    def use(self, target: OutboxTarget | None, route: Route | None, on_departure: Left | None = None) -> None:
+    def use(
+        self, target: OutboxTarget | None, route: Route | None, on_departure: DepartureCallback | None = None
+    ) -> None:
         """Set the outbox's route (None if the mapping no longer has it) and link, with their limits.
 
         `on_departure` is called with messages that have left the outbox, for the journal.
@@ -322,7 +324,7 @@ class Outbox(OneSink):
         if not count:
             return
         refuses = self._limits.policy == "reject" or self._letters_full
-        fits = self._room_for(messages) if refuses else count
+        fits = self._fitting_count(messages) if refuses else count
         if fits:
             self._arrivals.note(self._queue.next, self._utc())
             accepted_count = self._storage.take(part, messages if fits == count else messages[:fits])
@@ -344,7 +346,7 @@ class Outbox(OneSink):
         removes = self._limits.policy != "reject"
         if removes and not shares.limit_of_all(byte_count, count):
             return part
-        refused = shares.beyond(messages, spares_lone=removes)
+        refused = shares.refuse_over_share(messages, spares_lone=removes)
         if not refused:
             return part
         rest = part.without(set(refused))
@@ -353,7 +355,7 @@ class Outbox(OneSink):
         part.settle_at(refused, OUTBOX_USER_FULL)
         return rest
 
-    def _room_for(self, messages: list[Message]) -> int:
+    def _fitting_count(self, messages: list[Message]) -> int:
         """Return how many of `messages`, from the first one on, fit into the limits."""
         limits = self._limits
         if self._stale:

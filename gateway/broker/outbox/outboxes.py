@@ -10,7 +10,7 @@ import structlog
 from gateway import chance, clock
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.outbox.arrival_times import ArrivalTimes
-from gateway.broker.outbox.outbox import KIND, Left, Outbox, OutboxState, OutboxTarget
+from gateway.broker.outbox.outbox import KIND, DepartureCallback, Outbox, OutboxState, OutboxTarget
 from gateway.broker.shares import UserQuotas
 from gateway.mapping.routes import Route
 from gateway.model.times import Monotonic, WallTime
@@ -34,7 +34,7 @@ class Outboxes:
         *,
         memory_messages_max: int,
         memory_bytes_max: int,
-        on_departure: Left | None = None,
+        on_departure: DepartureCallback | None = None,
         quotas: UserQuotas | None = None,
         jitter: Callable[[], float] = chance.random,
         clock: Callable[[], Monotonic] = clock.now,

@@ -221,7 +221,7 @@ class MqttLinkReceiver:
                 if memory.short:
                     self.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
                     continue
-            elif memory.scarce:
+            elif memory.is_scarce:
                 memory.refused += 1
                 self._stats.refuse(LOW_ON_MEMORY)
                 continue

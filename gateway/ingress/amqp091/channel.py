@@ -19,7 +19,7 @@ from functools import partial
 from typing import Final
 
 from gateway import clock
-from gateway.broker.amqp091.dead_letter_routing import copied_keys, living, own_properties
+from gateway.broker.amqp091.dead_letter_routing import copied_keys, own_properties, with_expiry
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import AmqpRefused, precondition_failed
 from gateway.broker.amqp091.replies import ReplyTo
@@ -782,11 +782,11 @@ class Transaction:
         batch = ingress.begun_batch()
         first = len(batch)
         utc = clock.utc()
-        here, put_off = True, ingress.dispatcher.postponed_count()
+        here, postponed = True, ingress.dispatcher.postponed_count()
         for entry, message, content in renewed:
             expiration = essentials(message.property_set).expiration_ms
             if expiration is not None:
-                message = living(message, utc + expiration / 1000)
+                message = with_expiry(message, utc + expiration / 1000)
             receipt = (self._channel, IN_TRANSACTION, content)
             large = len(message.body) > ingress.limits.message_bytes_max
             publish = ingress.publish_large if large else ingress.dispatcher.publish
@@ -795,7 +795,7 @@ class Transaction:
                 ingress.handle_unrouted(entry, message, receipt)
         ingress.end_turn()
         is_refused = self._failed or any(slot >= first for slot in batch.doubted)
-        if here and not is_refused and ingress.dispatcher.postponed_count() == put_off:
+        if here and not is_refused and ingress.dispatcher.postponed_count() == postponed:
             self._acknowledge_beside()
         self.record_outcome(True)
 
@@ -829,7 +829,7 @@ class Transaction:
             raise
         except Exception:  # the commit fails in the same way, and dead-letters the message
             return entry
-        return entry.chosen_by(Routed(self._channel.connection.host, sinks))
+        return entry.with_namespace(Routed(self._channel.connection.host, sinks))
 
     def _renewed(self, entry: RoutingEntry, fresh: RoutingEntry) -> RoutingEntry:
         """Return the present entry of an address (`fresh`), with the sinks of the earlier one (`entry`).
@@ -841,7 +841,7 @@ class Transaction:
             return fresh
         if recipients is not None:
             found = Routed(self._channel.connection.host, (recipient.sink for recipient in recipients))
-        return fresh.chosen_by(found)
+        return fresh.with_namespace(found)
 
     def _renew_all(self) -> list[PendingPublish] | None:
         """Return the publishes with their current entries.

@@ -782,8 +782,8 @@ class AmqpConnection(AmqpActions):
             action(self, channel, method)
         except AmqpRefused as error:
             self.refuse(event.channel, error, method)
-        if self.host.written:
-            self.host.written = False
+        if self.host.has_durable_changes:
+            self.host.has_durable_changes = False
             self._wait_for_commit()
 
     def _wait_for_commit(self) -> None:
@@ -816,10 +816,12 @@ class AmqpConnection(AmqpActions):
         self._block("memory", "low on memory" if short else "")
 
     @property
-    def begun(self) -> int:
+    def begun_bytes(self) -> int:
         """Number of bytes of messages that are incomplete or belong to an open transaction."""
         channels = self.channels.values()
-        return self.machine.begun + sum(one.transaction.byte_count for one in channels if one.transaction)
+        return self.machine.begun_bytes + sum(
+            one.transaction.byte_count for one in channels if one.transaction
+        )
 
     @property
     def outstanding_bytes(self) -> int:
@@ -832,7 +834,7 @@ class AmqpConnection(AmqpActions):
         found = [channel.transaction for channel in self.channels.values()]
         return [(one, one.byte_count) for one in found if one is not None and one.byte_count]
 
-    def let_go_for_memory(self) -> None:
+    def close_for_memory(self) -> None:
         """Close the connection with 506 (RESOURCE_ERROR): no memory is left for its incomplete messages."""
         text = f"RESOURCE_ERROR - {LOW_ON_MEMORY.text}"
         self._report(ReplyCode.RESOURCE_ERROR, text)

@@ -80,7 +80,7 @@ def look_closer(
         for key in copies:
             channel.connection.check_key("write", address.scope, key)
         keys = (address.name, *copies)
-        entry = entry.chosen_by(Copies(host, address.scope, keys))
+        entry = entry.with_namespace(Copies(host, address.scope, keys))
     if not changed:
         return entry, properties
     try:

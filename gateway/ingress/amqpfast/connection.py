@@ -373,7 +373,7 @@ class FastConnection(FastActions):
         return any(handle.consumers for handle in self.handles.values())
 
     @property
-    def begun(self) -> int:
+    def begun_bytes(self) -> int:
         """Number of bytes of uncommitted publishes.
 
         Messages that arrive in fragments are not included, because a limit for all connections together
@@ -401,7 +401,7 @@ class FastConnection(FastActions):
         for handle in self.handles.values():
             handle.forget_entries()
 
-    def let_go_for_memory(self) -> None:
+    def close_for_memory(self) -> None:
         """Close the connection with 506: no memory is left for its transactions."""
         self._report(ReplyCode.INSUFFICIENT_RESOURCES, LOW_ON_MEMORY.text)
         self.machine.close(ReplyCode.INSUFFICIENT_RESOURCES, LOW_ON_MEMORY.text)

@@ -95,7 +95,7 @@ class IncomingTransfer:
         if transfer is not None:
             self.file = transfer.file
             self.size = transfer.file.size
-        elif spool.hold(body_size):
+        elif spool.reserve(body_size):
             self._is_reserved = True
         else:
             spool.check_room(body_size, user)

@@ -512,13 +512,13 @@ class FastPublisher:
             commit.finish(ingress.store.refusal)
             return
         join = Join(len(pending) + 1, commit.finish)
-        put_off = ingress.dispatcher.postponed_count()
+        postponed = ingress.dispatcher.postponed_count()
         batch = ingress.begun_batch()
         first = len(batch)
         for entry, message in pending:
             self._publish(entries[entry.address], message, join)
         ingress.end_turn()
-        here = ingress.dispatcher.postponed_count() == put_off
+        here = ingress.dispatcher.postponed_count() == postponed
         is_refused = join.worst is not ACCEPTED or any(slot >= first for slot in batch.doubted)
         if here and not is_refused and all(ingress.delivers_locally(entry) for entry in entries.values()):
             for delivery in acknowledged:

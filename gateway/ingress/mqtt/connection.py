@@ -925,11 +925,11 @@ class MqttConnection(AdmittedGuest):
         self.stream.mark()
 
     @property
-    def begun(self) -> int:
+    def begun_bytes(self) -> int:
         """Number of bytes of an incomplete packet that the protocol machine has stored."""
-        return self.machine.begun
+        return self.machine.begun_bytes
 
-    def let_go_for_memory(self) -> None:
+    def close_for_memory(self) -> None:
         """Disconnect the client, because no memory is left for its incomplete packet."""
         self._ingress.disconnect_client(self, ReasonCode.QUOTA_EXCEEDED)
 

@@ -108,12 +108,12 @@ class MqttIngress(ListenerSource):
         local_ids, self.local_ids = self.local_ids, []
         batch = self.batch
         before, self._handing_on = self._handing_on, True
-        put_off = self.dispatcher.postponed_count()
+        postponed = self.dispatcher.postponed_count()
         try:
             super().end_turn()
         finally:
             self._handing_on = before
-        if self.dispatcher.postponed_count() != put_off:
+        if self.dispatcher.postponed_count() != postponed:
             return  # then an identifier is stored when all targets have accepted its message
         refused = set(batch.doubted) if local_ids else set()
         for ids, packet_id, slot in local_ids:
@@ -579,9 +579,9 @@ class MqttIngress(ListenerSource):
         if not accepted:
             self.handle_unrouted(entry, message, None)
             sent.process_outcome(None)
-        put_off, batch = self.dispatcher.postponed_count(), self.batch
+        postponed, batch = self.dispatcher.postponed_count(), self.batch
         self.end_turn()
-        if self.dispatcher.postponed_count() != put_off or slot in batch.doubted:
+        if self.dispatcher.postponed_count() != postponed or slot in batch.doubted:
             sent.persist()
         else:
             sent.persist_if_refused()

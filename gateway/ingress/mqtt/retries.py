@@ -63,7 +63,7 @@ class Retries:
         routes = self._undone.pop(packet_id, None)
         if routes is None:
             return entry
-        remaining = entry.by_routes(routes)
+        remaining = entry.only_routes(routes)
         return remaining if remaining.plan.branches else entry
 
     def take_due(self, now: float) -> list[Any]:

@@ -326,7 +326,7 @@ class Connection:
     def _content_channel(self, number: int, begun: bool) -> Channel | None:
         """Return the channel for a frame of a content, or None if the frame must be discarded.
 
-        A content is a method such as basic.publish with its header and body. `begun` is False for the
+        A content is a method such as basic.publish with its header and body. `begun_bytes` is False for the
         method's frame, and True for the header and body frames. Raises RemoteProtocolError: 505 if the
         channel expects another frame, 504 if the channel is not open.
         """
@@ -496,7 +496,7 @@ class Connection:
         """
 
     @property
-    def begun(self) -> int:
+    def begun_bytes(self) -> int:
         """Number of received bytes of incomplete contents and of an incomplete frame."""
         return self._partial + (0 if self._rest is None else self._rest.byte_count)
 

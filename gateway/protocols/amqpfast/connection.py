@@ -222,7 +222,7 @@ class Connection(Lifetime):
         return events
 
     @property
-    def begun(self) -> int:
+    def begun_bytes(self) -> int:
         """Number of received bytes that wait because their frame or fragment is incomplete."""
         return 0 if self._rest is None else self._rest.byte_count
 

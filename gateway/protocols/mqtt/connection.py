@@ -314,7 +314,7 @@ class Connection:
         return self.unread
 
     @property
-    def begun(self) -> int:
+    def begun_bytes(self) -> int:
         """Number of received bytes of an incomplete packet; 0 if there is none."""
         return 0 if self._buffer is None else self._buffer.byte_count
 

@@ -19,7 +19,7 @@ import trio
 from gateway import clock
 from gateway.broker.core import dispatcher_of
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.dispatcher import Surroundings
+from gateway.broker.dispatcher import DispatcherServices
 from gateway.broker.operator_publish import Publishing
 from gateway.broker.routing import Namespace
 from gateway.mapping import parse
@@ -117,7 +117,7 @@ def _cpu_us(tracing: Tracing | None) -> float:
     namespaces: dict[str, Namespace] = {"mqtt": _Target(), "erp": _Target()}
     letters = DeadLetters()
     dispatcher = dispatcher_of(
-        router, letters, Surroundings(links=("erp",), namespaces=namespaces), tracing=tracing
+        router, letters, DispatcherServices(links=("erp",), namespaces=namespaces), tracing=tracing
     )
     context = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     carried = property_set(Properties(headers=(("traceparent", string(context)),)))

@@ -38,7 +38,7 @@ class Time:
 
     def advance(self, secs: float, host: VirtualHost) -> None:
         self.utc += secs
-        host.alarms.ring(self.utc)
+        host.alarms.run_due(self.utc)
 
 
 @pytest.fixture
@@ -380,7 +380,7 @@ def test_a_sender_whose_messages_the_disk_refuses_is_not_held_by_those_of_others
     publish(delayed, [native(b"", integer(1_000), sender=Sender("test", user="eve"))] * 10)
     held = publish(delayed, [native(b"", integer(1_000), sender=Sender("test", user="ann"))] * 2)
     assert (len(held.held), held.released) == (1, 0)
-    delayed.withdraw(10, 2)
+    delayed.remove_refused(10, 2)
     assert held.released == 1
 
 
@@ -412,7 +412,7 @@ def test_very_many_that_are_due_at_once_go_in_turns(time: Time, host: Host) -> N
     assert 0 < len(host.queues["q"]) <= EXPIRED_MAX
     turns = 0
     while len(host.queues["q"]) < count:
-        host.alarms.ring(time.utc)
+        host.alarms.run_due(time.utc)
         turns += 1
         assert turns < 100
     assert taken(host) == [b"%d" % number for number in range(count)]

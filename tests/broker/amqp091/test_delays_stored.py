@@ -12,7 +12,7 @@ from gateway.broker.amqp091.definitions import Definitions
 from gateway.broker.amqp091.delays import RETRY_SECS, DelayedMessages
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.virtual_host import VirtualHost
-from gateway.broker.bodies import Bodies
+from gateway.broker.bodies import SpooledBodies
 from gateway.broker.queue import Queue
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
@@ -60,7 +60,9 @@ class Scene:
 
     def _create(self, store: Store) -> None:
         definitions = Definitions(
-            *(store, "/", Bodies(Limits(), store)), memory_messages_max=NO_LIMIT, memory_bytes_max=NO_LIMIT
+            *(store, "/", SpooledBodies(Limits(), store)),
+            memory_messages_max=NO_LIMIT,
+            memory_bytes_max=NO_LIMIT,
         )
         self.host = VirtualHost("/", lambda: None, definitions=definitions, lost=self._note_lost)
 
@@ -151,7 +153,7 @@ def test_a_dropped_message_without_a_dead_letter_is_settled_while_others_wait(sc
     scene.store(scene.delayed, *bodies)
     scene.advance(1)
     short.settle_head()
-    assert scene.host.dead_lettering.late
+    assert scene.host.dead_lettering.has_unsent
     assert scene.on_disk() == sorted(bodies)
 
 
@@ -240,13 +242,13 @@ def test_a_purge_leaves_what_waits_to_become_a_dead_letter(scene: Scene, fresh: 
     bodies = numbered(0, BURIED_MAX + 100)
     scene.store(dying, *bodies)
     scene.time.advance(2.0, scene.host)
-    assert scene.host.dead_lettering.late
+    assert scene.host.dead_lettering.has_unsent
     if fresh:
         scene.store(dying, *[b"fresh"] * fresh)
     assert dying.purge() == fresh
     scene.opened.commit()
     assert scene.on_disk() == sorted(bodies)
-    while scene.host.dead_lettering.late:
+    while scene.host.dead_lettering.has_unsent:
         scene.advance()
     assert scene.on_disk() == sorted(bodies)
     assert scene.taken() == bodies
@@ -327,7 +329,7 @@ def test_dead_letters_that_the_disk_refuses_wait_until_it_works_again(
     assert scene.on_disk() == [b"1", b"2"]
     scene.advance(RETRY_SECS)
     assert scene.on_disk() == [b"1", b"2"]
-    assert (scene.taken(), scene.lost, dying.dying) == ([b"1", b"2"], [], 0)
+    assert (scene.taken(), scene.lost, dying.awaiting_dead_letters) == ([b"1", b"2"], [], 0)
 
 
 def test_dead_letters_in_memory_do_not_wait_for_the_disk(scene: Scene) -> None:

@@ -110,7 +110,7 @@ def test_letters_go_round_until_someone_takes_them_and_count_their_deaths() -> N
         work.reject(taken[0], taken[1])
         work.dispatch()
         assert (len(work), len(wait)) == (0, 1)
-        host.alarms.ring(time.time() + SOON)
+        host.alarms.run_due(time.time() + SOON)
         while not len(work):  # the message itself looks at the clock
             wait.settle_head()
         assert len(wait) == 0
@@ -144,12 +144,12 @@ def test_very_many_deaths_are_buried_in_turns(count: int) -> None:
     turns = 1
     while len(there) < count:
         assert len(there) <= turns * BURIED_MAX
-        assert host.dead_lettering.late
+        assert host.dead_lettering.has_unsent
         assert host.alarms.next_due <= time.time()
-        host.alarms.ring(time.time())
+        host.alarms.run_due(time.time())
         turns += 1
     assert turns == 1 + count * 2 // BURIED_MAX
-    assert not host.dead_lettering.late
+    assert not host.dead_lettering.has_unsent
     assert drained(there) == [b"%d" % at for at in range(count)]
 
 
@@ -167,10 +167,10 @@ def test_a_queue_tells_the_disk_of_its_dead_when_they_are_buried() -> None:
         one.reject(found[0], found[1])
     one.dispatch()
     one.dispatch()
-    assert host.dead_lettering.late
+    assert host.dead_lettering.has_unsent
     assert told == list(range(len(there))) != list(range(BURIED_MAX))
-    host.alarms.ring(time.time())
-    host.alarms.ring(time.time())
+    host.alarms.run_due(time.time())
+    host.alarms.run_due(time.time())
     assert told == list(range(len(there))) == list(range(BURIED_MAX))
 
 
@@ -187,7 +187,7 @@ def test_very_many_that_expire_at_once_go_in_turns() -> None:
     assert one.take() is None
     while host.alarms.next_due <= time.time():
         before = len(one)
-        host.alarms.ring(time.time())
+        host.alarms.run_due(time.time())
         assert before - len(one) <= 2 * EXPIRED_MAX + 3
     assert taker.bodies == [b"new"]
     assert one.byte_count == 0
@@ -203,16 +203,16 @@ def test_no_letter_of_a_long_queue_is_given_up() -> None:
     one.put([native(b"%d" % at, life=past) for at in range(count)])
     one.dispatch()
     while host.alarms.next_due <= time.time():
-        assert len(host.dead_lettering.noted) <= EXPIRED_MAX
-        host.alarms.ring(time.time())
+        assert len(host.dead_lettering.waiting_deaths) <= EXPIRED_MAX
+        host.alarms.run_due(time.time())
     assert drained(there) == [b"%d" % at for at in range(count)]
     assert host.dead_lettering.dropped == {}
 
 
 def rung(host: Host) -> None:
     """Send all dead letters that wait."""
-    while host.dead_lettering.noted:
-        host.alarms.ring(time.time())
+    while host.dead_lettering.waiting_deaths:
+        host.alarms.run_due(time.time())
 
 
 @pytest.mark.interpreted
@@ -289,8 +289,8 @@ def test_no_letter_of_a_long_queue_with_priorities_is_given_up() -> None:
     past = time.time() - 1
     publish(one, [native(b"%d" % at, life=past, priority=at % 2) for at in range(count)])
     while host.alarms.next_due <= time.time():
-        assert len(host.dead_lettering.noted) <= EXPIRED_MAX
-        host.alarms.ring(time.time())
+        assert len(host.dead_lettering.waiting_deaths) <= EXPIRED_MAX
+        host.alarms.run_due(time.time())
     assert sorted(int(body) for body in drained(there)) == list(range(count))
     assert host.dead_lettering.dropped == {}
 
@@ -304,9 +304,9 @@ def test_letters_that_breed_come_to_an_end() -> None:
         host.bind("x", one, "", NONE)
     publish(one, bodies("x"))
     for _ in range(20):
-        assert host.dead_lettering.late
-        assert len(host.dead_lettering.noted) <= NOTED_MAX
-        host.alarms.ring(time.time())
+        assert host.dead_lettering.has_unsent
+        assert len(host.dead_lettering.waiting_deaths) <= NOTED_MAX
+        host.alarms.run_due(time.time())
 
 
 # Deaths that wait, and users.
@@ -342,7 +342,7 @@ def test_deaths_that_wait_count_in_bytes_for_the_user_of_their_queue() -> None:
     source = spread(host, "mallory")
     for _ in range(5):
         publish(source, [native(bytes(100_000), "source") for _ in range(10)])
-    noted = host.dead_lettering.noted
+    noted = host.dead_lettering.waiting_deaths
     assert 300_000 < noted.shares.of("mallory") == noted.shares.total < 700_000
     assert host.dead_lettering.dropped["dead_letter_refused"] > 40
     there = declared(host, "there", "alice")
@@ -362,7 +362,7 @@ def test_deaths_of_others_stop_no_expiry() -> None:
     host = Host(full_queues=halves())
     source = spread(host, "mallory")
     publish(source, [native(b"x", "source") for _ in range(2 * EXPIRED_MAX)])
-    assert len(host.dead_lettering.noted) > EXPIRED_MAX
+    assert len(host.dead_lettering.waiting_deaths) > EXPIRED_MAX
     there = declared(host, "there", "alice")
     one = declared(host, "q", "alice", dead_letter_exchange="", dead_letter_routing_key="there")
     ranked = declared(host, "ranked", "alice", max_priority=5)
@@ -371,8 +371,8 @@ def test_deaths_of_others_stop_no_expiry() -> None:
         queue_.put([native(b"old", life=past, priority=1), native(b"new", priority=1)])
         queue_.add(taker)
         assert taker.bodies == [b"new"]
-    host.alarms.ring(time.time())
-    assert len(host.dead_lettering.noted) > EXPIRED_MAX
+    host.alarms.run_due(time.time())
+    assert len(host.dead_lettering.waiting_deaths) > EXPIRED_MAX
     assert drained(there) == [b"old"]
     for name in [*host.queues]:
         host.delete_queue(host.queues[name])
@@ -385,7 +385,7 @@ def test_queues_of_a_user_who_holds_too_much_memory_wait_for_their_deaths() -> N
     dead_lettering = host.dead_lettering
     publish(source, [native(bytes(50_000), "source") for _ in range(10)])
     ((claim, byte_count, user),) = dead_lettering.claims()
-    assert (byte_count, user) == (dead_lettering.noted.shares.of("mallory"), "mallory")
+    assert (byte_count, user) == (dead_lettering.waiting_deaths.shares.of("mallory"), "mallory")
     assert byte_count > 400_000
     claim.restrain(True)
     claim.restrain(True)
@@ -414,11 +414,11 @@ def test_expired_messages_stay_in_their_queue_while_too_many_of_its_user_are_dea
     claim.restrain(True)
     one = declared(host, "q", "mallory", dead_letter_exchange="", dead_letter_routing_key="to0")
     plain = declared(host, "plain", "mallory")
-    waiting = len(host.dead_lettering.noted)
+    waiting = len(host.dead_lettering.waiting_deaths)
     for queue_ in (one, plain):
         queue_.put([native(b"old", life=time.time() - 1), native(b"new")])
         queue_.settle_head()
-    assert (len(one), len(plain), len(host.dead_lettering.noted)) == (2, 1, waiting)
+    assert (len(one), len(plain), len(host.dead_lettering.waiting_deaths)) == (2, 1, waiting)
     live = declared(host, "live", "mallory", dead_letter_exchange="", dead_letter_routing_key="to0")
     live.put([native(b"live")])
     assert (one.take(), live.take()) == (None, None)
@@ -448,8 +448,8 @@ def test_a_chain_of_queues_ends_where_a_letter_has_died_too_often() -> None:
     for at in range(DEATHS_MAX + 10):
         queue(host, f"q{at}", max_length=0, dead_letter_exchange="", dead_letter_routing_key=f"q{at + 1}")
     publish(host.queues["q0"], [native(b"x", "q0")])
-    while host.dead_lettering.late:
-        host.alarms.ring(time.time())
+    while host.dead_lettering.has_unsent:
+        host.alarms.run_due(time.time())
     assert host.dead_lettering.dropped == {"dead_letter_refused": 1}
     assert lost == [b"x"]
 
@@ -517,7 +517,7 @@ def test_very_many_of_a_priority_that_expire_go_in_turns(credit: int) -> None:
         if host.alarms.next_due > time.time():
             break
         before = len(one)
-        host.alarms.ring(time.time())
+        host.alarms.run_due(time.time())
         assert before - len(one) <= 2 * EXPIRED_MAX + 3
     bodies = [b"first", b"last", b"new"]
     assert taker.bodies == bodies[:credit]
@@ -650,7 +650,7 @@ def test_an_alarm_rings_for_the_head_and_for_what_comes_to_stand_there() -> None
     assert len(one) == 4, "what stands behind another does not expire"
     assert one.take() is not None
     assert len(one) == 2
-    host.alarms.ring(time.time())
+    host.alarms.run_due(time.time())
     assert len(one) == 2
     assert drained(one) == [b"3"]
     assert host.dead_lettering.dropped == {"queue_expired": 2}
@@ -679,7 +679,7 @@ def test_priorities_and_expiry_in_each_of_them() -> None:
     )
     publish(one, [native(body, life=life, priority=level) for body, level, life in rows])
     assert len(one) == 5
-    host.alarms.ring(time.time() + SOON)
+    host.alarms.run_due(time.time() + SOON)
     assert len(one) == 4, "late stands behind low"
     assert drained(one) == [b"high", b"low", b"none"]
 
@@ -693,7 +693,7 @@ def test_what_has_expired_behind_another_leaves_when_that_is_gone(by: str) -> No
     dead = queue(host, "dead")
     past = time.time() - 1.0
     publish(one, [native(b"first", priority=1), native(b"late", life=past, priority=1)])
-    host.alarms.ring(time.time() + SOON)
+    host.alarms.run_due(time.time() + SOON)
     assert len(one) == 2, "late stands behind first"
     if by == "get":
         assert first_of(one) == b"first"
@@ -701,7 +701,7 @@ def test_what_has_expired_behind_another_leaves_when_that_is_gone(by: str) -> No
         publish(one, [native(b"next", priority=0)])
     else:
         one.add(Taker(credit=1))
-    host.alarms.ring(time.time() + SOON)
+    host.alarms.run_due(time.time() + SOON)
     assert len(one) == (by == "limit")
     assert drained(dead) == ([b"first", b"late"] if by == "limit" else [b"late"])
 
@@ -808,17 +808,17 @@ def test_alarms_ring_in_order_once_and_one_may_set_another() -> None:
 
     alarms.set(3.0, lambda: rung.append("third"))
     alarms.set(1.0, again)
-    assert alarms.ring(0.5) == 1.0
-    assert alarms.ring(3.0) == 5.0
+    assert alarms.run_due(0.5) == 1.0
+    assert alarms.run_due(3.0) == 5.0
     assert rung == ["again", "third"]
-    assert alarms.ring(6.0) == float("inf")
+    assert alarms.run_due(6.0) == float("inf")
     assert rung[2:] == ["later"]
 
 
 def test_a_cancelled_alarm_lets_go_and_does_not_ring() -> None:
     alarms = CallScheduler()
     alarms.set(2.0, lambda: None).cancel()
-    assert alarms.ring(3.0) == float("inf")
+    assert alarms.run_due(3.0) == float("inf")
     host = Host()
     for number in range(5_000):
         one = queue(host, f"q{number}", expires=86_400_000)

@@ -245,13 +245,13 @@ def test_an_unused_queue_expires_and_a_used_one_does_not(host: Host) -> None:
     taker = Taker()
     queue.add(taker)
     queue.used -= 5.0
-    host.alarms.ring(time.time() + 5.0)
+    host.alarms.run_due(time.time() + 5.0)
     assert "idle" in host.queues, "it has a consumer"
     queue.remove(taker)
-    host.alarms.ring(time.time() + 5.0)
+    host.alarms.run_due(time.time() + 5.0)
     assert "idle" in host.queues, "it had one until now"
     queue.used -= 1.1
-    host.alarms.ring(time.time() + 5.0)
+    host.alarms.run_due(time.time() + 5.0)
     assert "idle" not in host.queues
 
 
@@ -362,7 +362,7 @@ def test_what_has_many_bindings_goes_at_once_and_they_are_swept_out_in_slices(
     while len(host.alarms):
         assert host.reached("x", "k.1", header) == {"other"}
         assert host.bindings == size + (deleted == "queue")
-        host.alarms.ring(time.time())
+        host.alarms.run_due(time.time())
         turns += 1
     assert turns == slices - 1
     gc.collect()

@@ -136,7 +136,7 @@ def test_purge_withdraw_take_and_browse() -> None:
     found = one.peek(2)
     assert found is not None
     assert found.body == b"2"
-    one.withdraw(2, 1)
+    one.remove_refused(2, 1)
     assert one.peek(2) is None
     assert (len(one), one.byte_count) == (2, weight_of(found for _, found in one.browse()))
     taken = one.take()
@@ -153,7 +153,7 @@ def test_a_queue_may_change_while_it_is_browsed(levels: tuple[int, ...]) -> None
     browsing = one.browse()
     position, found = next(browsing)
     assert found.body == (b"1" if any(levels) else b"0")
-    one.withdraw(position, 1)
+    one.remove_refused(position, 1)
     one.put([message(9, b"new")])
     assert [found.body for _, found in browsing] == [b"0" if any(levels) else b"1", b"2", b"3"]
 

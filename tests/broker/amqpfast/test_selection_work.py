@@ -33,7 +33,7 @@ class Passes:
         """Make a pass; False: nothing was put off."""
         if not len(self.alarms):
             return False
-        self.alarms.ring(math.inf)
+        self.alarms.run_due(math.inf)
         return True
 
     def all(self) -> int:
@@ -198,7 +198,7 @@ def test_a_wish_is_not_asked_while_its_consumer_has_no_room(passes: Passes) -> N
         publish(one, messages(*range(1_000)))
     assert not asked.bodies
     assert len(plain.bodies) == 10_000
-    assert len(one._wishes[choosy].unseen) < 3_000  # what others have taken is forgotten
+    assert len(one._selector_results[choosy].unseen) < 3_000  # what others have taken is forgotten
 
 
 def test_a_purged_queue_asks_nothing(passes: Passes) -> None:

@@ -10,7 +10,7 @@ from gateway.broker.amqpfast.destinations import FastQueue, Interest
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.amqpfast.selection import selection
 from gateway.broker.amqpfast.virtual_host import FastHost, FastRefused
-from gateway.broker.bodies import Bodies
+from gateway.broker.bodies import SpooledBodies
 from gateway.errors import ConfigurationError
 from gateway.model.batch import Batch, Recipient
 from gateway.model.message import Message, Sender
@@ -191,14 +191,14 @@ def test_a_stored_selector_that_is_refused_now_ends_nothing(tmp_path: Path) -> N
     """It selects nothing; another one takes its place."""
     given = {"/": FastVirtualHost(auto_create=True)}
     store = Store(tmp_path)
-    host = FastHosts(given, Changes(), Limits(), store, Bodies(Limits(), store))["/"]
+    host = FastHosts(given, Changes(), Limits(), store, SpooledBodies(Limits(), store))["/"]
     host.find("topic", "t", whole=False)
     deep = b"(" * 1_000 + b"a" + b")" * 1_000
     host.subscribe(Interest("t", prefix=False, selector=deep), ("me", "bad"))
     host.subscribe(Interest("t", prefix=False, selector=b"n = 1"), ("me", "good"))
     store.close()
     store = Store(tmp_path)
-    host = FastHosts(given, Changes(), Limits(), store, Bodies(Limits(), store))["/"]
+    host = FastHosts(given, Changes(), Limits(), store, SpooledBodies(Limits(), store))["/"]
     assert set(host.durable) == {("me", "bad"), ("me", "good")}
     selects = host.durable["me", "bad"].interest.selects
     assert selects is not None
@@ -209,14 +209,16 @@ def test_a_stored_selector_that_is_refused_now_ends_nothing(tmp_path: Path) -> N
 
 def test_a_declared_destination_for_which_clients_have_left_no_room_is_told(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    host = FastHosts({"/": FastVirtualHost()}, Changes(), Limits(), store, Bodies(Limits(), store))["/"]
+    host = FastHosts({"/": FastVirtualHost()}, Changes(), Limits(), store, SpooledBodies(Limits(), store))[
+        "/"
+    ]
     for name in ("a", "b"):
         host.find("queue", name, whole=False)
     store.close()
     given = {"/": FastVirtualHost(destinations=DestinationNames(queues=("c",)), auto_create=True)}
     store = Store(tmp_path)
     with pytest.raises(ConfigurationError, match=r"'/': destinations: limits\.queues_max \(2\) is reached"):
-        FastHosts(given, Changes(), Limits(queues_max=2), store, Bodies(Limits(), store))
+        FastHosts(given, Changes(), Limits(queues_max=2), store, SpooledBodies(Limits(), store))
     store.close()
 
 
@@ -224,7 +226,7 @@ def test_what_the_store_has_is_there_again(tmp_path: Path) -> None:
     given = {"/": FastVirtualHost(destinations=DestinationNames(queues=("declared",)), auto_create=True)}
     for round_ in range(2):
         store = Store(tmp_path)
-        host = FastHosts(given, Changes(), Limits(), store, Bodies(Limits(), store))["/"]
+        host = FastHosts(given, Changes(), Limits(), store, SpooledBodies(Limits(), store))["/"]
         if not round_:
             host.find("queue", "made", whole=False)
             host.find("topic", "t", whole=False)
@@ -253,6 +255,6 @@ def test_what_the_store_has_is_there_again(tmp_path: Path) -> None:
         store.close()
     given = {"/": FastVirtualHost(auto_create=False)}
     store = Store(tmp_path)
-    host = FastHosts(given, Changes(), Limits(), store, Bodies(Limits(), store))["/"]
+    host = FastHosts(given, Changes(), Limits(), store, SpooledBodies(Limits(), store))["/"]
     assert (list(host.queues), list(host.topics)) == ([], [])
     store.close()

@@ -657,7 +657,7 @@ def test_logs_of_ended_sessions_beyond_the_share_of_their_user_are_dropped(
             world.space.discard(session)
             assert world.one.commit() is ACCEPTED
             assert ended_bodies(world) == ["other", "A1", "A2", "A3"]
-            assert shares.pushed_out == 1
+            assert shares.evicted_count == 1
             quiet(world)
             assert (shares.count, shares.total) == (0, 0)
         world.one.store.close()
@@ -682,7 +682,7 @@ def test_a_log_that_is_being_read_is_dropped_when_nothing_of_it_is_on_its_way(tm
         third = full(world, "A1")
         give_to(world, "a/b", 2)
         world.space.discard(third)
-        assert (ended.shares.count, ended.shares.pushed_out) == (1, 1)
+        assert (ended.shares.count, ended.shares.evicted_count) == (1, 1)
         settle(world)
         assert ended_bodies(world) == []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.dispatcher import Dispatcher, Surroundings
+from gateway.broker.dispatcher import Dispatcher, DispatcherServices
 from gateway.broker.outbox.outbox import OutboxState, OutboxTarget
 from gateway.broker.outbox.outboxes import Outboxes
 from gateway.broker.shares import UserQuotas
@@ -109,7 +109,7 @@ class Bench:
         self.dispatcher = Dispatcher(
             router,
             self.letters,
-            Surroundings(
+            DispatcherServices(
                 links={"erp"},
                 namespaces={"mqtt": Devices(), "erp": self.link},
                 outbox=self.outboxes.of,

@@ -128,7 +128,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def postponed(gateway: Running) -> None:
-    gateway.until(lambda: gateway.gateway.dispatcher.selection.put_off > 0)
+    gateway.until(lambda: gateway.gateway.dispatcher.selection.postponed_count > 0)
 
 
 def writer(gateway: Running, *, will: Will | None = None) -> Mqtt:

@@ -15,7 +15,7 @@ import trio.testing
 
 from gateway import clock
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.dispatcher import Dispatcher, Surroundings
+from gateway.broker.dispatcher import Dispatcher, DispatcherServices
 from gateway.broker.shares import UserQuotas
 from gateway.egress.confirms import WAITING_USER_FULL
 from gateway.mapping.router import Router, Targets
@@ -181,7 +181,7 @@ async def test_beyond_its_limits_a_link_that_is_down_releases_the_newest() -> No
 
 async def test_a_user_has_no_more_than_its_share_of_what_waits_for_a_link_that_is_down() -> None:
     quotas = UserQuotas(Limits(user_share=0.5))
-    dispatcher = Dispatcher(Router([], {}), DeadLetters(), Surroundings(quotas=quotas))
+    dispatcher = Dispatcher(Router([], {}), DeadLetters(), DispatcherServices(quotas=quotas))
     one = LinkRig(dispatcher, limits=Limits(queue_messages_max=8))
     source, outgoing = Settled(), one.session.publisher
 
@@ -526,7 +526,7 @@ routes:
     )
     dispatcher = Dispatcher(router, DeadLetters())
     one = LinkRig(dispatcher)
-    dispatcher.join("erp", one.session)
+    dispatcher.add_endpoint("erp", one.session)
     one.world.exchanges[EX] = "topic"
     one.world.unroutable.add("a")
     one.connect()

@@ -24,7 +24,7 @@ def without_routes(_name: str, _local: object, address: Address, _queue: str = "
 async def test_each_becomes_a_dead_letter_without_a_route() -> None:
     await trio.lowlevel.checkpoint()
     dispatcher: Any = MagicMock()
-    dispatcher.memory.short, dispatcher.memory.scarce, dispatcher.generation = True, False, 0
+    dispatcher.memory.short, dispatcher.memory.is_scarce, dispatcher.generation = True, False, 0
     dispatcher.entry.side_effect = without_routes
     dispatcher.publish.return_value = False
     dispatcher.batch.return_value.receipts = []

@@ -652,9 +652,9 @@ async def test_nothing_is_taken_while_memory_is_short(version: str) -> None:
         world.session.tick(trio.current_time() + seconds)
         world.session.end_turn()
     assert [message.body for message in world.local.messages] == [b"0"]
-    memory.scarce = True
+    memory.is_scarce = True
     world.deliver(row("dropped", 0), row("3", 1, 7))
-    memory.short = memory.scarce = False
+    memory.short = memory.is_scarce = False
     world.session.tick(trio.current_time() + 300)
     world.session.end_turn()
     world.talk()

@@ -44,7 +44,7 @@ def used(gateway: Running) -> int:
 def nothing_left(gateway: Running) -> None:
     bodies = gateway.gateway.bodies.spool
     gateway.until(lambda: not bodies.used_bytes and not bodies.reserved_bytes)
-    assert not bodies.lasting
+    assert not bodies.is_persistent
     assert list(bodies.folder.iterdir()) == []
 
 

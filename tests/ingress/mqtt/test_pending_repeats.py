@@ -83,7 +83,7 @@ def test_a_repeat_while_memory_is_scarce_is_told_the_outcome_too(tmp_path: Path)
         memory = dispatcher.memory
 
         def use(part: float) -> None:
-            memory._resident = lambda: int(part * memory.mark)
+            memory._resident = lambda: int(part * memory.watermark)
             memory.measure()
 
         gateway.ask(lambda: use(2.0))

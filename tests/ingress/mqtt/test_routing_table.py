@@ -24,7 +24,7 @@ class Bench:
 
     def __init__(self, *rows: str) -> None:
         self.dispatcher = Dispatcher(routes(*rows), DeadLetters())
-        self.space = MqttNamespace(self.dispatcher.subscribed)
+        self.space = MqttNamespace(self.dispatcher.invalidate_filter)
         self.dispatcher.namespaces = {"mqtt": self.space}
         self.entries = RoutingTable("mqtt", self.dispatcher, self.space, 100)
         self.session, _ = self.space.open("c", clean=True, expiry_secs=0.0)

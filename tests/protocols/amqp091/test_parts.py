@@ -52,7 +52,7 @@ def test_a_message_may_be_cut_anywhere() -> None:
         wire = open_wire()
         found = bodies(told(wire, cut(data, [at])))
         assert found == [(1, LONG), (1, b"next")], at
-        assert wire.server.begun == 0
+        assert wire.server.begun_bytes == 0
         assert wire.server.body_bytes_remaining == 0
 
 
@@ -62,19 +62,19 @@ def test_in_steps(step: int) -> None:
     wire = open_wire()
     found = bodies(told(wire, cut(data, list(range(step, len(data), step)))))
     assert found == [(1, LONG), (1, BODY), (1, b"next")]
-    assert wire.server.begun == 0
+    assert wire.server.begun_bytes == 0
 
 
 def test_what_is_there_counts_as_begun_and_what_is_announced_as_due() -> None:
     wire = open_wire()
     data = publish_bytes(1, KEY, BODY)
     heard(wire.server, data[:20_000])
-    assert 19_000 < wire.server.begun <= 20_000
+    assert 19_000 < wire.server.begun_bytes <= 20_000
     assert wire.server.body_bytes_remaining == len(BODY)
     heard(wire.server, data[20_000:30_000])
-    assert 29_000 < wire.server.begun <= 30_000
+    assert 29_000 < wire.server.begun_bytes <= 30_000
     heard(wire.server, data[30_000:])
-    assert (wire.server.begun, wire.server.body_bytes_remaining) == (0, 0)
+    assert (wire.server.begun_bytes, wire.server.body_bytes_remaining) == (0, 0)
 
 
 def test_a_frame_that_does_not_end_as_one_ends_the_connection_and_tells_nothing() -> None:
@@ -102,10 +102,10 @@ def test_the_rest_is_passed_over_when_the_channel_is_closed_meanwhile() -> None:
     data = publish_bytes(1, KEY, BODY)
     heard(wire.server, data[:30_000])
     wire.server.close_channel(1, ReplyCode.PRECONDITION_FAILED, "no")
-    assert wire.server.begun == 0
+    assert wire.server.begun_bytes == 0
     events = told(wire, [data[30_000:35_000], data[35_000:] + publish_bytes(2, KEY, b"other")])
     assert bodies(events) == [(2, b"other")]
-    assert (wire.server.begun, wire.server.ending) == (0, False)
+    assert (wire.server.begun_bytes, wire.server.ending) == (0, False)
 
 
 def test_the_rest_is_passed_over_when_the_connection_is_closed_meanwhile() -> None:
@@ -114,7 +114,7 @@ def test_the_rest_is_passed_over_when_the_connection_is_closed_meanwhile() -> No
     heard(wire.server, data[:30_000])
     wire.server.close(ReplyCode.CONNECTION_FORCED, "no")
     assert told(wire, [data[30_000:] + data]) == []
-    assert wire.server.begun == 0
+    assert wire.server.begun_bytes == 0
 
 
 def test_too_much_that_is_unfinished_is_refused_in_the_midst_of_a_frame() -> None:

@@ -76,7 +76,7 @@ def test_only_what_is_too_large_goes_there(size: int) -> None:
     assert [len(before.contents[0][3]), one.content[3], after.contents[0][3]] == [HELD, large, b"x"]
     assert one.content[:3] == after.contents[0][:3]
     assert len(shelf.sinks) == 1
-    assert wire.server.begun == 0
+    assert wire.server.begun_bytes == 0
 
 
 def test_channels_have_sinks_of_their_own() -> None:
@@ -96,7 +96,7 @@ def test_a_sink_that_is_full_costs_the_channel_and_no_other() -> None:
     assert [(event.channel, event.reply_code) for event in closed] == [(1, 406)]
     (publishes,) = [event for event in events if isinstance(event, e.Publishes)]
     assert [content[0] for content in publishes.contents] == [2]
-    assert wire.server.begun == 0
+    assert wire.server.begun_bytes == 0
 
 
 def test_a_body_longer_than_announced_is_a_fault() -> None:
@@ -123,7 +123,7 @@ def test_a_client_passes_over_what_is_too_large() -> None:
     assert (first, last) == (b"before", b"after")
     assert isinstance(passed, DiscardedBody)
     assert (len(passed), passed.size) == (0, 300_000)
-    assert wire.client.begun == 0
+    assert wire.client.begun_bytes == 0
 
 
 def test_a_method_in_the_midst_of_it_ends_the_connection() -> None:
@@ -132,4 +132,4 @@ def test_a_method_in_the_midst_of_it_ends_the_connection() -> None:
     (closed,) = heard(wire.server, data + encode_method_frame(1, m.TxSelect()))
     assert isinstance(closed, e.Closed)
     assert closed.reply_code == ReplyCode.UNEXPECTED_FRAME
-    assert wire.server.begun == 0
+    assert wire.server.begun_bytes == 0

@@ -357,7 +357,7 @@ def test_an_oversize_fragment_is_passed_over() -> None:
     assert closed.reply_code == ReplyCode.FRAMING_ERROR
     for _ in range(10):
         assert wire.server.receive_data(b"\xce" * 10_000, 0) == []
-        assert wire.server.begun == 0
+        assert wire.server.begun_bytes == 0
     assert wire.server.receive_data(encode_command(m.ConnectionClose()), 0) == []
     assert wire.server.closed
 
@@ -367,10 +367,10 @@ def test_memory_holds_one_fragment() -> None:
     data = b"".join(send_bytes(1, b"x" * 4000) for _ in range(50))
     for at in range(0, len(data), 1000):
         wire.server.receive_data(data[at : at + 1000], 0)
-        assert wire.server.begun <= 4096 + 20 + 1000
+        assert wire.server.begun_bytes <= 4096 + 20 + 1000
     for at in range(3000):
         wire.server.receive_data(data[at : at + 1], 0)
-        assert wire.server.begun <= 4096 + 20
+        assert wire.server.begun_bytes <= 4096 + 20
 
 
 def test_a_handle_opens_with_defaults() -> None:
