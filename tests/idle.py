@@ -159,7 +159,7 @@ def _of_session(session: Any) -> Iterator[str]:
         return
     if (session._waiting or session._again) and session.credit > 0:
         yield f"session {session.client_id!r}: {len(session)} messages wait, its client has room"
-    if session.walks and len(session) < PIECE_MESSAGES_MAX and session.pulls:
+    if session.walks and len(session) < PIECE_MESSAGES_MAX and session.has_retained_to_queue:
         yield f"session {session.client_id!r}: retained messages wait, its client has room"
 
 

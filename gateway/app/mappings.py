@@ -126,7 +126,7 @@ class MappingFiles:
         router = Router(
             mappings,
             endpoints,
-            worlds=settings.listener_namespaces(),
+            domains=settings.listener_namespaces(),
             hops_max=hops_max,
             ids=self._ids,
             return_key=self._return_key,

@@ -277,7 +277,7 @@ class Guard(OneSink):
         neither settled nor refused by a target. `batch` has the messages of `part` that were passed on.
         """
         open_, expires_at = self.ids.open, self._deduplication.utc() + self._window
-        refused = [batch.receipts[slot] for slot in batch.doubted]
+        refused = [batch.receipts[slot] for slot in batch.unaccepted_slots]
         part.batch.mark_refused([part.slots[at] for at, _ in refused])
         refused_ids = {id for _, id in refused}
         for id in passed:

@@ -184,7 +184,7 @@ class RouteRecipient(Recipient):
         batch, letters = part.batch, self._dead_letters
         if outcome.verdict is Verdict.REJECTED:
             log_rejected(self.route, outcome)
-            if letters is not None and not batch.keeps_letters:
+            if letters is not None and not batch.has_dead_letters:
                 receipts, route = batch.receipts, self.route
                 if self._buries:
                     buried, slots = slots, []
@@ -292,7 +292,7 @@ class Dispatcher:
         self._recipients: dict[tuple[Sink, str], Recipient] = {}
         self._guards: dict[str, Guard] = {}
         self._first_namespaces: dict[Route, Namespace | None] = {}
-        self._unheard_routes: dict[Route, bool] = {}
+        self._unsubscribed_routes: dict[Route, bool] = {}
         self._plans: dict[tuple[object, ...], RoutingPlan] = {}  # by what determines them
         self.latencies: dict[str, Latency] = {}  # by the names of routes in force
         self._logged: set[tuple[str, object]] = set()  # of this wake-up, already logged
@@ -327,7 +327,7 @@ class Dispatcher:
         self._recipients.clear()
         self._guards.clear()
         self._first_namespaces.clear()
-        self._unheard_routes.clear()
+        self._unsubscribed_routes.clear()
         self._plans.clear()
 
     def invalidate_filter(self, pattern: list[str]) -> None:
@@ -386,7 +386,7 @@ class Dispatcher:
                 and route.target_endpoint not in self.links
             ):
                 continue  # no client can request a name that is empty there
-            if resolved is route.unheard:
+            if resolved is route.unsubscribed:
                 decided.append(resolved)
                 ends.append(())
             else:
@@ -438,16 +438,16 @@ class Dispatcher:
 
         The route must have a constant target scope (exchange or service). The result is cached.
         """
-        is_unheard = self._unheard_routes.get(route)
-        if is_unheard is None:
+        has_no_receivers = self._unsubscribed_routes.get(route)
+        if has_no_receivers is None:
             assert route.short is not None
             target = self._first_namespace(route)
             nobody_at = getattr(target, "has_no_receivers", None)  # not every namespace has this method
-            is_unheard = target is not None and nobody_at is not None and nobody_at(route.short.scope)
-            if is_unheard and target is not None:
-                is_unheard = Branch(route, target, ()).idle
-            self._unheard_routes[route] = is_unheard
-        return is_unheard
+            has_no_receivers = target is not None and nobody_at is not None and nobody_at(route.short.scope)
+            if has_no_receivers and target is not None:
+                has_no_receivers = Branch(route, target, ()).idle
+            self._unsubscribed_routes[route] = has_no_receivers
+        return has_no_receivers
 
     def _answer_entry(self, endpoint: str, address: Address) -> AnswerEntry:
         """Return the routing entry of a return address, which leads to the requester's own address."""
@@ -615,7 +615,7 @@ class Dispatcher:
         recipient = plan.only_recipient
         if recipient is None or message.retain:
             return self._publish_all(batch, entry, message, receipt)
-        asks = message.property_set.asks
+        asks = message.property_set.has_reply_to
         if plan.idle:
             if asks or message.hops >= plan.idle_hops_max:
                 for at in plan.idle:
@@ -632,7 +632,7 @@ class Dispatcher:
             route.matched += 1
             crossed = message.with_crossing(target)
             property_set = message.property_set
-            if property_set is not NO_PROPERTIES and route.foreign:
+            if property_set is not NO_PROPERTIES and route.changes_protocol:
                 last = route.examined
                 if property_set is not last.property_set or crossed.hops != last.hops or last.losses:
                     # Its receiver needs the converted properties, too.
@@ -662,7 +662,7 @@ class Dispatcher:
         """
         plan = entry.plan
         first, route, recipient = messages[0], plan.route, plan.only_recipient
-        asks = first.property_set.asks
+        asks = first.property_set.has_reply_to
         target = entry.address if route is None else None if asks and plan.bare else entry.target
         if (
             recipient is None
@@ -678,7 +678,7 @@ class Dispatcher:
             route.matched += len(messages)
             count = len(messages)
             messages = first.crossed_with(messages, target)
-            if first.property_set is not NO_PROPERTIES and route.foreign:
+            if first.property_set is not NO_PROPERTIES and route.changes_protocol:
                 self._note_losses(batch, route, messages[0], count)
         batch.add_burst(receipts, recipient, messages)
         return True
@@ -697,7 +697,7 @@ class Dispatcher:
         except Exception as error:
             crossed = _error_outcome(branch.route, error)
         if type(crossed) is Message and not crossed.retain:
-            if crossed.property_set is not NO_PROPERTIES and branch.route.foreign:
+            if crossed.property_set is not NO_PROPERTIES and branch.route.changes_protocol:
                 self._note_losses(batch, branch.route, crossed)
             batch.add_only(receipt, recipient, crossed)
             return True
@@ -761,7 +761,7 @@ class Dispatcher:
         if isinstance(crossed, Outcome):
             refused.append((route, crossed))
             return
-        if crossed.property_set is not NO_PROPERTIES and route.foreign and not branch.idle:
+        if crossed.property_set is not NO_PROPERTIES and route.changes_protocol and not branch.idle:
             self._note_losses(batch, route, crossed)
         ends = branch.recipients
         if ends is None:
@@ -793,7 +793,7 @@ class Dispatcher:
             self._log_rejection_once(batch, route, outcome)
             if (
                 outcome.verdict is Verdict.REJECTED
-                and not batch.keeps_letters
+                and not batch.has_dead_letters
                 and not isinstance(message.body, Spooled)
                 and (
                     self._dead_letters_rejected(route) or cannot_notify_source(batch, receipt, route, outcome)
@@ -927,7 +927,7 @@ def log_reply_kept(route: Route, message: Message) -> None:
         remote=message.sender.address,
         reply_to=message.properties.reply_to,
         reason="reply_kept",
-        why=route.kept_because,
+        why=route.reply_kept_reason,
     )
 
 
@@ -942,7 +942,9 @@ def settle_at_route(batch: Batch, slots: list[int], route: Route, outcome: Outco
 
 def cannot_notify_source(batch: Batch, receipt: Receipt, route: Route, outcome: Outcome) -> bool:
     """Return True if a batch's source cannot inform the sender of a message that a route rejects it."""
-    return batch.untold is not None and batch.untold(receipt, route.on_reject == "retry", outcome)
+    return batch.cannot_notify is not None and batch.cannot_notify(
+        receipt, route.on_reject == "retry", outcome
+    )
 
 
 def _error_outcome(route: Route, error: Exception) -> Outcome:

@@ -150,7 +150,7 @@ class RecordedBatch(Batch):
         The new batch records the slots that its messages had in this batch. `source` is the stage.
         """
         batch = RecordedBatch(source, self.received, before=self)
-        batch.keeps_letters = self.keeps_letters
+        batch.has_dead_letters = self.has_dead_letters
         return batch
 
     def add_from(self, origin: int, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]]) -> int:
@@ -512,7 +512,9 @@ class RecordingDispatcher(Dispatcher):
         if not Dispatcher.publish(self, batch, entry, message, receipt):
             return False
         recorded = cast(RecordedBatch, batch)
-        whole = entry.target is None or message.retain or (message.property_set.asks and entry.plan.bare)
+        whole = (
+            entry.target is None or message.retain or (message.property_set.has_reply_to and entry.plan.bare)
+        )
         recorded.record_source(message if whole else entry.address)
         if self.journaling.redacts:
             self._keep_private(recorded, entry, 1)

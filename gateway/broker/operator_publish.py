@@ -15,7 +15,7 @@ from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.times import Monotonic
 
-Told = Callable[[Outcome], None]
+OutcomeCallback = Callable[[Outcome], None]
 
 
 class Publishing:
@@ -24,7 +24,7 @@ class Publishing:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
 
-    def publish(self, endpoint: str, message: Message, on_outcome: Told) -> None:
+    def publish(self, endpoint: str, message: Message, on_outcome: OutcomeCallback) -> None:
         """Publish a message of an operator at an endpoint.
 
         If the endpoint is a listener, the message is routed as if a client of the listener had published it;
@@ -35,7 +35,7 @@ class Publishing:
         local = None if endpoint in dispatcher.links else dispatcher.namespaces[endpoint]
         self.publish_by(dispatcher.entry(endpoint, local, message.address), message, on_outcome)
 
-    def publish_by(self, entry: RoutingEntry, message: Message, on_outcome: Told) -> None:
+    def publish_by(self, entry: RoutingEntry, message: Message, on_outcome: OutcomeCallback) -> None:
         """Publish a message by a routing entry that the caller has checked in this event-loop pass.
 
         `on_outcome` is called with the outcome, which may be at once.
@@ -56,7 +56,9 @@ class Publishing:
         """Return [] because nothing is paused: operators publish single messages."""
         return []
 
-    def settle(self, receipts: list[Told], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
+    def settle(
+        self, receipts: list[OutcomeCallback], refused: dict[int, Outcome] | None, received: Monotonic
+    ) -> None:
         """Report the outcomes to the callbacks."""
         for at, on_outcome in enumerate(receipts):
             on_outcome((refused or {}).get(at, ACCEPTED))

@@ -135,7 +135,7 @@ class RoutingPlan:
         self.recipients = recipients  # in its own namespace; None if they depend on the message
         self.branches = branches
         pairs = zip(resolved_routes, branches, strict=True)
-        everywhere = all(resolved is branch.route.unheard for resolved, branch in pairs)
+        everywhere = all(resolved is branch.route.unsubscribed for resolved, branch in pairs)
         # None if each address has its own.
         self.resolved_routes = resolved_routes if everywhere else None
         idle = [at for at, branch in enumerate(branches) if branch.idle]

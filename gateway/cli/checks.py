@@ -105,7 +105,7 @@ def checked(config: Path | None, *, connect: bool) -> Checked:
         from gateway.cli.broker_trials import try_links
 
         router = Router(
-            load(settings.mapping_files()), settings.endpoints(), worlds=settings.listener_namespaces()
+            load(settings.mapping_files()), settings.endpoints(), domains=settings.listener_namespaces()
         )
         with progress_bar("logging in at the brokers of links"):
             findings += try_links(settings, router)

@@ -78,7 +78,7 @@ def explained(
     router = Router(
         load(settings.mapping_files()),
         endpoints,
-        worlds=settings.listener_namespaces(),
+        domains=settings.listener_namespaces(),
         hops_max=settings.limits.hops_max,
     )
     sender = Sender(endpoint, client, user)

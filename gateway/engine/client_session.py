@@ -65,7 +65,7 @@ SPARE: Final = 128  # messages that may arrive between the requeued ones
 # Prefetch limit as a multiple of the client's receive maximum, while requeued messages are awaited.
 ROOM_TIMES: Final = 4
 GRANTS_MAX: Final = 1_024  # topics whose grants a session caches
-Told = Callable[[Outcome], None]
+OutcomeCallback = Callable[[Outcome], None]
 
 
 class ClusterOrigin(NamedTuple):
@@ -118,7 +118,7 @@ class Engine(Protocol):
     def change(self, session: ClientSession) -> SessionChange:
         """Return the changes of a session that are stored together soon; the caller adds to them."""
 
-    def after_stored(self, session: ClientSession, done: Told) -> None:
+    def after_stored(self, session: ClientSession, done: OutcomeCallback) -> None:
         """Call `done` with ACCEPTED when all changes that a session has collected until now are stored.
 
         `done` is called with another outcome if the session has another owner.
@@ -659,13 +659,13 @@ class ClientSession(Session):
             return kind is not PacketType.PUBACK
         return super().expects_ack(kind, packet_id)
 
-    def received(self, packet_id: int) -> bool:
+    def handle_pubrec(self, packet_id: int) -> bool:
         """Process PUBREC: store that the client has the message; PUBREL is sent when that is stored.
 
         Return False if the packet id is unknown.
         """
         if packet_id not in self._reserved:
-            return super().received(packet_id)
+            return super().handle_pubrec(packet_id)
         if packet_id not in self.released:
             self._forget_resend(packet_id)
             self.released[packet_id] = None
@@ -676,7 +676,7 @@ class ClientSession(Session):
                 self._engine.after_stored(self, partial(_settle, delivery))
         return True
 
-    def finish(self, packet_id: int) -> bool:
+    def complete_delivery(self, packet_id: int) -> bool:
         """Process PUBACK or PUBCOMP, and settle the message. Return False if the packet id is unknown."""
         delivery = self._flight.pop(packet_id, None)
         if delivery is not None:
@@ -690,7 +690,7 @@ class ClientSession(Session):
             if number is not None:
                 self._sent.pop(number, None)
             self.change().packets[OUTGOING, packet_id] = None
-        if super().finish(packet_id):
+        if super().complete_delivery(packet_id):
             return True
         if is_known:
             self.released.pop(packet_id, None)

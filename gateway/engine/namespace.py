@@ -22,10 +22,10 @@ from gateway.access.principal import Principal
 from gateway.broker.mqtt.namespace import (
     OVERDUE,
     ConnectingClient,
-    LeftWill,
+    EngineCapabilities,
     MqttNamespace,
-    Offers,
     SessionShares,
+    UnpublishedWill,
 )
 from gateway.broker.mqtt.session import WALKS_MAX, Grant, Session, SessionLimits, SubscriptionOptions
 from gateway.broker.mqtt.shared_subscriptions import SharedGroup, shared_pattern
@@ -130,7 +130,7 @@ class EngineNamespace(MqttNamespace):
             retained=retained,
         )
         # A QoS 2 message that was sent belongs to its client even if that never returns: no other can get it.
-        self.offers = Offers(shared_qos_max=1)
+        self.capabilities = EngineCapabilities(shared_qos_max=1)
         self.filter_bytes_max = FILTER_BYTES_MAX
         self._shared: dict[str, SharedQueue] = {}  # with members here, by filter
         self._unused: dict[str, float] = {}  # filters without a member here, and since when (monotonic)
@@ -291,7 +291,7 @@ class EngineNamespace(MqttNamespace):
     def subscribe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
         """Add or replace a subscription. Retained messages are sent when its binding is confirmed."""
         before = session.subscriptions.get(topic_filter)
-        self._enter(session, topic_filter, options)
+        self._add_subscription(session, topic_filter, options)
         if options != before and _is_stored(session, topic_filter):
             session.subscribed(topic_filter, options, before)
         self._change_count += 1
@@ -306,10 +306,10 @@ class EngineNamespace(MqttNamespace):
                 session.walked.begin(topic_filter, is_first=before is None)
                 self._walking[session] = None
 
-    def _enter(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
+    def _add_subscription(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
         """Add a subscription to this replica, and bind the replica's queue or consume the shared one."""
         before = session.subscriptions.get(topic_filter)
-        super()._enter(session, topic_filter, options)
+        super()._add_subscription(session, topic_filter, options)
         if shared_pattern(topic_filter) is not None:
             self._share(topic_filter)
             return
@@ -649,7 +649,7 @@ class EngineNamespace(MqttNamespace):
             session.begin(found.contents, found.queue, self._arguments)
             session.fresh = not found.present
             for topic_filter, options in found.contents.subscriptions.items():
-                self._enter(session, topic_filter, decode_options(options))
+                self._add_subscription(session, topic_filter, decode_options(options))
             self._change_count += bool(found.contents.subscriptions)
             self._engine.sessions.acquire(session, found)
         return session, found.present
@@ -728,7 +728,7 @@ class EngineNamespace(MqttNamespace):
         """True: a will must be claimed before it is published, because other replicas may publish it, too."""
         return True
 
-    def keep_will(self, client_id: str, will: Will | None, sender: Sender, principal: Principal) -> None:
+    def store_will(self, client_id: str, will: Will | None, sender: Sender, principal: Principal) -> None:
         """Keep the claim of the will that is being published until `forget_will` is called with `client_id`.
 
         Other wills need no record, because the database has them since their sessions were opened.
@@ -769,11 +769,11 @@ class EngineNamespace(MqttNamespace):
             if claimed is not None:  # it was not published, or is settled already
                 self._engine.sessions.settle_will(claimed.key, claimed.epoch)
 
-    def publish_kept_will(self, key: str, publish: Callable[[], None]) -> None:
+    def publish_stored_will(self, key: str, publish: Callable[[], None]) -> None:
         """Publish a will by calling `publish`, unless its claim is ending.
 
         If the claim is ending, another replica claims and publishes the will. `key` is the `client_id` that
-        was passed to `keep_will`.
+        was passed to `store_will`.
         """
         claim = self._publishing.pop(key, None)
         if claim is None:
@@ -785,7 +785,7 @@ class EngineNamespace(MqttNamespace):
         claim = self._publishing.get(client_id)
         if claim is not None and claim.is_ending and client_id in self._wills:
             self._wills.pop(client_id).dropped()
-        self.publish_kept_will(client_id, partial(MqttNamespace._publish_will, self, client_id))
+        self.publish_stored_will(client_id, partial(MqttNamespace._publish_will, self, client_id))
 
     @property
     def has_ending_claims(self) -> bool:
@@ -814,8 +814,8 @@ class EngineNamespace(MqttNamespace):
             return
         name = self.new_will_key(key.client)
         self._publishing[name] = claim
-        self._left_wills.append(LeftWill(will, sender, principal, 0.0, name))
-        self.adopt()
+        self._left_wills.append(UnpublishedWill(will, sender, principal, 0.0, name))
+        self.take_over_restored()
         self._publish_will(name)
 
     def forget_will(self, key: str) -> None:

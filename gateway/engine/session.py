@@ -29,7 +29,7 @@ from gateway.broker.routing import OneSink
 from gateway.containment import contained
 from gateway.egress.link import LinkStatus
 from gateway.engine.bindings import Bindings
-from gateway.engine.client_session import ClientSession, SessionChange, Told
+from gateway.engine.client_session import ClientSession, OutcomeCallback, SessionChange
 from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.connection import EngineConnection
 from gateway.engine.consumers import Consumers, Content
@@ -559,7 +559,7 @@ class EngineSession(OneSink):
         """Return the changes of a session that are stored together soon; the caller adds to them."""
         return self.sessions.change(session)
 
-    def after_stored(self, session: ClientSession, done: Told) -> None:
+    def after_stored(self, session: ClientSession, done: OutcomeCallback) -> None:
         """Call `done` with ACCEPTED when all changes that a session has collected until now are stored.
 
         `done` is called with another outcome if they cannot be stored.

@@ -23,7 +23,7 @@ from gateway import clock
 from gateway.broker.shares import text_bytes
 from gateway.containment import contained
 from gateway.engine.claims import ClaimedWill
-from gateway.engine.client_session import ClientSession, SessionChange, Told
+from gateway.engine.client_session import ClientSession, OutcomeCallback, SessionChange
 from gateway.engine.consumers import Content
 from gateway.engine.membership import Membership
 from gateway.engine.names import readable
@@ -176,8 +176,8 @@ class SessionWriter:
         self._epoch = epoch
         self._repeats = repeats
         self._settled = settled
-        self._flying: list[Told] | None = None  # callbacks of the submitted change, if any
-        self._callbacks: list[Told] = []  # callbacks that wait for `change`
+        self._flying: list[OutcomeCallback] | None = None  # callbacks of the submitted change, if any
+        self._callbacks: list[OutcomeCallback] = []  # callbacks that wait for `change`
         self._leaving: tuple[LeaveSession, Callable[[Reply[LeftSession], LeaseTime], None]] | None = None
         self._is_leaving = False  # it is on its way
 
@@ -191,7 +191,7 @@ class SessionWriter:
         """True if a ChangeSession is submitted, or if changes have to be submitted."""
         return self._flying is not None or bool(self.change)
 
-    def after(self, done: Told) -> None:
+    def after(self, done: OutcomeCallback) -> None:
         """Call `done` when all changes until now are stored, or cannot be, with the outcome.
 
         Called only if `has_changes` is True.
@@ -547,7 +547,7 @@ class SharedSessions:
 
         self._state.query(FindSession(SessionKey(DOMAIN, session.client_id)), on_view)
 
-    def after_stored(self, session: ClientSession, done: Told) -> None:
+    def after_stored(self, session: ClientSession, done: OutcomeCallback) -> None:
         """Call `done` with ACCEPTED when all changes that a session has collected until now are stored.
 
         `done` is called with another outcome if they cannot be stored.

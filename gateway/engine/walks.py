@@ -144,8 +144,8 @@ class Walked:
 class SharedWalk:
     """Walk of one subscription through the retained messages that the replicas share in the database.
 
-    It has the interface of `Walk`, which reads the retained messages of one process. `done` is True at the
-    end, and `waits` while a page is being read.
+    It has the interface of `RetainedWalk`, which reads the retained messages of one process. `done` is True
+    at the end, and `waits` while a page is being read.
     """
 
     def __init__(

@@ -18,14 +18,14 @@ from gateway.mapping.patterns import Pattern, TokenKind, Tokens
 from gateway.mapping.templates import Name, Template
 from gateway.model.dialect import Levels
 
-Fits = Callable[[Levels], bool]
-Makes = Callable[[str, Levels], str]
+MatchesLevels = Callable[[Levels], bool]
+RenderLevels = Callable[[str, Levels], str]
 Code = Callable[..., object]
 TRANSLATE: Final = "translate"  # the parameter of the compiled code that holds the translation
 SHAPES_MAX: Final = 4_096  # shapes of routes whose compiled code is cached
 
 
-def compile_level_test(pattern: Pattern) -> Fits | None:
+def compile_level_test(pattern: Pattern) -> MatchesLevels | None:
     """Compile a pattern to a function that returns True if the levels of a name match it.
 
     Return None if the pattern has several multi-level wildcards. If the pattern begins with a wildcard, do
@@ -43,10 +43,12 @@ def compile_level_test(pattern: Pattern) -> Fits | None:
         for at, token in enumerate(tokens)
         if token.kind is TokenKind.LITERAL
     ]
-    return cast("Fits", _code(f"lambda levels: {' and '.join(tests)}", literals))
+    return cast("MatchesLevels", _code(f"lambda levels: {' and '.join(tests)}", literals))
 
 
-def compile_template(pattern: Pattern, template: Template, translate: LevelTranslation) -> Makes | None:
+def compile_template(
+    pattern: Pattern, template: Template, translate: LevelTranslation
+) -> RenderLevels | None:
     """Compile a template to a function that returns the target's name for a source name.
 
     The function takes the source name, which must match `pattern`, and the levels of this name. It may raise

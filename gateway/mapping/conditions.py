@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import orjson
 
 from gateway.errors import MappingError, RemoteProtocolError
-from gateway.mapping.expressions import STEPS_MAX, TEXT_PIECE, Expression, NotUnderstood
+from gateway.mapping.expressions import STEPS_MAX, TEXT_PIECE, Expression, UnsupportedExpression
 from gateway.mapping.patterns import WORDS_OF_MESSAGE, WORDS_OF_SENDER
 from gateway.mapping.templates import unknown_name
 from gateway.model.message import Message
@@ -187,7 +187,7 @@ def _compiled(text: str) -> tuple[cel.Program, Expression]:
     import cel  # takes 100 ms of every start, and most mappings have no condition
 
     cost = None
-    with suppress(NotUnderstood):
+    with suppress(UnsupportedExpression):
         cost = Expression(text)
     try:
         program = cel.compile(text)

@@ -52,7 +52,7 @@ _TOKEN: Final = re.compile(
 _CONSTANTS: Final = frozenset(("true", "false", "null"))
 
 
-class NotUnderstood(Exception):
+class UnsupportedExpression(Exception):
     """Error for a text that this parser cannot parse: it supports only a part of CEL."""
 
 
@@ -153,7 +153,7 @@ class _ExpressionParser:
         while True:
             found = _TOKEN.match(text, at)
             if found is None or found.lastgroup is None:
-                raise NotUnderstood
+                raise UnsupportedExpression
             kind = found.lastgroup
             self._tokens.append((kind, found[kind]))
             at = found.end()
@@ -167,7 +167,7 @@ class _ExpressionParser:
         """
         self._use(self._condition())
         if self._tokens[self._at][0] != "end":
-            raise NotUnderstood
+            raise UnsupportedExpression
 
     # Tokens.
 
@@ -181,12 +181,12 @@ class _ExpressionParser:
 
     def _expect(self, sign: str) -> None:
         if not self._accept(sign):
-            raise NotUnderstood
+            raise UnsupportedExpression
 
     def _word(self) -> str:
         kind, text = self._tokens[self._at]
         if kind != "word":
-            raise NotUnderstood
+            raise UnsupportedExpression
         self._at += 1
         return text
 
@@ -413,7 +413,7 @@ class _ExpressionParser:
             return self._combined_value(self._listed("]"))
         if text == "{":
             return self._combined_value(self._entries())
-        raise NotUnderstood
+        raise UnsupportedExpression
 
     def _combined_value(self, parts: list[SizedValue]) -> SizedValue:
         """Return the size of a list or map with these parts, and add the cost of building it."""

@@ -60,25 +60,25 @@ def lint(
     mappings: Iterable[Mapping],
     endpoints: Map[str, str],
     links: Collection[str] = (),
-    worlds: Map[str, str] | None = None,
+    domains: Map[str, str] | None = None,
 ) -> list[Finding]:
     """Return all findings about the routes in `mappings`, sorted by severity and position.
 
     `endpoints` maps the names of endpoints to protocols. `links` are the names of the endpoints that are
-    links. `worlds` maps each listener to its domain; None means that each listener has a domain of its own.
+    links. `domains` maps each listener to its domain; None means that each listener has a domain of its own.
     """
-    listeners = {name: name for name in endpoints if name not in links} if worlds is None else worlds
+    listeners = {name: name for name in endpoints if name not in links} if domains is None else domains
     compiled = compile_routes(mappings, endpoints, listeners)
     findings = [_problem(error) for error in compiled.problems]
     routes = compiled.routes
     for route in routes:
-        findings.extend(_alone(route, links))
+        findings.extend(_lint_single(route, links))
     for at, later in enumerate(routes):
         for earlier in routes[:at]:
             findings.extend(_lint_duplicates(earlier, later))
-    findings.extend(_circles(routes, links))
+    findings.extend(_find_cycles(routes, links))
     findings.extend(_returned(routes, listeners))
-    findings.extend(_unnamed(routes, endpoints, worlds or {}))
+    findings.extend(_unnamed(routes, endpoints, domains or {}))
     order = list(Severity)
     return sorted(findings, key=lambda one: (order.index(one.severity), one.file, one.line, one.code))
 
@@ -91,7 +91,9 @@ def _finding(severity: Severity, code: str, route: Route, text: str) -> Finding:
     return Finding(severity, code, f"route {route.name!r}: {text}", route.file, route.line, route.column)
 
 
-def _unnamed(routes: tuple[Route, ...], endpoints: Map[str, str], worlds: Map[str, str]) -> Iterator[Finding]:
+def _unnamed(
+    routes: tuple[Route, ...], endpoints: Map[str, str], domains: Map[str, str]
+) -> Iterator[Finding]:
     """Yield a finding for each listener at which no route starts although its clients probably expect one.
 
     This is the case if no route starts or ends in the listener's domain, or if routes start only at other
@@ -99,9 +101,9 @@ def _unnamed(routes: tuple[Route, ...], endpoints: Map[str, str], worlds: Map[st
     be a default listener, which the user has not configured.
     """
     sources = {route.source for route in routes}
-    source_domains = {worlds[source] for source in sources if source in worlds}
-    reached = {worlds.get(route.target_endpoint, "") for route in routes}
-    for name, world in worlds.items():
+    source_domains = {domains[source] for source in sources if source in domains}
+    reached = {domains.get(route.target_endpoint, "") for route in routes}
+    for name, world in domains.items():
         if name in sources or (world in reached and world not in source_domains):
             continue
         severity = Severity.NOTE if name == endpoints[name] else Severity.WARNING
@@ -114,7 +116,7 @@ def _unnamed(routes: tuple[Route, ...], endpoints: Map[str, str], worlds: Map[st
 # One route by itself
 
 
-def _alone(route: Route, links: Collection[str]) -> Iterator[Finding]:
+def _lint_single(route: Route, links: Collection[str]) -> Iterator[Finding]:
     """Yield findings about one route that do not depend on other routes."""
     yield from _weakened(route)
     yield from _unreachable(route, links)
@@ -332,11 +334,11 @@ def _samples(pattern: Pattern) -> list[Levels]:
 # Routes that lead back
 
 
-def _returned(routes: tuple[Route, ...], worlds: Map[str, str]) -> Iterator[Finding]:
+def _returned(routes: tuple[Route, ...], domains: Map[str, str]) -> Iterator[Finding]:
     """Yield a finding for each route within one domain that delivers messages to their original address."""
     for route in routes:
-        source = worlds.get(route.source)
-        if source is None or worlds.get(route.target_endpoint) != source or route.pattern.queue is not None:
+        source = domains.get(route.source)
+        if source is None or domains.get(route.target_endpoint) != source or route.pattern.queue is not None:
             continue
         addresses = [example(route.pattern, one) for one in _samples(route.pattern)]
         if addresses and all(_target(route, one) == one for one in addresses):
@@ -347,7 +349,7 @@ def _returned(routes: tuple[Route, ...], worlds: Map[str, str]) -> Iterator[Find
             yield _finding(Severity.WARNING, "returned", route, text)
 
 
-def _circles(routes: tuple[Route, ...], links: Collection[str]) -> Iterator[Finding]:
+def _find_cycles(routes: tuple[Route, ...], links: Collection[str]) -> Iterator[Finding]:
     """Yield a finding for each chain of routes through links that leads back to its start.
 
     Also yield a finding for each route that returns messages from a link to a listener, if another route has
@@ -359,7 +361,7 @@ def _circles(routes: tuple[Route, ...], links: Collection[str]) -> Iterator[Find
     }
     reported: set[frozenset[str]] = set()
     for route in routes:
-        circle = _shortest_circle(route, leads)
+        circle = _shortest_cycle(route, leads)
         if circle:
             names = frozenset(one.name for one in circle)
             if names not in reported:
@@ -377,7 +379,7 @@ def _circles(routes: tuple[Route, ...], links: Collection[str]) -> Iterator[Find
                 yield _finding(Severity.WARNING, "echo", back, text)
 
 
-def _shortest_circle(start: Route, leads: dict[Route, list[Route]]) -> list[Route]:
+def _shortest_cycle(start: Route, leads: dict[Route, list[Route]]) -> list[Route]:
     """Return the shortest chain of routes from `start` back to `start`, or an empty list if there is none.
 
     `leads` maps each route to the routes that can match the messages that it delivers.

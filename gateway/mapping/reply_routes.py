@@ -21,19 +21,19 @@ from gateway.model.properties import Properties
 ANSWERS: Final = "+answers"  # no route of a mapping file has a name with a plus
 
 
-def answering(asking: Route) -> Route:
-    """Build the route for the replies to requests that the route `asking` delivers.
+def reply_route(request_route: Route) -> Route:
+    """Build the route for the replies to requests that the route `request_route` delivers.
 
-    The new route leads from the target endpoint of `asking` to its source endpoint. It changes only the
-    address, and clears the retain flag. If a reply itself has a reply address, that is replaced by a return
-    address, too.
+    The new route leads from the target endpoint of `request_route` to its source endpoint. It changes only
+    the address, and clears the retain flag. If a reply itself has a reply address, that is replaced by a
+    return address, too.
     """
-    source, target = asking.target, asking.pattern
+    source, target = request_route.target, request_route.pattern
     pattern = Pattern(source.dialect, (), source.service)
     update = {
-        "name": asking.name + ANSWERS,
-        "source": From.model_construct(endpoint=asking.target_endpoint),
-        "to": To.model_construct(endpoint=asking.source, retain=False, mandatory=False),
+        "name": request_route.name + ANSWERS,
+        "source": From.model_construct(endpoint=request_route.target_endpoint),
+        "to": To.model_construct(endpoint=request_route.source, retain=False, mandatory=False),
         "delivery": DeliveryGuarantee(),
         "message_id": "keep",
         "deduplicate": None,
@@ -41,9 +41,9 @@ def answering(asking: Route) -> Route:
     }
     words = vocabulary(pattern)
     place = Target(target.dialect, Template("", target.dialect, words), None, target.scope)
-    rule = asking.rule.model_copy(update=update)
-    made = Route(rule, pattern, place, (), None, asking.file, asking.line, asking.column)
-    made.join(asking.tell_kept, asking.returns)
+    rule = request_route.rule.model_copy(update=update)
+    made = Route(rule, pattern, place, (), None, request_route.file, request_route.line, request_route.column)
+    made.connect_replies(request_route.on_reply_kept, request_route.returns)
     return made
 
 

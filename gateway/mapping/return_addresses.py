@@ -53,13 +53,13 @@ class Return(NamedTuple):
 class ReturnAddresses:
     """Builder and parser of return addresses: names that lead replies back to a requester's protocol.
 
-    `key` is the secret for the digests in return addresses; whoever has it can build valid ones. `worlds`
+    `key` is the secret for the digests in return addresses; whoever has it can build valid ones. `domains`
     maps each listener to its domain.
     """
 
-    def __init__(self, key: bytes, worlds: Mapping[str, str]) -> None:
+    def __init__(self, key: bytes, domains: Mapping[str, str]) -> None:
         self._key = key
-        self._worlds = worlds
+        self._domains = domains
 
     def build(
         self, source: End, target: End, text: str, correlation: bytes | None
@@ -78,7 +78,7 @@ class ReturnAddresses:
             if parsed is None:
                 raise NameRefused(f"{quote_short(text)} begins like a return address but is not a valid one")
             correlation = decode_correlation(correlation) if parsed.coded else correlation
-            if self._worlds[endpoint] == self._worlds.get(parsed.endpoint):
+            if self._domains[endpoint] == self._domains.get(parsed.endpoint):
                 return parsed.text, correlation
             there = parsed
         coded = dialect.correlation_is_text and correlation is not None and not _is_text(correlation)

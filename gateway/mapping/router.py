@@ -19,9 +19,9 @@ from gateway.mapping.conditions import Condition, ExpressionError
 from gateway.mapping.loader import Mapping, Place
 from gateway.mapping.message_ids import IdentifyingRoute
 from gateway.mapping.patterns import Pattern, PatternToken, TokenKind, covers, parse_tokens
-from gateway.mapping.reply_routes import answering
+from gateway.mapping.reply_routes import reply_route
 from gateway.mapping.return_addresses import Return, ReturnAddresses
-from gateway.mapping.routes import ReplyKept, ResolvedRoute, Route, Target, ignore_reply_address
+from gateway.mapping.routes import ReplyKeptCallback, ResolvedRoute, Route, Target, ignore_reply_address
 from gateway.mapping.schema import From, HeaderValue, RouteRule, Words
 from gateway.mapping.templates import Template, Text, Vocabulary, no_levels, typed_value, vocabulary
 from gateway.model.address import Address
@@ -90,7 +90,7 @@ class Targets:
     names: tuple[tuple[str, str], ...] = ()
 
 
-Unheard = Callable[[Route], bool]
+HasNoReceivers = Callable[[Route], bool]
 
 
 def _assume_receivers(route: Route) -> bool:
@@ -138,7 +138,7 @@ def _number(entry: tuple[int, Route]) -> int:
 class Router:
     """Routes of all mapping files, compiled for the configured endpoints.
 
-    `endpoints` maps names to protocols. `worlds` maps each listener to its domain: the namespace that its
+    `endpoints` maps names to protocols. `domains` maps each listener to its domain: the namespace that its
     clients share with those of other listeners. None means that all endpoints are listeners with domains of
     their own. `ids` yields message ids for routes with `message_id: add`; None yields consecutive numbers,
     for tests. `return_key` is the secret that signs return addresses; with None there are no return
@@ -154,15 +154,15 @@ class Router:
         mappings: Iterable[Mapping],
         endpoints: Map[str, str],
         *,
-        worlds: Map[str, str] | None = None,
+        domains: Map[str, str] | None = None,
         hops_max: int = HOPS_MAX,
         ids: Iterator[str] | None = None,
         return_key: bytes | None = None,
-        reply_kept: ReplyKept = ignore_reply_address,
+        reply_kept: ReplyKeptCallback = ignore_reply_address,
     ) -> None:
         mappings = tuple(mappings)
-        compiled = compile_routes(mappings, endpoints, worlds)
-        self._worlds = dict(worlds or {})
+        compiled = compile_routes(mappings, endpoints, domains)
+        self._domains = dict(domains or {})
         self.versions = {mapping.file: mapping.version for mapping in mappings}
         self.texts = {mapping.version: (mapping.file, mapping.text) for mapping in mappings}
         if compiled.problems:
@@ -178,7 +178,7 @@ class Router:
         self._indexes = {source: RouteIndex(routes) for source, routes in self._by_source.items()}
         self.returns: ReturnAddresses | None = None
         if return_key is not None:
-            self.returns = ReturnAddresses(return_key, worlds or {name: name for name in endpoints})
+            self.returns = ReturnAddresses(return_key, domains or {name: name for name in endpoints})
         self._answering: dict[tuple[str, str], Route] = {}
         self._reversible: dict[tuple[str, str], list[Route]] = {}  # by the domains of both endpoints
         for route in self.routes:
@@ -188,20 +188,24 @@ class Router:
         for route in self.routes:
             direct = self.returns is not None and route.rule.answers == "direct"
             reverses = tuple(self.reverses(route.source, route.target_endpoint))
-            route.join(reply_kept, self.returns if direct else None, reverses)
+            route.connect_replies(reply_kept, self.returns if direct else None, reverses)
             if direct:  # the route of its replies: from its target's domain to its own source
-                world = self._worlds.get(route.target_endpoint, route.target_endpoint)
-                self._answering.setdefault((world, route.source), answering(route))
+                world = self._domains.get(route.target_endpoint, route.target_endpoint)
+                self._answering.setdefault((world, route.source), reply_route(route))
         self.answers = tuple(self._answering.values())
 
     def resolve(
-        self, endpoint: str, address: Address, queue: str = "", unheard: Unheard = _assume_receivers
+        self,
+        endpoint: str,
+        address: Address,
+        queue: str = "",
+        has_no_receivers: HasNoReceivers = _assume_receivers,
     ) -> tuple[ResolvedRoute, ...]:
         """Return the resolved routes for messages from `endpoint` to `address`, in the order of the files.
 
         `queue` is the queue from which a link consumed the messages, if a route names this queue, otherwise
-        "". `unheard` takes a route, and returns True if it leads to no subscriber at present; if such a route
-        has a compiled form, it is resolved to an UnsubscribedRoute.
+        "". `has_no_receivers` takes a route, and returns True if it leads to no subscriber at present; if
+        such a route has a compiled form, it is resolved to an UnsubscribedRoute.
         """
         index = self._indexes.get(endpoint)
         if index is None:
@@ -218,8 +222,8 @@ class Router:
             if fits is not None and not queue and pattern.dialect is dialect:
                 if pattern.scope != scope or (hidden and pattern.first is None) or not fits(levels):
                     continue
-                if unheard(route):
-                    resolved = route.unheard
+                if has_no_receivers(route):
+                    resolved = route.unsubscribed
                 else:
                     resolved = self.identified(route.resolve_levels(levels, address.name, self.hops_max))
             else:
@@ -265,7 +269,7 @@ class Router:
 
         Return None if no route with `answers: direct` leads from `requester` to the domain of `endpoint`.
         """
-        return self._answering.get((self._worlds.get(endpoint, endpoint), requester))
+        return self._answering.get((self._domains.get(endpoint, endpoint), requester))
 
     def subscriptions(self, endpoint: str) -> Subscriptions:
         """Return the subscriptions that the link `endpoint` needs for its routes."""
@@ -303,7 +307,7 @@ class Router:
 
     def _ends(self, source: str, target: str) -> tuple[str, str]:
         """Return the domains of two endpoints. If an endpoint has no domain, its name stands for it."""
-        return self._worlds.get(source, source), self._worlds.get(target, target)
+        return self._domains.get(source, source), self._domains.get(target, target)
 
 
 def _widest(patterns: list[Pattern]) -> list[Pattern]:
@@ -340,12 +344,12 @@ def _unique(items: Iterable[Built]) -> tuple[Built, ...]:
 
 
 def compile_routes(
-    mappings: Iterable[Mapping], endpoints: Map[str, str], worlds: Map[str, str] | None = None
+    mappings: Iterable[Mapping], endpoints: Map[str, str], domains: Map[str, str] | None = None
 ) -> Compiled:
     """Compile all rules of the mapping files for `endpoints`, which maps names to protocols.
 
     A rule that cannot be compiled becomes an error in the result. A rule for all listeners of a protocol
-    becomes one route for each listener. `worlds` maps each listener to its domain; None means that all
+    becomes one route for each listener. `domains` maps each listener to its domain; None means that all
     endpoints are listeners with domains of their own.
     """
     routes: list[Route] = []
@@ -356,7 +360,7 @@ def compile_routes(
         for at, rule in enumerate(mapping.document.routes):
             place: Place = ("routes", at)
             line = mapping.position((*place, "name")).line
-            for single in _singles(rule, endpoints, worlds):
+            for single in _singles(rule, endpoints, domains):
                 if single.name in names:
                     reason = f"{single.name!r} is also the name of the route at {names[single.name]}"
                     problems.append(mapping.error((*place, "name"), reason))
@@ -367,7 +371,7 @@ def compile_routes(
                     skipped.append(Skipped(rule.name, missing[0], mapping.file, line))
                     continue
                 try:
-                    if single.answers == "direct" and not _are_listeners(single, worlds):
+                    if single.answers == "direct" and not _are_listeners(single, domains):
                         reason = "answers: direct is for routes between two listeners"
                         raise mapping.error((*place, "answers"), reason)
                     routes.append(_compile(mapping, single, place, endpoints))
@@ -376,23 +380,23 @@ def compile_routes(
     return Compiled(tuple(routes), tuple(problems), tuple(skipped))
 
 
-def _are_listeners(rule: RouteRule, worlds: Map[str, str] | None) -> bool:
-    return worlds is None or {rule.source.name, rule.to.name} <= worlds.keys()
+def _are_listeners(rule: RouteRule, domains: Map[str, str] | None) -> bool:
+    return domains is None or {rule.source.name, rule.to.name} <= domains.keys()
 
 
-def _singles(rule: RouteRule, endpoints: Map[str, str], worlds: Map[str, str] | None) -> Iterator[RouteRule]:
+def _singles(rule: RouteRule, endpoints: Map[str, str], domains: Map[str, str] | None) -> Iterator[RouteRule]:
     """Yield a rule for each pair of a source and a target endpoint of `rule`.
 
     Only rules for all listeners of a protocol have several pairs. If several target listeners belong to one
     domain, only the first is used. The rule of the first pair has the original name.
     """
-    domains = worlds or {}
+    domains = domains or {}
     targets: dict[str, str] = {}  # by domain
-    for target in _listeners(rule.to, endpoints, worlds):
+    for target in _listeners(rule.to, endpoints, domains):
         targets.setdefault(domains.get(target, target), target)
     pairs = [
         (source, target)
-        for source in _listeners(rule.source, endpoints, worlds)
+        for source in _listeners(rule.source, endpoints, domains)
         for world, target in targets.items()
         if rule.to.group is None or domains.get(source, source) != world  # one domain needs no route
     ]
@@ -409,14 +413,14 @@ def _singles(rule: RouteRule, endpoints: Map[str, str], worlds: Map[str, str] | 
         )
 
 
-def _listeners(words: Words, endpoints: Map[str, str], worlds: Map[str, str] | None) -> list[str]:
+def _listeners(words: Words, endpoints: Map[str, str], domains: Map[str, str] | None) -> list[str]:
     """Return the endpoints that `words` stands for: one endpoint, or all listeners of a protocol.
 
     If the protocol has no listeners, return the name of the protocol.
     """
     if words.group is None:
         return [words.name]
-    there = endpoints if worlds is None else worlds
+    there = endpoints if domains is None else domains
     return [name for name in there if endpoints[name] == words.group] or [words.name]
 
 

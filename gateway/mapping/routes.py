@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from gateway.errors import RemoteProtocolError
-from gateway.mapping.compiler import Makes, compile_level_test, compile_template
+from gateway.mapping.compiler import RenderLevels, compile_level_test, compile_template
 from gateway.mapping.conditions import Condition
 from gateway.mapping.names import LevelTranslation, plain_translation, translation
 from gateway.mapping.patterns import Captures, Pattern
 from gateway.mapping.return_addresses import ReturnAddresses
 from gateway.mapping.schema import RouteRule
-from gateway.mapping.templates import Template, Text, agree, no_levels, vocabulary
+from gateway.mapping.templates import Template, Text, merge_captures, no_levels, vocabulary
 from gateway.model.address import Address
 from gateway.model.dialect import Dialect, Levels, NameRefused
 from gateway.model.message import NOBODY, Message, Sender
@@ -37,11 +37,11 @@ HOPS_EXCEEDED: Final = Outcome(
 )
 Guarantee = tuple[tuple[int, bool], ...]  # (assurance, durable) as delivered, at assurance * 2 + durable
 Extra = tuple[tuple[str, Value], ...]
-ReplyKept = Callable[["Route", Message], None]
+ReplyKeptCallback = Callable[["Route", Message], None]
 
 
 def ignore_reply_address(route: Route, message: Message) -> None:
-    """Do nothing. This is the default of `tell_kept`, which is called for unchanged reply addresses."""
+    """Do nothing. This is the default of `on_reply_kept`, which is called for unchanged reply addresses."""
 
 
 class Target:
@@ -70,7 +70,7 @@ class CompiledRoute(NamedTuple):
     scope of the target, `extra` are the constant headers.
     """
 
-    makes: Makes
+    makes: RenderLevels
     scope: str
     extra: Extra
 
@@ -94,16 +94,18 @@ class Examined:
 class Route:
     """Compiled route with its counters.
 
-    After `join`, only the counters, `kept_because` and `examined` change. `matched` counts messages that
-    crossed the route: it matched them and did not refuse them. `failed` counts messages that the route or its
-    target refused, `unparsable` messages whose body is not JSON although `when` needs it, `undecided`
-    messages for which `when` has no value, `duplicates` repeats that were not passed on. `reply_kept` counts
-    property sets whose reply address could not be translated. `lost` counts properties, by name, that the
-    target's protocol cannot express. Other counters are updated by the code that delivers messages.
+    After `connect_replies`, only the counters, `reply_kept_reason` and `examined` change. `matched` counts
+    messages that crossed the route: it matched them and did not refuse them. `failed` counts messages that
+    the route or its target refused, `unparsable` messages whose body is not JSON although `when` needs it,
+    `undecided` messages for which `when` has no value, `duplicates` repeats that were not passed on.
+    `reply_kept` counts property sets whose reply address could not be translated. `lost` counts properties,
+    by name, that the target's protocol cannot express. Other counters are updated by the code that delivers
+    messages.
     """
 
     __slots__ = (
         "_reverses",
+        "changes_protocol",
         "column",
         "condition",
         "delivered",
@@ -114,11 +116,9 @@ class Route:
         "failed",
         "file",
         "fits",
-        "foreign",
         "guarantee",
         "headers",
         "in_flight",
-        "kept_because",
         "key",
         "line",
         "lost",
@@ -126,10 +126,12 @@ class Route:
         "matched",
         "name",
         "on_reject",
+        "on_reply_kept",
         "pattern",
         "per_sender",
         "plain",
         "reply_kept",
+        "reply_kept_reason",
         "retain",
         "retried",
         "returns",
@@ -140,11 +142,10 @@ class Route:
         "source",
         "target",
         "target_endpoint",
-        "tell_kept",
         "translate",
         "undecided",
-        "unheard",
         "unparsable",
+        "unsubscribed",
     )
 
     def __init__(
@@ -181,16 +182,16 @@ class Route:
         self.short = self._shortened()
         # Compiled test of a name's levels, for compiled routes without a queue; None: use the pattern.
         self.fits = None if self.short is None or pattern.queue is not None else compile_level_test(pattern)
-        self.unheard = UnsubscribedRoute(self)
+        self.unsubscribed = UnsubscribedRoute(self)
         self.guarantee = guarantee_of(rule)
         self.retain = rule.to.retain
-        self.foreign = pattern.dialect is not target.dialect
+        self.changes_protocol = pattern.dialect is not target.dialect
         self.examined = Examined()
         self.lost: dict[str, int] = {}
         self.key = f"route {rule.name}"
         self.returns: ReturnAddresses | None = None  # translates reply addresses instead of `_reverses`
-        self.kept_because = ""  # why the last reply address that was left unchanged was so
-        self.tell_kept: ReplyKept = ignore_reply_address
+        self.reply_kept_reason = ""  # why the last reply address that was left unchanged was so
+        self.on_reply_kept: ReplyKeptCallback = ignore_reply_address
         self._reverses: tuple[Route, ...] = ()
         self.shape = RouteChanges(self, () if self.short is None else self.short.extra)
         self.matched = self.delivered = self.failed = self.retried = self.dropped = self.in_flight = 0
@@ -321,16 +322,19 @@ class Route:
         )
         return self._to(target, hops_max, extra)
 
-    def join(
-        self, tell_kept: ReplyKept, returns: ReturnAddresses | None, reverses: tuple[Route, ...] = ()
+    def connect_replies(
+        self,
+        on_reply_kept: ReplyKeptCallback,
+        returns: ReturnAddresses | None,
+        reverses: tuple[Route, ...] = (),
     ) -> None:
         """Set the routes and functions that the route needs to translate reply addresses.
 
         `returns` builds return addresses. If it is None, reply addresses are translated by inverting one of
-        `reverses`, the routes that lead back. `tell_kept` is called if a reply address is left unchanged,
+        `reverses`, the routes that lead back. `on_reply_kept` is called if a reply address is left unchanged,
         with the first message of each property set.
         """
-        self.tell_kept = tell_kept
+        self.on_reply_kept = on_reply_kept
         self.returns = returns
         self._reverses = reverses
         self.shape = RouteChanges(self, self.shape.extra)
@@ -362,7 +366,7 @@ class Route:
         backward = target.name.pattern(target.dialect, target.service, vocabulary(source).several)
         levels = tuple(text.split(target.dialect.separator)) if text else ()
         found = backward.capture(levels) if backward and levels else None
-        captures = agree(found) if found is not None else None
+        captures = merge_captures(found) if found is not None else None
         if captures is None:
             return None
         try:
@@ -442,14 +446,14 @@ class Route:
                 there = reverse.invert(text)
                 if there is not None:
                     return replace(properties, reply_to=there)
-            self.kept_because = NO_WAY_BACK
+            self.reply_kept_reason = NO_WAY_BACK
         else:
             source, target = (self.pattern.dialect, self.source), (self.target.dialect, self.target_endpoint)
             try:
                 there, correlation = self.returns.build(source, target, text, properties.correlation)
                 return replace(properties, reply_to=there, correlation=correlation)
             except NameRefused as error:
-                self.kept_because = str(error)
+                self.reply_kept_reason = str(error)
         self.reply_kept += 1
         return properties
 
@@ -581,7 +585,7 @@ class ShapedRoute(ResolvedRoute):
         if message.hops >= self._hops_max:
             return False
         shape = self._shape
-        if not shape.derives or not (shape.extra or message.property_set.asks):
+        if not shape.derives or not (shape.extra or message.property_set.has_reply_to):
             return True
         form = message.property_set.forms.get(shape.key)
         return form is not None and form[0] is self.route
@@ -598,7 +602,7 @@ class ShapedRoute(ResolvedRoute):
             return HOPS_EXCEEDED
         properties = message.property_set
         shape = self._shape
-        if shape.derives and (shape.extra or properties.asks):
+        if shape.derives and (shape.extra or properties.has_reply_to):
             form = properties.forms.get(shape.key)
             if form is not None and form[0] is route:
                 properties = form[1]
@@ -610,7 +614,7 @@ class ShapedRoute(ResolvedRoute):
                     route.failed += 1
                     return Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
                 if route.reply_kept != kept_before:
-                    route.tell_kept(route, message)
+                    route.on_reply_kept(route, message)
         assurance, durable = message.assurance, message.durable
         if route.guarantee is not None:
             assurance, durable = route.guarantee[assurance * 2 + durable]

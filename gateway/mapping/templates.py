@@ -138,7 +138,7 @@ class Template:
         """Return a pattern that captures the variables of this template from a name that it has built.
 
         Return None if a level consists of several pieces. A variable that occurs twice becomes two captures
-        (`name` and `name '`); the function `agree` checks that they are equal.
+        (`name` and `name '`); the function `merge_captures` checks that they are equal.
         """
         tokens: list[PatternToken] = []
         used: set[str] = set()
@@ -162,7 +162,7 @@ def _unused_name(name: str, used: set[str]) -> str:
     return name
 
 
-def agree(captures: Captures) -> Captures | None:
+def merge_captures(captures: Captures) -> Captures | None:
     """Merge the captures of each variable that a template uses several times.
 
     Return None if the captures of a variable differ.

@@ -18,7 +18,7 @@ from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Verdict, worse_ou
 from gateway.model.times import Monotonic
 
 Receipt = Any
-Untold = Callable[[Receipt, bool, Outcome], bool]
+CannotNotify = Callable[[Receipt, bool, Outcome], bool]
 """Function that returns True if a source cannot be notified that a route rejects the message of a receipt, so
 that the route has to store a dead letter. The second argument is True if the route requests another attempt
 (`on_reject: retry`).
@@ -120,22 +120,22 @@ class Batch:
     """
 
     __slots__ = (
-        "_doubted",
         "_open",
         "_parts",
         "_rejected_by",
         "_released_by",
         "_transient",
+        "_unaccepted",
         "_watchers",
         "_worst",
-        "keeps_letters",
+        "cannot_notify",
+        "has_dead_letters",
         "receipts",
         "received",
         "redelivered",
         "rejected",
         "source",
         "undone",
-        "untold",
     )
 
     def __init__(self, source: Source, received: Monotonic) -> None:
@@ -147,13 +147,13 @@ class Batch:
         self._rejected_by: dict[int, frozenset[str]] = {}
         # Returns True if a broker delivers the message again, so that its copy here must not be sent.
         self.redelivered: Callable[[Receipt], bool] | None = None
-        self.untold: Untold | None = None  # None: the source is notified of every rejection
-        self.keeps_letters = False  # a rejected message is a dead letter already: store no second one
+        self.cannot_notify: CannotNotify | None = None  # None: the source is notified of every rejection
+        self.has_dead_letters = False  # a rejected message is a dead letter already: store no second one
         self.receipts: list[Receipt] = []
         self._open: list[int] = []
         self._parts: dict[Recipient, SubBatch] = {}
         self._worst: dict[int, Outcome] = {}
-        self._doubted: list[int] = []
+        self._unaccepted: list[int] = []
         self._transient: dict[int, int] = {}  # by slot: copies on disk that a restart deletes
         self._watchers: dict[int, Watcher] | None = None  # by slot
 
@@ -203,7 +203,7 @@ class Batch:
         `source` receives their outcomes. The time of arrival is that of this batch.
         """
         batch = Batch(source, self.received)
-        batch.keeps_letters = self.keeps_letters
+        batch.has_dead_letters = self.has_dead_letters
         return batch
 
     def add_from(self, origin: int, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]]) -> int:
@@ -260,18 +260,18 @@ class Batch:
             self._report_settled(done)
 
     @property
-    def doubted(self) -> list[int]:
+    def unaccepted_slots(self) -> list[int]:
         """Slots of messages that must not be recorded as accepted, although some may not be settled yet.
 
         These are the messages that a recipient or a target behind it has refused, and those whose remaining
         copies a restart would delete.
         """
         transient = [slot for slot, count in self._transient.items() if self._open[slot] <= count]
-        return [*self._worst, *self._doubted, *transient]
+        return [*self._worst, *self._unaccepted, *transient]
 
     def mark_refused(self, slots: Iterable[int]) -> None:
-        """Add messages to the result of `doubted`, because a target behind a recipient refused them."""
-        self._doubted.extend(slots)
+        """Add messages to `unaccepted_slots`, because a target behind a recipient refused them."""
+        self._unaccepted.extend(slots)
 
     def store_until_restart(self, slots: Iterable[int]) -> None:
         """Record that one recipient stores its copies of these messages only until the next restart."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 class HeartbeatSchedule:
     """Heartbeat schedule of one connection."""
 
-    __slots__ = ("_interval", "_looked", "at", "spoke")
+    __slots__ = ("_interval", "_looked", "at", "has_sent")
 
     def __init__(self) -> None:
         self.at = 0.0  # loop-clock seconds of the next check: a heartbeat is due unless there was output
-        self.spoke = False  # output since the last check; set by every writer except that of heartbeats
+        self.has_sent = False  # output since the last check; set by every writer except that of heartbeats
         self._interval = 0.0
         self._looked = 0.0
 
@@ -35,8 +35,8 @@ class HeartbeatSchedule:
         `now` is in loop-clock seconds.
         """
         previous, self._looked = self._looked, now
-        if self.spoke:
-            self.spoke = False
+        if self.has_sent:
+            self.has_sent = False
             self.at = previous + self._interval / 2
         if not self._interval or now < self.at:
             return False

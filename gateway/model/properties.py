@@ -186,7 +186,7 @@ class PropertySet:
 
     Translators cache what they derive from this set: several results by key in `forms`, the last pair of key
     and result in `form`, because most sets are translated in one way only. `parsed` is what the encoding
-    protocol found in the bytes on arrival, or None. `asks` is False if the set certainly has no reply
+    protocol found in the bytes on arrival, or None. `has_reply_to` is False if the set certainly has no reply
     address, and True if it has to be decoded to find out. `read_texts` is a function that returns all headers
     if `raw` has nothing but headers with ASCII texts (see ReadTexts); None means that `raw` may have other
     content.
@@ -196,9 +196,9 @@ class PropertySet:
         "_decode",
         "_forms",
         "_properties",
-        "asks",
         "byte_count",
         "form",
+        "has_reply_to",
         "parsed",
         "protocol",
         "raw",
@@ -215,7 +215,7 @@ class PropertySet:
         self.protocol = protocol
         self.raw = raw
         self.byte_count = len(raw)
-        self.asks = properties is None or bool(properties.reply_to)
+        self.has_reply_to = properties is None or bool(properties.reply_to)
         self.parsed: Any = None
         self.form: Any = None
         self.read_texts: ReadTexts | None = None

@@ -141,7 +141,7 @@ def test_of_a_user_whose_roles_came_with_its_login(
     eve = Principal("eve", roles=roles, scopes=scopes, backend="jwt")
     sender = Sender("mqtt", "eve-c", "eve", "127.0.0.1:1")
     with running(given({}, store=store)) as gateway:
-        keep = gateway.gateway.mqtt.keep_will
+        keep = gateway.gateway.mqtt.store_will
         gateway.ask(lambda: keep("eve-c", Will("plant/door", b"eve", 2, True, {}), sender, eve))
     with running(given(less, store=store)) as gateway:
         publish_all(gateway)
@@ -157,7 +157,7 @@ def test_that_an_earlier_version_has_stored_without_a_login(
     will, sender = Will("plant/door", user.encode(), 2, True, {}), Sender("mqtt", "c", user, "127.0.0.1:1")
     with running(given({}, store=store)) as gateway, monkeypatch.context() as patch:
         patch.setattr(Principal, "to_dict", lambda _: None)
-        keep: Callable[..., None] = gateway.gateway.mqtt.keep_will
+        keep: Callable[..., None] = gateway.gateway.mqtt.store_will
         gateway.ask(lambda: keep("c", will, sender, Principal(user)))
     with running(given({}, store=store)) as gateway:
         publish_all(gateway)

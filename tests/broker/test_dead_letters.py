@@ -620,7 +620,7 @@ class Fan:
     def publish(self, *bodies: bytes) -> list[Outcome]:
         source = Answers()
         batch = self.dispatcher.batch(source, Monotonic(0.0))
-        batch.untold = lambda receipt, retries, outcome: True
+        batch.cannot_notify = lambda receipt, retries, outcome: True
         entry = self.dispatcher.entry("mqtt", self.devices, topic_address("in/1"))
         for body in bodies:
             assert self.dispatcher.publish(batch, entry, mqtt("in/1", body), body)

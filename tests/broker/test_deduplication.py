@@ -496,7 +496,7 @@ def test_the_source_s_batch_knows_what_a_target_behind_the_guard_has_refused() -
     entry = bench.dispatcher.entry("mqtt", bench.dispatcher.namespaces["mqtt"], mqtt("a").address)
     assert bench.dispatcher.publish(batch, entry, mqtt("a", properties=property_set(Properties())), 1)
     batch.send()
-    assert (source.outcomes, batch.doubted) == ([], [0])
+    assert (source.outcomes, batch.unaccepted_slots) == ([], [0])
     target.settle()
     assert verdicts(source) == ["released"]
 
@@ -525,7 +525,7 @@ def test_the_id_of_a_message_that_ends_with_the_process_does_so_too(tmp_path: Pa
     message = mqtt("a", qos=int(durable), properties=property_set(Properties(message_id="1")))
     bench.dispatcher.publish(batch, entry, message, 1)
     batch.send()
-    assert (source.outcomes, batch.doubted) == ([], [] if durable else [0])
+    assert (source.outcomes, batch.unaccepted_slots) == ([], [] if durable else [0])
     bench.commit()
     assert source.outcomes == [ACCEPTED]
     bench.commit()

@@ -259,8 +259,8 @@ class Asked(Bench):
     def __init__(self, *rows: str) -> None:
         super().__init__(*rows)
         text = "version: 1\nroutes:\n" + "".join(f"  - {row}\n" for row in rows)
-        worlds = {"mqtt": "mqtt", "amqp": "amqp"}
-        router = Router([parse(text, "t.yaml")], ENDPOINTS, worlds=worlds, return_key=b"key")
+        domains = {"mqtt": "mqtt", "amqp": "amqp"}
+        router = Router([parse(text, "t.yaml")], ENDPOINTS, domains=domains, return_key=b"key")
         self.dispatcher.use(router)
         self.dispatcher.links = {"erp"}
         self.dispatcher.requesters = {
@@ -334,7 +334,7 @@ def test_the_log_hears_of_reply_addresses_that_are_kept() -> None:
     bench = Asked(DIRECT)
     bench.queue("q")
     (route,) = bench.dispatcher.router.routes
-    route.join(log_reply_kept, route.returns)
+    route.connect_replies(log_reply_kept, route.returns)
     with structlog.testing.capture_logs() as lines:
         for _ in range(2):
             bench.publish("mqtt", mqtt("q", properties=property_set(Properties(reply_to="r" * 300))))

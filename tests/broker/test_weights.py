@@ -342,8 +342,8 @@ def test_a_session_counts_what_is_in_flight_too(tmp_path: Path, qos: int, kept: 
                 if row.packet_id not in done:
                     done.add(row.packet_id)
                     if qos == 2:
-                        assert session.received(row.packet_id)
-                    assert session.finish(row.packet_id)
+                        assert session.handle_pubrec(row.packet_id)
+                    assert session.complete_delivery(row.packet_id)
             session.pump()
             if kept:
                 one.commit()
@@ -358,10 +358,10 @@ def test_a_client_that_acknowledges_nothing_stops_its_publishers_and_lets_them_g
     assert len(outlet.rows) == 4
     assert source.held != []
     for row in outlet.rows[:2]:
-        session.finish(row.packet_id)
+        session.complete_delivery(row.packet_id)
     assert source.released == 0
     for row in outlet.rows[2:]:
-        session.finish(row.packet_id)
+        session.complete_delivery(row.packet_id)
     assert source.released == len(source.held)
 
 

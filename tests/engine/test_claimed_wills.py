@@ -140,7 +140,7 @@ def test_a_refused_will_leaves_the_share_of_its_user_when_its_claim_ends() -> No
 
     class Namespace:
         _publish_will = EngineNamespace._publish_will
-        publish_kept_will = EngineNamespace.publish_kept_will
+        publish_stored_will = EngineNamespace.publish_stored_will
 
         def __init__(self) -> None:
             published, dropped = partial(calls.append, "published"), partial(calls.append, "dropped")

@@ -114,8 +114,8 @@ class Queue:
         """The client has all that it was sent."""
         for row in list(self.outlet.rows):
             if row.packet_id in self.session.in_flight:
-                assert self.session.received(row.packet_id)
-                assert self.session.finish(row.packet_id)
+                assert self.session.handle_pubrec(row.packet_id)
+                assert self.session.complete_delivery(row.packet_id)
                 self.session.pump()
 
 
@@ -142,7 +142,7 @@ def test_no_local_is_about_the_client_and_not_its_namesakes(endpoint: str, count
     assert len(queue.outlet.rows) == count
 
 
-@pytest.mark.parametrize("answers", ["received", "finish"])
+@pytest.mark.parametrize("answers", ["handle_pubrec", "complete_delivery"])
 @pytest.mark.parametrize("redelivered", [True, False])
 def test_who_acknowledges_what_was_not_sent_again_has_no_more_credit(
     passed: list[float], answers: str, redelivered: bool
@@ -153,8 +153,8 @@ def test_who_acknowledges_what_was_not_sent_again_has_no_more_credit(
         queue.bring(1, 2, redelivered=True)
     for packet_id in (2, 1):
         assert getattr(queue.session, answers)(packet_id)
-        if answers == "received":
-            assert queue.session.finish(packet_id)
+        if answers == "handle_pubrec":
+            assert queue.session.complete_delivery(packet_id)
     queue.bring(3, 4, 5)
     assert queue.outlet.bodies == ([1, 3] if redelivered else [3])
 
@@ -291,11 +291,11 @@ def test_what_the_client_acknowledges_before_it_is_resent_is_not_resent(passed: 
     queue = Queue(1, {7: (LIFE, 1), 8: (LIFE, 2)})
     queue.bring(1, 2, redelivered=True)
     session = queue.session
-    assert session.received(8)
-    assert session.received(7)
-    assert session.finish(7)
+    assert session.handle_pubrec(8)
+    assert session.handle_pubrec(7)
+    assert session.complete_delivery(7)
     session.pump()
-    assert session.finish(8)
+    assert session.complete_delivery(8)
     assert (queue.outlet.bodies, session.in_flight, session.credit) == ([1], {}, 1)
 
 
@@ -318,7 +318,7 @@ def test_what_is_over_is_acknowledged_before_that_is_stored(
     queue.session._engine = cast(Any, engine)
     passed[0] = 30.0
     queue.session._release_reserved()
-    assert queue.session.finish(7)
+    assert queue.session.complete_delivery(7)
     for done in stored:
         done(ACCEPTED)
     assert (queue.outlet.released, queue.session.credit) == ([8], 99)

@@ -508,13 +508,13 @@ async def test_nothing_is_pulled_while_a_page_is_read(local: LocalDatabase) -> N
     session = walker.walk.grant.session
     session.walks["t"] = walker.walk
     session.outlet = Outlet()  # type: ignore[assignment]
-    assert session.pulls
-    assert session.pull()
-    assert not session.pulls
-    assert not session.pull()
+    assert session.has_retained_to_queue
+    assert session.queue_retained()
+    assert not session.has_retained_to_queue
+    assert not session.queue_retained()
     local.settle()
     assert walker.pulls == 1
-    assert session.pull()
+    assert session.queue_retained()
     assert not session.walks
 
 

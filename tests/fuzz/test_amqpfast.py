@@ -119,7 +119,7 @@ def feed(side: Connection, data: bytes, now: float, chance: random.Random) -> No
         assert side._channels[handle.channel.number] is handle.channel
         assert handle.channel.handles[handle.number] is handle
     for channel in side._channels.values():
-        assert not set(channel.done) - set(channel.reply_keys)
+        assert not set(channel.early_replies) - set(channel.reply_keys)
         assert channel.incoming is None or channel.incoming.handle.number in side._handles
 
 

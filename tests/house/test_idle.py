@@ -43,7 +43,7 @@ NO_CARRIERS: Final = frozenset(
 )
 WAITS: Final = re.compile(
     "aside|asked|awaited|behind|buffer$|callbacks|consumable|doubt|flight|flying|held$|holds|later|leftover|moving"
-    "|owed|owing|pending|postponed|put_off|ready_sizes|releases|reply_keys|soon|stopped|tried|unanswered|unbound"
+    "|owed|owing|pending|postponed|put_off|ready_sizes|releases|reply_keys|soon|stopped|tried|unaccepted|unanswered|unbound"
     "|unconfirmed|undone|unrecorded|unsaved|unsure|waiting|walks"
 )
 METHODS_MAX: Final = 4  # of a class that is little more than a record
@@ -131,13 +131,13 @@ STANDING: Final[dict[str, str]] = {
     "ingress.mqtt.ingress.MqttIngress._owing": "checked with Session.walks",
     "ingress.source.ListenerSource._unwanted": "the last message that nobody wanted",
     "ingress.waiting_publishes.ChannelBacklog.events": "checked with WaitingPublishes._lines",
-    "model.batch.Batch._doubted": OF_THE_LOOP,
+    "model.batch.Batch._unaccepted": OF_THE_LOOP,
     "model.batch.Batch._parts": OF_THE_LOOP,
     "model.batch.Batch.receipts": OF_THE_LOOP,
     "model.batch.Batch.redelivered": HOOK,
     "model.batch.Batch.rejected": HOOK,
     "model.batch.Batch.undone": HOOK,
-    "model.batch.Batch.untold": HOOK,
+    "model.batch.Batch.cannot_notify": HOOK,
     "model.batch.SubBatch.messages": OF_THE_LOOP,
     "state.table.Table.rows": "rows of a database",
     "broker.dispatcher.Dispatcher._confirmed_later": "names of endpoints",

@@ -19,7 +19,7 @@ from gateway.mapping.expressions import (
     PATTERN_BYTES_MAX,
     STEPS_MAX,
     Expression,
-    NotUnderstood,
+    UnsupportedExpression,
 )
 from gateway.model.message import Message
 from gateway.model.properties import Properties, Value, ValueType, property_set
@@ -133,7 +133,7 @@ def test_the_longest_chains_are_read_and_evaluated(sign: str) -> None:
 
 
 def test_a_text_that_is_not_understood_is_refused_in_the_words_of_the_library() -> None:
-    with pytest.raises(NotUnderstood):
+    with pytest.raises(UnsupportedExpression):
         Expression("Point{x: 1}")
     with pytest.raises(MappingError, match="the cost of evaluating it is unknown"):
         Condition("Point{x: 1}", ())

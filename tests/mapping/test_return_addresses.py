@@ -118,8 +118,8 @@ def test_not_every_protocol_has_them() -> None:
 # In routes.
 
 
-def router(*routes: str, key: bytes | None = b"key", worlds: dict[str, str] | None = None) -> Router:
-    return Router([mapping(*routes)], ENDPOINTS, return_key=key, worlds=worlds)
+def router(*routes: str, key: bytes | None = b"key", domains: dict[str, str] | None = None) -> Router:
+    return Router([mapping(*routes)], ENDPOINTS, return_key=key, domains=domains)
 
 
 def test_a_direct_route_makes_them_and_has_a_route_of_answers() -> None:
@@ -131,8 +131,8 @@ def test_a_direct_route_makes_them_and_has_a_route_of_answers() -> None:
 
     made = Router([mapping(DIRECT)], ENDPOINTS, return_key=b"key", reply_kept=keep)
     (resolved,) = made.resolve("mqtt", topic_address("q"))
-    asks = Message(topic_address("q"), b"", property_set(Properties(reply_to="r/x")))
-    crossed = resolved.cross(asks)
+    has_reply_to = Message(topic_address("q"), b"", property_set(Properties(reply_to="r/x")))
+    crossed = resolved.cross(has_reply_to)
     assert isinstance(crossed, Message)
     there = amqp_address("", crossed.properties.reply_to or "")
     assert made.is_return(there)
@@ -147,7 +147,7 @@ def test_a_direct_route_makes_them_and_has_a_route_of_answers() -> None:
     forged = Message(topic_address("q"), b"", property_set(Properties(reply_to=MQTT.return_prefix + "x")))
     assert isinstance(resolved.cross(forged), Message)
     assert (kept, made.routes[0].reply_kept) == ([forged], 1)
-    assert "not a valid one" in made.routes[0].kept_because
+    assert "not a valid one" in made.routes[0].reply_kept_reason
 
 
 def test_without_a_key_or_by_route_there_are_none() -> None:
@@ -159,12 +159,12 @@ def test_without_a_key_or_by_route_there_are_none() -> None:
 
 def test_direct_is_for_listeners() -> None:
     with pytest.raises(MappingError, match="answers: direct is for routes between two listeners"):
-        router(DIRECT, worlds={"mqtt": "mqtt"})
-    router(DIRECT, worlds={"mqtt": "mqtt", "amqp": "amqp"})
+        router(DIRECT, domains={"mqtt": "mqtt"})
+    router(DIRECT, domains={"mqtt": "mqtt", "amqp": "amqp"})
 
 
 @pytest.mark.parametrize(
-    "properties, asks",
+    "properties, has_reply_to",
     [
         (NO_PROPERTIES, False),
         (property_set(Properties(content_type="t")), False),
@@ -178,20 +178,20 @@ def test_direct_is_for_listeners() -> None:
         (content_properties(b"\x02\0\x01r"), True),
     ],
 )
-def test_only_what_asks_is_looked_into(properties: object, asks: bool) -> None:
+def test_only_what_asks_is_looked_into(properties: object, has_reply_to: bool) -> None:
     """Without a reply address the property set crosses as it is, by a direct route as by a plain one."""
-    assert hasattr(properties, "asks")
+    assert hasattr(properties, "has_reply_to")
     if getattr(properties, "protocol", "") == "amqp091":
         essentials(properties)  # type: ignore[arg-type]
-    assert properties.asks is asks
+    assert properties.has_reply_to is has_reply_to
     (resolved,) = router(DIRECT).resolve("mqtt", topic_address("q"))
     assert isinstance(resolved, ShapedRoute)
     assert (resolved.plain, resolved.bare_plain) == (False, True)
     message = Message(topic_address("q"), b"", properties)  # type: ignore[arg-type]
-    assert resolved.will_cross(message) is not asks
+    assert resolved.will_cross(message) is not has_reply_to
     crossed = resolved.cross(message)
     assert isinstance(crossed, Message)
-    assert (crossed.property_set is properties) is not asks
+    assert (crossed.property_set is properties) is not has_reply_to
 
 
 def test_answers_count_hops_and_are_not_retained() -> None:

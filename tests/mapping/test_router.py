@@ -529,7 +529,7 @@ WORLDS = {"devices": "m", "web": "m", "apps": "a /", "tls": "a /", "tenant": "a 
 
 
 def grouped(text: str = GROUPS, **more: str) -> Router:
-    return Router([parse(text, "t.yaml")], LISTENERS | {"far": "mqtt"} | more, worlds=WORLDS)
+    return Router([parse(text, "t.yaml")], LISTENERS | {"far": "mqtt"} | more, domains=WORLDS)
 
 
 def test_a_group_is_all_listeners_and_no_link_and_leads_to_each_world_once() -> None:

@@ -202,11 +202,11 @@ def test_a_message_is_doubted_that_was_refused_or_survives_no_restart() -> None:
     sent([[0, 1], [0, 1], [0], [0, 1], [0, 1]], sinks)
     first, second = sinks[0].parts[0], sinks[1].parts[0]
     batch = first.batch
-    assert batch.doubted == []
+    assert batch.unaccepted_slots == []
     first.settle_at([0], REJECTED)
     batch.store_until_restart([1, 2, 3, 4])
     second.settle_at([1])  # in memory
     batch.store_until_restart([3])
-    assert sorted(batch.doubted) == [0, 1, 2, 3]
+    assert sorted(batch.unaccepted_slots) == [0, 1, 2, 3]
     batch.mark_refused([4])
-    assert sorted(batch.doubted) == [0, 1, 2, 3, 4]
+    assert sorted(batch.unaccepted_slots) == [0, 1, 2, 3, 4]

@@ -20,7 +20,7 @@ def test_nobody_waits_for_a_whole_interval(tick: float, interval: int, said: tup
         while words and words[0] <= now:
             at = words.pop(0)
             longest, heard = max(longest, at - heard), at
-            beats.spoke = True
+            beats.has_sent = True
         if beats.is_due(now):
             longest, heard = max(longest, now - heard), now
     assert longest <= interval / 2 + tick
@@ -36,7 +36,7 @@ def test_who_speaks_all_the_time_never_beats() -> None:
     beats = HeartbeatSchedule()
     beats.agree(10, 0.0)
     for now in range(1, 100):
-        beats.spoke = True
+        beats.has_sent = True
         assert not beats.is_due(now)
 
 

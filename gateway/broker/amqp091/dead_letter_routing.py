@@ -412,7 +412,7 @@ class DeadLettering:
         batch.send()
         for queue, positions in settled.items():
             queue.settle_dead(positions)
-        for slot in batch.doubted:  # the gateway's dead letter of a refused copy comes first
+        for slot in batch.unaccepted_slots:  # the gateway's dead letter of a refused copy comes first
             sent.pop(slot, None)
         _settle_beside(sent.values())
         return count

@@ -41,8 +41,8 @@ STALE: Final = Outcome(
     Verdict.REJECTED, Reason.EXPIRED, "the message has expired, so its target would drop it"
 )
 
-Told = Callable[[str, Outcome], None]
-Receipt = tuple[str, Told]
+LetterOutcomeCallback = Callable[[str, Outcome], None]
+Receipt = tuple[str, LetterOutcomeCallback]
 
 
 class Redriving:
@@ -60,7 +60,7 @@ class Redriving:
         """Return True if this dead letter's message was published again and is not settled yet."""
         return id in self._open
 
-    def redrive(self, letters: list[Letter], on_outcome: Told) -> None:
+    def redrive(self, letters: list[Letter], on_outcome: LetterOutcomeCallback) -> None:
         """Publish the dead letters again. `on_outcome` is called with the id and the outcome of each."""
         free: list[Letter] = []
         for letter in letters:
@@ -78,13 +78,13 @@ class Redriving:
 
         self._dead_letters.claim(free, on_claimed)
 
-    def _send(self, letters: list[Letter], on_outcome: Told) -> None:
+    def _send(self, letters: list[Letter], on_outcome: LetterOutcomeCallback) -> None:
         """Publish dead letters again: at the target of their route, or as new messages if they have none."""
         # A batch has either what was published, or what was put on recipients: the journal distinguishes them
         # by it.
         now = clock.now()
         placed, published = self._dispatcher.batch(self, now), self._dispatcher.batch(self, now)
-        placed.keeps_letters = published.keeps_letters = True
+        placed.has_dead_letters = published.has_dead_letters = True
         recipients: dict[tuple[Sink, str], Recipient] = {}
         refused: list[tuple[str, Outcome]] = []
         for letter in letters:
@@ -109,7 +109,7 @@ class Redriving:
         published: Batch,
         recipients: dict[tuple[Sink, str], Recipient],
         letter: Letter,
-        on_outcome: Told,
+        on_outcome: LetterOutcomeCallback,
     ) -> Outcome | None:
         """Add the message of a dead letter to a batch. Return None, or the outcome if that is not possible.
 

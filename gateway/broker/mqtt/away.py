@@ -16,7 +16,7 @@ from gateway.broker.shares import Shares
 
 SLACK: Final = 64  # outdated entries that may be in a heap, in addition to as many as are valid
 
-Absence = tuple[float, int, Session]
+EvictionEntry = tuple[float, int, Session]
 
 
 class DisconnectedSessions:
@@ -28,7 +28,7 @@ class DisconnectedSessions:
     def __init__(self) -> None:
         self._numbers = count()
         self._entries: dict[Session, tuple[str, int]] = {}  # holder, number
-        self._heaps: dict[str, list[Absence]] = {}
+        self._heaps: dict[str, list[EvictionEntry]] = {}
         self._holders = Shares()
 
     def __len__(self) -> int:
@@ -80,7 +80,7 @@ class DisconnectedSessions:
             heappop(heap)
         return heap[0][2] if heap else None
 
-    def _valid(self, entry: Absence) -> bool:
+    def _valid(self, entry: EvictionEntry) -> bool:
         _, number, session = entry
         return self._entries.get(session, ("", -1))[1] == number
 

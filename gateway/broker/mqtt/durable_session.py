@@ -35,18 +35,18 @@ from gateway.broker.mqtt.session import (
     ROWS_BYTES_MAX,
     ROWS_MAX,
     UNKEPT,
+    EndedSessionLog,
     Grant,
-    LeftLog,
+    OutcomeCallback,
     OutgoingPublish,
     PassOn,
     PendingRetained,
     QueuedRow,
+    RetainedWalk,
     Session,
     SessionLimits,
     SessionOutlet,
     SessionTally,
-    Told,
-    Walk,
     decode_grant,
 )
 from gateway.broker.pressure import hold_sources
@@ -102,7 +102,7 @@ class DurableSession(Session):
         self._stuck = False  # the next message has QoS 2 or a packet id that is not on disk yet
         self._grants: tuple[bytes, Grant] | None = None  # the last tag that was decoded, and its grant
 
-    def forget_owed(self, topic_filter: str) -> None:
+    def end_retained(self, topic_filter: str) -> None:
         """End the delivery of retained messages for the subscription with this filter.
 
         Also deletes the stored record that some of them are still to be sent.
@@ -182,7 +182,7 @@ class DurableSession(Session):
         if not grant.qos:
             super().take(part, grant)
             return
-        if self.outlet is not None and self.patient:
+        if self.outlet is not None and self.may_pause_sources:
             self._hold_if_late(part)
         messages = part.messages
         start = 0
@@ -201,7 +201,7 @@ class DurableSession(Session):
                 if end < stop:
                     part.settle_at(range(end, stop))
             else:
-                self._pass(self._without_own(run, grant), grant)
+                self._queue_in_memory(self._without_own(run, grant), grant)
                 part.settle_at(range(start, stop))
             start = stop
         if self._records.store.congested:
@@ -213,7 +213,7 @@ class DurableSession(Session):
         """Queue messages that no publisher waits for, such as those of `$SYS`."""
         self._offer(messages, grant, _ignore_outcome)
 
-    def _offer(self, messages: list[Message], grant: Grant, on_outcome: Told) -> None:
+    def _offer(self, messages: list[Message], grant: Grant, on_outcome: OutcomeCallback) -> None:
         """Queue messages; `on_outcome` gets the outcomes of those that are stored, in one or more calls."""
         for stored, group in groupby(messages, lambda one: one.assurance > 0 and grant.qos > 0):
             run = list(group)
@@ -221,7 +221,7 @@ class DurableSession(Session):
                 run = self._within_limits(run)
                 self._store_messages(run, grant, on_outcome)
             else:
-                self._pass(run, grant)
+                self._queue_in_memory(run, grant)
         if self.outlet is not None:
             self.pump()
 
@@ -230,20 +230,22 @@ class DurableSession(Session):
     def _may_walk(self, walk: PendingRetained) -> bool:
         return not (walk.grant.qos and self.failing)
 
-    def _owe_piece(self, walk: PendingRetained, messages: list[Message]) -> None:
-        on_outcome: Told = _ignore_outcome
-        if isinstance(walk, Walk):
-            on_outcome = partial(self._has_kept_piece, walk, walk.returns, walk.piece_place)
+    def _queue_retained(self, walk: PendingRetained, messages: list[Message]) -> None:
+        on_outcome: OutcomeCallback = _ignore_outcome
+        if isinstance(walk, RetainedWalk):
+            on_outcome = partial(self._handle_piece_stored, walk, walk.returns, walk.piece_place)
         self._offer(messages, walk.grant, on_outcome)
 
-    def _has_kept_piece(self, walk: Walk, returns: int, place: list[str] | None, outcome: Outcome) -> None:
+    def _handle_piece_stored(
+        self, walk: RetainedWalk, returns: int, place: list[str] | None, outcome: Outcome
+    ) -> None:
         """Handle the outcome of storing a piece of retained messages that `walk` has read.
 
         If the disk refused the piece, `walk` continues at `place` (topic levels), where the piece began.
         Ignored if `walk` was set back since then, which `returns` detects.
         """
         if outcome is not ACCEPTED and walk.returns == returns:
-            walk.go_back(place)
+            walk.rewind(place)
             if self.outlet is not None:
                 self.outlet.send_due_retained()
 
@@ -253,23 +255,23 @@ class DurableSession(Session):
         `walk` has yielded its last piece. At QoS 0 nothing is stored, and the delivery ends at once.
         """
         if not walk.grant.qos:
-            self.forget_owed(topic_filter)
+            self.end_retained(topic_filter)
             return
         walk.waits = True
-        self._records.store.after_commit(partial(self._has_finished, topic_filter, walk))
+        self._records.store.after_commit(partial(self._handle_walk_stored, topic_filter, walk))
 
-    def _has_finished(self, topic_filter: str, walk: PendingRetained, outcome: Outcome) -> None:
+    def _handle_walk_stored(self, topic_filter: str, walk: PendingRetained, outcome: Outcome) -> None:
         """End the delivery of retained messages for a subscription, unless the disk has refused some of them.
 
         Called after a commit. The messages may have been in earlier commits, so the outcome of this one is
         ignored.
         """
         if walk.done and self.walks.get(topic_filter) is walk:
-            self.forget_owed(topic_filter)
+            self.end_retained(topic_filter)
             if self.outlet is not None:
                 self.outlet.send_due_retained()
 
-    def _pass(self, messages: list[Message], grant: Grant) -> None:
+    def _queue_in_memory(self, messages: list[Message], grant: Grant) -> None:
         """Queue messages of QoS 0 in memory; drop and count them if the client is disconnected."""
         if self.outlet is None:
             self.tally.offline += len(messages)
@@ -279,7 +281,7 @@ class DurableSession(Session):
         self._byte_count += weight_of(messages)
 
     def _store_messages(
-        self, messages: list[Message], grant: Grant, on_outcome: Told, stored_first: bool = False
+        self, messages: list[Message], grant: Grant, on_outcome: OutcomeCallback, stored_first: bool = False
     ) -> None:
         """Append messages to the log in the store, and queue them in memory or on disk only.
 
@@ -307,7 +309,7 @@ class DurableSession(Session):
         """Size in bytes of the messages that wait or are in flight, without those that are only on disk."""
         return self._byte_count if self._aside is None else self._byte_count - self._aside.byte_count
 
-    def _lowered(self, limits: SessionLimits) -> SessionLimits:
+    def _restrained_limits(self, limits: SessionLimits) -> SessionLimits:
         """Return the limits of a restrained session: new messages are only on disk."""
         return replace(limits, memory_bytes_max=0)
 
@@ -321,7 +323,13 @@ class DurableSession(Session):
         return self._aside
 
     def _written(
-        self, first: int, count: int, byte_count: int, alone: bool, on_outcome: Told, outcome: Outcome
+        self,
+        first: int,
+        count: int,
+        byte_count: int,
+        alone: bool,
+        on_outcome: OutcomeCallback,
+        outcome: Outcome,
     ) -> None:
         """Pass on the outcome of writing `count` messages from position `first` on.
 
@@ -441,7 +449,7 @@ class DurableSession(Session):
         Returns False while the client waits for the disk.
         """
         if self._stuck or (self._aside and not self._waiting):
-            self.moved = True
+            self.has_progressed = True
         if self._renumbered:
             self._renumbered.retry()
         return super().has_stalled(now, is_read=is_read)
@@ -454,11 +462,11 @@ class DurableSession(Session):
         if self._waiting or not self._aside or self.outlet is None:
             return False
         piece = self._aside.next_piece()
-        self._wait([(message, self._granted(tag), at) for at, message, tag in piece])
+        self._wait([(message, self._decode_grant(tag), at) for at, message, tag in piece])
         self._aside.read_ahead()
         return bool(piece)
 
-    def _granted(self, tag: bytes) -> Grant:
+    def _decode_grant(self, tag: bytes) -> Grant:
         if self._grants is None or self._grants[0] != tag:
             self._grants = (tag, decode_grant(self, tag))
         return self._grants[1]
@@ -473,7 +481,7 @@ class DurableSession(Session):
         Stops before a message that must wait for the disk: one of QoS 2, or one with a new packet id.
         """
         if self._again:
-            return self._rows_again()
+            return self._rows_to_resend()
         rows: list[OutgoingPublish] = []
         waiting = self._waiting
         byte_count = dropped_bytes = 0
@@ -513,7 +521,7 @@ class DurableSession(Session):
             rows.append(row)
         self._subtract_bytes(dropped_bytes)
         if self._pace is not None:
-            self._paced(len(rows))
+            self._count_paced(len(rows))
         return rows
 
     # The client comes and goes, and acknowledges.
@@ -540,13 +548,13 @@ class DurableSession(Session):
         if self.persistent:
             self._record(attached=False)
 
-    def hand(self, message: Message, grant: Grant, on_outcome: Told) -> None:
+    def queue_transferred(self, message: Message, grant: Grant, on_outcome: OutcomeCallback) -> None:
         """Queue a message of a shared subscription that another member of the group could not deliver.
 
         `on_outcome` is called when it is on disk, or at once if it need not be stored.
         """
         if not message.assurance or not grant.qos:
-            super().hand(message, grant, on_outcome)
+            super().queue_transferred(message, grant, on_outcome)
             return
         fitting = self._within_limits([message])
         if fitting:
@@ -561,7 +569,7 @@ class DurableSession(Session):
         """True if the disk fails."""
         return not self._records.store.healthy
 
-    def _passed(self, message: Message, grant: Grant, position: int, pass_on: PassOn) -> bool:
+    def _pass_to_other(self, message: Message, grant: Grant, position: int, pass_on: PassOn) -> bool:
         """Pass the message at this position to another session. Return False if none accepts the message.
 
         It leaves this log in the transaction that adds it to the other one; if the disk refuses it there, it
@@ -569,19 +577,19 @@ class DurableSession(Session):
         disk: its publisher would repeat a refused one, which another client may have already.
         """
         if position == UNKEPT:
-            return super()._passed(message, grant, position, pass_on)
+            return super()._pass_to_other(message, grant, position, pass_on)
         self._moving[position] = (message, grant, position)
         if message.assurance == 2 and position >= self._safe:
             self._records.store.after_commit(partial(self._pass_stored, position, pass_on))
-        elif not self._hand_over(position, pass_on):
+        elif not self._pass_moving(position, pass_on):
             del self._moving[position]
             return False
         return True
 
-    def _hand_over(self, position: int, pass_on: PassOn) -> bool:
+    def _pass_moving(self, position: int, pass_on: PassOn) -> bool:
         """Pass a moving message to another session. Return False if none accepts it."""
         message, grant, _ = self._moving[position]
-        if not pass_on(message, grant, partial(self._moved, position)):
+        if not pass_on(message, grant, partial(self._handle_moved, position)):
             return False
         if position in self._moving:
             self._records.store.settle_beside(self.log, (position,))
@@ -593,10 +601,10 @@ class DurableSession(Session):
         If the session has ended, the message is passed on with its log.
         """
         is_here = position in self._moving and not self._log_passed_on
-        if is_here and not self._hand_over(position, pass_on):
+        if is_here and not self._pass_moving(position, pass_on):
             self._requeue(self._moving.pop(position))
 
-    def _moved(self, position: int, outcome: Outcome) -> None:
+    def _handle_moved(self, position: int, outcome: Outcome) -> None:
         """Process the outcome of a message passed to another session: settle it, or queue it again."""
         row = self._moving.pop(position, None)
         if row is None:  # it was refused here, too, and its publisher informed
@@ -622,7 +630,7 @@ class DurableSession(Session):
     def _forget_in_flight(self, packet_id: int, row: OutgoingPublish) -> None:
         """Drop a message in flight that was passed to another session.
 
-        Its deletion from disk is done by `_passed` and `_moved`.
+        Its deletion from disk is done by `_pass_to_other` and `_handle_moved`.
         """
         del self.in_flight[packet_id]
         del self._positions[packet_id]
@@ -632,7 +640,7 @@ class DurableSession(Session):
         """Return True if this waiting message may have been sent at QoS 2 before a restart."""
         return UNKEPT < position < self.sent and min(message.assurance, grant.qos) == 2
 
-    def detach_log(self) -> LeftLog | None:
+    def detach_log(self) -> EndedSessionLog | None:
         """Return the log of an ending session, or None if it has no messages of shared subscriptions.
 
         The caller passes these messages to other members of their groups. Messages in flight at QoS 2 are
@@ -644,7 +652,7 @@ class DurableSession(Session):
         sent = [self._positions[packet_id] for packet_id, row in self.in_flight.items() if row.qos == 2]
         self._records.store.settle(self.log, [*self._settled_positions, *sent])
         self._log_passed_on = True
-        return LeftLog(self.log, self.sent, self._byte_count)
+        return EndedSessionLog(self.log, self.sent, self._byte_count)
 
     def discarded(self) -> None:
         """Delete the records and the log of the session, because it has ended."""
@@ -664,7 +672,7 @@ class DurableSession(Session):
             return False
         return bool(self._renumbered) or (packet_id - 1 - first) % PACKET_IDS < self.sent - first
 
-    def received(self, packet_id: int) -> bool:
+    def handle_pubrec(self, packet_id: int) -> bool:
         """Process PUBREC: settle the message; its packet id stays in use until PUBCOMP.
 
         Returns False if the packet id is unknown.
@@ -683,7 +691,7 @@ class DurableSession(Session):
         self._settled(position)
         return True
 
-    def finish(self, packet_id: int) -> bool:
+    def complete_delivery(self, packet_id: int) -> bool:
         """Process the last acknowledgement of a message (PUBACK or PUBCOMP), which ends its delivery.
 
         Return False if the packet id is unknown.

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Final
 
 from gateway import clock
-from gateway.broker.mqtt.session import LeftLog, SessionTally, Told, qos_of, shared_filter
+from gateway.broker.mqtt.session import EndedSessionLog, OutcomeCallback, SessionTally, qos_of, shared_filter
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.shares import UserEntries, UserShares
@@ -38,7 +38,7 @@ TRIED_MAX: Final = 100  # groups that are tried again at one tick, with a read f
 PIECE_MESSAGES_MAX: Final = 1_000
 PIECE_BYTES_MAX: Final = 1_048_576
 
-Hand = Callable[[str, Message, Told], bool | None]
+PassToMember = Callable[[str, Message, OutcomeCallback], bool | None]
 """Function that passes a message to a member of the group with this filter.
 
 Returns None if the group has no members, False if none of them can have it.
@@ -48,7 +48,7 @@ Returns None if the group has no members, False if none of them can have it.
 class EndedSessions:
     """Logs of ended sessions whose messages are being passed on, the oldest first."""
 
-    def __init__(self, store: Store, tally: SessionTally, hand: Hand, shares: UserShares) -> None:
+    def __init__(self, store: Store, tally: SessionTally, hand: PassToMember, shares: UserShares) -> None:
         """Find the logs of an earlier process, before the store starts; `shares` limits all logs."""
         self._store = store
         self.shares = shares
@@ -57,7 +57,7 @@ class EndedSessions:
             if log.kind == ENDED:
                 self._entries.add(log, _left(log)[1], store.extent(log).byte_count)
         self._tally = tally
-        self._hand = hand
+        self._pass_to_member = hand
         self._logs: deque[Log] = deque(self._entries)  # to be read
         self._waiting: dict[str, deque[Log]] = {}  # by filter of the group that could not have a message
         self._evicted: list[Log] = []  # to be deleted when nothing of them is on its way
@@ -70,7 +70,7 @@ class EndedSessions:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, left_log: LeftLog, user: str) -> None:
+    def add(self, left_log: EndedSessionLog, user: str) -> None:
         """Add the log of a session of `user` that has ended, and delete older ones if there are too many."""
         log = left_log.log
         self._store.rename(log, ENDED, json.dumps([log.name, next(self._names), left_log.sent, user]))
@@ -165,7 +165,7 @@ class EndedSessions:
             self._tally.unshared += 1
         elif topic_filter:
             self._open.add(position)
-            handed = self._hand(
+            handed = self._pass_to_member(
                 topic_filter, message, partial(self._settle_message, log, position, topic_filter)
             )
             if handed is not False:

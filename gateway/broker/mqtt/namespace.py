@@ -27,12 +27,12 @@ from gateway.broker.mqtt.records import INCOMING, SESSION, Records
 from gateway.broker.mqtt.retained import RetainedTopics
 from gateway.broker.mqtt.session import (
     Grant,
+    OutcomeCallback,
+    RetainedWalk,
     Session,
     SessionLimits,
     SessionTally,
     SubscriptionOptions,
-    Told,
-    Walk,
     is_shared,
 )
 from gateway.broker.mqtt.shared_subscriptions import MemberTurns, SharedGroup, shared_pattern
@@ -90,7 +90,7 @@ class SessionShares(NamedTuple):
         return share_of(self.subscriptions_max, self.subscriptions_user_max)
 
 
-class Offers(NamedTuple):
+class EngineCapabilities(NamedTuple):
     """Server capabilities that depend on the engine.
 
     These are the maximum QoS and the maximum QoS of shared subscriptions.
@@ -117,7 +117,7 @@ class ConnectingClient(NamedTuple):
     principal: Principal
 
 
-class LeftWill(NamedTuple):
+class UnpublishedWill(NamedTuple):
     """Will that an earlier process has not published, with the seconds until it is due.
 
     `key` is the key of its record in the store, if that is not the client id.
@@ -170,7 +170,7 @@ class MqttNamespace:
         """
         self.limits = limits or SessionLimits()
         self.sessions_max = sessions_max
-        self.offers = Offers()
+        self.capabilities = EngineCapabilities()
         self.filter_bytes_max = 65_535  # maximum size of a topic filter, whatever the settings allow
         self.evicted = 0  # sessions that were ended before their expiry, for others
         self._shares = shares or SessionShares()
@@ -192,9 +192,9 @@ class MqttNamespace:
         self._members = 0  # of all groups
         self._wills: dict[str, DelayedWill] = {}  # by client id or key
         self.will_shares = UserShares("waiting wills")  # in those that were refused
-        self._left_wills: list[LeftWill] = []
+        self._left_wills: list[UnpublishedWill] = []
         # Called after the start: a listener takes over the sessions that were restored.
-        self.adopt: Callable[[], None] = _do_nothing
+        self.take_over_restored: Callable[[], None] = _do_nothing
         self._sent_wills = 0  # since this process started
         self._born = clock.unix_time_ns()  # distinguishes keys from those of an earlier process
         self._set_aside: set[str] = set()  # clients whose sessions could not be restored
@@ -208,7 +208,7 @@ class MqttNamespace:
         self._ended: EndedSessions | None = None
         if store is not None:
             shares_of_ended = UserShares("ended sessions") if ended_shares is None else ended_shares
-            self._ended = EndedSessions(store, self.tally, self._hand, shares_of_ended)
+            self._ended = EndedSessions(store, self.tally, self._pass_to_member, shares_of_ended)
         if self.records is not None:
             self._restore(self.records)
 
@@ -233,7 +233,7 @@ class MqttNamespace:
         for client, topic_filter, options in records.subscriptions():
             if client in durable_sessions:
                 with contain_failure("subscription", (client, topic_filter)):
-                    self._enter(durable_sessions[client], topic_filter, options)
+                    self._add_subscription(durable_sessions[client], topic_filter, options)
         for client, topic_filter in records.retained_due():
             if (
                 client in durable_sessions
@@ -254,7 +254,7 @@ class MqttNamespace:
                     will.properties.get(Property.WILL_DELAY_INTERVAL, 0)
                     - durable_sessions[sender.client].away_secs
                 )
-            self._left_wills.append(LeftWill(will, sender, principal, delay_secs, key))
+            self._left_wills.append(UnpublishedWill(will, sender, principal, delay_secs, key))
 
     def _restore_packet_ids(self, records: Records, durable_sessions: dict[str, DurableSession]) -> None:
         """Restore the packet ids of QoS 2 messages in both directions, and of renumbered outgoing messages.
@@ -290,7 +290,7 @@ class MqttNamespace:
                 session.expires_at += now
                 self._away.add(session)
 
-    def pop_unpublished_wills(self, endpoint: str | None) -> list[LeftWill]:
+    def pop_unpublished_wills(self, endpoint: str | None) -> list[UnpublishedWill]:
         """Remove and return the wills that an earlier process has not published.
 
         `endpoint` is the listener of their clients; None means all listeners.
@@ -392,7 +392,7 @@ class MqttNamespace:
         gets no retained messages (5: 4.8.2).
         """
         before = session.subscriptions.get(topic_filter)
-        self._enter(session, topic_filter, options)
+        self._add_subscription(session, topic_filter, options)
         if session.is_durable and self.records is not None and options != before:
             self.records.put_subscription(session.client_id, topic_filter, options)
         silent = options.retain_handling == 2 or (options.retain_handling == 1 and before is not None)
@@ -408,9 +408,9 @@ class MqttNamespace:
 
     def _start_walk(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
         grant = Grant(session, [options], retained=True)
-        session.walks[topic_filter] = Walk(self.retained, topic_filter.split("/"), grant)
+        session.walks[topic_filter] = RetainedWalk(self.retained, topic_filter.split("/"), grant)
 
-    def _enter(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
+    def _add_subscription(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
         before = session.subscriptions.get(topic_filter)
         session.subscriptions[topic_filter] = options
         shared = shared_pattern(topic_filter)
@@ -444,7 +444,7 @@ class MqttNamespace:
     def _remove(self, session: Session, topic_filter: str) -> None:
         options = session.subscriptions.pop(topic_filter)
         self._count_subscription(session.user, topic_filter, -1)
-        session.forget_owed(topic_filter)
+        session.end_retained(topic_filter)
         shared = shared_pattern(topic_filter)
         if shared is None:
             pattern = topic_filter.split("/")
@@ -486,17 +486,17 @@ class MqttNamespace:
         """
         turns: dict[str, MemberTurns] = {}
 
-        def pass_to_group(message: Message, grant: Grant, on_outcome: Told) -> bool:
+        def pass_to_group(message: Message, grant: Grant, on_outcome: OutcomeCallback) -> bool:
             group = self._groups.get(grant.shared)
             if group is None:
                 return False
             if grant.shared not in turns:
                 turns[grant.shared] = MemberTurns(group, session, away=ended)
-            on_handed = partial(self._handed, session, message, grant.shared, ended, on_outcome)
+            on_handed = partial(self._report_passed, session, message, grant.shared, ended, on_outcome)
             if turns[grant.shared].redeliver(message, on_handed):
                 return True
             if self.failing and ended:
-                self._leave_over(grant.shared, message)
+                self._store_leftover(grant.shared, message)
             elif self.failing:
                 self._unshared[session] = None
             return self.failing and ended
@@ -523,8 +523,14 @@ class MqttNamespace:
         while self._sharing:
             self._share_some(next(iter(self._sharing)), sys.maxsize)
 
-    def _handed(
-        self, session: Session, message: Message, shared: str, ended: bool, on_outcome: Told, outcome: Outcome
+    def _report_passed(
+        self,
+        session: Session,
+        message: Message,
+        shared: str,
+        ended: bool,
+        on_outcome: OutcomeCallback,
+        outcome: Outcome,
     ) -> None:
         """Report the outcome of passing a message to another session to `on_outcome`.
 
@@ -533,11 +539,11 @@ class MqttNamespace:
         on_outcome(outcome)
         if outcome is not ACCEPTED:
             if ended:
-                self._leave_over(shared, message)
+                self._store_leftover(shared, message)
             else:
                 self._unshared[session] = None
 
-    def _leave_over(self, shared: str, message: Message) -> None:
+    def _store_leftover(self, shared: str, message: Message) -> None:
         """Store a message of an ended session in memory until the disk works again.
 
         `shared` is the filter of the message's shared subscription. If LEFTOVERS_MAX messages wait already,
@@ -548,7 +554,7 @@ class MqttNamespace:
         else:
             self.tally.unshared += 1
 
-    def _hand(self, shared: str, message: Message, on_outcome: Told) -> bool | None:
+    def _pass_to_member(self, shared: str, message: Message, on_outcome: OutcomeCallback) -> bool | None:
         """Pass a message to a member of the group of a shared subscription (`shared` is its filter).
 
         Return None if the group does not exist, False if no member can accept the message now.
@@ -556,7 +562,7 @@ class MqttNamespace:
         group = self._groups.get(shared)
         return None if group is None else group.redeliver(message, None, on_outcome, away=True)
 
-    def _share_again(self) -> None:
+    def _retry_leftovers(self) -> None:
         """Retry to pass on the messages of shared subscriptions that the failing disk has refused."""
         unshared, self._unshared = self._unshared, {}
         for session in unshared:
@@ -567,9 +573,9 @@ class MqttNamespace:
 
             def on_outcome(outcome: Outcome, shared: str = shared, message: Message = message) -> None:
                 if outcome is not ACCEPTED:
-                    self._leave_over(shared, message)
+                    self._store_leftover(shared, message)
 
-            if not self._hand(shared, message, on_outcome):
+            if not self._pass_to_member(shared, message, on_outcome):
                 self.tally.unshared += 1
 
     # Sessions.
@@ -696,7 +702,7 @@ class MqttNamespace:
         self._places.remove(session.place)
         self.definition_shares.remove(session.user, text_bytes(session.client_id))
 
-    def _change_hands(self, session: Session, user: str, place: str) -> None:
+    def _change_owner(self, session: Session, user: str, place: str) -> None:
         self._forget_owner(session)
         for topic_filter in session.subscriptions:
             self._count_subscription(session.user, topic_filter, -1)
@@ -736,7 +742,7 @@ class MqttNamespace:
             session.user, session.place = user, place
             self._count(session)
         elif (session.user, session.place) != (user, place):
-            self._change_hands(session, user, place)
+            self._change_owner(session, user, place)
         self._wills.pop(client_id, None)
         self._away.remove(session)
         session.expiry_secs = expiry_secs
@@ -756,7 +762,7 @@ class MqttNamespace:
 
     # Wills.
 
-    def keep_will(self, client_id: str, will: Will | None, sender: Sender, principal: Principal) -> None:
+    def store_will(self, client_id: str, will: Will | None, sender: Sender, principal: Principal) -> None:
         """Store the will of a client that has connected. None deletes the will of its last connection."""
         if self.records is None:
             return
@@ -765,7 +771,7 @@ class MqttNamespace:
         else:
             self.records.put_will(client_id, will, sender, principal)
 
-    def keep_will_if_refused(self, key: str, will: Will, sender: Sender, principal: Principal) -> None:
+    def store_will_if_refused(self, key: str, will: Will, sender: Sender, principal: Principal) -> None:
         """Record a will that is being published, if the store refuses the messages of this event-loop pass.
 
         Meant for a will whose earlier record is deleted in this pass.
@@ -778,7 +784,7 @@ class MqttNamespace:
         if self.records is not None:
             self.records.delete_will(key)
 
-    def publish_kept_will(self, key: str, publish: Callable[[], None]) -> None:
+    def publish_stored_will(self, key: str, publish: Callable[[], None]) -> None:
         """Publish a stored will by calling `publish`, then delete its record `key`.
 
         `publish` stores another record if one is needed.
@@ -840,7 +846,7 @@ class MqttNamespace:
         for client_id in list(islice(refused, RETRIED_MAX)):
             self._publish_will(client_id)
         if (self._unshared or self._leftovers) and not self.failing:
-            self._share_again()
+            self._retry_leftovers()
         if self._ended is not None:
             self._ended.tick()
         self.retained.tick()

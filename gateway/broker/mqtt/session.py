@@ -168,7 +168,7 @@ def decode_grant(session: Session, data: bytes) -> Grant:
     return Grant(session, options, retained=bool(first & RETAINED), shared=shared)
 
 
-class LeftLog(NamedTuple):
+class EndedSessionLog(NamedTuple):
     """Log of an ending session, of `byte_count` bytes.
 
     Messages at positions below `sent` may have been sent to its client.
@@ -182,8 +182,8 @@ class LeftLog(NamedTuple):
 class PendingRetained(Protocol):
     """Retained messages that one new subscription has not received yet, wherever they are stored.
 
-    They are read in pieces. `waits` is True while the next piece is not available; `Session.pull` skips it
-    then. `done` is True after the last piece.
+    They are read in pieces. `waits` is True while the next piece is not available; `Session.queue_retained`
+    skips it then. `done` is True after the last piece.
     """
 
     grant: Grant
@@ -194,7 +194,7 @@ class PendingRetained(Protocol):
         """Return the next messages, at most `most`; the list may be empty before the last piece."""
 
 
-class Walk:
+class RetainedWalk:
     """Retained messages in this process's memory that one new subscription has not received yet.
 
     They are found in pieces, because a filter may match very many topics.
@@ -219,7 +219,7 @@ class Walk:
         self.done = self._place is None
         return found
 
-    def go_back(self, place: list[str] | None) -> None:
+    def rewind(self, place: list[str] | None) -> None:
         """Continue at the topic `place` (its levels), because the piece that began there was refused."""
         self._place = place
         self.done = self.waits = False
@@ -321,9 +321,9 @@ class SessionLimits:
 
 QueuedRow = tuple[Message, Grant, int]
 """Message that is owed, its grant, and its position or UNKEPT."""
-Told = Callable[[Outcome], None]
+OutcomeCallback = Callable[[Outcome], None]
 """Callback that gets ACCEPTED when a session owes a message safely, and otherwise the reason."""
-PassOn = Callable[[Message, Grant, Told], bool]
+PassOn = Callable[[Message, Grant, OutcomeCallback], bool]
 """Function that has another session owe a message. Returns False if none can."""
 
 
@@ -348,11 +348,11 @@ class Session:
         "credit",
         "expires_at",
         "expiry_secs",
+        "has_progressed",
         "in_flight",
         "limits",
-        "moved",
+        "may_pause_sources",
         "outlet",
-        "patient",
         "place",
         "pressure",
         "purge_at",
@@ -390,8 +390,8 @@ class Session:
         self.credit = 0
         self.pressure = Pressure()
         # Its sources may be paused; after a stall only once half of its content was sent.
-        self.patient = limits.holds
-        self.moved = False  # something was sent since the last call of `has_stalled`
+        self.may_pause_sources = limits.holds
+        self.has_progressed = False  # something was sent since the last call of `has_stalled`
         self._is_unread = False  # the gateway did not read from the client at a call since then
         self._last_progress = 0.0  # monotonic
         # In flight when the last connection was lost and not resent yet, by packet id; they take credit then.
@@ -439,13 +439,13 @@ class Session:
         """
         if on and self._allowed is None:
             self._allowed = self.limits
-            self.limits = self._lowered(self.limits)
+            self.limits = self._restrained_limits(self.limits)
         elif not on and self._allowed is not None:
             self.limits, self._allowed = self._allowed, None
             if self._tight:
                 self._resume_sources()
 
-    def _lowered(self, limits: SessionLimits) -> SessionLimits:
+    def _restrained_limits(self, limits: SessionLimits) -> SessionLimits:
         return replace(limits, bytes_max=reduced_limit(limits.bytes_max, self._byte_count))
 
     @property
@@ -470,7 +470,7 @@ class Session:
     def take(self, part: SubBatch, grant: Grant) -> None:
         """Queue the messages of the part for the client, and accept the part."""
         messages = self._without_own(part.messages, grant)
-        if self.outlet is not None and self.patient:
+        if self.outlet is not None and self.may_pause_sources:
             self._hold_if_late(part)
         self.offer(messages, grant)
         part.accept()
@@ -508,7 +508,7 @@ class Session:
         if self.outlet is not None:
             self.pump()
 
-    def pull(self) -> bool:
+    def queue_retained(self) -> bool:
         """Queue more retained messages for new subscriptions, if few messages wait for the client.
 
         Return False if none can be read now: there are none, they are not available yet, or the client cannot
@@ -525,7 +525,7 @@ class Session:
             moved = True
             messages = walk.next(remaining)
             if messages:
-                self._owe_piece(walk, messages)
+                self._queue_retained(walk, messages)
                 remaining -= len(messages)
             if walk.done:
                 self._finish_walk(topic_filter, walk)
@@ -541,20 +541,20 @@ class Session:
         """
         return True
 
-    def _owe_piece(self, walk: PendingRetained, messages: list[Message]) -> None:
+    def _queue_retained(self, walk: PendingRetained, messages: list[Message]) -> None:
         """Queue retained messages, which `walk` has yielded, for the client."""
         self.offer(messages, walk.grant)
 
     def _finish_walk(self, topic_filter: str, walk: PendingRetained) -> None:
         """End the delivery of retained messages for a subscription, because all of them are queued."""
-        self.forget_owed(topic_filter)
+        self.end_retained(topic_filter)
 
     @property
-    def pulls(self) -> bool:
-        """True if `pull` can read retained messages for new subscriptions now."""
+    def has_retained_to_queue(self) -> bool:
+        """True if `queue_retained` can read retained messages for new subscriptions now."""
         return any(not walk.waits for walk in islice(self.walks.values(), WALKS_MAX))
 
-    def forget_owed(self, topic_filter: str) -> None:
+    def end_retained(self, topic_filter: str) -> None:
         """End the delivery of retained messages for the subscription with this filter."""
         self.walks.pop(topic_filter, None)
 
@@ -563,7 +563,7 @@ class Session:
         if self.outlet is None:
             self._note_expiry(messages)
             self._plan_purge(len(messages))
-        stretch = 1 if self.outlet is None or not self.patient else 2
+        stretch = 1 if self.outlet is None or not self.may_pause_sources else 2
         room = self.limits.messages_max * stretch - len(self)
         if len(messages) > room or self._byte_count > self.limits.bytes_max * stretch:
             room = max(room, 0) if self._byte_count <= self.limits.bytes_max * stretch else 0
@@ -633,7 +633,7 @@ class Session:
             rows = self._next_rows()
             if not rows:
                 return
-            self.moved = True
+            self.has_progressed = True
             try:
                 unsaid = outlet.send(rows)
             except Exception as error:  # what is in flight is sent again on the next connection
@@ -642,7 +642,7 @@ class Session:
             for row in unsaid:
                 self.tally.undeliverable += 1
                 if row.qos:
-                    self.finish(row.packet_id)
+                    self.complete_delivery(row.packet_id)
 
     def _next_rows(self) -> list[OutgoingPublish]:
         """Remove the next messages from the queue, and return them as PUBLISH packets to be sent.
@@ -651,7 +651,7 @@ class Session:
         messages are dropped. Packets of QoS 1 and 2 are in flight from now on.
         """
         if self._again:
-            return self._rows_again()
+            return self._rows_to_resend()
         rows: list[OutgoingPublish] = []
         waiting = self._waiting
         in_flight = self.in_flight
@@ -681,7 +681,7 @@ class Session:
             rows.append(row)
         self._subtract_bytes(dropped_bytes)
         if self._pace is not None:
-            self._paced(len(rows))
+            self._count_paced(len(rows))
         return rows
 
     def _subtract_bytes(self, byte_count: int) -> None:
@@ -695,7 +695,7 @@ class Session:
         limits = self.limits
         if len(self) <= limits.messages_max // 2 and self._byte_count <= limits.bytes_max // 2:
             self._tight = self._lossy = False
-            self.patient = limits.holds
+            self.may_pause_sources = limits.holds
             self.pressure.resume_sources()
 
     def _hold_if_late(self, part: SubBatch) -> None:
@@ -705,7 +705,7 @@ class Session:
             if self.limits.may_hold(self.user):
                 self.pressure.hold_sources(part)
             else:  # the newest are dropped until half of its content was sent
-                self.patient = False
+                self.may_pause_sources = False
         elif self._waiting is not None and len(self._waiting) >= PACED_MIN and self.limits.delay_secs:
             now = clock.monotonic()
             if self._pace is None:
@@ -718,20 +718,20 @@ class Session:
         """Resume paused publishers if the session's user may no longer pause them after a change of rules."""
         if self.pressure and not self.limits.may_hold(self.user):
             if self._tight:
-                self.patient = False
+                self.may_pause_sources = False
             if self._pace is not None:
                 self._pace.on = False
             self.pressure.resume_sources()
 
-    def _paced(self, count: int) -> None:
+    def _count_paced(self, count: int) -> None:
         """Count sent messages, and resume publishers that were paused because messages waited too long."""
         pace = self._pace
         if pace is not None:
             pace.consumed_count += count
             if pace.on and not pace.is_behind(len(self), clock.monotonic()):
-                self._unpace()
+                self._end_pacing()
 
-    def _unpace(self) -> None:
+    def _end_pacing(self) -> None:
         if self._pace is not None:
             self._pace.on = False
             if not self._tight:
@@ -745,23 +745,23 @@ class Session:
         client sends, so that its acknowledgements may be on their way: this is not the client's fault, and
         the result is False if that was so at any call since something was sent.
         """
-        if not self.moved and self._pace is not None:
-            self._unpace()  # sources do not wait early for an inactive client
+        if not self.has_progressed and self._pace is not None:
+            self._end_pacing()  # sources do not wait early for an inactive client
             self._pace = None
-        if self.moved or not self.pressure:
-            self.moved = False
+        if self.has_progressed or not self.pressure:
+            self.has_progressed = False
             self._last_progress = now
             self._is_unread = not is_read
             return False
         self._is_unread = self._is_unread or not is_read
         if now - self._last_progress < self.limits.stall_secs:
             return False
-        self.patient = False
+        self.may_pause_sources = False
         if self._is_unread:
             self.pressure.resume_sources()
         return not self._is_unread
 
-    def _rows_again(self) -> list[OutgoingPublish]:
+    def _rows_to_resend(self) -> list[OutgoingPublish]:
         """Return the next packets to resend with DUP, which were in flight on an earlier connection.
 
         They have their old packet ids (MQTT 5 §4.4). Their number is limited by the client's credit, ROWS_MAX
@@ -827,7 +827,7 @@ class Session:
                 self._waiting = deque()
             self._waiting.extend(rows)
 
-    def hand(self, message: Message, grant: Grant, on_outcome: Told) -> None:
+    def queue_transferred(self, message: Message, grant: Grant, on_outcome: OutcomeCallback) -> None:
         """Queue a message of a shared subscription that another member of the group could not deliver.
 
         Calls `on_outcome` with the outcome.
@@ -853,7 +853,7 @@ class Session:
             unshared = 0
             for packet_id, row in in_flight[start : start + SHARED_AT_ONCE]:
                 if row.grant.shared and row.qos == 1 and self.in_flight.get(packet_id) is row:
-                    if self._passed(row.message, row.grant, self._position_of(packet_id), pass_on):
+                    if self._pass_to_other(row.message, row.grant, self._position_of(packet_id), pass_on):
                         self._forget_in_flight(packet_id, row)
                     else:
                         unshared += 1
@@ -877,7 +877,7 @@ class Session:
                 message, grant, position = row
                 is_owed = grant.shared and grant.qos and message.assurance
                 is_owed = is_owed and not self._was_sent_at_qos_2(message, grant, position)
-                if is_owed and self._passed(message, grant, position, pass_on):
+                if is_owed and self._pass_to_other(message, grant, position, pass_on):
                     self._subtract_bytes(message.byte_count)
                 else:
                     unshared += bool(is_owed)
@@ -898,7 +898,7 @@ class Session:
             for packet_id, row in self.in_flight.items()
         )
 
-    def _passed(self, message: Message, grant: Grant, position: int, pass_on: PassOn) -> bool:
+    def _pass_to_other(self, message: Message, grant: Grant, position: int, pass_on: PassOn) -> bool:
         """Pass the message at this position to another session. Return False if none accepts it."""
         return pass_on(message, grant, _ignore_outcome)
 
@@ -907,13 +907,13 @@ class Session:
 
     def _forget_in_flight(self, packet_id: int, row: OutgoingPublish) -> None:
         """Drop a message in flight that was passed to another session."""
-        self.finish(packet_id)
+        self.complete_delivery(packet_id)
 
     def _was_sent_at_qos_2(self, message: Message, grant: Grant, position: int) -> bool:
         """Return True if this waiting message may have been sent at QoS 2 before a restart."""
         return False
 
-    def detach_log(self) -> LeftLog | None:
+    def detach_log(self) -> EndedSessionLog | None:
         """Return the log of an ending session, if other sessions must deliver its messages.
 
         Returns None in this class: only durable sessions have a log.
@@ -943,7 +943,7 @@ class Session:
         """
         return False
 
-    def received(self, packet_id: int) -> bool:
+    def handle_pubrec(self, packet_id: int) -> bool:
         """Process PUBREC for this packet id: the client has the message, and PUBREL must be sent.
 
         Return False if the packet id is unknown.
@@ -955,7 +955,7 @@ class Session:
             self._cancel_resend(packet_id)
         return True
 
-    def finish(self, packet_id: int) -> bool:
+    def complete_delivery(self, packet_id: int) -> bool:
         """Process the last acknowledgement of a message (PUBACK or PUBCOMP), which ends its delivery.
 
         Return False if the packet id is unknown.

@@ -15,7 +15,7 @@ its session ends (ended_sessions.py). A message is deleted from disk only when t
 from __future__ import annotations
 
 from gateway.broker.matching_steps import SHARED_PREFIX
-from gateway.broker.mqtt.session import Grant, Session, SubscriptionOptions, Told
+from gateway.broker.mqtt.session import Grant, OutcomeCallback, Session, SubscriptionOptions
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
@@ -96,7 +96,9 @@ class SharedGroup:
         """Queue a message for a connected member; no publisher waits for the outcome."""
         self.redeliver(message, None, _ignore_outcome, away=False)
 
-    def redeliver(self, message: Message, but: Session | None, on_outcome: Told, *, away: bool) -> bool:
+    def redeliver(
+        self, message: Message, but: Session | None, on_outcome: OutcomeCallback, *, away: bool
+    ) -> bool:
         """Queue a message for the next member in turn, except the session `but`.
 
         Return False if no member can accept it. With `away` the member's client need not be connected.
@@ -130,14 +132,14 @@ class MemberTurns:
         self._rooms = [one.send_capacity for one in self._candidates]
         self._has_room = True
 
-    def redeliver(self, message: Message, on_outcome: Told) -> bool:
+    def redeliver(self, message: Message, on_outcome: OutcomeCallback) -> bool:
         """Queue a message for the next member in turn; `on_outcome` is called with the outcome.
 
         Return False if no member can accept it.
         """
         chosen = self.choose()
         if chosen is not None:
-            chosen.hand(message, self._group.members[chosen], on_outcome)
+            chosen.queue_transferred(message, self._group.members[chosen], on_outcome)
         return chosen is not None
 
     def choose(self) -> Session | None:

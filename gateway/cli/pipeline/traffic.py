@@ -81,5 +81,5 @@ def candidate_of(mappings: Sequence[Mapping], config: Path | None) -> CandidateM
     endpoints = {} if settings is None else settings.endpoints()
     texts = {mapping.file: Path(mapping.file).read_text(encoding="utf-8") for mapping in mappings}
     return CandidateMapping(
-        mappings, texts, endpoints, worlds=None if settings is None else settings.listener_namespaces()
+        mappings, texts, endpoints, domains=None if settings is None else settings.listener_namespaces()
     )

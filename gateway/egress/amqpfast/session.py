@@ -657,13 +657,13 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         AMQP/Fast has no negative acknowledgement, so the server cannot be notified.
         """
         batch = super().new_batch()
-        batch.untold = self._cannot_notify_source
+        batch.cannot_notify = self._cannot_notify_source
         return batch
 
     def _cannot_notify_source(self, receipt: Receipt, retries: bool, outcome: Outcome) -> bool:
         """Return True: AMQP/Fast cannot notify a source, so a route stores the messages that it rejects.
 
-        The function is an `Untold` of gateway.model.batch.
+        The function is an `CannotNotify` of gateway.model.batch.
         """
         return True
 

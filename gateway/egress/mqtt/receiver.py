@@ -247,7 +247,7 @@ class MqttLinkReceiver:
         broker.
         """
         batch = self._dispatcher.batch(self, clock.now())
-        batch.untold = self._cannot_notify_source
+        batch.cannot_notify = self._cannot_notify_source
         batch.undone = self._note_undone
         batch.rejected = self._note_rejected
         batch.redelivered = self._is_certainly_redelivered
@@ -265,7 +265,7 @@ class MqttLinkReceiver:
     def _cannot_notify_source(self, receipt: Receipt | None, retries: bool, outcome: Outcome) -> bool:
         """Return True if a rejection cannot be reported to the broker, so that the route has to store it.
 
-        The function is an `Untold` of gateway.model.batch.
+        The function is an `CannotNotify` of gateway.model.batch.
         """
         return receipt is not None and self._connection_for_reply(receipt) is None
 

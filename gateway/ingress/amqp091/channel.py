@@ -794,7 +794,7 @@ class Transaction:
             if not publish(batch, entry, message, receipt):
                 ingress.handle_unrouted(entry, message, receipt)
         ingress.end_turn()
-        is_refused = self._failed or any(slot >= first for slot in batch.doubted)
+        is_refused = self._failed or any(slot >= first for slot in batch.unaccepted_slots)
         if here and not is_refused and ingress.dispatcher.postponed_count() == postponed:
             self._acknowledge_beside()
         self.record_outcome(True)

@@ -519,7 +519,7 @@ class FastPublisher:
             self._publish(entries[entry.address], message, join)
         ingress.end_turn()
         here = ingress.dispatcher.postponed_count() == postponed
-        is_refused = join.worst is not ACCEPTED or any(slot >= first for slot in batch.doubted)
+        is_refused = join.worst is not ACCEPTED or any(slot >= first for slot in batch.unaccepted_slots)
         if here and not is_refused and all(ingress.delivers_locally(entry) for entry in entries.values()):
             for delivery in acknowledged:
                 delivery.forget_beside()

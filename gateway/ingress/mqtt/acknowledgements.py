@@ -90,13 +90,13 @@ def acknowledged(
         answered_ids = []
         for packet_id, reason in rows:
             if reason >= FAILURE:
-                session.finish(packet_id)
+                session.complete_delivery(packet_id)
             elif not session.may_resend(packet_id):  # otherwise it would be a new message to the client
                 answered_ids.append(packet_id)
-        _answer(machine, answers, PUBREL, answered_ids, session.received)
+        _answer(machine, answers, PUBREL, answered_ids, session.handle_pubrec)
     else:
         for packet_id, _ in rows:
-            session.finish(packet_id)
+            session.complete_delivery(packet_id)
     session.pump()
 
 

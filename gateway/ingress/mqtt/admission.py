@@ -27,7 +27,7 @@ from gateway.ingress.logins import Login
 from gateway.ingress.mqtt.authentication import Authentication, TokenShown
 from gateway.ingress.mqtt.guest import MqttGuest
 from gateway.ingress.mqtt.ingress import MqttIngress, WillDenied
-from gateway.ingress.mqtt.publish_checks import Offer, topic_refusal
+from gateway.ingress.mqtt.publish_checks import ServerCapabilities, topic_refusal
 from gateway.model.message import Sender
 from gateway.model.outcome import Reason
 from gateway.model.pending import Pending
@@ -82,7 +82,12 @@ def expiry_secs(packet: Connect, most: int) -> float:
 
 
 def connack_properties(
-    packet: Connect, assigned: str, limits: Limits, options: MqttListener, offer: Offer, expiry_max: int
+    packet: Connect,
+    assigned: str,
+    limits: Limits,
+    options: MqttListener,
+    offer: ServerCapabilities,
+    expiry_max: int,
 ) -> dict[Property, Any]:
     """Return the CONNACK properties of MQTT 5, without those that the machine adds itself (5: 3.2.2.3)."""
     if packet.version < Version.V5:
@@ -300,7 +305,7 @@ class AdmittedGuest(MqttGuest):
         else:
             self.principal = found
             self._ingress.register_renewal(self, found)
-            self._ingress.namespace.keep_will(self.sender.client, self.will, self.sender, found)
+            self._ingress.namespace.store_will(self.sender.client, self.will, self.sender, found)
             machine.send_auth(Auth(ReasonCode.SUCCESS, ongoing.properties))
             self.renew_rights()
             self.stream.mark()
@@ -384,7 +389,7 @@ class AdmittedGuest(MqttGuest):
         before = namespace.change_count
         self._ingress.take_over(client_id)  # ends a session that ends with its connection
         present = namespace.has_session(client_id) and not packet.clean_start
-        expiry_max, offer = self._ingress.expiry_secs_max(rights), self._ingress.offer_to(rights)
+        expiry_max, offer = self._ingress.expiry_secs_max(rights), self._ingress.capabilities_for(rights)
         properties = connack_properties(
             packet, client_id, self._ingress.limits, self._ingress.options, offer, expiry_max
         )
@@ -408,7 +413,7 @@ class AdmittedGuest(MqttGuest):
         self.is_new = not present
         try:
             self._ingress.end_subscriptions(session, forbidden, sender)
-            namespace.keep_will(client_id, packet.will, sender, principal)
+            namespace.store_will(client_id, packet.will, sender, principal)
             most = self._ingress.limits.inflight_max
             self.open(session, min(packet.properties.get(Property.RECEIVE_MAXIMUM, most), most))
         except Exception:
@@ -528,7 +533,7 @@ class AdmittedGuest(MqttGuest):
 
         The clauses are 5: 3.2.2, [MQTT-3.2.2-12] and [MQTT-3.2.2-13].
         """
-        offer = self._ingress.offer_to_all
+        offer = self._ingress.capabilities_for_all
         if will.qos > offer.qos_max:
             return WILL_QOS_REFUSED, "the will's QoS exceeds qos_max"
         if will.retain and not offer.retain:

@@ -40,7 +40,7 @@ from gateway.ingress.mqtt.publish_checks import (
     TOO_LARGE,
     UTF8,
     WHOLE_OFFER,
-    Offer,
+    ServerCapabilities,
     check_publish,
     has_valid_format,
 )
@@ -71,7 +71,7 @@ from gateway.protocols.mqtt.reason_codes import SUBSCRIBE_REFUSED, publish_refus
 from gateway.protocols.mqtt.runs import Acks, Publishes, PublishRow
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version, reason_name
-from gateway.protocols.mqtt.translate import NOTHING_SAID, encode_properties, publish_essentials
+from gateway.protocols.mqtt.translate import EMPTY_LISTED, encode_properties, publish_essentials
 from gateway.transport.stream import Stream
 
 # Reading a global name costs a quarter of reading an enum member, and each message needs it.
@@ -123,7 +123,7 @@ class MqttConnection(AdmittedGuest):
         "_retries",
         "_unreleased",
         "_yields",
-        "offer",
+        "capabilities",
         "rights",
         "unsettled",
         "waiting",
@@ -156,7 +156,7 @@ class MqttConnection(AdmittedGuest):
         self._unreleased: set[int] | None = None  # QoS 2 identifiers that await PUBREL
         self.rights: Rights | None = None
         self._current_rights = CurrentRights(ingress.authorization)
-        self.offer: Offer | None = None  # None: there are no restrictions
+        self.capabilities: ServerCapabilities | None = None  # None: there are no restrictions
         self._elsewhere = False  # the client has moved to another replica
         self._yields = True  # pass on shared-subscription messages when the connection is lost
         self._deadline = now + limits.connect_timeout_secs
@@ -168,13 +168,13 @@ class MqttConnection(AdmittedGuest):
     def current_rights(self) -> Rights:
         """Return the client's rights under the current rules, and store them in `rights`.
 
-        Also update `offer`, the highest QoS and the retain availability that these rights permit.
+        Also update `capabilities`, the highest QoS and the retain availability that these rights permit.
         """
         rights = self._current_rights.of(self.principal, self.sender.client)
         if rights is not self.rights:
             self.rights = rights
-            offer = self._ingress.offer_to(rights)
-            self.offer = None if offer == WHOLE_OFFER else offer
+            offer = self._ingress.capabilities_for(rights)
+            self.capabilities = None if offer == WHOLE_OFFER else offer
         return rights
 
     def renew_rights(self) -> None:
@@ -731,8 +731,8 @@ class MqttConnection(AdmittedGuest):
         if self._generation != dispatcher.generation:
             self._entries = ingress.entries.of(self.current_rights().key)
             self._generation = dispatcher.generation
-        if self.offer is not None:
-            check_publish(rows, self.offer)
+        if self.capabilities is not None:
+            check_publish(rows, self.capabilities)
         return None if self._answers is None else self._waits_for_ids(rows)
 
     def _publish_together(self, rows: list[PublishRow]) -> list[PublishRow] | None:
@@ -774,7 +774,7 @@ class MqttConnection(AdmittedGuest):
         one_by_one = iter(rows)
         postponed: list[PublishRow] = []
         property_set: PropertySet
-        parsed = NOTHING_SAID
+        parsed = EMPTY_LISTED
         for flags, topic, packet_id, raw, body in one_by_one:
             entry = entries.get(topic)
             if entry is None:
@@ -1061,9 +1061,13 @@ class MqttConnection(AdmittedGuest):
                 self._ingress.log_refused_subscription(session.client_id, subscription.filter, refused)
                 reasons.append(refused)  # before MQTT 5 the codec sends 0x80 for all of them
                 continue
-            qos = subscription.qos if self.offer is None else min(subscription.qos, self.offer.qos_max)
+            qos = (
+                subscription.qos
+                if self.capabilities is None
+                else min(subscription.qos, self.capabilities.qos_max)
+            )
             if shared_pattern(subscription.filter) is not None:
-                qos = min(qos, self._ingress.namespace.offers.shared_qos_max)
+                qos = min(qos, self._ingress.namespace.capabilities.shared_qos_max)
             options = SubscriptionOptions(
                 qos,
                 subscription.no_local or (bridge and shared_pattern(subscription.filter) is None),

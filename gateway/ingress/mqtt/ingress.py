@@ -29,7 +29,7 @@ from gateway.containment import contained
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.clients import IngressClients
 from gateway.ingress.mqtt.guest import MqttGuest, Receipt
-from gateway.ingress.mqtt.publish_checks import NOT_ALLOWED, Offer, topic_refusal
+from gateway.ingress.mqtt.publish_checks import NOT_ALLOWED, ServerCapabilities, topic_refusal
 from gateway.ingress.mqtt.routing_table import DeniedEntry, RoutingTable
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
@@ -85,8 +85,8 @@ class MqttIngress(ListenerSource):
         self._discarding = False
         self.namespace.begin(self.now())
         self.namespace.system.add(self.stats)
-        self._adopt(name)
-        self.namespace.adopt = partial(self._adopt, None)
+        self._take_over_restored(name)
+        self.namespace.take_over_restored = partial(self._take_over_restored, None)
 
     @property
     def namespace(self) -> MqttNamespace:
@@ -115,7 +115,7 @@ class MqttIngress(ListenerSource):
             self._handing_on = before
         if self.dispatcher.postponed_count() != postponed:
             return  # then an identifier is stored when all targets have accepted its message
-        refused = set(batch.doubted) if local_ids else set()
+        refused = set(batch.unaccepted_slots) if local_ids else set()
         for ids, packet_id, slot in local_ids:
             if slot not in refused:
                 ids.record_local_delivery(packet_id)
@@ -126,7 +126,7 @@ class MqttIngress(ListenerSource):
         Expired sessions are discarded, due wills are published, and wills of removed listeners are scheduled.
         """
         super().tick(now)
-        self._adopt(None)  # wills of listeners that no longer exist
+        self._take_over_restored(None)  # wills of listeners that no longer exist
         if self.namespace.expire(now) and not self._discarding:
             self._discarding = True
             self.tasks.start_soon(self._expire_more, now)
@@ -141,7 +141,7 @@ class MqttIngress(ListenerSource):
             self.flush()
         self._discarding = False
 
-    def _adopt(self, endpoint: str | None) -> None:
+    def _take_over_restored(self, endpoint: str | None) -> None:
         """Schedule the wills that clients of an earlier process have left.
 
         `endpoint` is a listener's name, or None for listeners that no longer exist.
@@ -256,16 +256,20 @@ class MqttIngress(ListenerSource):
         return self.entries.find(address)
 
     @property
-    def offer_to_all(self) -> Offer:
+    def capabilities_for_all(self) -> ServerCapabilities:
         """Highest QoS and retain availability of the listener, as far as they depend on no rights."""
-        return Offer(min(int(self.options.qos_max), self.namespace.offers.qos_max), self.options.retain)
+        return ServerCapabilities(
+            min(int(self.options.qos_max), self.namespace.capabilities.qos_max), self.options.retain
+        )
 
-    def offer_to(self, rights: Rights) -> Offer:
+    def capabilities_for(self, rights: Rights) -> ServerCapabilities:
         """Return the highest QoS and the retain availability for a client with these rights."""
-        offer = self.offer_to_all
+        offer = self.capabilities_for_all
         if rights.unlimited:
             return offer
-        return Offer(min(offer.qos_max, rights.mqtt.qos_max), offer.retain and rights.mqtt.retain)
+        return ServerCapabilities(
+            min(offer.qos_max, rights.mqtt.qos_max), offer.retain and rights.mqtt.retain
+        )
 
     def expiry_secs_max(self, rights: Rights) -> int:
         """Return the maximum session expiry, in seconds, of a client with these rights."""
@@ -302,8 +306,8 @@ class MqttIngress(ListenerSource):
 
         A task sends the rest as fast as the client reads.
         """
-        session.pull()
-        if session.pulls:
+        session.queue_retained()
+        if session.has_retained_to_queue:
             self._owing[session] = None
             if not self._sending:
                 self._sending = True
@@ -317,7 +321,7 @@ class MqttIngress(ListenerSource):
         while self._owing:
             moved = False
             for session in list(self._owing):
-                if session.pulls and session.outlet is not None:
+                if session.has_retained_to_queue and session.outlet is not None:
                     moved |= self._pull(session)
                     await trio.lowlevel.checkpoint()
                 else:
@@ -333,7 +337,7 @@ class MqttIngress(ListenerSource):
         Return True if there was a portion, or if the rest was dropped because of an error.
         """
         try:
-            if not session.pull():
+            if not session.queue_retained():
                 return False
         except Exception as error:
             contained("delivery", error, client=session.client_id)
@@ -423,7 +427,7 @@ class MqttIngress(ListenerSource):
         only the routes that have not accepted the message.
         """
         batch = super().new_batch()
-        batch.untold = self._cannot_notify_source
+        batch.cannot_notify = self._cannot_notify_source
         batch.undone = self._note_undone
         return batch
 
@@ -439,7 +443,7 @@ class MqttIngress(ListenerSource):
         """Return True if the client cannot be notified that a route rejected its message.
 
         The route then stores a dead letter. `retries` is True if the route has `on_reject: retry`. The
-        function is an `Untold` of gateway.model.batch.
+        function is an `CannotNotify` of gateway.model.batch.
         """
         if receipt is None:
             return False
@@ -548,7 +552,7 @@ class MqttIngress(ListenerSource):
             return
         except Pending as pending:
             key = self.namespace.new_will_key(sender.client)
-            self.namespace.keep_will(key, will, sender, principal)
+            self.namespace.store_will(key, will, sender, principal)
             self.tasks.start_soon(self._publish_will_later, pending, will, sender, principal, key)
             return
         will_properties: dict[Property, Any] = {
@@ -581,7 +585,7 @@ class MqttIngress(ListenerSource):
             sent.process_outcome(None)
         postponed, batch = self.dispatcher.postponed_count(), self.batch
         self.end_turn()
-        if self.dispatcher.postponed_count() != postponed or slot in batch.doubted:
+        if self.dispatcher.postponed_count() != postponed or slot in batch.unaccepted_slots:
             sent.persist()
         else:
             sent.persist_if_refused()
@@ -591,7 +595,7 @@ class MqttIngress(ListenerSource):
     ) -> None:
         """Publish a will whose check was pending, and delete its record `key`."""
         await pending.awaited.wait()
-        self.namespace.publish_kept_will(key, partial(self.publish_will, will, sender, principal))
+        self.namespace.publish_stored_will(key, partial(self.publish_will, will, sender, principal))
         self.flush()
 
     def report(self, remote: str, error: RemoteProtocolError) -> None:
@@ -652,7 +656,7 @@ class SentWill:
         namespace, sender = self._ingress.namespace, self.message.sender
         self._is_stored = True
         self.key = self.key or namespace.new_will_key(sender.client)
-        namespace.keep_will(self.key, self._will, sender, self._principal)
+        namespace.store_will(self.key, self._will, sender, self._principal)
 
     def persist_if_refused(self) -> None:
         """Have a record of the will stored if the store refuses its message, unless its outcome is known.
@@ -663,7 +667,7 @@ class SentWill:
             return
         namespace, sender = self._ingress.namespace, self.message.sender
         self.key = namespace.new_will_key(sender.client)
-        namespace.keep_will_if_refused(self.key, self._will, sender, self._principal)
+        namespace.store_will_if_refused(self.key, self._will, sender, self._principal)
 
     def process_outcome(self, outcome: Outcome | None) -> None:
         """Delete the record of an accepted will (`outcome` None), or process its refusal.

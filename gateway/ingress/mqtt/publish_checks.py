@@ -31,7 +31,7 @@ TOO_LARGE: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "the body exceeds
 CONNECTION: Final = [SYS, "broker", "connection"]  # bridges publish their state below it
 
 
-class Offer(NamedTuple):
+class ServerCapabilities(NamedTuple):
     """Highest QoS and retain availability for a client.
 
     The values depend on the listener, the client's roles and the namespace.
@@ -41,10 +41,10 @@ class Offer(NamedTuple):
     retain: bool = True
 
 
-WHOLE_OFFER: Final = Offer()
+WHOLE_OFFER: Final = ServerCapabilities()
 
 
-def check_publish(rows: list[PublishRow], offer: Offer) -> None:
+def check_publish(rows: list[PublishRow], offer: ServerCapabilities) -> None:
     """Check the QoS and RETAIN of publishes.
 
     Raises RemoteProtocolError if one is not available, which ends the connection (5: 3.2.2.3.4, 3.2.2.3.5).

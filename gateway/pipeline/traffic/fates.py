@@ -70,18 +70,18 @@ class CandidateMapping:
         endpoints: Map[str, str],
         hops_max: int = HOPS_MAX,
         *,
-        worlds: Map[str, str] | None = None,
+        domains: Map[str, str] | None = None,
     ) -> None:
         """Compile the routes of `mappings`. Raises MappingError if they do not compile.
 
-        `texts` has the text of each mapping file by its path. `worlds` maps listeners to their domains, as
+        `texts` has the text of each mapping file by its path. `domains` maps listeners to their domains, as
         for Router.
         """
         self._texts = dict(texts)
         self._endpoints = endpoints_of(mappings) | dict(endpoints)
         self._hops_max = hops_max
-        self._worlds = worlds
-        self._router: Router | None = Router(mappings, self._endpoints, worlds=worlds, hops_max=hops_max)
+        self._domains = domains
+        self._router: Router | None = Router(mappings, self._endpoints, domains=domains, hops_max=hops_max)
         self._queues = self._queues_of(self._router)
         # Properties of a message besides its address that decide its fate.
         self.per_sender = any(route.per_sender for route in self._router.routes)
@@ -95,7 +95,7 @@ class CandidateMapping:
         """Compiled routes, built on first use in each process."""
         if self._router is None:
             mappings = [parse(text, file) for file, text in self._texts.items()]
-            self._router = Router(mappings, self._endpoints, worlds=self._worlds, hops_max=self._hops_max)
+            self._router = Router(mappings, self._endpoints, domains=self._domains, hops_max=self._hops_max)
         return self._router
 
     def resolve(self, endpoint: str, address: Address, route: str) -> tuple[ResolvedRoute, ...]:

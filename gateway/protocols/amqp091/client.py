@@ -232,7 +232,7 @@ class ClientConnection(Connection):
             tag, redelivered = TAG(method, tag_at)
             address = method[tag_at + 9 :]
             delivery = (number, method[:tag_at], tag, redelivered & 1 == 1, address, properties, body)
-            self._took_deliveries([delivery], events)
+            self._append_deliveries([delivery], events)
             return
         found = decode_method(index.to_bytes(4, "big") + method)
         if isinstance(found, m.BasicReturn):
@@ -275,7 +275,7 @@ class ClientConnection(Connection):
             self.received["basic.deliver"] += count
             self.received["header"] += count
             self.received["body"] += count - empty
-            self._took_deliveries(contents, events)
+            self._append_deliveries(contents, events)
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
@@ -296,7 +296,7 @@ class ClientConnection(Connection):
         lead = data[at:tag_at]
         return lead, tag_at - at, middle, len(middle), size, number, lead[11:], address, properties
 
-    def _took_deliveries(self, contents: list[Delivery], events: list[Event]) -> None:
+    def _append_deliveries(self, contents: list[Delivery], events: list[Event]) -> None:
         last = events[-1] if events else None
         if isinstance(last, Deliveries):
             last.contents += contents

@@ -172,7 +172,7 @@ class Connection:
         data: bytes = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
         if data is not HEARTBEAT_FRAME:
-            self._beats.spoke = True
+            self._beats.has_sent = True
         return data
 
     def to_send(self) -> bytes | list[Piece]:
@@ -184,7 +184,7 @@ class Connection:
         pieces: list[Piece] = self.out.copy()
         self.out.clear()  # other objects append to this list
         self.large = False
-        self._beats.spoke = True
+        self._beats.has_sent = True
         return pieces
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:

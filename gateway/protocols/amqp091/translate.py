@@ -339,7 +339,7 @@ def essentials(property_set: PropertySet) -> Essentials:
 
 
 def _read_essentials(property_set: PropertySet, raw: bytes) -> Essentials:
-    """Decode the essentials in encoded properties, and set `asks` and `read_texts` of `property_set`."""
+    """Decode the essentials in encoded properties; set `has_reply_to` and `read_texts` of `property_set`."""
     headers, mode, expiration, reply, user = _positions(raw)
     durable = mode != 0 and raw[mode] == PERSISTENT
     limit = _read_expiration(raw, expiration) if expiration else None
@@ -358,7 +358,7 @@ def _read_essentials(property_set: PropertySet, raw: bytes) -> Essentials:
                 asks = True
     elif holds == TEXTS and headers and not (raw[0] << 8 | raw[1]) & ~FLAGS_BESIDE_TEXTS:
         property_set.read_texts = _read_texts
-    property_set.asks = asks
+    property_set.has_reply_to = asks
     if limit is None and not (retained or crossed or special):
         return USUAL[durable]
     return Essentials(durable, limit, retained, crossed, special)

@@ -299,7 +299,7 @@ class ClientConnection(Connection):
         channel = self._channels[command.channel_id]
         self._settle(channel, CHANNEL_KEY | command.tag, command)
         row = (channel.number, NO_HANDLE, command.tag, command.reply_code, command.reply_text)
-        self._took_replies([row], events)
+        self._append_replies([row], events)
 
     def _handle_command(self, command: m.HandleCommand, events: list[Event]) -> None:
         """Process a command of a handle that the handle's state allows, except NOTIFY and PREPARE."""
@@ -309,7 +309,7 @@ class ClientConnection(Connection):
             if tag or code < ReplyCode.MESSAGE_NOT_FOUND:  # a failed BROWSE has a reply without a tag, too
                 self._settle(handle.channel, handle.number << 16 | tag, command)
             row = (handle.channel.number, handle.number, tag, code, command.reply_text)
-            self._took_replies([row], events)
+            self._append_replies([row], events)
         elif isinstance(command, m.HandleClose):
             self._take_handle_close(command, events)
         elif isinstance(command, m.HandleReady):
@@ -337,7 +337,7 @@ class ClientConnection(Connection):
         raise self._invalid(command)
 
     @staticmethod
-    def _took_replies(rows: list[ReplyRow], events: list[Event]) -> None:
+    def _append_replies(rows: list[ReplyRow], events: list[Event]) -> None:
         last = events[-1] if events else None
         if isinstance(last, Replies):
             last.rows += rows
@@ -373,7 +373,7 @@ class ClientConnection(Connection):
             at += REPLY.size
         if rows:
             self.received[HANDLE_REPLY] += len(rows)
-            self._took_replies(rows, events)
+            self._append_replies(rows, events)
         return at
 
     # --- messages
@@ -386,7 +386,7 @@ class ClientConnection(Connection):
             raise self._invalid(command)
         handle.admit(command)
 
-    def _took_whole(
+    def _append_whole(
         self,
         handle: Handle,
         command: m.HandleSend | m.HandleNotify,
@@ -397,10 +397,10 @@ class ClientConnection(Connection):
         assert isinstance(command, m.HandleNotify)
         bits = command.delivered * DELIVERED | command.redelivered * REDELIVERED
         name = command.dest_name.encode()
-        self._took_notifies([(handle.number, command.message_number, bits, head, body, name)], events)
+        self._append_notifies([(handle.number, command.message_number, bits, head, body, name)], events)
 
     @staticmethod
-    def _took_notifies(rows: list[NotifyRow], events: list[Event]) -> None:
+    def _append_notifies(rows: list[NotifyRow], events: list[Event]) -> None:
         last = events[-1] if events else None
         if isinstance(last, Notifies):
             last.rows += rows
@@ -431,7 +431,7 @@ class ClientConnection(Connection):
             at = after
         if rows:
             self.received[HANDLE_NOTIFY] += len(rows)
-            self._took_notifies(rows, events)
+            self._append_notifies(rows, events)
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:

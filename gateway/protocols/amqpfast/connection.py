@@ -149,7 +149,7 @@ class Connection(Lifetime):
         data = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
         if data not in (PING, PING_RESPOND):
-            self._beats.spoke = True
+            self._beats.has_sent = True
         return data
 
     @property
@@ -167,7 +167,7 @@ class Connection(Lifetime):
         Large parts of bodies are neither copied nor read from disk.
         """
         pieces, self._large = self._large, []
-        self._beats.spoke |= bool(pieces)
+        self._beats.has_sent |= bool(pieces)
         if data := self.data_to_send():
             pieces.append(data)
         return pieces
@@ -405,7 +405,7 @@ class Connection(Lifetime):
         """
 
     @abstractmethod
-    def _took_whole(
+    def _append_whole(
         self,
         handle: Handle,
         command: m.HandleSend | m.HandleNotify,
@@ -435,7 +435,7 @@ class Connection(Lifetime):
         if last or command.streaming:
             self._note_due_reply(handle, getattr(command, "tag", 0))
         if first and last and head:
-            self._took_whole(handle, command, head, body, events)
+            self._append_whole(handle, command, head, body, events)
             return
         events.append(
             Fragment(

@@ -165,11 +165,11 @@ class Lifetime:
             self._forget_channel(found)
             return
         found.state = ChannelState.CLOSING
-        found.said_at = self._now
+        found.close_sent_at = self._now
         self._drop_sending(found)
         self._disarm(found, HandleState.CLOSING)
         found.reply_keys.clear()
-        found.done.clear()
+        found.early_replies.clear()
         self._leaving.pop(found, None)
 
     def close_handle(self, handle: int, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
@@ -190,7 +190,7 @@ class Lifetime:
         ):
             if found.state is HandleState.OPEN:
                 self._send_close(found, command)
-            found.channel.forget_owed(handle)
+            found.channel.drop_due_replies(handle)
             found.state = HandleState.LEAVING
             if code >= ReplyCode.MESSAGE_NOT_FOUND:
                 found.state = HandleState.CLOSING
@@ -235,7 +235,7 @@ class Lifetime:
         channel.state = ChannelState.LEFT
         self._drop_sending(channel)
         self._disarm(channel, HandleState.LEFT)
-        self._leave(channel, CHANNEL_LEFT)
+        self._await_close_reply(channel, CHANNEL_LEFT)
         events.append(ChannelClosed(channel.number, command.reply_code, command.reply_text, by_peer=True))
 
     def _take_handle_close(self, command: m.HandleClose, events: list[Event]) -> None:
@@ -249,16 +249,16 @@ class Lifetime:
         handle.state = HandleState.LEFT
         self._ready.pop(handle.number, None)
         self._drop_incoming(handle)
-        self._leave(channel, handle_close_key(handle.number))
+        self._await_close_reply(channel, handle_close_key(handle.number))
         events.append(
             HandleClosed(handle.number, channel.number, command.reply_code, command.reply_text, by_peer=True)
         )
 
-    def _leave(self, channel: Channel, key: int) -> None:
+    def _await_close_reply(self, channel: Channel, key: int) -> None:
         """Record that a response to the peer's CLOSE is due, after all replies that the channel owes now."""
         if channel not in self._leaving:
             self._leaving[channel] = None
-            channel.answer_by = self._now + CLOSE_WAIT_SECS
+            channel.close_deadline = self._now + CLOSE_WAIT_SECS
         channel.reply_keys.append(key)
 
     def _answer_closes(self, *, now: float | None = None) -> None:
@@ -267,8 +267,8 @@ class Lifetime:
         If `now` is given, also respond to CLOSE commands that have waited for CLOSE_WAIT_SECS.
         """
         for channel in list(self._leaving):
-            if now is not None and now >= channel.answer_by:
-                self._answer_late(channel)
+            if now is not None and now >= channel.close_deadline:
+                self._answer_overdue(channel)
             for key in channel.pop_close_replies():
                 self._answer_close(channel, key)
             if not any(key < 0 for key in channel.reply_keys):
@@ -281,13 +281,13 @@ class Lifetime:
                 self._state = State.ENDING
                 self._closing_since = self._now
 
-    def _answer_late(self, channel: Channel) -> None:
+    def _answer_overdue(self, channel: Channel) -> None:
         if channel.state is ChannelState.LEFT:
             channel.reply_keys.clear()
             channel.reply_keys.append(CHANNEL_LEFT)
             return
         for key in [key for key in channel.reply_keys if key < 0]:
-            channel.forget_owed(CHANNEL_LEFT - 1 - key)
+            channel.drop_due_replies(CHANNEL_LEFT - 1 - key)
             self._answer_close(channel, key)
 
     def _answer_close(self, channel: Channel, key: int) -> None:
@@ -299,17 +299,17 @@ class Lifetime:
             self._send_close(handle, m.HandleClose(handle.number))
             self._forget_handle(handle)
 
-    def _answer_early(self, handle: Handle) -> None:
+    def _answer_at_once(self, handle: Handle) -> None:
         """Queue the response to HANDLE CLOSE without waiting for replies.
 
         Called because the peer is already using the number of the handle again.
         """
-        handle.channel.forget_owed(handle.number)
+        handle.channel.drop_due_replies(handle.number)
         self._answer_close(handle.channel, handle_close_key(handle.number))
 
     def _close_again(self, channel: Channel) -> None:
-        if self._now >= channel.said_at + CLOSE_AGAIN_SECS:
-            channel.said_at = self._now
+        if self._now >= channel.close_sent_at + CLOSE_AGAIN_SECS:
+            channel.close_sent_at = self._now
             self._send(m.ChannelClose(channel.number))
 
     # --- clean-up
@@ -340,7 +340,7 @@ class Lifetime:
         self._ready.pop(handle.number, None)
         self._handles.pop(handle.number, None)
         channel.handles.pop(handle.number, None)
-        channel.forget_owed(handle.number)
+        channel.drop_due_replies(handle.number)
         channel.forget_awaited(handle.number)
         self._drop_incoming(handle)
 
@@ -391,7 +391,7 @@ class Lifetime:
             return self.pause_until
         if self._state in (State.CLOSING, State.BROKEN, State.LEFT, State.ENDING):
             return self._closing_since + CLOSE_WAIT_SECS
-        times = [channel.answer_by for channel in self._leaving]
+        times = [channel.close_deadline for channel in self._leaving]
         if self._tuned and self._pings:
             if self.peer_heartbeat:
                 times.append(self._beats.at)

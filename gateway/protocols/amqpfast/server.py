@@ -212,7 +212,7 @@ class ServerConnection(Connection):
                 channel = handle.channel
                 reply_keys = channel.reply_keys
                 # The common case of `Channel.reply`.
-                if reply_keys and reply_keys[0] == key and not channel.done:
+                if reply_keys and reply_keys[0] == key and not channel.early_replies:
                     reply_keys.popleft()
                     channel.out.append(encoded)
                 else:
@@ -313,7 +313,7 @@ class ServerConnection(Connection):
         if isinstance(command, m.ChannelAck):
             if command.tag:
                 channel.reply_keys.append(CHANNEL_KEY | command.tag)
-            self._took_acks([(channel.number, command.tag, command.message_number)], events)
+            self._append_acks([(channel.number, command.tag, command.message_number)], events)
             return
         assert isinstance(command, m.ChannelCommit | m.ChannelRollback)
         if not channel.transacted:
@@ -391,7 +391,7 @@ class ServerConnection(Connection):
         existing = self._handles.get(number)
         # The client reuses the number without waiting for our response, so it is sent now.
         if existing is not None:
-            self._answer_early(existing)
+            self._answer_at_once(existing)
         handle = Handle(number, channel, command)
         if channel.state is ChannelState.CLOSING:
             handle.state = HandleState.CLOSING
@@ -432,7 +432,7 @@ class ServerConnection(Connection):
             raise _no_right(handle, "producer")
         handle.admit(command)
 
-    def _took_whole(
+    def _append_whole(
         self,
         handle: Handle,
         command: m.HandleSend | m.HandleNotify,
@@ -441,10 +441,10 @@ class ServerConnection(Connection):
         events: list[Event],
     ) -> None:
         assert isinstance(command, m.HandleSend)
-        self._took_sends([(handle.number, command.tag, head, body, command.dest_name.encode())], events)
+        self._append_sends([(handle.number, command.tag, head, body, command.dest_name.encode())], events)
 
     @staticmethod
-    def _took_sends(rows: list[SendRow], events: list[Event]) -> None:
+    def _append_sends(rows: list[SendRow], events: list[Event]) -> None:
         last = events[-1] if events else None
         if isinstance(last, Sends):
             last.rows += rows
@@ -478,7 +478,7 @@ class ServerConnection(Connection):
             at = after
         if rows:
             self.received[HANDLE_SEND] += len(rows)
-            self._took_sends(rows, events)
+            self._append_sends(rows, events)
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
@@ -542,11 +542,11 @@ class ServerConnection(Connection):
             at += 12
         if rows:
             self.received[CHANNEL_ACK] += len(rows)
-            self._took_acks(rows, events)
+            self._append_acks(rows, events)
         return at
 
     @staticmethod
-    def _took_acks(rows: list[tuple[int, int, int]], events: list[Event]) -> None:
+    def _append_acks(rows: list[tuple[int, int, int]], events: list[Event]) -> None:
         last = events[-1] if events else None
         if isinstance(last, Acks):
             last.rows += rows

@@ -211,14 +211,15 @@ class Channel:
     the message (2.2.8.8). A stream (`streaming`) has no end, so nothing waits for it.
 
     `reply_keys` has the keys of the replies that this end owes, including CREATED and INDEX, in the order of
-    their commands. `done` has encoded replies that wait for an earlier reply. `awaited` has the keys of the
-    replies that a client expects. `incoming` is the incomplete message of the peer.
+    their commands. `early_replies` has encoded replies that wait for an earlier reply. `awaited` has the keys
+    of the replies that a client expects. `incoming` is the incomplete message of the peer.
     """
 
     __slots__ = (
-        "answer_by",
         "awaited",
-        "done",
+        "close_deadline",
+        "close_sent_at",
+        "early_replies",
         "handles",
         "incoming",
         "last_tag",
@@ -227,7 +228,6 @@ class Channel:
         "out_of_band",
         "reply_keys",
         "restartable",
-        "said_at",
         "sending",
         "state",
         "streaming",
@@ -246,11 +246,11 @@ class Channel:
         self.sending: Handle | None = None
         self.streaming = False
         self.reply_keys: deque[int] = deque()
-        self.done: dict[int, list[bytes]] = {}
+        self.early_replies: dict[int, list[bytes]] = {}
         self.awaited: deque[int] = deque()
         self.last_tag = 0
-        self.said_at = 0.0
-        self.answer_by = 0.0
+        self.close_sent_at = 0.0
+        self.close_deadline = 0.0
 
     def reply(self, key: int, data: bytes) -> None:
         """Queue the encoded reply `data` for `key` as soon as all earlier replies are queued.
@@ -262,14 +262,14 @@ class Channel:
             reply_keys.popleft()
             if data:
                 self.out.append(data)
-            if self.done:
-                self._reply_done()
+            if self.early_replies:
+                self._send_early_replies()
         elif reply_keys:
-            self.done.setdefault(key, []).append(data)
+            self.early_replies.setdefault(key, []).append(data)
 
-    def _reply_done(self) -> None:
-        """Queue the replies in `done` for which no earlier reply is due any more."""
-        reply_keys, done = self.reply_keys, self.done
+    def _send_early_replies(self) -> None:
+        """Queue the replies in `early_replies` for which no earlier reply is due any more."""
+        reply_keys, done = self.reply_keys, self.early_replies
         while reply_keys:
             waiting = done.get(reply_keys[0])
             if waiting is None:
@@ -296,18 +296,18 @@ class Channel:
         """Remove and yield the keys of those responses to CLOSE before which no reply is due."""
         while self.reply_keys and self.reply_keys[0] < 0:
             yield self.reply_keys.popleft()
-            self._reply_done()
+            self._send_early_replies()
 
-    def forget_owed(self, handle: int) -> None:
+    def drop_due_replies(self, handle: int) -> None:
         """Drop the replies that are due to the handle's commands, and queue replies that waited for them."""
         reply_keys = self.reply_keys
         if any(_is_of(handle, key) for key in reply_keys):
             remaining = [key for key in reply_keys if not _is_of(handle, key)]
             reply_keys.clear()
             reply_keys.extend(remaining)
-            for key in [key for key in self.done if _is_of(handle, key)]:
-                del self.done[key]
-        self._reply_done()
+            for key in [key for key in self.early_replies if _is_of(handle, key)]:
+                del self.early_replies[key]
+        self._send_early_replies()
 
     def forget_awaited(self, handle: int) -> None:
         """Stop expecting replies to this client's commands on the handle."""

@@ -201,7 +201,7 @@ def essentials(property_set: PropertySet) -> Essentials:
                 crossed = min(max(value, 0), HOPS_MAX)
             elif name == REPLY_TO:
                 asks = True
-        property_set.asks = asks
+        property_set.has_reply_to = asks
         found = Essentials(head.persistent, head.priority, float(head.expiration), retained, crossed)
         property_set.parsed = found
     return found

@@ -104,7 +104,7 @@ class ClientConnection(Connection):
         `now`, in monotonic seconds, is the time from which the keep-alive is measured.
         """
         self._require(State.START)
-        self._speak(packet.version)
+        self._set_version(packet.version)
         properties = packet.properties
         self.client_id = packet.client_id
         self.keep_alive = packet.keep_alive

@@ -187,9 +187,9 @@ class Connection:
         self._body_remaining = 0
         self._watched: int | None = None  # last packet id of a peer whose byte order is still unknown
         self._error: RemoteProtocolError | None = None
-        self._speak(version)
+        self._set_version(version)
 
-    def _speak(self, version: Version) -> None:
+    def _set_version(self, version: Version) -> None:
         """Set the protocol version, and the byte order that follows from it."""
         self.version = version
         self._v5 = version is Version.V5

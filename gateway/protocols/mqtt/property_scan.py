@@ -46,7 +46,7 @@ class Listed(PropertySet):
 
     def __init__(self, raw: bytes, total: int, decode: Decode) -> None:
         super().__init__("mqtt", raw, decode)
-        self.asks = False
+        self.has_reply_to = False
         self.bare = raw
         self.total = total
         self.alias = 0
@@ -122,14 +122,14 @@ def _stop(raw: bytes, at: int, kind: int) -> int:
 
 
 def _note(found: Listed, others: list[tuple[int, int, int]]) -> None:
-    """Set `expiry`, `alias`, `bare`, `asks` and `parsed` of `found` from the properties of its list.
+    """Set `expiry`, `alias`, `bare`, `has_reply_to` and `parsed` of `found` from the properties of its list.
 
     `others` has (identifier, start, stop) of each property that is not a user property.
     """
     raw = forwarded = found.raw
     for kind, start, stop in reversed(others):
         if kind == RESPONSE_TOPIC:
-            found.asks = True
+            found.has_reply_to = True
         elif kind in (EXPIRY, ALIAS):  # belong to one transmission
             number = int.from_bytes(raw[start + 1 : stop], "big")
             forwarded = forwarded[:start] + forwarded[stop:]

@@ -132,13 +132,13 @@ class ServerConnection(Connection):
         name_end = start + 2 + int.from_bytes(data[start : start + 2], "big")
         if len(data) < start + 2 or (name_end - start <= PROTOCOL_NAME_END_MAX and len(data) <= name_end):
             return False
-        self._speak(read_version(Reader(data[start : start + PROTOCOL_NAME_END_MAX + 1]))[0])
+        self._set_version(read_version(Reader(data[start : start + PROTOCOL_NAME_END_MAX + 1]))[0])
         return True
 
     def _decode(self, first: int, body: bytes) -> Packet:
         if self.state is State.START:
             # Set before anything can fail: `fail` responds in this version.
-            self._speak(read_version(Reader(body))[0])
+            self._set_version(read_version(Reader(body))[0])
         return super()._decode(first, body)
 
     def _take(self, packet: Packet) -> None:
@@ -153,7 +153,7 @@ class ServerConnection(Connection):
 
     def _take_connect(self, packet: Connect) -> None:
         """Apply the version, limits and options in a CONNECT."""
-        self._speak(packet.version)
+        self._set_version(packet.version)
         self.connect = packet
         self.keep_alive = packet.keep_alive
         properties = packet.properties

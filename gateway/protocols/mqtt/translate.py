@@ -84,7 +84,7 @@ def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Listed:
     properties (0x97).
     """
     if not raw:
-        return NOTHING_SAID
+        return EMPTY_LISTED
     cached = _lists.cached.get(raw) or _lists.get(raw)
     if cached is None:
         cached = scan(raw, most, decode_properties) or _look_closely(raw, most)
@@ -146,13 +146,13 @@ def _look_closely(raw: bytes, most: int) -> Listed:
         elif span.id is Property.MESSAGE_EXPIRY_INTERVAL:
             found.expiry = span.value
         elif span.id is Property.RESPONSE_TOPIC:
-            found.asks = True
+            found.has_reply_to = True
         elif span.id is Property.USER_PROPERTY:
             name, text = span.value
             if name == HOPS:
                 found.hops = max(found.hops, _number(text, HOPS_MAX) or 0)
             elif name == REPLY_TO:
-                found.asks = True
+                found.has_reply_to = True
     return found
 
 
@@ -198,8 +198,8 @@ def decode_properties(raw: bytes) -> Properties:
     return Properties(**fields, headers=_headers(pairs, types))
 
 
-NOTHING_SAID: Final = Listed(b"", 0, decode_properties)
-NOTHING_SAID.parsed = b""
+EMPTY_LISTED: Final = Listed(b"", 0, decode_properties)
+EMPTY_LISTED.parsed = b""
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -158,9 +158,9 @@ class SessionModel(RuleBasedStateMachine):
     def _acknowledge(self, row: OutgoingPublish) -> None:
         self.early = [one for one in self.early if one.packet_id != row.packet_id]
         if row.qos == 1:
-            assert self.session.finish(row.packet_id)
+            assert self.session.complete_delivery(row.packet_id)
         else:
-            assert self.session.received(row.packet_id)
+            assert self.session.handle_pubrec(row.packet_id)
             self.released.append(row.packet_id)
         self.session.pump()
 
@@ -181,7 +181,7 @@ class SessionModel(RuleBasedStateMachine):
         self.commit()
         packet_id = self.released.pop(0)
         self.held.discard(packet_id)
-        assert self.session.finish(packet_id)
+        assert self.session.complete_delivery(packet_id)
         self.session.pump()
 
     @rule()
@@ -216,7 +216,7 @@ class SessionModel(RuleBasedStateMachine):
             self.commit()
             while self.released:
                 self.held.discard(self.released[0])
-                assert session.finish(self.released.pop(0))
+                assert session.complete_delivery(self.released.pop(0))
             session.pump()
         assert session._byte_count == 0
         assert self.accepted <= set(self.delivered)
@@ -320,12 +320,12 @@ def test_what_a_client_acknowledges_before_it_is_resent_is_not_resent(tmp_path: 
         sends(world, outlet, 5)
         session.detach()
         outlet = connected(session, receive_maximum=1)
-        assert session.finish(2)
-        assert session.received(4)
+        assert session.complete_delivery(2)
+        assert session.handle_pubrec(4)
         session.pump()
         assert [packet_id for *_, packet_id, _ in outlet.said] == [1]
         for packet_id in (1, 4, 3, 5):
-            session.finish(packet_id)
+            session.complete_delivery(packet_id)
             session.pump()
         assert [packet_id for *_, packet_id, _ in outlet.said] == [1, 3, 5]
         assert (session.in_flight, session.credit) == ({}, 1)
@@ -462,7 +462,7 @@ def test_a_message_that_is_never_acknowledged_stops_nobody(tmp_path: Path, qos: 
         assert world.one.commit() is ACCEPTED
         sends(world, outlet, 5)
         assert [packet_id for _, _, packet_id, _ in outlet.said] == [1, PACKET_IDS, PACKET_IDS - 1, 2, 3]
-        assert session.finish(PACKET_IDS) if qos == 1 else session.received(PACKET_IDS)
+        assert session.complete_delivery(PACKET_IDS) if qos == 1 else session.handle_pubrec(PACKET_IDS)
         session.pump()
         assert world.one.commit() is ACCEPTED
     with World(tmp_path) as world:  # as after a crash: nothing was said of the client's leaving
@@ -485,7 +485,11 @@ def test_a_message_that_is_never_acknowledged_stops_nobody(tmp_path: Path, qos: 
         in_use = [*session.in_flight, *session.released]
         assert len(set(in_use)) == len(in_use)
         for row in outlet.rows:
-            assert session.finish(row.packet_id) if row.qos == 1 else session.received(row.packet_id)
+            assert (
+                session.complete_delivery(row.packet_id)
+                if row.qos == 1
+                else session.handle_pubrec(row.packet_id)
+            )
         assert world.one.commit() is ACCEPTED
         assert list(world.one.store._database.records("renumbered")) == []
 
@@ -717,7 +721,7 @@ def test_a_restrained_session_leaves_what_comes_on_disk_and_sends_it_in_order(tm
             world.one.store.flush()
             world.one.loop.run_until(lambda: session.in_flight)
             assert list(session.in_flight) == [packet_id]
-            session.finish(packet_id)
+            session.complete_delivery(packet_id)
             session.pump()
         assert [row.message.body for row in outlet.rows] == [
             one.body for count in (3, 5, 2) for one in several(count)
@@ -739,7 +743,7 @@ def test_a_released_id_is_on_disk_with_the_settlement_of_its_message(tmp_path: P
         publish(grant, [mqtt(body=b"refused", qos=1)])
         world.one.store.flush()
         world.one.loop.run_until(lambda: world.one.store.gate.shut)
-        assert session.received(1)
+        assert session.handle_pubrec(1)
         session.pump()
         world.one.store.flush()
         commits = len(crashes.states)
@@ -747,7 +751,7 @@ def test_a_released_id_is_on_disk_with_the_settlement_of_its_message(tmp_path: P
         eventually(lambda: len(crashes.states) > commits)
         assert crashes.last.bodies == frozenset()
         world.one.until_healthy(True)
-        session.finish(1)
+        session.complete_delivery(1)
 
 
 @pytest.mark.parametrize("memory_messages_max", [0, 100])

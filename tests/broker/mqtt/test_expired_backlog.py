@@ -67,7 +67,7 @@ class Rig:
         outlet = connected(self.session, receive_maximum=1_000)
         self.world.one.until(lambda: len(outlet.rows) >= count)
         for row in outlet.rows:
-            assert self.session.finish(row.packet_id)
+            assert self.session.complete_delivery(row.packet_id)
         self.session.pump()
         assert self.world.one.commit() is ACCEPTED
         assert (len(self.session), self.session.in_memory) == (0, 0)

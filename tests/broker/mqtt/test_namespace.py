@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, RetainedTopics
-from gateway.broker.mqtt.session import SubscriptionOptions, Walk
+from gateway.broker.mqtt.session import RetainedWalk, SubscriptionOptions
 from gateway.model.message import MESSAGE_BYTES, Message
 from gateway.protocols.mqtt.dialect import topic_address
 from tests.broker.parts import Space, connected, mqtt
@@ -25,7 +25,7 @@ def found(space: Space, topic_filter: str, options: SubscriptionOptions | None =
     return [message.body for walk in list(session.walks.values()) for message in whole(walk)]
 
 
-def whole(walk: Walk, most: int = 3) -> list[Message]:
+def whole(walk: RetainedWalk, most: int = 3) -> list[Message]:
     """What a walk finds, in pieces."""
     messages: list[Message] = []
     while not walk.done:
@@ -166,10 +166,10 @@ def test_walks_send_a_piece_at_a_time_when_the_one_before_has_been_taken() -> No
         space.subscribe(session, topic_filter, SubscriptionOptions())
     assert outlet.rows == []
     outlet.congested = True
-    assert not session.pull()
+    assert not session.queue_retained()
     outlet.congested = False
     pulls = 0
-    while session.pull():
+    while session.queue_retained():
         pulls += 1
         assert len(outlet.rows) <= pulls * PIECE_MESSAGES_MAX
         assert len(session) == 0
@@ -201,4 +201,4 @@ def test_what_is_unsubscribed_or_asked_for_again_is_not_walked_twice() -> None:
     assert len(session.walks) == 1
     space.unsubscribe(session, "#")
     assert not session.walks
-    assert not session.pull()
+    assert not session.queue_retained()

@@ -40,7 +40,7 @@ def fail(world: World, *, is_known: bool) -> None:
 
 def pull_all(session: DurableSession) -> None:
     """Pull as the listener does, until nothing comes."""
-    while session.pulls and session.pull():
+    while session.has_retained_to_queue and session.queue_retained():
         session.pump()
 
 
@@ -53,11 +53,11 @@ def pull_until_done(world: World, session: DurableSession, qos: int) -> None:
     """Pull and acknowledge until the session lacks nothing."""
 
     def is_done() -> bool:
-        session.pull()
+        session.queue_retained()
         for packet_id, row in list(session.in_flight.items()):
             if row.qos == 2:
-                session.received(packet_id)
-            session.finish(packet_id)
+                session.handle_pubrec(packet_id)
+            session.complete_delivery(packet_id)
         session.pump()
         return not (session.walks or len(session) or session.in_flight)
 
@@ -83,18 +83,18 @@ def test_a_session_gets_its_retained_messages_when_the_disk_works_again(
     with World(tmp_path) as world:
         session, outlet = subscribed(world, qos)
         for _ in range(pieces):
-            session.pull()
+            session.queue_retained()
             assert world.one.commit() is ACCEPTED
             for packet_id in list(session.in_flight):
-                session.received(packet_id) if qos == 2 else None
-                session.finish(packet_id)
+                session.handle_pubrec(packet_id) if qos == 2 else None
+                session.complete_delivery(packet_id)
             session.pump()
         fail(world, is_known=is_known)
         pull_all(session)
         world.one.commit()
         world.one.until_healthy(False)
         assert list(session.walks) == ["a/#"]
-        assert session.pulls
+        assert session.has_retained_to_queue
         assert outlet.pulls or is_known
         repair(world)
         pull_until_done(world, session, qos)
@@ -138,7 +138,7 @@ def test_a_subscription_that_ends_meanwhile_is_not_owed_again(tmp_path: Path) ->
         assert session.walks == {}
         repair(world)
         count = len(outlet.rows)
-        assert not session.pull()
+        assert not session.queue_retained()
         assert world.one.commit() is ACCEPTED
         assert len(outlet.rows) == count
     assert records(tmp_path) == []

@@ -90,7 +90,7 @@ def test_the_clock_frees_them_without_anybody_who_publishes(utc: Utc) -> None:
     assert (len(space.retained), space.retained.byte_count) == (0, 0)
     outlet = connected(space.session("c"))
     space.subscribe(space.sessions["c"], "#", SubscriptionOptions(1))
-    space.sessions["c"].pull()
+    space.sessions["c"].queue_retained()
     assert outlet.rows == []
 
 

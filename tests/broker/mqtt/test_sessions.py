@@ -34,8 +34,8 @@ def test_no_more_is_in_flight_than_the_client_takes() -> None:
     space.give(*several(5))
     assert [body for body, *_ in outlet.said] == [b"0", b"1"]
     assert (len(session), session.credit) == (3, 0)
-    assert session.finish(1)
-    assert not session.finish(1)
+    assert session.complete_delivery(1)
+    assert not session.complete_delivery(1)
     session.pump()
     assert [body for body, *_ in outlet.said] == [b"0", b"1", b"2"]
 
@@ -46,9 +46,9 @@ def test_quality_0_needs_no_credit_but_keeps_its_place() -> None:
     outlet = connected(session, receive_maximum=1)
     space.give(mqtt(body=b"1"), mqtt(body=b"2"), mqtt(body=b"0", qos=0))
     assert [body for body, *_ in outlet.said] == [b"1"]
-    session.finish(1)
+    session.complete_delivery(1)
     session.pump()
-    session.finish(2)
+    session.complete_delivery(2)
     session.pump()
     assert [body for body, *_ in outlet.said] == [b"1", b"2", b"0"]
 
@@ -58,8 +58,8 @@ def test_a_returning_client_gets_again_what_it_did_not_acknowledge_first_and_in_
     session = space.session("c", "#", qos=2)
     connected(session)
     space.give(mqtt(body=b"1"), mqtt(body=b"2", qos=2), mqtt(body=b"3", qos=2), mqtt(body=b"4"))
-    session.finish(1)
-    assert session.received(2)
+    session.complete_delivery(1)
+    assert session.handle_pubrec(2)
     session.detach()
     space.give(mqtt(body=b"5"), mqtt(body=b"6", qos=0))
     outlet = connected(session)
@@ -77,7 +77,7 @@ def test_a_returning_client_that_takes_less_than_was_in_flight_is_not_overrun() 
     outlet = connected(session, receive_maximum=2)
     assert outlet.said == [(b"0", 1, 1, True), (b"1", 1, 2, True)]
     for packet_id in range(1, 6):
-        session.finish(packet_id)
+        session.complete_delivery(packet_id)
         session.pump()
     assert [body for body, *_ in outlet.said] == [b"0", b"1", b"2", b"3", b"4"]
     assert (session.in_flight, session.credit) == ({}, 2)
@@ -90,12 +90,12 @@ def test_what_a_client_acknowledges_before_it_is_resent_is_not_resent() -> None:
     space.give(*several(2), *several(3, qos=2))
     session.detach()
     outlet = connected(session, receive_maximum=1)
-    assert session.finish(2)
-    assert session.received(4)
+    assert session.complete_delivery(2)
+    assert session.handle_pubrec(4)
     session.pump()
     assert [packet_id for *_, packet_id, _ in outlet.said] == [1]
     for packet_id in (1, 4, 3, 5):
-        session.finish(packet_id)
+        session.complete_delivery(packet_id)
         session.pump()
     assert [packet_id for *_, packet_id, _ in outlet.said] == [1, 3, 5]
     assert (session.in_flight, session.credit) == ({}, 1)
@@ -175,7 +175,7 @@ def test_a_connected_client_that_does_not_keep_up_holds_its_sources() -> None:
     assert source.held
     assert source.released == 0
     for packet_id in range(1, 6):
-        session.finish(packet_id)
+        session.complete_delivery(packet_id)
         session.pump()
     assert source.released == len(source.held)
     assert len(outlet.rows) == 6
@@ -194,7 +194,7 @@ def test_a_client_that_the_gateway_does_not_read_has_not_stalled() -> None:
     assert source.released == 1
     assert not session.has_stalled(11.0)
     while session.in_flight:
-        session.finish(next(iter(session.in_flight)))
+        session.complete_delivery(next(iter(session.in_flight)))
         session.pump()
     again = space.give(*several(6))
     assert (len(again.held), again.released) == (1, 0)
@@ -210,7 +210,7 @@ def test_sources_are_held_for_a_client_that_goes_on_and_not_for_one_that_stalls(
     assert not session.has_stalled(0.0)
     source = space.give(*several(6))
     assert not session.has_stalled(1.0)  # it has just taken one
-    session.finish(1)
+    session.complete_delivery(1)
     session.pump()
     assert [session.has_stalled(now) for now in (10.0, 15.0, 19.9, 20.0)] == [False, False, False, True]
     assert (len(source.held), source.released) == (1, 0)
@@ -221,7 +221,7 @@ def test_sources_are_held_for_a_client_that_goes_on_and_not_for_one_that_stalls(
     assert not again.held
     assert space.tally.queue_full == 6
     for packet_id in (2, 3):  # half of what it may be owed is left
-        session.finish(packet_id)
+        session.complete_delivery(packet_id)
         session.pump()
     assert space.give(*several(4)).held
 
@@ -263,7 +263,7 @@ class Taking:
 
     def take(self) -> None:
         for packet_id in list(self.session.in_flight)[: self._per_step]:
-            self.session.finish(packet_id)
+            self.session.complete_delivery(packet_id)
         self.session.pump()
 
 
@@ -332,7 +332,7 @@ def test_where_the_newest_are_dropped_nobody_is_held() -> None:
     assert not space.give(*several(7)).held
     assert (len(session), space.tally.queue_full) == (4, 2)
     for packet_id in range(1, 5):
-        session.finish(packet_id)
+        session.complete_delivery(packet_id)
         session.pump()
     assert not space.give(*several(9)).held
 

@@ -240,7 +240,7 @@ def test_a_refusal_by_the_client_is_final() -> None:
     refusing, other = space.session("refusing", SHARED), space.session("other", SHARED)
     connected(refusing)
     give(space, numbered(1))
-    refusing.finish(1)
+    refusing.complete_delivery(1)
     outlet = connected(other)
     space.discard(refusing)
     assert bodies(outlet) == [[]]

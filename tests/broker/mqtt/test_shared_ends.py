@@ -101,7 +101,7 @@ def received(world: World, session: Session, count: int, crashes: Crashes | None
     for row in outlet.rows:
         if crashes is not None:
             crashes.settled.add(bytes(row.message.body))
-        session.finish(row.packet_id)
+        session.complete_delivery(row.packet_id)
     session.pump()
     assert world.one.commit() is ACCEPTED
     return sorted(found)
@@ -167,7 +167,7 @@ def test_what_is_in_flight_at_qos_2_ends_with_its_session_and_is_counted(
         assert world.one.commit() is ACCEPTED
         session.pump()
         assert len(outlet.rows) == 6
-        session.received(outlet.rows[1].packet_id)
+        session.handle_pubrec(outlet.rows[1].packet_id)
         session.detach()
         space.discard(session)
         assert space.tally.unshared == 4
@@ -347,7 +347,7 @@ def test_a_member_in_memory_that_fills_up_gets_each_message_of_two_ended_session
             assert world.one.commit() is ACCEPTED  # what is read now is passed on in this turn
             for row in outlet.rows[len(found) :]:
                 found.append(int(row.message.body))
-                member.finish(row.packet_id)
+                member.complete_delivery(row.packet_id)
                 member.pump()
         assert sorted(found) == list(range(60))
         assert world.space.tally.unshared == 0

@@ -97,7 +97,7 @@ def test_a_client_that_never_acknowledges_holds_its_publishers_for_a_while_only(
                 again, connack = connect(gateway, "mute", version=version, clean=False, properties=lasting)
                 with again:
                     assert connack.session_present
-                    assert not gateway.ask(lambda: gateway.gateway.mqtt.sessions["mute"].patient)
+                    assert not gateway.ask(lambda: gateway.gateway.mqtt.sessions["mute"].may_pause_sources)
                     for _ in range(200):
                         writer.publish("a", b"x", 1, packet_id=1)
                         assert writer.acked(PacketType.PUBACK)[1] == 0

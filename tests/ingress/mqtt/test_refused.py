@@ -277,7 +277,7 @@ def test_a_session_whose_opening_has_failed_is_not_present() -> None:
 
     with running(but="internal error, contained") as gateway:
         for broken in (
-            "gateway.broker.mqtt.namespace.MqttNamespace.keep_will",
+            "gateway.broker.mqtt.namespace.MqttNamespace.store_will",
             "gateway.broker.mqtt.session.Session.attach",
         ):
             with patch(broken, fail):

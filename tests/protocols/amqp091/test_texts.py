@@ -44,7 +44,7 @@ def outcome(raw: bytes) -> tuple[Any, ...]:
     message = Message(amqp_address("e", "k"), b"", found, 1, known.durable, known.retain, 0.0, known.hops)
     return (
         known,
-        found.asks,
+        found.has_reply_to,
         mqtt.encode_properties(message, 0.0),
         mqtt.losses(message),
         translate.encode_properties(message, 0.0),

@@ -167,7 +167,7 @@ def test_replies_keep_the_order_of_the_commands() -> None:
     assert wire.take()[1] == [e.Replies([*((1, 1, tag, 200, "") for tag in first), (1, 2, 7, 200, "")])]
     channel = server._channels[1]
     assert not channel.reply_keys
-    assert not channel.done
+    assert not channel.early_replies
 
 
 def test_the_same_tag_many_times() -> None:
@@ -200,7 +200,7 @@ def test_browse_and_query() -> None:
         e.Replies([(1, 1, 0, 310, "gone"), (1, 1, 3, 200, "")]),
     ]
     server.reply(1, 0)  # nothing is owed
-    assert not server._channels[1].done
+    assert not server._channels[1].early_replies
     assert server.data_to_send() == b""
 
 
@@ -449,7 +449,7 @@ def test_a_handle_that_closes_is_owed_nothing() -> None:
         e.Replies([(1, 2, tag, 200, "") for tag in tags[1]]),
     ]
     assert not client._channels[1].awaited
-    assert not server._channels[1].done
+    assert not server._channels[1].early_replies
 
 
 def test_ready_for_more_than_there_is() -> None:

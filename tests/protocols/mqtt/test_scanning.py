@@ -54,7 +54,7 @@ def agrees(raw: bytes, most: int = 1_000) -> bool:
     assert found.alias == (0 if alias is None else alias.value)
     assert found.bare == (raw if alias is None else raw[: alias.start] + raw[alias.stop :])
     assert found.expiry == (None if expiry is None else expiry.value)
-    assert found.asks == (Property.RESPONSE_TOPIC in by_id)
+    assert found.has_reply_to == (Property.RESPONSE_TOPIC in by_id)
     assert found.parsed == b"".join(raw[one.start : one.stop] for one in told if one.id not in OF_THE_WAY)
     assert (found.read_texts is not None) == all(one.id is Property.USER_PROPERTY for one in told)
     if found.read_texts is not None:
