@@ -72,7 +72,7 @@ from gateway.engine.retained_reads import RetainedReads
 from gateway.engine.session import EngineSession
 from gateway.engine.sessions import SessionWriter, SharedSessions
 from gateway.engine.shares import SharedQueue
-from gateway.engine.walks import SharedWalk, Walked
+from gateway.engine.walks import SentRetained, SharedWalk
 from gateway.ingress.amqp091.channel import Transaction
 from gateway.ingress.amqpfast.ingress import FastIngress
 from gateway.ingress.amqpfast.peers import PeerReplyStream
@@ -227,13 +227,13 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     SharedRetained: ("_unsure",),
     Retaining: ("_later", "_queues"),
     EngineSession: ("_binding", "_waiting"),
-    AbsentReview: ("_owed",),
+    AbsentReview: ("_pending_unbinds",),
     SharedSessions: ("_after_releases", "_waiting"),
     SessionWriter: ("_flying", "_leaving", "_callbacks"),
     SharedQueue: ("unbound",),
     ClientSession: ("_unbound_options", "unbound"),
     SharedWalk: ("_then",),
-    Walked: ("_numbers",),
+    SentRetained: ("_numbers",),
     Committer: ("_doubt", "_noted", "_pending", "waiting"),
 }
 """Attributes that hold something only while it waits."""

@@ -84,7 +84,7 @@ class Rules:
         self.absent: AbsentReview | None = None  # sessions of absent clients of a cluster
         if gateway.engine is not None and gateway.state is not None:
             self.absent = AbsentReview(gateway.state.store, gateway.engine, self._forbidden)
-            gateway.engine.sessions.on_owed = self.absent.owe
+            gateway.engine.sessions.on_keys_to_unbind = self.absent.unbind_later
         self._warn_without_roles()
 
     def _warn_without_roles(self) -> None:

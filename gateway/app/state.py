@@ -99,7 +99,7 @@ class SharedState:
         """
         self.elections.stop()
         self.letters.stop()
-        self.membership.quit()
+        self.membership.end_incarnation()
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(self.store.stop)
 

@@ -155,7 +155,7 @@ def outbox_links(
             on_departure=core.on_departure,
             quotas=quotas,
         )
-        engine.hear_dropped.append(outboxes.dropped)
+        engine.on_dropped.append(outboxes.dropped)
         core.share_outboxes(name, outboxes)
         found.append(Link(outboxes.status, outboxes.settings, outboxes, writes))
     return found

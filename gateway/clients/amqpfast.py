@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gateway.clients.wire import IN_FLIGHT, BrokerRefusal, ConnectionOptions, ReceivedMessage, Wire
-from gateway.egress.amqpfast.deliveries import Assembly, Joined
+from gateway.egress.amqpfast.deliveries import Assembly, JoinedMessage
 from gateway.egress.amqpfast.login import (
     FOR_NOW,
     OF_DESTINATIONS,
@@ -56,7 +56,7 @@ class FastClient:
         self._producers: dict[tuple[str, str], tuple[Producer, bytes, int]] = {}
         self._services: dict[int, str] = {}
         self._assembly = Assembly(MESSAGE_BYTES_MAX)
-        self._oversized: Joined | None = None  # received, and skipped because it is too large
+        self._oversized: JoinedMessage | None = None  # received, and skipped because it is too large
         try:
             self._wire.wait(Opened, Closed)
         except LinkError:
@@ -270,7 +270,7 @@ def _send_run(
             refused[position] = TOO_LARGE if machine.usable else LOST
 
 
-def _too_large(message: Joined, bytes_max: int) -> str:
+def _too_large(message: JoinedMessage, bytes_max: int) -> str:
     return (
         f"a message of {message.name.decode()!r} has {message.size} bytes, but this client"
         f" accepts at most {bytes_max}. It remains there; read it with another client, or delete"

@@ -211,7 +211,7 @@ class ConfirmedSink:
             return None
         part, positions = self._take_slice(1)
         part.settle_at(positions, outcome)
-        self._widen()
+        self._reset_window()
         return part.messages[positions[0]]
 
     def refuse(self, place: Place, outcome: Outcome) -> None:
@@ -527,7 +527,7 @@ class ConfirmedSink:
         if self._suspects:
             self._suspects -= passed
             if self._suspects <= 0:
-                self._widen()
+                self._reset_window()
 
     def _settle_singles(self, numbers: list[int], outcome: Outcome) -> None:
         """Settle the messages with these numbers, which may be in any order, with this outcome."""
@@ -592,7 +592,7 @@ class ConfirmedSink:
         into += [(part, found, self._refusals[place]) for place, found in refused.items()]
         return [at for at in positions if at not in out]
 
-    def _widen(self) -> None:
+    def _reset_window(self) -> None:
         self._window = self.in_flight_max
         self._suspects = self._blamed = 0
 

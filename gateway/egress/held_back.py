@@ -36,7 +36,7 @@ EXPIRED: Final = Outcome(
 BEHIND: Final = 1 << 40  # above the number of any released message
 
 R = TypeVar("R")
-LineKey = tuple[object, tuple[str, ...]]
+RetryKey = tuple[object, tuple[str, ...]]
 """Key of a line: the consumer, or None if all messages share lines, and the names of the routes."""
 
 
@@ -49,7 +49,7 @@ class RouteBacklog(Generic[R]):
 
     __slots__ = ("backoff", "in_flight", "key", "last_behind", "last_released", "waiting")
 
-    def __init__(self, key: LineKey, backoff: Backoff) -> None:
+    def __init__(self, key: RetryKey, backoff: Backoff) -> None:
         self.key = key
         self.backoff = backoff
         self.waiting: list[tuple[int, Monotonic, R]] = []
@@ -82,7 +82,7 @@ class HeldBack(Generic[R]):
         self._secs_max = secs_max
         self._message_of = message_of
         self._jitter = jitter
-        self._lines: dict[LineKey, RouteBacklog[R]] = {}
+        self._lines: dict[RetryKey, RouteBacklog[R]] = {}
         # Messages being retried by the id of the message: line, number, since when they wait, and receipt,
         # which keeps the id valid.
         self._tried: dict[int, tuple[RouteBacklog[R], int, Monotonic, R]] = {}
@@ -95,7 +95,7 @@ class HeldBack(Generic[R]):
         """Return how many messages wait, without those being retried."""
         return sum([len(line.waiting) for line in self._lines.values()])
 
-    def hold(self, key: LineKey, receipt: R, now: Monotonic) -> None:
+    def hold(self, key: RetryKey, receipt: R, now: Monotonic) -> None:
         """Store a message that a target has returned to be retried, until the target may accept it.
 
         Messages for the same routes are retried in order; `key` stands for these routes. `receipt` is what
@@ -116,7 +116,7 @@ class HeldBack(Generic[R]):
         heapq.heappush(line.waiting, (number, released_at, receipt))
         line.backoff.record_release(now)
 
-    def hold_if_behind(self, key: LineKey, receipt: R, now: Monotonic) -> bool:
+    def hold_if_behind(self, key: RetryKey, receipt: R, now: Monotonic) -> bool:
         """Store a new message behind those for the same routes (`key`) that wait to be retried. Return True.
 
         Return False if no message waits for these routes, so that the new message may be published at once.
@@ -205,10 +205,10 @@ class HeldBack(Generic[R]):
     ) -> tuple[str, ...]:
         undone = self._undone.get(id(self._message_of(receipt)))
         if undone is not None:
-            return line_of(_remaining(entry, undone[1])) or tuple(sorted(undone[1]))
+            return route_names_of(_remaining(entry, undone[1])) or tuple(sorted(undone[1]))
         if line is not None:
-            return line_of(entry) or line.key[1] or self.named(receipt)
-        return line_of(entry) or self.named(receipt)
+            return route_names_of(entry) or line.key[1] or self.named(receipt)
+        return route_names_of(entry) or self.named(receipt)
 
     def note_routes(self, receipt: R, routes: Iterable[str]) -> None:
         """Record the routes of a message until it is settled. An empty `routes` changes nothing."""
@@ -264,6 +264,6 @@ def _remaining(entry: RoutingEntry, names: frozenset[str]) -> RoutingEntry:
     return remaining if remaining.plan.branches else entry
 
 
-def line_of(entry: RoutingEntry) -> tuple[str, ...]:
+def route_names_of(entry: RoutingEntry) -> tuple[str, ...]:
     """Return the names of the routes of an entry. Messages with the same routes wait for each other."""
     return tuple([branch.route.name for branch in entry.plan.branches])

@@ -18,7 +18,7 @@ from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import HeldReceipts
 from gateway.broker.routing import OneSink, RoutingEntry
 from gateway.egress.confirms import WAITING_FULL, ConfirmedSink
-from gateway.egress.held_back import EXPIRED, ROUTE_REMOVED, TOO_LONG, HeldBack, LineKey, line_of
+from gateway.egress.held_back import EXPIRED, ROUTE_REMOVED, TOO_LONG, HeldBack, RetryKey, route_names_of
 from gateway.egress.link import LinkStatus
 from gateway.model.batch import Batch
 from gateway.model.message import NEVER, Message, Sender
@@ -172,7 +172,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         for receipt in self.held_receipts.take_due():
             if not receipt[0].live:
                 self.held_back.record_settled(receipt, by_target=False)
-            elif not self.held_back.hold_if_behind(self.line_of(receipt), receipt, Monotonic(now)):
+            elif not self.held_back.hold_if_behind(self.retry_key_of(receipt), receipt, Monotonic(now)):
                 self.retry(receipt, self.begun_batch())
         for receipt, routes in self.held_back.overdue(Monotonic(now), self._entry_of):
             if receipt[0].stopping:
@@ -218,10 +218,10 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             self.held_back.record_settled(receipt, by_target=False)
             self.requeue_later(receipt)
         elif outcome.reason is Reason.STORE and not self.held_back.is_tried(receipt):
-            self.held_back.note_routes(receipt, line_of(self._entry_of(receipt)))
+            self.held_back.note_routes(receipt, route_names_of(self._entry_of(receipt)))
             self.held_receipts.add_refused(receipt)
         else:
-            self.held_back.hold(self.line_of(receipt), receipt, clock.now())
+            self.held_back.hold(self.retry_key_of(receipt), receipt, clock.now())
 
     @abstractmethod
     def requeue_later(self, receipt: tuple[ConsumerT, int, Message]) -> None:
@@ -261,11 +261,11 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         consumer, _, message = receipt
         return self.dispatcher.entry(self.name, None, message.address, self.queue_of(consumer))
 
-    def line_of(self, receipt: tuple[ConsumerT, int, Message]) -> LineKey:
+    def retry_key_of(self, receipt: tuple[ConsumerT, int, Message]) -> RetryKey:
         """Return the key under which a message waits in order for a retry: its consumer and its routes."""
-        return receipt[0], line_of(self._entry_of(receipt))
+        return receipt[0], route_names_of(self._entry_of(receipt))
 
-    def is_behind(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> bool:
+    def hold_if_behind(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> bool:
         """Store a new message behind others that wait for the disk or for the same routes. Return True.
 
         Return False if no others wait, so that it may be published. A message that no route accepts is never
@@ -274,12 +274,12 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         if not (entry.plan.branches or entry.plan.recipients):
             return False
         if self.held_receipts.on:
-            self.held_back.note_routes(receipt, line_of(entry))
+            self.held_back.note_routes(receipt, route_names_of(entry))
             self.held_receipts.append(receipt)
             return True
-        return self.held_back.hold_if_behind((receipt[0], line_of(entry)), receipt, clock.now())
+        return self.held_back.hold_if_behind((receipt[0], route_names_of(entry)), receipt, clock.now())
 
-    def let_others_follow(self, receipts: list[tuple[ConsumerT, int, Message]]) -> None:
+    def retry_followers(self, receipts: list[tuple[ConsumerT, int, Message]]) -> None:
         """Record that these messages are settled, and retry the messages that waited behind them."""
         if self.held_back.on:
             for receipt in receipts:
@@ -327,16 +327,16 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         if entry.plan.branches:
             self.handle_unrouted(entry, receipt)
         else:
-            self.orphaned(receipt)
+            self.handle_removed_routes(receipt)
 
     @abstractmethod
     def queue_of(self, consumer: ConsumerT) -> str:
         """Return the queue by which routes select a consumer's messages; "" if they use only the address."""
 
-    def orphaned(self, receipt: tuple[ConsumerT, int, Message]) -> None:
+    def handle_removed_routes(self, receipt: tuple[ConsumerT, int, Message]) -> None:
         """Store a message as dead letters, because a reload has removed the routes that it waited for."""
         routes = self.held_back.remaining_routes(receipt, self._entry_of(receipt))
-        self.let_others_follow([receipt])
+        self.retry_followers([receipt])
         self.store_dead_letter(receipt, ROUTE_REMOVED, routes)
 
     def handle_unrouted(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> None:

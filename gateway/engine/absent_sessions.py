@@ -54,7 +54,7 @@ PAGE: Final = 100  # sessions that are read at a time
 RETRY_SECS: Final = 1.0  # between two attempts while database or cluster are unavailable
 BIND_SECS: Final = 5.0  # after which a binding or unbinding without a reply is repeated
 T = TypeVar("T")
-Judge = Callable[[str, str, Mapping[str, SubscriptionOptions]], list[str]]
+FindForbidden = Callable[[str, str, Mapping[str, SubscriptionOptions]], list[str]]
 """Function of user, client identifier and subscriptions that returns the filters that are not allowed.
 
 Raises Pending while a permission check is pending.
@@ -81,13 +81,13 @@ class AbsentReview:
     `judge` returns the filters of a session that its user may not subscribe to.
     """
 
-    def __init__(self, state: StateStore, cluster: Cluster, judge: Judge) -> None:
+    def __init__(self, state: StateStore, cluster: Cluster, judge: FindForbidden) -> None:
         self.is_running = False
         self._state = state
         self._cluster = cluster
-        self._judge = judge
+        self._find_forbidden = judge
         self._begun = trio.Event()
-        self._owed: dict[SessionKey, tuple[AbsentSession, set[str]]] = {}  # keys to unbind
+        self._pending_unbinds: dict[SessionKey, tuple[AbsentSession, set[str]]] = {}  # keys to unbind
         self._owing = trio.Event()
 
     def gauges(self) -> dict[str, Callable[[], float]]:
@@ -99,13 +99,13 @@ class AbsentReview:
         self.is_running = True
         self._begun.set()
 
-    def owe(self, absent: AbsentSession, keys: set[str]) -> None:
+    def unbind_later(self, absent: AbsentSession, keys: set[str]) -> None:
         """Unbind these keys of the queue of a client that has left, unless it has returned."""
-        self._owed[absent.key] = absent, keys
+        self._pending_unbinds[absent.key] = absent, keys
         self._owing.set()
 
     async def run(self) -> None:
-        """Review the sessions of absent clients after each call of `begin` or `owe`, until cancelled."""
+        """Review the sessions of absent clients after each `begin` or `unbind_later`, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_unbindings)
             await self._run_reviews()
@@ -114,8 +114,8 @@ class AbsentReview:
         while True:
             await self._owing.wait()
             self._owing = trio.Event()
-            while self._owed:
-                absent, keys = self._owed.pop(next(iter(self._owed)))
+            while self._pending_unbinds:
+                absent, keys = self._pending_unbinds.pop(next(iter(self._pending_unbinds)))
                 try:
                     if await self._is_absent(absent):
                         await self._unbind(absent, keys)
@@ -194,7 +194,7 @@ class AbsentReview:
         """Return the forbidden filters of a session, after waiting for pending permission checks."""
         while True:
             try:
-                return self._judge(absent.user, absent.key.client, options)
+                return self._find_forbidden(absent.user, absent.key.client, options)
             except Pending as pending:
                 await pending.awaited.wait()
 

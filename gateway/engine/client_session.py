@@ -44,9 +44,9 @@ from gateway.engine.consumers import PREFETCH_MAX, ClusterConsumer, Content, Don
 from gateway.engine.envelope import Number
 from gateway.engine.names import SHORTENED_MIN, binding_of
 from gateway.engine.once import Recent
-from gateway.engine.requeue_order import RequeuedMessages, print_of
+from gateway.engine.requeue_order import RequeuedMessages, fingerprint_of
 from gateway.engine.stored_values import encode_options
-from gateway.engine.walks import Walked
+from gateway.engine.walks import SentRetained
 from gateway.model.address import Address
 from gateway.model.caches import make_room
 from gateway.model.message import NEVER, Message
@@ -71,14 +71,14 @@ OutcomeCallback = Callable[[Outcome], None]
 class ClusterOrigin(NamedTuple):
     """Delivery by which the cluster has sent a message, and which must be settled.
 
-    `number` recognizes the message at QoS 2. `again` is True if the cluster has delivered it before, so the
-    client may have it.
+    `number` recognizes the message at QoS 2. `is_resend` is True if the cluster has delivered it before, so
+    the client may have it.
     """
 
     consumer: ClusterConsumer
     tag: int
     number: Number | None
-    again: bool
+    is_resend: bool
 
     def settle(self) -> None:
         """Acknowledge the message to the cluster."""
@@ -152,11 +152,11 @@ class ClientSession(Session):
         "_deliveries",
         "_engine",
         "_flight",
-        "_given_back",
         "_left_since",
         "_next",
         "_old",
         "_recent",
+        "_requeued",
         "_reserved",
         "_sent",
         "_stopped",
@@ -167,8 +167,8 @@ class ClientSession(Session):
         "owner",
         "prefetch",
         "queue",
+        "sent_retained",
         "unbound",
-        "walked",
         "weight",
     )
 
@@ -198,10 +198,12 @@ class ClientSession(Session):
         self._recent = Recent(0)  # a session that ends with its connection gets no redeliveries
         self._old = 0  # messages to come that were in the queue before the client connected
         # Messages that an earlier owner requeued, until all of them have arrived.
-        self._given_back: RequeuedMessages | None = None
+        self._requeued: RequeuedMessages | None = None
         self._cached: dict[str, Grant | None] = {}
         self._consumer: ClusterConsumer | None = None  # the consumer that delivers the messages of its queue
-        self.walked: Walked | None = None  # retained messages that were sent, while they may arrive live, too
+        self.sent_retained: SentRetained | None = (
+            None  # retained messages that were sent, while they may arrive live, too
+        )
         self._stopped = False
 
     @property
@@ -220,7 +222,7 @@ class ClientSession(Session):
         self._unbindings |= contents.unbindings
         self.unbound.update({key: (False, partial(self._freed, key)) for key in contents.unbindings})
         for topic_filter in contents.subscriptions:
-            self._weigh(topic_filter, 1)
+            self._count_weight(topic_filter, 1)
         received_numbers, sent = dict[int, Number](), dict[int, Number | None]()
         for (direction, packet_id), packet in sorted(contents.packets.items()):
             if direction == OUTGOING:
@@ -262,7 +264,7 @@ class ClientSession(Session):
         subscription is stored when its key is bound, the end of one at once.
         """
         self._cached.clear()
-        self._weigh(topic_filter, (options is not None) - (before is not None))
+        self._count_weight(topic_filter, (options is not None) - (before is not None))
         encoded = None if options is None else encode_options(options)
         note = partial(self._note, topic_filter, encoded)
         key = None if shared_pattern(topic_filter) is not None else binding_of(topic_filter.split("/"))
@@ -324,12 +326,12 @@ class ClientSession(Session):
         change.subscriptions[topic_filter] = options
         change.weight = self.weight
 
-    def _weigh(self, topic_filter: str, count: int) -> None:
+    def _count_weight(self, topic_filter: str, count: int) -> None:
         """Add a subscription to the session's size in bytes (`count` 1), or subtract it (-1)."""
         subscriptions, byte_count = self.weight
         self.weight = Weight(subscriptions + count, byte_count + count * filter_bytes(topic_filter))
 
-    def _granted(self, address: Address) -> Grant | None:
+    def _grant_for(self, address: Address) -> Grant | None:
         """Return the Grant of all unshared subscriptions that match a topic, or None if none matches."""
         topic = address.name
         if topic in self._cached:
@@ -359,21 +361,21 @@ class ClientSession(Session):
         if consumer is not self._consumer:
             self._consumer = consumer
             self._forget_waiting()
-        given_back = self._given_back
+        given_back = self._requeued
         if given_back is None:
             self._receive(consumer, tag, redelivered, content)
         elif (
             given_back.hold((consumer, tag, redelivered, content))
             or given_back.buffered_count >= self.prefetch
         ):
-            self.expect_no_longer()  # all of them are here, or the prefetch is used up
+            self.stop_expecting()  # all of them are here, or the prefetch is used up
 
     def expect(self, prints: Sequence[int]) -> None:
         """Buffer messages until the messages with these fingerprints, requeued before, have been redelivered.
 
         Called before the queue is consumed.
         """
-        self._given_back = RequeuedMessages(prints)
+        self._requeued = RequeuedMessages(prints)
         self.prefetch = self._prefetch_for(self.prefetch)
 
     def _prefetch_for(self, receive_maximum: int) -> int:
@@ -383,26 +385,26 @@ class ClientSession(Session):
         limited, because a client that acknowledges nothing and moves from replica to replica causes more
         requeued messages each time.
         """
-        if self._given_back is None:
+        if self._requeued is None:
             return max(receive_maximum, 1)
         most = min(ROOM_TIMES * receive_maximum + SPARE, PREFETCH_MAX)
-        return min(max(receive_maximum, self._given_back.count) + SPARE, most)
+        return min(max(receive_maximum, self._requeued.count) + SPARE, most)
 
-    def prints(self, given_back: Iterable[Content]) -> tuple[int, ...]:
+    def fingerprints(self, given_back: Iterable[Content]) -> tuple[int, ...]:
         """Return the fingerprints of the messages that the next owner of the session must expect.
 
         These are the messages `given_back`, which have just been requeued, and those that this owner has
         expected.
         """
-        before = self._given_back
-        return tuple(map(print_of, given_back)) if before is None else before.prints(given_back)
+        before = self._requeued
+        return tuple(map(fingerprint_of, given_back)) if before is None else before.fingerprints(given_back)
 
-    def expect_no_longer(self) -> None:
+    def stop_expecting(self) -> None:
         """Process the buffered messages in order, and do not wait for more requeued ones.
 
         Logs a warning if some have not arrived.
         """
-        given_back, self._given_back = self._given_back, None
+        given_back, self._requeued = self._requeued, None
         if given_back is None:
             return
         if given_back.missing_count:
@@ -429,13 +431,13 @@ class ClientSession(Session):
             self._left_since = None
             self._release_reserved()
         found = self._engine.read(content)
-        grant = None if found is None else self._granted(found[0].address)
+        grant = None if found is None else self._grant_for(found[0].address)
         if found is None or grant is None:
             consumer.settle(tag)
             return
         message, number = found
         qos = min(message.assurance, grant.qos)
-        walked = self.walked if qos or not old else None
+        walked = self.sent_retained if qos or not old else None
         is_late = walked is not None and not walked.is_new(message, number, qos, lasting=True)
         if is_late and not old and not redelivered:
             consumer.settle(tag)  # the client was sent a later one as retained
@@ -592,7 +594,7 @@ class ClientSession(Session):
             byte_count += message.byte_count
             packet_id = self._free_id() if qos else 0
             row = OutgoingPublish(
-                message, grant, qos, packet_id, delivery is not None and delivery.again and qos > 0
+                message, grant, qos, packet_id, delivery is not None and delivery.is_resend and qos > 0
             )
             if qos:
                 self.credit -= 1
@@ -616,7 +618,7 @@ class ClientSession(Session):
 
         If the same message arrives live as well, the session recognizes it by this number.
         """
-        return None if self.walked is None else self.walked.number_of(message)
+        return None if self.sent_retained is None else self.sent_retained.number_of(message)
 
     def _reserve(self, packet_id: int, number: Number | None) -> None:
         self._reserved[packet_id] = number

@@ -113,7 +113,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         self._why = why
         self._stream.abort(why)
 
-    def ask(
+    def declare(
         self, method: m.Method, done: Done | None = None, consumer: ClusterConsumer | None = None
     ) -> None:
         """Send a declaration on the channel for declarations; `done` is called when the reply arrives.

@@ -162,7 +162,7 @@ class EngineConnection(ClusterConnection):
         if self._bound:
             binding = session.queue, session.names.topics, key
             method = m.QueueBind(*binding) if on else m.QueueUnbind(*binding)
-            self.ask(method, partial(session.bindings.set_bound, key, on))
+            self.declare(method, partial(session.bindings.set_bound, key, on))
 
     def handle_checks_complete(self) -> None:
         """Inform the session that all existence checks of queues have had their replies."""
@@ -198,7 +198,7 @@ class EngineConnection(ClusterConnection):
         The replica's queue is deleted if it has no bindings.
         """
         if self._answering and not len(self._session.bindings):
-            self.ask(m.QueueDelete(self._session.queue))
+            self.declare(m.QueueDelete(self._session.queue))
         super().shut_down()
 
     # Events.
@@ -220,7 +220,7 @@ class EngineConnection(ClusterConnection):
         elif number == self._declaring:
             self._answering = True
             for method in self._needed():
-                self.ask(method)
+                self.declare(method)
             self.consumers.look_for(self._session.queue, self._declare_queue)
         self._set_up_channels()
 
@@ -247,7 +247,7 @@ class EngineConnection(ClusterConnection):
         if not there:
             session.bindings.reset()
             arguments = _queue_arguments(session.settings, session.names)
-            self.ask(m.QueueDeclare(session.queue, durable=True, arguments=arguments))
+            self.declare(m.QueueDeclare(session.queue, durable=True, arguments=arguments))
         self._bound = True
         for key, on in session.bindings.pending_changes():
             self.bind(key, on)

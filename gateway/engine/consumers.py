@@ -102,7 +102,7 @@ class ConsumerConnection(Protocol):
     def wake(self) -> None:
         """Schedule the writing of encoded data for the end of this pass of the event loop."""
 
-    def ask(
+    def declare(
         self, method: m.Method, done: Done | None = None, consumer: ClusterConsumer | None = None
     ) -> None:
         """Send a declaration on the channel for declarations; `done` is called when the reply arrives.
@@ -125,13 +125,13 @@ class ClusterConsumer:
         "_unsettled",
         "channel",
         "ending",
-        "given_back",
         "has_channel",
         "name",
         "names",
+        "on_finished",
+        "requeued_contents",
         "returning",
         "target",
-        "then",
     )
 
     def __init__(self, consumers: Consumers, target: QueueOwner, name: str) -> None:
@@ -141,9 +141,9 @@ class ClusterConsumer:
         self.channel = 0
         self.has_channel = False  # True once its channel is assigned
         self.ending = False
-        self.given_back: list[Content] = []  # contents that are requeued when it ends
+        self.requeued_contents: list[Content] = []  # contents that are requeued when it ends
         self.returning: RequeueingConsumer | None = None  # requeueing in progress
-        self.then: Freed | None = None
+        self.on_finished: Freed | None = None
         self._consumers = consumers
         self._unsettled: dict[int, Content] = {}
 
@@ -171,8 +171,8 @@ class ClusterConsumer:
 
         Called when this replica does not consume the queue any more.
         """
-        if self.then is not None:
-            self.then(self.given_back)
+        if self.on_finished is not None:
+            self.on_finished(self.requeued_contents)
 
     def order(self, tag: int) -> None:
         """Move a message behind all other unsettled ones, so that it is requeued last.
@@ -195,7 +195,16 @@ class RequeueingConsumer:
     After each chunk the queue's message count is polled until the queue has the messages again.
     """
 
-    __slots__ = ("consumer", "count", "expected_count", "looks", "looks_since", "queue", "started_at", "tags")
+    __slots__ = (
+        "check_count",
+        "checked_since",
+        "consumer",
+        "count",
+        "expected_count",
+        "queue",
+        "started_at",
+        "tags",
+    )
 
     def __init__(self, consumer: ClusterConsumer, tags: list[int], started_at: Monotonic) -> None:
         self.consumer = consumer
@@ -203,8 +212,8 @@ class RequeueingConsumer:
         self.tags = tags  # of messages that are not requeued yet
         self.expected_count = -1  # expected message count of the queue; -1 before the first poll
         self.count = -1  # message count of the last poll
-        self.looks = 0  # polls in a row with that count
-        self.looks_since = LOOKS_MIN  # polls since the last requeued chunk
+        self.check_count = 0  # polls in a row with that count
+        self.checked_since = LOOKS_MIN  # polls since the last requeued chunk
         self.started_at = started_at
 
 
@@ -343,7 +352,7 @@ class Consumers:
         self._reopening.add(self._broker.open_channel())
         for consumer in list(self._consumers.values()):
             if consumer.has_channel and consumer.channel == channel:
-                consumer.given_back += consumer.drain().values()
+                consumer.requeued_contents += consumer.drain().values()
                 if consumer.returning is not None:
                     consumer.returning.tags.clear()
                 self._restart(consumer)
@@ -446,10 +455,10 @@ class Consumers:
                 then(())
             return
         if consumer.ending:
-            consumer.then = _combine(consumer.then, then)
+            consumer.on_finished = _combine(consumer.on_finished, then)
             return
         consumer.ending = True
-        consumer.then = then
+        consumer.on_finished = then
         if consumer.has_channel:
             name = consumer.name
             self._cancel(consumer)
@@ -568,12 +577,12 @@ class Consumers:
         declare = m.QueueDeclare(target.queue, durable=True, arguments=target.arguments)
         bound = bool(keys or self._direct)
         consume = partial(self._consume, consumer)
-        self._broker.ask(declare, None if bound else consume, consumer)
+        self._broker.declare(declare, None if bound else consume, consumer)
         if self._direct:
-            self._broker.ask(m.QueueBind(target.queue, self._direct, target.queue), None, consumer)
+            self._broker.declare(m.QueueBind(target.queue, self._direct, target.queue), None, consumer)
         self._bind(consumer, keys)
         if bound:
-            self._broker.ask(m.QueueDeclare(target.queue, passive=True), consume, consumer)
+            self._broker.declare(m.QueueDeclare(target.queue, passive=True), consume, consumer)
 
     def bind(self, target: QueueOwner, key: str) -> None:
         """Bind or unbind a key of the queue of `target`, as `target.unbound` requests.
@@ -593,7 +602,7 @@ class Consumers:
         for key in keys:
             on, done = target.unbound.get(key, (True, _do_nothing))
             binding = _binding(target.queue, self._exchange, key, on)
-            self._broker.ask(binding, _clear_then_call(target, key, done), consumer)
+            self._broker.declare(binding, _clear_then_call(target, key, done), consumer)
 
     def _consume(self, consumer: ClusterConsumer) -> None:
         """Assign a channel to a consumer, and consume its queue unless its prefetch is 0."""
@@ -614,8 +623,8 @@ class Consumers:
         self._by_name[channel, encode_short_string(consumer.name)] = consumer
         consumer.names.add(consumer.name)
         self._beginning[channel, consumer.name] = False
-        self._ask(channel, m.BasicQos(prefetch_count=target.prefetch))
-        self._ask(channel, m.BasicConsume(target.queue, consumer.name))
+        self._send(channel, m.BasicQos(prefetch_count=target.prefetch))
+        self._send(channel, m.BasicConsume(target.queue, consumer.name))
 
     def _consuming(self, channel: int, name: str) -> None:
         """Process consume-ok of the consumer tag `name`, which is cancelled now if that was requested."""
@@ -639,7 +648,7 @@ class Consumers:
         if (channel, name) in self._beginning:
             self._beginning[channel, name] = True
         elif name:
-            self._ask(channel, m.BasicCancel(name))
+            self._send(channel, m.BasicCancel(name))
 
     def _cancelled(self, channel: int, name: str) -> None:
         """Process cancel-ok: no more messages arrive under the consumer tag `name`."""
@@ -649,7 +658,7 @@ class Consumers:
             if consumer.ending:
                 self._free(consumer, name)
 
-    def _ask(self, channel: int, method: m.Method) -> None:
+    def _send(self, channel: int, method: m.Method) -> None:
         self._broker.machine.send_method(channel, method)
         self._broker.wake()
 
@@ -661,7 +670,7 @@ class Consumers:
         if consumer.names:
             return
         unsettled = consumer.drain()
-        consumer.given_back = list(unsettled.values())
+        consumer.requeued_contents = list(unsettled.values())
         if unsettled:
             consumer.names.add(name)
             self._by_name[consumer.channel, encode_short_string(name)] = consumer
@@ -676,11 +685,11 @@ class Consumers:
             return
         now = clock.now()
         if count != returning.count:
-            returning.count, returning.looks, returning.started_at = count, 0, now
-        returning.looks += 1
-        returning.looks_since += 1
-        vain = returning.looks > LOOKS_MAX and now - returning.started_at > RETURN_SECS_MAX
-        if (count >= returning.expected_count and returning.looks_since >= LOOKS_MIN) or vain:
+            returning.count, returning.check_count, returning.started_at = count, 0, now
+        returning.check_count += 1
+        returning.checked_since += 1
+        vain = returning.check_count > LOOKS_MAX and now - returning.started_at > RETURN_SECS_MAX
+        if (count >= returning.expected_count and returning.checked_since >= LOOKS_MIN) or vain:
             some = len(returning.tags) if vain else RETURNED_MAX
             tags, returning.tags = returning.tags[:some], returning.tags[some:]
             self.requeue(returning.consumer.channel, tags)
@@ -688,7 +697,7 @@ class Consumers:
                 self._remove_consumer(returning.consumer)
                 return
             returning.expected_count = min(count + len(tags), _room_of(returning.consumer.target))
-            returning.looks_since = 0
+            returning.checked_since = 0
         self._check(returning)
 
     def _remove_consumer(self, consumer: ClusterConsumer) -> None:
@@ -733,7 +742,7 @@ class Consumers:
             return
         if consumer.returning is not None:
             consumer.returning.tags.append(tag)
-            consumer.given_back.append(content)
+            consumer.requeued_contents.append(content)
             return
         consumer.take(tag, content)
         if not consumer.ending:

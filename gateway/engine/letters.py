@@ -66,7 +66,7 @@ class UnsavedLetter(NamedTuple):
 
     letter: DeadLetter
     then: Then
-    crowds: bool  # True if the limits were reached when it was added
+    evicts_others: bool  # True if the limits were reached when it was added
 
 
 class SharedLetters:
@@ -164,13 +164,13 @@ class SharedLetters:
             log.error("dead letter lost, rejected by database", route=letter.route)
             self._drop(letter.id)
         else:
-            crowds = self._unsaved[letter.id].crowds
+            crowds = self._unsaved[letter.id].evicts_others
             if self._is_weighing:
                 self._added.append(letter)
             self._forget(letter.id)
             if crowds:
                 self._crowding = letter.user
-                self._weigh()
+                self._query_usage()
 
     def _drop(self, id: str) -> None:
         """Discard a dead letter that the database has not stored. Its callback is called nevertheless."""
@@ -327,7 +327,7 @@ class SharedLetters:
             remaining -= 1
             found.extend(reply.value or ())
             if not remaining:
-                self._weigh()
+                self._query_usage()
                 then(found)
 
         for some in parts:
@@ -346,7 +346,7 @@ class SharedLetters:
             self._submit(self._unsaved[id].letter, is_repeated=True)
         if now >= self._weigh_at:
             self._weigh_at = now + WEIGH_SECS
-            self._weigh()
+            self._query_usage()
         if now >= self._renew_at:
             self._renew_at = now + RENEW_SECS
             for some in _parts(self._mine):
@@ -358,14 +358,14 @@ class SharedLetters:
 
     # Limits.
 
-    def _weigh(self) -> None:
+    def _query_usage(self) -> None:
         """Query the usage of each user, unless such a query is pending."""
         if not self._is_weighing:
             self._is_weighing = True
             self._added.clear()
-            self._state.query(WeighLetters(), partial(self._weighed, clock.now()))
+            self._state.query(WeighLetters(), partial(self._apply_usage, clock.now()))
 
-    def _weighed(self, requested_at: Monotonic, reply: Reply[Weights]) -> None:
+    def _apply_usage(self, requested_at: Monotonic, reply: Reply[Weights]) -> None:
         """Apply the queried usage of each user, and delete the oldest dead letters if a limit is exceeded.
 
         The longer the query has taken, because there are many dead letters, the later it is repeated.
@@ -381,9 +381,9 @@ class SharedLetters:
         for letter in (*self._added, *(one.letter for one in self._unsaved.values())):
             self.shares.add(letter.user, letter.weight)
         if self._crowding is not None and not self._is_pushing:
-            self._push_out(reply.value, self._crowding)
+            self._delete_oldest(reply.value, self._crowding)
 
-    def _push_out(self, weights: Weights, crowding: str) -> None:
+    def _delete_oldest(self, weights: Weights, crowding: str) -> None:
         """Delete the oldest dead letters of the user with the most usage until the limits are met.
 
         `weights` has the number and bytes of dead letters of each user; `crowding` is the user whose dead
@@ -414,7 +414,7 @@ class SharedLetters:
             if reply.value is not None:
                 shares.evicted_count += len(reply.value)
                 shares.last_user = user
-                self._weigh()
+                self._query_usage()
 
         self._state.query(ListLetters(user=user, limit=PAGE_LETTERS), listed)
 

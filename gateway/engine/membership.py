@@ -54,9 +54,11 @@ class Membership:
 
     def __init__(self, state: StateStore, name: str, version: str, silent_secs: float) -> None:
         self.incarnation = secrets.token_hex(INCARNATION_BYTES)
-        self.on_buried: list[Callable[[str], None]] = []  # called with the incarnation that was declared dead
+        self.on_declared_dead: list[
+            Callable[[str], None]
+        ] = []  # called with the incarnation that was declared dead
         # Called with wills and sessions that are due, and when their claim was requested.
-        self.on_due: list[Callable[[ClaimedWork, LeaseTime], None]] = []
+        self.on_claimed_work: list[Callable[[ClaimedWork, LeaseTime], None]] = []
         self._state = state
         self._name = name
         self._version = version
@@ -100,9 +102,9 @@ class Membership:
             limit = REAP_MAX if self.may_act is None or self.may_act() else 0
             silent_secs = self._silent_secs if is_steady else None
             operation = Reap(silent_secs, limit, self.incarnation, self._heard_at)
-            self._state.submit(operation, partial(self._reaped, clock.lease_time()))
+            self._state.submit(operation, partial(self._handle_claimed_work, clock.lease_time()))
 
-    def quit(self) -> None:
+    def end_incarnation(self) -> None:
         """End the incarnation in the database, because the process ends."""
         if self._is_joined:
             self._is_joined, self._is_pending = False, True  # or another tick would join again
@@ -127,13 +129,13 @@ class Membership:
         buried, self.incarnation = self.incarnation, secrets.token_hex(INCARNATION_BYTES)
         self._is_joined = False
         log.warning("replica declared dead by its peers, rejoining", incarnation=buried)
-        for hear in self.on_buried:
+        for hear in self.on_declared_dead:
             try:
                 hear(buried)
             except Exception as error:
                 contained("store", error)
 
-    def _reaped(self, requested_at: LeaseTime, reply: Reply[list[ClaimedWork]]) -> None:
+    def _handle_claimed_work(self, requested_at: LeaseTime, reply: Reply[list[ClaimedWork]]) -> None:
         """Process the reply to a Reap that was submitted at `requested_at`: do the work that it has claimed.
 
         If the claims may end while the work is done, nothing is done.
@@ -144,7 +146,7 @@ class Membership:
         if len(reply.value or ()) >= REAP_MAX:
             self._reap_at = LeaseTime(0.0)  # there may be more
         for work in reply.value or ():
-            for hear in self.on_due:
+            for hear in self.on_claimed_work:
                 try:
                     hear(work, requested_at)
                 except Exception as error:  # it concerns one item, which is claimed again later

@@ -35,7 +35,7 @@ from gateway.engine.claims import ClaimedWill
 from gateway.engine.client_session import ClientSession, SharedReceivedIds
 from gateway.engine.consumers import Consumers
 from gateway.engine.envelope import ENGINE, Number
-from gateway.engine.pending_clients import Opening, OpeningClient
+from gateway.engine.pending_clients import OpeningClient, PendingOpen
 from gateway.engine.retained import SharedRetained
 from gateway.engine.session import EngineSession
 from gateway.engine.sessions import TAKEN_OVER
@@ -48,7 +48,7 @@ from gateway.engine.shares import (
     queue_of,
 )
 from gateway.engine.stored_values import decode_options, decode_will
-from gateway.engine.walks import SharedWalk, Walked
+from gateway.engine.walks import SentRetained, SharedWalk
 from gateway.errors import StoreError
 from gateway.ingress.mqtt.admission import AdmittedGuest
 from gateway.ingress.mqtt.guest import MqttGuest
@@ -115,7 +115,7 @@ class EngineNamespace(MqttNamespace):
         # Callbacks that wait until this replica owns the queue of a session and has bound it.
         self._unbound: list[tuple[ClientSession, Callable[[Outcome], None], Outcome]] = []
         self._arrived: dict[str, OpeningClient] = {}  # clients that are about to be accepted
-        self._refused: dict[str, tuple[Opening, str]] = {}  # clients whose session is another user's
+        self._refused: dict[str, tuple[PendingOpen, str]] = {}  # clients whose session is another user's
         self._lost: dict[str, Callable[[], None]] = {}  # functions that publish wills of leaving clients
         # Wills that this replica has claimed, by the keys under which they are published, and the one whose
         # publishing is starting.
@@ -250,7 +250,7 @@ class EngineNamespace(MqttNamespace):
             self._common,
             topic_filter,
             Grant(session, [options], retained=True),
-            session.walked if isinstance(session, ClientSession) else None,
+            session.sent_retained if isinstance(session, ClientSession) else None,
             is_wanted,
             partial(_pull, session),
         )
@@ -302,8 +302,8 @@ class EngineNamespace(MqttNamespace):
         if options.retain_handling == 0 or (options.retain_handling == 1 and before is None):
             self._walks.append((session, topic_filter, options))
             if isinstance(session, ClientSession):
-                session.walked = session.walked or Walked()
-                session.walked.begin(topic_filter, is_first=before is None)
+                session.sent_retained = session.sent_retained or SentRetained()
+                session.sent_retained.begin(topic_filter, is_first=before is None)
                 self._walking[session] = None
 
     def _add_subscription(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
@@ -432,16 +432,16 @@ class EngineNamespace(MqttNamespace):
             waiting.setdefault(walking, set()).add(topic_filter)
         for session, ended_at in list(self._walking.items()):
             goes_on = {*session.walks, *waiting.get(session, ())}
-            if session.walked is not None:
-                session.walked.end_all_but(goes_on)
+            if session.sent_retained is not None:
+                session.sent_retained.end_all_but(goes_on)
             if self.sessions.get(session.client_id) is not session:
                 del self._walking[session]
             elif goes_on:
                 self._walking[session] = None
-            elif ended_at is None and session.walked is not None and session.walked.has_sent:
+            elif ended_at is None and session.sent_retained is not None and session.sent_retained.has_sent:
                 self._walking[session] = now
             elif ended_at is None or now - ended_at >= WALKED_SECS:
-                session.walked = None
+                session.sent_retained = None
                 del self._walking[session]
 
     def _number_of(self, part: SubBatch, at: int) -> Number | None:
@@ -576,7 +576,7 @@ class EngineNamespace(MqttNamespace):
         arrival = self._arrived.get(coming.client_id)
         if arrival is not None and arrival.opening.guest is guest:
             return
-        opening = Opening(guest, coming)
+        opening = PendingOpen(guest, coming)
         self._engine.sessions.open(opening)
         raise Pending(opening)
 
@@ -584,7 +584,7 @@ class EngineNamespace(MqttNamespace):
         """Record the session that the database has reported for a client, which may be accepted now."""
         self._arrived[arrival.opening.client] = arrival
 
-    def deny_opening(self, opening: Opening, user: str) -> None:
+    def deny_opening(self, opening: PendingOpen, user: str) -> None:
         """Record that the session that a client requests belongs to another user, `user`.
 
         The client is denied when its CONNECT is processed again.
@@ -656,14 +656,14 @@ class EngineNamespace(MqttNamespace):
 
     def detach_session(self, session: Session, now: float) -> None:
         """Remove the session of a client that has disconnected from this replica; the database retains it."""
-        self._part(session)
+        self._remove_session(session)
 
     def discard(self, session: Session) -> None:
         """End the session of a client that is connected to this replica."""
         session.expiry_secs = 0.0
-        self._part(session)
+        self._remove_session(session)
 
-    def _part(self, session: Session) -> None:
+    def _remove_session(self, session: Session) -> None:
         """Remove a session with its subscriptions from this replica, and leave it in the database."""
         if self.sessions.get(session.client_id) is not session:
             return
@@ -858,7 +858,7 @@ def _is_new(sink: Sink, message: Message, number: Number | None) -> bool:
     """Return True unless the destination is a session that has received this message as a retained one."""
     if not isinstance(sink, Grant) or not isinstance(sink.session, ClientSession):
         return True
-    walked = sink.session.walked
+    walked = sink.session.sent_retained
     return walked is None or walked.is_new(message, number, sink.qos)
 
 

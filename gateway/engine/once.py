@@ -147,7 +147,7 @@ class Recent:
         numbers = self._lives.pop(life, None)
         if numbers is None:
             if len(self._lives) >= RECENT_LIVES_MAX:
-                self._forget_life(next(iter(self._lives)), changes)
+                self._forget_incarnation(next(iter(self._lives)), changes)
             numbers = NumberSet()
         self._lives[life] = numbers
         before, chunk = len(numbers), count >> CHUNK_BITS
@@ -160,7 +160,7 @@ class Recent:
             self._chunks -= 1
         return changes
 
-    def _forget_life(self, life: bytes, changes: dict[Chunk, int | None]) -> None:
+    def _forget_incarnation(self, life: bytes, changes: dict[Chunk, int | None]) -> None:
         chunks = self._lives.pop(life).chunks()
         self._chunks -= len(chunks)
         changes.update(dict.fromkeys((life, chunk) for chunk in chunks))

@@ -328,7 +328,7 @@ class SharedOutboxes(AmqpLinkSession):
         routes = self._routes()
         going = self._reaches() and not self._stopped
         if not going and not self.up():
-            self._hand_back()
+            self._requeue_all()
         if not self._arrangement[1] and self._unsettled_count():
             going = False  # messages in hand must be settled before others are consumed
         consumed = tuple(queue for queue, route in routes.items() if going and route.name not in paused)
@@ -349,7 +349,7 @@ class SharedOutboxes(AmqpLinkSession):
         deadline = self._patient_until
         return up or (deadline is not None and clock.now() < deadline)
 
-    def _hand_back(self) -> None:
+    def _requeue_all(self) -> None:
         """Requeue all messages in hand, so that other replicas deliver them before later ones.
 
         If it is not known whether a QoS 2 message was delivered, they stay with this replica, and others may
@@ -362,7 +362,7 @@ class SharedOutboxes(AmqpLinkSession):
         if self._delivers.has_doubtful(self._is_ours):
             connection.cancel_consumers(self._prefix)
         else:
-            connection.hand_back(self._prefix)
+            connection.requeue_unsettled(self._prefix)
 
     def _unsettled_count(self) -> int:
         """Return the number of messages in hand. Messages that the cluster has removed do not count."""
@@ -398,7 +398,7 @@ class SharedOutboxes(AmqpLinkSession):
         else:
             self.requeue_later(receipt)
 
-    def orphaned(self, receipt: tuple[AmqpLinkConsumer, int, Message]) -> None:
+    def handle_removed_routes(self, receipt: tuple[AmqpLinkConsumer, int, Message]) -> None:
         """Requeue a message that has waited until the store can be written."""
         self.held_back.record_settled(receipt, by_target=False)
         self.requeue_later(receipt)
@@ -535,7 +535,7 @@ class OutboxConnection(AmqpLinkConnection):
         """Return the number of unsettled messages from queues whose names begin with `prefix`."""
         return sum(consumer.outstanding for _, consumer in self._outbox_consumers(prefix))
 
-    def hand_back(self, prefix: str) -> None:
+    def requeue_unsettled(self, prefix: str) -> None:
         """Close the channels of the queues whose names begin with `prefix`, which requeues their messages.
 
         Confirmed messages are acknowledged before.

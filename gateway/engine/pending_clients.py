@@ -11,7 +11,7 @@ from gateway.ingress.mqtt.guest import MqttGuest
 from gateway.state.interface import OpenedSession, OpenSession, Owner
 
 
-class Opening:
+class PendingOpen:
     """MQTT client that connects, and whose OpenSession operation has no reply from the database yet.
 
     `guest` is its connection, which is not read until the reply has arrived. `coming` is the client as its
@@ -49,7 +49,7 @@ class OpeningClient(NamedTuple):
     `operation` has opened the session.
     """
 
-    opening: Opening
+    opening: PendingOpen
     operation: OpenSession
     owner: Owner
     found: OpenedSession

@@ -16,11 +16,11 @@ from zlib import crc32
 from gateway.engine.consumers import ClusterConsumer, Content
 
 KNOWN_BYTES: Final = 4_096  # part of a body that is hashed: enough to distinguish messages of one topic
-Held = tuple[ClusterConsumer, int, bool, Content]
+HeldDelivery = tuple[ClusterConsumer, int, bool, Content]
 """Arguments of `ClientSession.deliver`."""
 
 
-def print_of(content: Content) -> int:
+def fingerprint_of(content: Content) -> int:
     """Return the fingerprint of a message: 32 bits of its address, and of length and start of its body.
 
     The content header is not included, because the broker adds to it.
@@ -32,7 +32,7 @@ def print_of(content: Content) -> int:
 class RequeuedMessages:
     """Messages that must be redelivered in their old order, and a buffer for all that arrive meanwhile.
 
-    `prints` has the fingerprints of the requeued messages in order.
+    `fingerprints` has the fingerprints of the requeued messages in order.
     """
 
     __slots__ = ("_buffer", "_places", "_prints", "_remaining")
@@ -43,7 +43,7 @@ class RequeuedMessages:
             self._places.setdefault(one, deque()).append(place)
         self._prints = prints
         self._remaining = len(prints)
-        self._buffer: list[tuple[int, Held]] = []
+        self._buffer: list[tuple[int, HeldDelivery]] = []
 
     @property
     def count(self) -> int:
@@ -60,10 +60,10 @@ class RequeuedMessages:
         """Number of buffered messages, requeued ones and others."""
         return len(self._buffer)
 
-    def hold(self, delivery: Held) -> bool:
+    def hold(self, delivery: HeldDelivery) -> bool:
         """Buffer one delivered message. Return True once all requeued messages have been redelivered."""
         _, _, redelivered, content = delivery
-        places = self._places.get(print_of(content)) if redelivered else None
+        places = self._places.get(fingerprint_of(content)) if redelivered else None
         if places:
             self._remaining -= 1
             self._buffer.append((places.popleft(), delivery))
@@ -71,7 +71,7 @@ class RequeuedMessages:
             self._buffer.append((self.count, delivery))
         return not self._remaining
 
-    def prints(self, again: Iterable[Content]) -> tuple[int, ...]:
+    def fingerprints(self, again: Iterable[Content]) -> tuple[int, ...]:
         """Return the fingerprints that the next owner must expect when the messages `again` are requeued.
 
         They are those of the messages that were requeued before, redelivered or not, followed by those of the
@@ -79,14 +79,14 @@ class RequeuedMessages:
         """
         before = Counter(self._prints)
         others = []
-        for one in map(print_of, again):
+        for one in map(fingerprint_of, again):
             if before[one]:
                 before[one] -= 1
             else:
                 others.append(one)
         return (*self._prints, *others)
 
-    def in_order(self) -> list[Held]:
+    def in_order(self) -> list[HeldDelivery]:
         """Return all buffered messages in order.
 
         The requeued ones are first, in their old order; the others follow as they arrived.
@@ -94,5 +94,5 @@ class RequeuedMessages:
         return [held for _, held in sorted(self._buffer, key=_place)]
 
 
-def _place(one: tuple[int, Held]) -> int:
+def _place(one: tuple[int, HeldDelivery]) -> int:
     return one[0]

@@ -179,7 +179,7 @@ class SharedRetained(LocalRetained):
         if self.reads.waiting_count and self._state.health.failure:
             self.reads.fail_all()
         if self._changes is None and now >= self._weigh_at and not self._state.health.failure:
-            self._weigh()
+            self._query_usage()
         elif self._unsure and self._changes is None and self._state.health.failure:
             self._fail_uncertain(AWAY)
 
@@ -297,13 +297,13 @@ class SharedRetained(LocalRetained):
             del self._pending[user]
         _add(self.quota, user, count, byte_count)
 
-    def _weigh(self) -> None:
+    def _query_usage(self) -> None:
         """Query the usage of each user."""
         self._changes = []
         self._is_exact = not self._on_way
-        self._state.query(WeighRetained(), partial(self._weighed, clock.now()))
+        self._state.query(WeighRetained(), partial(self._apply_usage, clock.now()))
 
-    def _weighed(self, requested_at: Monotonic, reply: Reply[Weights]) -> None:
+    def _apply_usage(self, requested_at: Monotonic, reply: Reply[Weights]) -> None:
         """Apply the queried usage of each user, and retry messages that exceeded the limits by the old one.
 
         Messages that were committed during the query may be included already, so they may count twice until

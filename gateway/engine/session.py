@@ -163,8 +163,8 @@ class EngineSession(OneSink):
         self.clients: LocalClients  # set by `serve`
         self.queue_id = ""
         self.stopped = False  # True when the process ends
-        self.hear_dropped: list[Callable[[str, bytes], None]] = []  # called with queue and body
-        self.once = DuplicateFilter(max(ONCE_MIN, 2 * settings.in_flight_max))
+        self.on_dropped: list[Callable[[str, bytes], None]] = []  # called with queue and body
+        self.duplicate_filter = DuplicateFilter(max(ONCE_MIN, 2 * settings.in_flight_max))
         self._dispatcher = dispatcher
         self._retained = retained
         self._membership = membership
@@ -179,8 +179,8 @@ class EngineSession(OneSink):
         self._recipients: dict[Sink, Recipient] = {}
         self._parsed: dict[bytes, Arrived] = {}
         self._batch = Batch(self, Monotonic(0.0))  # the loop clock does not run yet
-        membership.on_buried.append(self._restart_incarnation)
-        membership.on_due.append(self.sessions.run_due_work)
+        membership.on_declared_dead.append(self._restart_incarnation)
+        membership.on_claimed_work.append(self.sessions.run_due_work)
         membership.may_act = partial(getattr, self, "is_up")
         self._choose_queue_id()
 
@@ -340,7 +340,7 @@ class EngineSession(OneSink):
         if found is None:
             return
         (address, recipients), arrived, body = found
-        if arrived.number is not None and not self.once.is_first(arrived.number):
+        if arrived.number is not None and not self.duplicate_filter.is_first(arrived.number):
             self.stats.duplicates += 1
             return
         if recipients:
@@ -371,7 +371,7 @@ class EngineSession(OneSink):
         return entry, arrived, body
 
     def dropped(self, raw: bytes, body: Body) -> None:
-        """Count a message that a queue has dropped, and pass queue name and body to `hear_dropped`.
+        """Count a message that a queue has dropped, and pass queue name and body to `on_dropped`.
 
         `raw` is its content header. A warning is logged if the queue was full, but not for expired messages.
         A message with a malformed header is only counted as refused.
@@ -386,7 +386,7 @@ class EngineSession(OneSink):
             for found in (headers.get("x-first-death-reason"), headers.get("x-first-death-queue"))
         )
         self.clients.dropped(expired=reason == EXPIRED)
-        for hear in self.hear_dropped:
+        for hear in self.on_dropped:
             hear(queue, bytes(body))
         if reason != EXPIRED:
             log.warning("queue on cluster full, oldest messages dropped", queue=queue)

@@ -27,12 +27,11 @@ from gateway.engine.client_session import ClientSession, OutcomeCallback, Sessio
 from gateway.engine.consumers import Content
 from gateway.engine.membership import Membership
 from gateway.engine.names import readable
-from gateway.engine.pending_clients import Opening, OpeningClient
+from gateway.engine.pending_clients import OpeningClient, PendingOpen
 from gateway.engine.repeats import Repeats
 from gateway.engine.sessions_elsewhere import SessionsElsewhere
 from gateway.engine.stored_values import decode_fingerprints, delay_of, encode_fingerprints, encode_will
-from gateway.model.outcome import ACCEPTED, Outcome, Reason
-from gateway.model.outcome import Verdict as Settled
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.times import LeaseTime, Monotonic
 from gateway.protocols.mqtt.dialect import MQTT
 from gateway.state.interface import (
@@ -84,7 +83,7 @@ GIVEN_BACK_SECS: Final = 3.0  # how long requeued messages of a queue are awaite
 WILL_SECS: Final = 5.0  # how long a client waits until another replica has published its will
 TAKEN_OVER: Final = "a later connection has the same client identifier"
 AWAY: Final = "the database of sessions is unreachable"
-NOT_OURS: Final = Outcome(Settled.RELEASED, Reason.TARGET_DOWN, "the session has another owner")
+NOT_OURS: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the session has another owner")
 Done = Callable[[], None]
 
 
@@ -109,7 +108,7 @@ class SessionClients(Protocol):
     def add_arrival(self, arrival: OpeningClient) -> None:
         """Record the session that the database has reported for a client, which may be accepted now."""
 
-    def deny_opening(self, opening: Opening, user: str) -> None:
+    def deny_opening(self, opening: PendingOpen, user: str) -> None:
         """Record that the session that a client requests belongs to another user, `user`."""
 
     def disconnect_client(self, session: ClientSession, why: str) -> None:
@@ -259,20 +258,20 @@ class Takeover:
         self.started_at = clock.now()
 
 
-class Sweep:
+class OwnershipSweep:
     """Comparison of the clients connected to this replica with its sessions in the database.
 
-    `here` has the sessions that this replica had at the beginning and that have not been found in the
-    database yet. `strays` has client and epoch of sessions that are connected to this replica according to
-    the database, but have no client.
+    `unconfirmed` has the sessions that this replica had at the beginning and that have not been found in the
+    database yet. `clientless` has client and epoch of sessions that are connected to this replica according
+    to the database, but have no client.
     """
 
-    __slots__ = ("here", "incarnation", "strays")
+    __slots__ = ("clientless", "incarnation", "unconfirmed")
 
     def __init__(self, incarnation: str, here: Iterable[ClientSession]) -> None:
         self.incarnation = incarnation
-        self.here = {one.client_id: one for one in here}
-        self.strays: set[tuple[str, int]] = set()
+        self.unconfirmed = {one.client_id: one for one in here}
+        self.clientless: set[tuple[str, int]] = set()
 
 
 class SharedSessions:
@@ -293,7 +292,9 @@ class SharedSessions:
         """
         self.clients: SessionClients  # set before the start
         self.count = 0  # sessions of all replicas, as of the last count
-        self.on_owed: Callable[[AbsentSession, set[str]], None] | None = None  # called with keys to unbind
+        self.on_keys_to_unbind: Callable[[AbsentSession, set[str]], None] | None = (
+            None  # called with keys to unbind
+        )
         self.elsewhere = SessionsElsewhere()
         self.moved = 0  # sessions whose clients have connected to another replica
         self._state = state
@@ -303,8 +304,8 @@ class SharedSessions:
         self._soon = soon
         self._repeats = Repeats(state)
         self._numbers = 0  # counter for the names of this process's queues and openings
-        self._openings: dict[str, Opening] = {}  # by client
-        self._next_openings: dict[str, Opening] = {}  # those that wait for one of another user, by client
+        self._openings: dict[str, PendingOpen] = {}  # by client
+        self._next_openings: dict[str, PendingOpen] = {}  # those that wait for one of another user, by client
         self._writers: dict[ClientSession, SessionWriter] = {}
         self._dirty: dict[ClientSession, None] = {}
         self._consumable: set[tuple[str, int]] = set()  # clients and epochs whose queues may be consumed here
@@ -318,7 +319,7 @@ class SharedSessions:
         self._away_since: Monotonic | None = None
         self._is_looking = self._is_counting = self._is_asking = False
         self._look_at = self._count_at = self._sweep_at = Monotonic(0.0)
-        self._sweep: Sweep | None = None  # the comparison in progress
+        self._sweep: OwnershipSweep | None = None  # the comparison in progress
         self._strays: set[tuple[str, int]] = set()  # clients and epochs that the last comparison found stray
 
     @property
@@ -337,7 +338,7 @@ class SharedSessions:
 
     # Connecting clients.
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: PendingOpen) -> None:
         """Open the session of a connecting client in the database.
 
         An earlier client that is opening the same session is denied. There is one exception: if that client
@@ -373,7 +374,11 @@ class SharedSessions:
         self._state.submit(operation, partial(self._opened, opening, operation, clock.lease_time()))
 
     def _opened(
-        self, opening: Opening, operation: OpenSession, requested_at: LeaseTime, reply: Reply[OpenedSession]
+        self,
+        opening: PendingOpen,
+        operation: OpenSession,
+        requested_at: LeaseTime,
+        reply: Reply[OpenedSession],
     ) -> None:
         """Process the reply to an OpenSession that was submitted at `requested_at` (loop-clock seconds).
 
@@ -392,7 +397,7 @@ class SharedSessions:
         else:
             self.open(waiting)
 
-    def _conclude(self, opening: Opening, operation: OpenSession, reply: Reply[OpenedSession]) -> None:
+    def _conclude(self, opening: PendingOpen, operation: OpenSession, reply: Reply[OpenedSession]) -> None:
         """Accept a client whose session the database has opened for this replica; otherwise deny it."""
         client, found, incarnation = opening.client, reply.value, operation.replica
         if found is not None and not found.refused and incarnation != self._membership.incarnation:
@@ -501,10 +506,10 @@ class SharedSessions:
 
         If the session ends its `queue` is deleted. `is_counted` is True if `count` includes the session.
         """
-        done = partial(self._left_nobody, queue, is_counted)
+        done = partial(self._handle_left_without_client, queue, is_counted)
         self._repeats.submit(CancelOpening(operation.key, operation), done)
 
-    def _left_nobody(self, queue: str, is_counted: bool, reply: Reply[LeftSession]) -> None:
+    def _handle_left_without_client(self, queue: str, is_counted: bool, reply: Reply[LeftSession]) -> None:
         """Process the reply to an operation that left a session at this replica without a client.
 
         If the session has ended, its queue is deleted, and `count` decreases if it includes the session.
@@ -632,8 +637,8 @@ class SharedSessions:
             self._check_queue(key, session.queue)
         else:
             owed = {name for name, (on, _) in session.unbound.items() if not on}
-            if owed and self.on_owed is not None:
-                self.on_owed(AbsentSession(key, epoch, session.user, session.queue, {}), owed)
+            if owed and self.on_keys_to_unbind is not None:
+                self.on_keys_to_unbind(AbsentSession(key, epoch, session.user, session.queue, {}), owed)
         claim = ClaimedWill(key, epoch, requested_at)
         if (
             left_session is not None
@@ -669,7 +674,7 @@ class SharedSessions:
             self._delete(session.queue)
         else:
             key = SessionKey(DOMAIN, session.client_id)
-            fingerprints = encode_fingerprints(session.prints(given_back))
+            fingerprints = encode_fingerprints(session.fingerprints(given_back))
             self._release(key, session.owner.epoch, fingerprints)
 
     def _release(self, key: SessionKey, epoch: int, given_back: bytes = b"") -> None:
@@ -781,9 +786,9 @@ class SharedSessions:
     def _ask_for_owners(self, overdue: list[ClientSession]) -> None:
         """Query if the previous owners that some sessions wait for are alive."""
         self._is_asking = True
-        self._state.query(ListReplicas(), partial(self._judge, overdue))
+        self._state.query(ListReplicas(), partial(self._take_over_overdue, overdue))
 
-    def _judge(self, overdue: list[ClientSession], reply: Reply[list[ReplicaView]]) -> None:
+    def _take_over_overdue(self, overdue: list[ClientSession], reply: Reply[list[ReplicaView]]) -> None:
         """Consume the queues of waiting sessions that their previous owners do not release in time.
 
         These owners are dead by `reply`, or have not released the queue for RELEASE_SECS_MAX.
@@ -808,14 +813,14 @@ class SharedSessions:
         After an outage, a failover or a restore of the database either side may have sessions that the other
         one lacks, and no notice reports that.
         """
-        self._sweep = Sweep(self._membership.incarnation, self.clients.connected())
+        self._sweep = OwnershipSweep(self._membership.incarnation, self.clients.connected())
         self._sweep_at = Monotonic(now + SWEEP_SECS)
         self._read_owned(self._sweep, SessionKey("", ""))
 
-    def _read_owned(self, sweep: Sweep, after: SessionKey) -> None:
+    def _read_owned(self, sweep: OwnershipSweep, after: SessionKey) -> None:
         self._state.query(FindOwned(sweep.incarnation, after, OWNED_MAX), partial(self._owned, sweep))
 
-    def _owned(self, sweep: Sweep, reply: Reply[list[Owned]]) -> None:
+    def _owned(self, sweep: OwnershipSweep, reply: Reply[list[Owned]]) -> None:
         """Process a page of the comparison, and query the next page.
 
         After the last page, sessions that are here but not in the database are queried one by one.
@@ -824,22 +829,22 @@ class SharedSessions:
             self._sweep = None  # it is repeated after the outage
             return
         for owned in reply.value:
-            session = sweep.here.get(owned.key.client)
+            session = sweep.unconfirmed.get(owned.key.client)
             if session is not None and session.owner.epoch == owned.epoch:
-                del sweep.here[owned.key.client]
+                del sweep.unconfirmed[owned.key.client]
             else:
                 self._note_stray(sweep, owned)
         if len(reply.value) >= OWNED_MAX:
             self._read_owned(sweep, reply.value[-1].key)
             return
-        self._sweep, self._strays = None, sweep.strays
-        if sweep.strays:
+        self._sweep, self._strays = None, sweep.clientless
+        if sweep.clientless:
             self._sweep_at = Monotonic(min(self._sweep_at, clock.now() + STRAY_SECS))
-        for client, session in sweep.here.items():
+        for client, session in sweep.unconfirmed.items():
             if self.clients.session_of(client) is session:
                 self._query_session(SessionKey(DOMAIN, client))
 
-    def _note_stray(self, sweep: Sweep, owned: Owned) -> None:
+    def _note_stray(self, sweep: OwnershipSweep, owned: Owned) -> None:
         """Record a session that is at this replica according to the database, but has no client.
 
         The session is left when two comparisons in a row have found that: until then its client may be about
@@ -851,11 +856,11 @@ class SharedSessions:
         if is_known or client in self._openings or self.clients.is_expected(client):
             return
         if (client, epoch) not in self._strays:
-            sweep.strays.add((client, epoch))
+            sweep.clientless.add((client, epoch))
             return
         log.warning("session connected in the database, its client is not here", client=client)
         leave = LeaveSession(owned.key, epoch, owned.expiry_secs, discard_will=False)
-        self._repeats.submit(leave, partial(self._left_nobody, owned.queue, True))
+        self._repeats.submit(leave, partial(self._handle_left_without_client, owned.queue, True))
         self._release(owned.key, epoch)
 
     # Notices and the timer.
@@ -909,7 +914,7 @@ class SharedSessions:
         for session, end in list(self._expecting.items()):
             if now >= end:
                 del self._expecting[session]
-                session.expect_no_longer()
+                session.stop_expecting()
         overdue = [one for one, waiting in self._waiting.items() if now - waiting.started_at >= RELEASE_SECS]
         if overdue and not self._is_asking:
             self._ask_for_owners(overdue)

@@ -107,7 +107,7 @@ class SharedQueue:
             return
         message, number = found
         chosen.queue_message(
-            message, self.group.members[chosen], ClusterOrigin(consumer, tag, number, again=False)
+            message, self.group.members[chosen], ClusterOrigin(consumer, tag, number, is_resend=False)
         )
 
 

@@ -38,7 +38,7 @@ LIVE_MAX: Final = 65_536  # topics of live messages that a walk remembers
 ONCE: Final = 2  # value of `assurance`
 
 
-class Walked:
+class SentRetained:
     """Record of the retained messages that walks have sent to one client at QoS 2.
 
     For each walk in progress it also has the topics of live messages with RETAIN since the walk began.
@@ -153,7 +153,7 @@ class SharedWalk:
         retained: SharedRetained,
         topic_filter: str,
         grant: Grant,
-        walked: Walked | None,
+        walked: SentRetained | None,
         is_wanted: Callable[[SharedWalk], bool],
         pull: Callable[[], None],
     ) -> None:

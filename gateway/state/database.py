@@ -31,7 +31,7 @@ class OperationStatement(NamedTuple):
     rows: Sequence[tuple[Any, ...]] = ()
 
 
-class Noted(NamedTuple):
+class PendingNotice(NamedTuple):
     """Notice to be sent to one replica.
 
     `replica` is its incarnation, `event` the change, and `key` the session that has changed; None if the
@@ -104,7 +104,7 @@ class Database(ABC):
         """
 
     @abstractmethod
-    def notify(self, notices: Sequence[Noted]) -> None:
+    def notify(self, notices: Sequence[PendingNotice]) -> None:
         """Send each notice to its replica, if the replica listens for notices."""
 
     @abstractmethod

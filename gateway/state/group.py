@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from gateway.state.claims import GroupLetters, Identifiers, Leases, Replicas
-from gateway.state.database import Database, Noted, OperationStatement
+from gateway.state.database import Database, OperationStatement, PendingNotice
 from gateway.state.interface import (
     AcceptIds,
     AcquireLease,
@@ -102,7 +102,7 @@ KIND_OF: Final = {operation: kind for kind, operations in KINDS for operation in
 
 def run_group(
     database: Database, operations: Sequence[object], number: int
-) -> tuple[list[Reply[object]], list[Noted]]:
+) -> tuple[list[Reply[object]], list[PendingNotice]]:
     """Run a group of operations in one new transaction, without committing it.
 
     `number` is the number of the group, which is stored in the transaction. Return a reply for each

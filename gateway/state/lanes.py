@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from gateway import clock
 from gateway.containment import contained
-from gateway.state.database import AbortedError, Database, LostError, Noted
+from gateway.state.database import AbortedError, Database, LostError, PendingNotice
 from gateway.state.group import run_group
 from gateway.state.interface import (
     REFUSED,
@@ -96,7 +96,7 @@ class UncertainCommit(NamedTuple):
     number: int
     items: list[Item]
     replies: list[Reply[Any]]
-    noted: list[Noted]
+    notices: list[PendingNotice]
 
 
 class Committer:
@@ -123,7 +123,7 @@ class Committer:
         self._pending: list[Item] = []
         self._number: int | None = None  # of the last group; None without a connection
         self._doubt: UncertainCommit | None = None
-        self._noted: list[Noted] = []  # notices of committed groups that are not sent yet
+        self._noted: list[PendingNotice] = []  # notices of committed groups that are not sent yet
         self._retry_secs = RETRY_SECS
         self._is_ending = False
 
@@ -250,7 +250,7 @@ class Committer:
     def _committed(self, group: UncertainCommit) -> None:
         """Deliver the replies of a committed group, and send its notices."""
         self._answer(group.items, group.replies)
-        self._noted += group.noted
+        self._noted += group.notices
         self._notify()
 
     def _notify(self) -> None:

@@ -30,8 +30,8 @@ from gateway.state.database import (
     AbortedError,
     Database,
     LostError,
-    Noted,
     OperationStatement,
+    PendingNotice,
     RefusedError,
     Rows,
     demand_of,
@@ -263,7 +263,7 @@ class PostgreSQLDatabase(Database):
         with _translated(connection):
             return connection.execute(query, parameters, prepare=True).fetchall()
 
-    def notify(self, notices: Sequence[Noted]) -> None:
+    def notify(self, notices: Sequence[PendingNotice]) -> None:
         """Send notices in a transaction of their own.
 
         Within the transaction of the group they would hold a server-wide lock during the write to disk.
@@ -452,7 +452,7 @@ def channel_of(schema: str, replica: str) -> str:
     return f"{schema}.{replica}"[:NAME_BYTES_MAX]
 
 
-def _payload(noted: Noted) -> str:
+def _payload(noted: PendingNotice) -> str:
     """Return the text of a notice; if it is too long for PostgreSQL, the text of a MISSED notice."""
     if noted.key is None:
         return json.dumps([noted.event.value])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from gateway.state.database import Database, Noted, OperationStatement, Rows
+from gateway.state.database import Database, OperationStatement, PendingNotice, Rows
 from gateway.state.interface import (
     CLAIM_SECS,
     DONE,
@@ -195,7 +195,7 @@ class Sessions:
     """Rows of sessions, with their contents and wills, that the operations of one transaction change."""
 
     def __init__(self) -> None:
-        self.notices: list[Noted] = []
+        self.notices: list[PendingNotice] = []
         self._sessions = Table("session", StoredSessionRow, SESSION, 2, BLANK)
         self._wills = Table("will", WillRow, WILL, 3)
         self._will_epochs: dict[SessionKey, dict[int, None]] = {}  # of `_wills`, by session
@@ -345,7 +345,7 @@ class Sessions:
             earlier = _earlier_session(row, operation.replica)
             weight = earlier.weight if present else weight
             if row.connected:
-                self.notices.append(Noted(row.owner, NoticeSubject.TAKEN, key))
+                self.notices.append(PendingNotice(row.owner, NoticeSubject.TAKEN, key))
             before = Owner(row.holder, row.holder_epoch) if row.holder else None
             given_back = row.given_back if before is None else b""
             queue, ended = (row.queue or queue, "") if present else (queue, row.queue)
@@ -526,7 +526,7 @@ class Sessions:
         holder = Owner(NOBODY, 0)
         if row.connected and row.epoch > operation.epoch:
             holder = Owner(row.owner, row.epoch)
-            self.notices.append(Noted(row.owner, NoticeSubject.RELEASED, row.key))
+            self.notices.append(PendingNotice(row.owner, NoticeSubject.RELEASED, row.key))
         released = row._replace(
             holder=holder.replica, holder_epoch=holder.epoch, given_back=operation.given_back
         )

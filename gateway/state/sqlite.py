@@ -15,8 +15,8 @@ from gateway.state.database import (
     SIZED,
     Database,
     LostError,
-    Noted,
     OperationStatement,
+    PendingNotice,
     RefusedError,
     Rows,
     demand_of,
@@ -133,7 +133,7 @@ class SQLiteDatabase(Database):
         except sqlite3.Error as error:
             raise LostError(str(error)) from error
 
-    def notify(self, notices: Sequence[Noted]) -> None:
+    def notify(self, notices: Sequence[PendingNotice]) -> None:
         """Pass notices to the callback, because all replicas of this database run in this process."""
         for noted in notices:
             self._on_notice(Notice(noted.event, noted.key))

@@ -18,7 +18,7 @@ from gateway.clients.amqp import AmqpClient
 from gateway.clients.amqpfast import FastClient
 from gateway.clients.mqtt import MqttClient
 from gateway.clients.wire import Client, ConnectionOptions, ReceivedMessage
-from gateway.egress.amqpfast.client import Unreached, connect
+from gateway.egress.amqpfast.client import ServerUnreachable, connect
 from gateway.errors import LinkError
 from gateway.model.address import Address
 from gateway.model.message import Message
@@ -310,7 +310,7 @@ def test_who_has_answered_instead_is_told(
     assert said.startswith(f"{LOOPBACK}:{stranger.server_address[1]}: ")
     assert told in said
     assert "\n" not in said
-    assert isinstance(failed_too.value, Unreached)
+    assert isinstance(failed_too.value, ServerUnreachable)
     if scheme == "amqpfast":
         assert told in str(failed_too.value)
 

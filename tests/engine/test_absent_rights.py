@@ -253,7 +253,7 @@ async def test_what_a_client_has_left_bound_is_unbound(tmp_path: Path, is_back: 
     state.is_away = True
     async with trio.open_nursery() as nursery:
         nursery.start_soon(review.run)
-        review.owe(pages[0].value[0], {"z"})
+        review.unbind_later(pages[0].value[0], {"z"})
         while not state._waiting:
             await trio.lowlevel.checkpoint()
         local.settle()

@@ -19,9 +19,9 @@ from gateway.broker.mqtt.session import (
 from gateway.engine.client_session import SPARE, ClientSession, ClusterOrigin, SessionChange
 from gateway.engine.consumers import ClusterConsumer, Consumers, Content
 from gateway.engine.envelope import ENGINE, ENGINE_OTHER, Number
-from gateway.engine.requeue_order import print_of
+from gateway.engine.requeue_order import fingerprint_of
 from gateway.engine.stored_values import encode_options
-from gateway.engine.walks import Walked
+from gateway.engine.walks import SentRetained
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.times import Monotonic
@@ -138,7 +138,7 @@ def test_no_local_is_about_the_client_and_not_its_namesakes(endpoint: str, count
     queue.session.limits.listeners = frozenset({ENGINE})
     message = Message(topic_address("a/b"), b"1", assurance=qos, sender=Sender(endpoint, "c"))
     grant = Grant(queue.session, [SubscriptionOptions(2, no_local=True)])
-    queue.session.queue_message(message, grant, ClusterOrigin(queue.consumer, 1, None, again=False))
+    queue.session.queue_message(message, grant, ClusterOrigin(queue.consumer, 1, None, is_resend=False))
     assert len(queue.outlet.rows) == count
 
 
@@ -161,7 +161,7 @@ def test_who_acknowledges_what_was_not_sent_again_has_no_more_credit(
 
 def prints(*numbers: int) -> list[int]:
     """Of messages as `bring` brings them."""
-    return [print_of((b"", b"", b"%d" % number)) for number in numbers]
+    return [fingerprint_of((b"", b"", b"%d" % number)) for number in numbers]
 
 
 def test_what_an_owner_gave_back_comes_first_and_in_its_order() -> None:
@@ -184,7 +184,7 @@ def test_nobody_waits_for_what_does_not_come() -> None:
     queue.session.expect(prints(1, 2))
     queue.bring(7)
     queue.bring(2, redelivered=True)
-    queue.session.expect_no_longer()
+    queue.session.stop_expecting()
     queue.bring(8)
     queue.session.pump()
     assert queue.outlet.bodies == [2, 7, 8]
@@ -209,7 +209,7 @@ def test_who_leaves_before_all_of_it_has_come_hands_on_what_is_to_be_expected() 
     queue.bring(2, redelivered=True)
     queue.consumer.take(99, (b"", b"", b"10"))  # it has come when the session was over already
     given_back = queue.consumer.drain().values()
-    assert queue.session.prints(given_back) == tuple(prints(1, 2, 3, 9, 10))
+    assert queue.session.fingerprints(given_back) == tuple(prints(1, 2, 3, 9, 10))
 
 
 def test_what_came_in_another_order_is_handed_on_in_the_right_one() -> None:
@@ -218,7 +218,7 @@ def test_what_came_in_another_order_is_handed_on_in_the_right_one() -> None:
     queue.bring(2, 1, redelivered=True)
     queue.bring(3)
     given_back = queue.consumer.drain().values()
-    assert queue.session.prints(given_back) == tuple(prints(1, 2, 3))
+    assert queue.session.fingerprints(given_back) == tuple(prints(1, 2, 3))
 
 
 def test_what_waited_over_a_connection_that_is_gone_comes_again() -> None:
@@ -327,10 +327,10 @@ def test_what_is_over_is_acknowledged_before_that_is_stored(
 def walk(queue: Queue, number: int) -> None:
     """The session is sent a message as a retained one."""
     session = queue.session
-    if session.walked is None:
-        session.walked = Walked()
+    if session.sent_retained is None:
+        session.sent_retained = SentRetained()
     message = message_of(b"%d" % number, qos=2, retain=True)
-    session.walked.send(message, (LIFE, number), is_alone=False)
+    session.sent_retained.send(message, (LIFE, number), is_alone=False)
     session.offer([message], Grant(session, [SubscriptionOptions(2)], retained=True))
 
 

@@ -229,7 +229,7 @@ def test_a_replica_that_stops_frees_what_it_has(local: LocalDatabase) -> None:
     one, other = Replica(local), Replica(local)
     one.publish(("i", b"1"))
     local.settle()
-    one.membership.quit()
+    one.membership.end_incarnation()
     local.settle()
     other.publish(("i", b"2"))
     local.settle()

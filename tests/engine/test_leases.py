@@ -253,7 +253,7 @@ def test_an_incarnation_joins_and_lives(rig: Rig) -> None:
     one.tick(Monotonic(1.4 + HEARTBEAT_SECS))
     assert rig.state.kinds() == [Heartbeat, Reap]
     rig.state.answer(Heartbeat, DONE)
-    one.quit()
+    one.end_incarnation()
     one.tick(Monotonic(100.0))
     assert rig.state.kinds() == [Reap, QuitReplica]
 
@@ -264,7 +264,7 @@ def test_a_replica_that_was_frozen_declares_nobody_dead(tmp_path: Path, rig: Rig
     members = [Membership(local.store(), name, "1", SILENT_SECS) for name in ("one", "other")]
     frozen, other = members
     buried = list[str]()
-    other.on_buried.append(buried.append)
+    other.on_declared_dead.append(buried.append)
 
     def pass_time(secs: float, *awake: Membership) -> None:
         rig.now += secs
@@ -295,7 +295,7 @@ def test_a_step_of_the_database_s_clock_declares_nobody_dead(
     members = [Membership(local.store(), name, "1", SILENT_SECS) for name in ("one", "other")]
     buried = list[str]()
     for member in members:
-        member.on_buried.append(buried.append)
+        member.on_declared_dead.append(buried.append)
 
     def pass_time(secs: float, *awake: Membership) -> None:
         rig.now += secs
@@ -325,7 +325,7 @@ def test_a_late_reply_to_a_reap_is_ignored(tmp_path: Path, rig: Rig, late: str) 
     local = LocalDatabase(tmp_path)
     store, one = joined(local, "one")
     due = list[ClaimedWork]()
-    one.on_due.append(lambda one, since: due.append(one))
+    one.on_claimed_work.append(lambda one, since: due.append(one))
     key = SessionKey("mqtt", "c")
     opened = list[Reply[OpenedSession]]()
     opening = OpenSession(key, one.incarnation, "", "", True, 0.0, "q", WillRecord(b"gone", 0.0), False, 1)
@@ -345,7 +345,7 @@ def test_a_late_reply_to_a_reap_is_ignored(tmp_path: Path, rig: Rig, late: str) 
 
 def test_an_incarnation_that_was_declared_dead_is_followed_by_another(rig: Rig) -> None:
     one, buried = rig.membership, list[str]()
-    one.on_buried.append(buried.append)
+    one.on_declared_dead.append(buried.append)
     one.tick(Monotonic(1.0))
     first = rig.state.answer(JoinReplica, DONE).replica
     one.tick(Monotonic(1.0 + HEARTBEAT_SECS))

@@ -332,7 +332,7 @@ def test_a_consumer_that_stops_acknowledges_all_in_the_end() -> None:
 def test_what_was_released_goes_back_with_the_channel() -> None:
     consumer, machine = consuming(2)
     consumer.stop()
-    consumer.give_back_later(1, 0.0)
+    consumer.requeue_later(1, 0.0)
     accept(consumer, 2)
     consumer.tick(1_000.0)
     assert machine.said == [("ack", 2)]

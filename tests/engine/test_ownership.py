@@ -81,7 +81,7 @@ class Run:
         self._opening: Counter[str] = Counter()  # OpenSessions without an answer, by client
         self._back: dict[World, float] = {}  # when its database is there again
         for world in self.worlds:
-            world.membership.on_due.append(world.sessions.run_due_work)
+            world.membership.on_claimed_work.append(world.sessions.run_due_work)
             self._record(world)
 
     def _record(self, world: World) -> None:

@@ -31,7 +31,7 @@ from gateway.engine.retained import (
     encode_retained,
 )
 from gateway.engine.retained_reads import IN_FLIGHT_MAX
-from gateway.engine.walks import PAGE_BYTES, SharedWalk, Walked
+from gateway.engine.walks import PAGE_BYTES, SentRetained, SharedWalk
 from gateway.model.batch import Batch, Recipient, SubBatch
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Verdict
@@ -451,7 +451,7 @@ class Walker:
         topic_filter: str,
         *,
         qos: int = 1,
-        walked: Walked | None = None,
+        walked: SentRetained | None = None,
         user: str = "",
     ) -> None:
         self.replica = replica
@@ -598,7 +598,7 @@ async def test_a_topic_that_came_live_is_not_sent_as_retained(local: LocalDataba
         operation = Retain(message.address.name, stored(message, (LIFE, at)))
         one.state.submit(operation, lambda reply: None)
     local.settle()
-    walked = Walked()
+    walked = SentRetained()
     assert walked.is_new(messages[0], (LIFE, 0), qos)  # before it subscribes
     walked.begin("r/#", is_first=True)
     walked.begin("r/2", is_first=True)
@@ -634,7 +634,7 @@ async def test_a_topic_that_came_live_is_not_sent_as_retained(local: LocalDataba
 def test_what_is_older_than_the_retained_message_does_not_come_behind_it(
     message: Message, number: Number | None, qos: int, is_new: bool
 ) -> None:
-    walked = Walked()
+    walked = SentRetained()
     walked.send(sent(b"x", qos=2), (LIFE, 5), is_alone=True)
     assert walked.is_new(message, number, qos) == is_new
 
@@ -654,7 +654,7 @@ def test_what_is_older_comes_for_a_subscription_that_was_there_before(
 ) -> None:
     session = Session("walks", SessionLimits(), SessionTally())
     session.subscriptions = dict.fromkeys(filters, SubscriptionOptions(2))
-    walked = Walked()
+    walked = SentRetained()
     walked.begin("r/+", is_first=is_first)
     assert walked.is_alone("r/+", "r/a", session) == is_alone
     walked.send(sent(b"x", "r/a", qos=2), (LIFE, 5), is_alone=is_alone)

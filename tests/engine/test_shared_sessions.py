@@ -17,8 +17,8 @@ from gateway.engine.claims import ClaimedWill
 from gateway.engine.client_session import ClientSession
 from gateway.engine.consumers import Content
 from gateway.engine.membership import Membership
-from gateway.engine.pending_clients import Opening, OpeningClient
-from gateway.engine.requeue_order import print_of
+from gateway.engine.pending_clients import PendingOpen, OpeningClient
+from gateway.engine.requeue_order import fingerprint_of
 from gateway.engine.sessions import (
     AWAY,
     COUNT_SECS,
@@ -132,7 +132,7 @@ class World:
     def add_arrival(self, arrival: OpeningClient) -> None:
         self.arrivals.append(arrival)
 
-    def deny_opening(self, opening: Opening, user: str) -> None:
+    def deny_opening(self, opening: PendingOpen, user: str) -> None:
         self.others.append(user)
 
     def disconnect_client(self, session: ClientSession, why: str) -> None:
@@ -185,7 +185,7 @@ class World:
             more.get("only_own", False),
             Principal(more.get("user", "")),
         )
-        self.sessions.open(Opening(cast(Any, guest), coming))
+        self.sessions.open(PendingOpen(cast(Any, guest), coming))
         return guest
 
     def let_in(self, client: str, **more: Any) -> ClientSession:
@@ -317,7 +317,7 @@ def test_a_session_moves_with_what_its_queue_was_given_back(two: tuple[World, Wo
     one.run()
     other.run()
     assert other.consumed == [after.queue] == [before.queue]
-    assert after.prints([]) == (print_of(CONTENT),)
+    assert after.fingerprints([]) == (fingerprint_of(CONTENT),)
 
 
 def test_a_notice_that_is_lost_costs_a_second(two: tuple[World, World], passed: list[float]) -> None:
@@ -345,7 +345,7 @@ def test_what_a_client_has_unsubscribed_from_is_unbound_when_it_leaves(
     """Its queue is still that of the replica before, so it could not be unbound."""
     one, other = two
     owed: list[tuple[str, int, str, set[str]]] = []
-    other.sessions.on_owed = lambda absent, keys: owed.append(
+    other.sessions.on_keys_to_unbind = lambda absent, keys: owed.append(
         (absent.key.client, absent.epoch, absent.queue, keys)
     )
     options = SubscriptionOptions(1)
@@ -477,7 +477,7 @@ def test_who_leaves_while_it_waits_releases_nothing(two: tuple[World, World]) ->
     one.run()
     one.ends.pop(before)([CONTENT])
     one.run()
-    assert other.let_in("c").prints([]) == (print_of(CONTENT),)
+    assert other.let_in("c").fingerprints([]) == (fingerprint_of(CONTENT),)
 
 
 @pytest.mark.parametrize("present", [True, False])
@@ -772,8 +772,8 @@ def test_a_will_of_a_client_that_came_back_elsewhere_is_published_once(
 def pass_time(worlds: tuple[World, ...], local: LocalDatabase, passed: list[float], secs: int) -> None:
     """Let seconds pass for all, who do what is due."""
     for world in worlds:
-        if world.sessions.run_due_work not in world.membership.on_due:
-            world.membership.on_due.append(world.sessions.run_due_work)
+        if world.sessions.run_due_work not in world.membership.on_claimed_work:
+            world.membership.on_claimed_work.append(world.sessions.run_due_work)
     for _ in range(secs):
         passed[0] += 1.0
         local.utc += 1.0
@@ -922,7 +922,7 @@ def test_a_queue_that_was_not_deleted_is_deleted_by_others(
     two: tuple[World, World], local: LocalDatabase, passed: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = two
-    other.membership.on_due.append(other.sessions.run_due_work)
+    other.membership.on_claimed_work.append(other.sessions.run_due_work)
     session = one.let_in("c")
     monkeypatch.setattr(one, "delete", lambda queue, done=None: None)  # lost before it comes to that
     one.open("c", clean=True)

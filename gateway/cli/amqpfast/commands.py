@@ -24,7 +24,7 @@ import trio
 
 from gateway.cli.publish_subscribe import MessageSelection, Show
 from gateway.egress.amqpfast.channel import ClientChannel
-from gateway.egress.amqpfast.client import ConnectionLost, RefusedByServer, Unreached, connect
+from gateway.egress.amqpfast.client import ConnectionLost, RefusedByServer, ServerUnreachable, connect
 from gateway.egress.amqpfast.handles import ConsumerHandle, FastDelivery, PeerStream
 from gateway.errors import LinkError
 from gateway.model.address import Address
@@ -110,7 +110,7 @@ class FastCommands:
                     raise
                 restartable = False  # the server does not support it
             except ConnectionLost as lost:
-                never = attempt == 1 and isinstance(lost, Unreached)
+                never = attempt == 1 and isinstance(lost, ServerUnreachable)
                 if never or attempt == ATTEMPTS_MAX or not restartable:
                     raise
                 print(f"{lost}; reconnecting", file=sys.stderr)

@@ -100,7 +100,7 @@ class AmqpLinkConsumer:
             self._answer(tag)
             self._wake(self)
 
-    def give_back_later(self, tag: int, now: float) -> None:
+    def requeue_later(self, tag: int, now: float) -> None:
         """Requeue the message with this delivery tag at the broker after RELEASE_SECS seconds."""
         if self.live:
             self._later.append((now + RELEASE_SECS, tag))

@@ -170,11 +170,11 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         if fresh := self._session.publisher.renew(now):
             self._publish_on(fresh)
         if self.open:
-            self._declarer.ask(self._session.topology.take_due(now))
+            self._declarer.queue(self._session.topology.take_due(now))
             every = self._session.options.survey_secs
             if self._up and every and now >= self._survey_at and self._declarer.idle:
                 self._survey_at = now + every
-                self._declarer.ask(self._session.topology.survey())
+                self._declarer.queue(self._session.topology.survey())
         self._stream.mark()
 
     # Interface for the link session.
@@ -202,7 +202,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             if (declaration is None or not declaration.consume) and not consumer.stopping:
                 consumer.stop()
                 self._close_stopped(consumer)
-        self._declarer.ask([*topology.leftovers(), *fresh])
+        self._declarer.queue([*topology.leftovers(), *fresh])
         self._arranged()
         self._stream.mark()
 
@@ -241,7 +241,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         session.stats.set_version(self.machine, VERSION)
         self.open = True
         self._publish_on(self._new_channel())
-        self._declarer.ask(session.topology.connected())
+        self._declarer.queue(session.topology.connected())
 
     def _publish_on(self, number: int) -> None:
         """Use channel `number` for publishing when it is in confirm mode.
@@ -461,7 +461,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                 sender,
             )
             receipt = (consumer, tag, message)
-            if others_wait and session.is_behind(entry, receipt):
+            if others_wait and session.hold_if_behind(entry, receipt):
                 continue
             if short:
                 session.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
@@ -573,16 +573,16 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
                     self.handle_release(receipts[at], outcome)
                 else:
                     consumer.rejected(tag)
-                    self.let_others_follow([receipts[at]])
+                    self.retry_followers([receipts[at]])
                 self.stats.refuse(outcome)
             receipts = [receipt for at, receipt in enumerate(receipts) if at not in refused]
         self.accept(receipts)
         self.stats.accepted_messages += len(receipts)
-        self.let_others_follow(receipts)
+        self.retry_followers(receipts)
 
     def requeue_later(self, receipt: Receipt) -> None:
         """Requeue a message at its broker after a short delay."""
-        receipt[0].give_back_later(receipt[1], clock.now())
+        receipt[0].requeue_later(receipt[1], clock.now())
 
     def handle_unrouted(self, entry: RoutingEntry, receipt: Receipt) -> None:
         """Record that no route accepts a message, and settle it.
@@ -590,17 +590,17 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         If a reload has removed the routes of its queue, it is requeued instead.
         """
         if receipt[0].stopping:
-            self.orphaned(receipt)
+            self.handle_removed_routes(receipt)
         else:
             super().handle_unrouted(entry, receipt)
 
-    def orphaned(self, receipt: Receipt) -> None:
+    def handle_removed_routes(self, receipt: Receipt) -> None:
         """Requeue a message whose queue no route consumes any more; otherwise store it as a dead letter."""
         if receipt[0].stopping:
             self.held_back.record_settled(receipt, by_target=False)
             self.requeue_later(receipt)
         else:
-            super().orphaned(receipt)
+            super().handle_removed_routes(receipt)
 
     def settle_dead_letter(self, receipt: Receipt, outcome: Outcome) -> None:
         """Acknowledge a message whose dead letter is stored.

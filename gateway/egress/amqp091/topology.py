@@ -389,7 +389,7 @@ class Declarer:
         """True if no declaration is being processed or waits."""
         return self._declaration is None and not self._queue
 
-    def ask(self, declarations: Iterable[Declaration]) -> None:
+    def queue(self, declarations: Iterable[Declaration]) -> None:
         """Queue these declarations behind the pending ones."""
         self._queue.extend(declarations)
         if self._declaration is None:

@@ -64,7 +64,7 @@ __all__ = [
     "FastLinkClient",
     "PeerStream",
     "RefusedByServer",
-    "Unreached",
+    "ServerUnreachable",
     "connect",
     "head_of",
 ]
@@ -78,7 +78,7 @@ class ConnectionLost(LinkError):
     """Error for a lost connection."""
 
 
-class Unreached(ConnectionLost):
+class ServerUnreachable(ConnectionLost):
     """Error for a failure to connect: no server responded, or a server of another protocol."""
 
 
@@ -200,13 +200,13 @@ class FastLinkClient:
                 await trio.aclose_forcefully(opened)
                 raise
         except (OSError, trio.BrokenResourceError) as error:
-            raise Unreached(f"{self._place}: {reason(error)}") from error
+            raise ServerUnreachable(f"{self._place}: {reason(error)}") from error
         return secured
 
     def _loss_error(self, why: str) -> ConnectionLost:
         if self._opened.is_set():
             return ConnectionLost(f"{self._place}: {why}")
-        return Unreached(f"{self._place}: {explained(self._target.protocol, self._first, why)}")
+        return ServerUnreachable(f"{self._place}: {explained(self._target.protocol, self._first, why)}")
 
     async def _run(self, task: Callable[[trio.abc.Stream], Awaitable[None]], stream: trio.abc.Stream) -> None:
         """Run a background task until `aclose` cancels it.

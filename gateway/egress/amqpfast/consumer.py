@@ -121,7 +121,7 @@ class FastLinkConsumer:
         if self.live:
             self._wake(self)
 
-    def give_back_later(self, receipt: Receipt, now: float) -> None:
+    def requeue_later(self, receipt: Receipt, now: float) -> None:
         """Return a message to its queue after RELEASE_SECS seconds, because memory is short."""
         if self.live:
             self._later.append((now + RELEASE_SECS, receipt))

@@ -48,7 +48,7 @@ class Unsettled:
         return last
 
 
-class Joined(NamedTuple):
+class JoinedMessage(NamedTuple):
     """Complete message, built from its fragments. `body` is None if it was larger than the limit."""
 
     handle: int
@@ -75,7 +75,7 @@ class Assembly:
         self._size = 0
         self._parts: list[bytes | memoryview] = []
 
-    def take(self, fragment: Fragment) -> Joined | None:
+    def take(self, fragment: Fragment) -> JoinedMessage | None:
         """Add the next fragment. Return the message if it was the last one, else None."""
         if fragment.first:
             self._head, self._size, self._parts = fragment.head, fragment.body_size, []
@@ -86,6 +86,6 @@ class Assembly:
             return None
         body = b"".join(self._parts) if fits else None
         self._parts = []
-        return Joined(
+        return JoinedMessage(
             fragment.handle, fragment.number, fragment.bits, self._head, body, fragment.dest_name, self._size
         )

@@ -157,14 +157,14 @@ class OpenHandle:
         while not self._came:
             if self._ended:
                 raise StopAsyncIteration
-            await self.news()
+            await self.wait_for_news()
         return self._came.popleft()
 
     def pop_delivery(self) -> FastDelivery | None:
         """Return the next delivery if one has arrived, else None."""
         return self._came.popleft() if self._came else None
 
-    async def news(self) -> None:
+    async def wait_for_news(self) -> None:
         """Wait until something arrives for the handle. Raises the error that has closed it."""
         self.check()
         await self._more.wait()
@@ -186,7 +186,7 @@ class OpenHandle:
         self.wake()
 
     def wake(self) -> None:
-        """Wake the tasks that wait in `news`."""
+        """Wake the tasks that wait in `wait_for_news`."""
         self._more.set()
         self._more = trio.Event()
 
@@ -276,7 +276,7 @@ class ClientSender(OpenHandle):
             self._ready_sizes.clear()
             client.flush()
             while not self._ready_sizes:
-                await self.news()
+                await self.wait_for_news()
             upload.ready(self._ready_sizes[0])
             self.resumed_at = upload.resumed_at
         while upload.writable:
@@ -323,7 +323,7 @@ class StreamHandle(OpenHandle):
             self.check_ended()
             if isinstance(self.failure, RefusedByServer) and self.failure.code < ReplyCode.MESSAGE_NOT_FOUND:
                 return b""
-            await self.news()
+            await self.wait_for_news()
         data = bytes(self._arrived[:most])
         del self._arrived[:most]
         if len(self._arrived) <= ARRIVED_BYTES_HIGH // 2:
@@ -412,7 +412,7 @@ class ConsumerHandle(OpenHandle):
     async def created(self) -> None:
         """Wait until the server has sent the name of a temporary destination."""
         while not self.name:
-            await self.news()
+            await self.wait_for_news()
 
     def handle_created(self, name: str) -> None:
         """Process CREATED, which has the name of the temporary destination."""
@@ -422,7 +422,7 @@ class ConsumerHandle(OpenHandle):
     async def listed(self) -> m.HandleIndex:
         """Wait for the INDEX that a QUERY has requested. Return it."""
         while self._index is None:
-            await self.news()
+            await self.wait_for_news()
         index, self._index = self._index, None
         return index
 

@@ -26,7 +26,7 @@ READY_SECS: Final = 30.0  # PREPARE is answered from memory; a server that takes
 # Codes of servers that do not know PREPARE.
 UNKNOWN: Final = frozenset((ReplyCode.COMMAND_NOT_VALID, ReplyCode.NOT_IMPLEMENTED))
 
-Settled = Callable[[Outcome, int], None]
+SettledCallback = Callable[[Outcome, int], None]
 
 
 class LargeSender:
@@ -37,7 +37,7 @@ class LargeSender:
     """
 
     def __init__(
-        self, machine: ClientConnection, stream: Stream, settled: Settled, *, restartable: bool = True
+        self, machine: ClientConnection, stream: Stream, settled: SettledCallback, *, restartable: bool = True
     ) -> None:
         self.channel = 0
         self._machine = machine

@@ -228,14 +228,14 @@ class FastLinkPublisher(ConfirmedSink):
             handle, name = open_for_sending(machine, self._channel, address.scope, address.name)
         except LocalProtocolError:
             if alone:
-                self._begin_anew()
+                self._close_all_handles()
             return None
         found = Destination(Producer(machine, handle, confirm=True), name)
         self._destinations[wire] = found
         self._wires[handle] = wire
         return found
 
-    def _begin_anew(self) -> None:
+    def _close_all_handles(self) -> None:
         """Close all handles, because none is free and no message is in flight."""
         machine = self._machine
         assert machine is not None

@@ -17,7 +17,7 @@ from gateway.broker.dispatcher import UNROUTED, Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.routing import RoutingEntry
 from gateway.egress.amqpfast.consumer import FastLinkConsumer, Receipt
-from gateway.egress.amqpfast.deliveries import Joined
+from gateway.egress.amqpfast.deliveries import JoinedMessage
 from gateway.egress.amqpfast.login import client_machine
 from gateway.egress.amqpfast.publisher import FastLinkPublisher
 from gateway.egress.amqpfast.sources import LinkSource, LinkSources, Survey
@@ -495,7 +495,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 sender,
             )
             receipt = (consumer, number, message)
-            if others_wait and session.is_behind(entry, receipt):
+            if others_wait and session.hold_if_behind(entry, receipt):
                 continue
             if short:
                 session.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
@@ -514,7 +514,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
 
     def _fragment(self, fragment: Fragment) -> None:
         consumer = self._by_handle.get(fragment.handle)
-        joined: Joined | None = None if consumer is None else consumer.assembly.take(fragment)
+        joined: JoinedMessage | None = None if consumer is None else consumer.assembly.take(fragment)
         if consumer is None or joined is None:
             return
         if not joined.bits & DELIVERED:
@@ -638,18 +638,18 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
             for at, outcome in refused.items():
                 if outcome.verdict is Verdict.REJECTED:
                     self.store_dead_letter(receipts[at], outcome)
-                    self.let_others_follow([receipts[at]])
+                    self.retry_followers([receipts[at]])
                 else:
                     self.stats.refuse(outcome)
                     self.handle_release(receipts[at], outcome)
             receipts = [receipt for at, receipt in enumerate(receipts) if at not in refused]
         self.accept(receipts)
         self.stats.accepted_messages += len(receipts)
-        self.let_others_follow(receipts)
+        self.retry_followers(receipts)
 
     def requeue_later(self, receipt: Receipt) -> None:
         """Return a message to its queue at the server after a short delay."""
-        receipt[0].give_back_later(receipt, clock.now())
+        receipt[0].requeue_later(receipt, clock.now())
 
     def new_batch(self) -> Batch:
         """Return an empty batch whose routes store everything that they reject.

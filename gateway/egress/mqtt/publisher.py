@@ -162,7 +162,7 @@ class MqttLinkPublisher(ConfirmedSink):
         # Deadline for the PUBCOMPs, if the ids were released on this connection.
         self._patient_until: float | None = None
         self._next_id = 1
-        self._fruitful = False  # True if a message was acknowledged on this connection
+        self._has_progressed = False  # True if a message was acknowledged on this connection
         self._barren = False  # True if none was on the last one, so that the window is narrow
         self._use(Terms(True, 0))
 
@@ -196,7 +196,7 @@ class MqttLinkPublisher(ConfirmedSink):
             self._packet_ids.clear()
             self._released.clear()
             self._inherited = False
-        self._fruitful = False
+        self._has_progressed = False
         self._flowing = True
         self.pump()
 
@@ -249,7 +249,7 @@ class MqttLinkPublisher(ConfirmedSink):
         if self._outlet is None:
             return  # sending failed here, and the search for the cause has begun already
         unanswered = self.close()
-        if self._fruitful or not unanswered:
+        if self._has_progressed or not unanswered:
             self._clear()
         elif busy:
             return
@@ -656,7 +656,7 @@ class MqttLinkPublisher(ConfirmedSink):
         if strangers and self._packet_ids:
             strangers = self._accept_early_pubrecs(strangers)
         if accepted_ids:
-            self._bore_fruit()
+            self._note_progress()
             self._received.update(dict.fromkeys(accepted_ids))
             if self._outlet is not None:
                 self._outlet.release(accepted_ids)
@@ -707,16 +707,16 @@ class MqttLinkPublisher(ConfirmedSink):
                 singles.append(number)
                 early.add(number)
         if floor > self._floor or singles or refused:
-            self._bore_fruit()
+            self._note_progress()
         self._advance(floor)
         self._settle_singles(singles, ACCEPTED)
         for number, reason in refused:
             self._settle_singles([number], outcome_of(reason))
         self._count_in_flight()
         if self._next - self._floor > NUMBERS_MAX:
-            self._number_anew()
+            self._renumber()
 
-    def _number_anew(self) -> None:
+    def _renumber(self) -> None:
         """Assign new numbers to all unconfirmed messages.
 
         Called when an old unconfirmed message prevents later ones from being settled in whole runs.
@@ -730,13 +730,13 @@ class MqttLinkPublisher(ConfirmedSink):
                 self._number(run.part, open_offsets, run.sent)
         self._numbers = dict(zip(ids, range(self._floor, self._next), strict=True))
 
-    def _bore_fruit(self) -> None:
-        if not self._fruitful:
-            self._fruitful = True
+    def _note_progress(self) -> None:
+        if not self._has_progressed:
+            self._has_progressed = True
             self._clear()
 
     def _clear(self) -> None:
         """Widen the window again if it is narrow because a connection was barren (acknowledged nothing)."""
         if self._barren:
             self._barren = False
-            self._widen()
+            self._reset_window()

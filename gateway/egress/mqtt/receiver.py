@@ -21,7 +21,7 @@ from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import HeldReceipts
 from gateway.broker.routing import RoutingEntry
-from gateway.egress.held_back import EXPIRED, ROUTE_REMOVED, TOO_LONG, HeldBack, LineKey, line_of
+from gateway.egress.held_back import EXPIRED, ROUTE_REMOVED, TOO_LONG, HeldBack, RetryKey, route_names_of
 from gateway.errors import RemoteProtocolError
 from gateway.model.batch import Batch
 from gateway.model.caches import make_room
@@ -209,13 +209,13 @@ class MqttLinkReceiver:
                 self.unsettled += 1
                 receipt = (connection, packet_id, qos, message)
                 if behind and entry.plan.branches:
-                    self._held_back.note_routes(receipt, line_of(entry))
+                    self._held_back.note_routes(receipt, route_names_of(entry))
                     self._held_receipts.append(receipt)
                     continue
                 if (
                     waits
                     and entry.plan.branches
-                    and self._held_back.hold_if_behind((None, line_of(entry)), receipt, clock.now())
+                    and self._held_back.hold_if_behind((None, route_names_of(entry)), receipt, clock.now())
                 ):
                     continue
                 if memory.short:
@@ -295,7 +295,7 @@ class MqttLinkReceiver:
         if not self.batch.receipts:
             self.batch.received = clock.now()
         for receipt in self._held_receipts.take_due():
-            if not self._held_back.hold_if_behind(self._line_of(receipt), receipt, Monotonic(now)):
+            if not self._held_back.hold_if_behind(self._retry_key_of(receipt), receipt, Monotonic(now)):
                 self._retry(receipt, self.batch)
         burials, self._burials = self._burials, []
         for receipt, outcome, routes in burials:
@@ -313,8 +313,8 @@ class MqttLinkReceiver:
     def _entry_of(self, receipt: Receipt) -> RoutingEntry:
         return self._dispatcher.entry(self._name, None, receipt[3].address)
 
-    def _line_of(self, receipt: Receipt) -> LineKey:
-        return None, line_of(self._entry_of(receipt))
+    def _retry_key_of(self, receipt: Receipt) -> RetryKey:
+        return None, route_names_of(self._entry_of(receipt))
 
     def _send_held_back(self, now: Monotonic) -> None:
         """Retry the messages whose wait is over, in batches of their own.
@@ -405,7 +405,7 @@ class MqttLinkReceiver:
             elif outcome.reason is Reason.STORE and not self._held_back.is_tried(receipt):
                 self._wait_for_room(receipt)
             else:
-                self._held_back.hold(self._line_of(receipt), receipt, clock.now())
+                self._held_back.hold(self._retry_key_of(receipt), receipt, clock.now())
             return
         answers = self._connection_for_reply(receipt)
         if answers is None:
@@ -421,7 +421,7 @@ class MqttLinkReceiver:
 
     def _wait_for_room(self, receipt: Receipt) -> None:
         """Store a message, unacknowledged, until the local disk or memory accepts messages."""
-        self._held_back.note_routes(receipt, line_of(self._entry_of(receipt)))
+        self._held_back.note_routes(receipt, route_names_of(self._entry_of(receipt)))
         self._held_receipts.add_refused(receipt)
 
     def _acknowledge_dead_letter(self, receipt: Receipt) -> None:
