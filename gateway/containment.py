@@ -34,8 +34,8 @@ KINDS_MAX: Final = 1_000  # logged kinds of errors, by type and place; a limit t
 counted: Counter[str] = Counter()
 """Number of contained errors by guard, since the start of the process."""
 
-_told: set[tuple[str, type[BaseException], str]] = set()
-_tell: Callable[[str, BaseException, dict[str, Any]], None] | None = None
+_reported: set[tuple[str, type[BaseException], str]] = set()
+_log_error: Callable[[str, BaseException, dict[str, Any]], None] | None = None
 
 
 def contained(where: Where, error: BaseException, **facts: Any) -> None:
@@ -46,23 +46,23 @@ def contained(where: Where, error: BaseException, **facts: Any) -> None:
     """
     counted[where] += 1
     kind = (where, type(error), _place(error))
-    if kind in _told:
+    if kind in _reported:
         return
-    if len(_told) < KINDS_MAX:
-        _told.add(kind)
-    if _tell is not None:
-        _tell(where, error, facts)
+    if len(_reported) < KINDS_MAX:
+        _reported.add(kind)
+    if _log_error is not None:
+        _log_error(where, error, facts)
 
 
 def set_error_logger(tell: Callable[[str, BaseException, dict[str, Any]], None]) -> None:
     """Set the function that logs contained errors; it is called as `tell(where, error, facts)`."""
-    global _tell
-    _tell = tell
+    global _log_error
+    _log_error = tell
 
 
 def forget() -> None:
     """Forget which kinds of errors have been logged, so that they are logged again. Only tests call it."""
-    _told.clear()
+    _reported.clear()
 
 
 def _place(error: BaseException) -> str:

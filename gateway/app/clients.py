@@ -35,7 +35,7 @@ def connected(listeners: Mapping[str, Listener]) -> Iterator[ConnectedClient]:
         for connection in list(listener.connections):
             stream, sender = connection.stream, connection.sender
             if not (stream.closed or stream.ending):
-                entrance = listener.entrance(connection)
+                entrance = listener.admission_of(connection)
                 yield ConnectedClient(
                     listener.name,
                     listener.stats.protocol,

@@ -36,15 +36,15 @@ def listener_of(
     options = settings.listeners[name]
     dialect = DIALECTS[options.protocol]
     stats = metrics.listener(name, options.protocol, dialect.frame_names)
-    guests = IngressClients(settings.limits_of(name), stats, writes, services.users)
-    ingress: ListenerSource = resolve_name(dialect.listener)(name, services, guests)
+    ingress_clients = IngressClients(settings.limits_of(name), stats, writes, services.users)
+    ingress: ListenerSource = resolve_name(dialect.listener)(name, services, ingress_clients)
     dispatcher.add_endpoint(name, ingress.namespace, ingress.requester)
     return Listener(
         name,
         options.host,
         options.port,
         ingress,
-        guests,
+        ingress_clients,
         writes,
         front=front_of(name, options),
         descriptors_max=descriptors_max,

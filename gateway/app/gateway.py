@@ -560,7 +560,7 @@ class Gateway:
             engine_moved=int if engine is None else lambda: engine.sessions.moved,
             engine_shortened=int
             if engine is None
-            else lambda: engine.stats.lessened.counts.get("expiration", 0),
+            else lambda: engine.stats.degraded.counts.get("expiration", 0),
             dropped_letters=lambda: self.dead_letters.evicted_count,
             delayed_bodies=lambda: self.bodies.spool.unread_count,
             refused_letters=lambda: self.dead_letters.refused,
@@ -641,7 +641,7 @@ class Gateway:
         ]
         while required:
             for link in required:
-                lacking = next(iter(link.stats.lacking.items()), None)
+                lacking = next(iter(link.stats.missing_objects.items()), None)
                 if link.is_up and lacking is not None:
                     self.readiness.mark_unmet(
                         f"link {link.name}", f"missing at the broker: {lacking[0]}: {lacking[1]}"
@@ -735,18 +735,18 @@ class Gateway:
 
         Call this while links and subscribers can still receive the wills. Return False if there was no will.
         """
-        leaving = [connection for connection in self._connections() if connection.leaves_a_will]
+        leaving = [connection for connection in self._connections() if connection.has_will]
         self._shut_down_connections(leaving)
         published = self.mqtt.end_delays()
         self.writes.flush()
         return bool(leaving) or published
 
     def _shut_down_connections(
-        self, connections: Iterable[IngressClient], farewell: CloseReason = CloseReason.STOPPING
+        self, connections: Iterable[IngressClient], close_reason: CloseReason = CloseReason.STOPPING
     ) -> None:
         for connection in connections:
             try:
-                connection.shut_down(farewell)
+                connection.shut_down(close_reason)
             except Exception as error:
                 connection.stream.fail(error)
 

@@ -20,7 +20,9 @@ COLOURS: Final = {"error": "\x1b[31m", "warning": "\x1b[33m", "note": "\x1b[2m"}
 PLAIN: Final = "\x1b[0m"
 
 
-def line_of(text: str, severity: str, code: str, file: str = "", line: int = 0, column: int = 0) -> str:
+def format_finding(
+    text: str, severity: str, code: str, file: str = "", line: int = 0, column: int = 0
+) -> str:
     """Format one finding as a line of text.
 
     `line` and `column` count from 1; 0 is unknown.
@@ -32,7 +34,7 @@ def line_of(text: str, severity: str, code: str, file: str = "", line: int = 0, 
 def lines_of(error: ConfigurationError) -> Iterator[str]:
     """Yield a line of text for each error in a configuration that cannot be used."""
     for one in (error, *error.others):
-        yield line_of(one.reason, "error", INVALID, one.file, one.line, one.column)
+        yield format_finding(one.reason, "error", INVALID, one.file, one.line, one.column)
 
 
 def documents_of(findings: Iterable[Finding]) -> list[dict[str, Any]]:
@@ -56,5 +58,5 @@ def show(findings: Iterable[Finding], to: TextIO | None = None) -> None:
     lively = stream.isatty()
     for one in findings:
         severity = one.severity.value
-        text = line_of(one.text, severity, one.code, one.file, one.line, one.column)
+        text = format_finding(one.text, severity, one.code, one.file, one.line, one.column)
         print(f"{COLOURS[severity]}{text}{PLAIN}" if lively else text, file=stream)

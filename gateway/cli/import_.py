@@ -51,9 +51,9 @@ def rabbitmq(
     Definitions without a counterpart are listed and left out. For an invalid file nothing is written, and the
     exit code is 1.
     """
-    from gateway.cli.importing.rabbitmq import made_of
+    from gateway.cli.importing.rabbitmq import import_file
 
-    _write(made_of, file, to, force, as_json)
+    _write(import_file, file, to, force, as_json)
 
 
 @group.command()
@@ -73,9 +73,9 @@ def mosquitto(
     Lines without a counterpart are listed and left out. For an invalid file nothing is written, and the exit
     code is 1. Password hashes cannot be converted: set users' passwords again with `gateway passwd`.
     """
-    from gateway.cli.importing.mosquitto import made_of
+    from gateway.cli.importing.mosquitto import import_file
 
-    _write(made_of, file, to, force, as_json)
+    _write(import_file, file, to, force, as_json)
 
 
 def _write(

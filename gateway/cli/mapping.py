@@ -10,7 +10,7 @@ import orjson
 import typer
 
 from gateway.cli.exits import Exit
-from gateway.cli.findings import line_of
+from gateway.cli.findings import format_finding
 from gateway.cli.options import AsJson, ConfigFile, settings_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def run_tests(files: Files = None, config: ConfigFile = None, as_json: AsJson = 
                 typer.echo(f"ok {file}:{result.line}: {result.name}")
             for difference in result.differences:
                 text = f"test {result.name!r}: {difference}"
-                typer.echo(line_of(text, "error", "failed", file, result.line, result.column))
+                typer.echo(format_finding(text, "error", "failed", file, result.line, result.column))
         typer.echo(f"{len(results) - len(failed)} passed, {len(failed)} failed")
     if failed:
         raise typer.Exit(Exit.FAILED)

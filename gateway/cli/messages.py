@@ -90,10 +90,10 @@ def publish(
         MessagePrinter,
         address_of,
         body_of,
+        build_message,
         check_version,
         headers_of,
         is_unicode,
-        made_of,
         open_client,
         protocol_commands,
         publish_with,
@@ -121,7 +121,7 @@ def publish(
         raise typer.BadParameter("--transaction is for AMQP/Fast")
     uploads = file is not None and own is not None and transaction is None and service != "peer"
     body = b"" if uploads else body_of(message, file)
-    made = made_of(target, address, body, qos, retain, content_type, reply_to, headers_of(header or ()))
+    made = build_message(target, address, body, qos, retain, content_type, reply_to, headers_of(header or ()))
     if own is not None and file is not None and uploads:
         refused = own.upload(made, file)
     elif own is not None:

@@ -31,10 +31,10 @@ __all__ = [
     "MessageSelection",
     "address_of",
     "body_of",
+    "build_message",
     "demand",
     "headers_of",
     "is_unicode",
-    "made_of",
     "messages",
     "open_client",
     "protocol_commands",
@@ -64,7 +64,7 @@ class MessagePrinter:
 
         `saved` is the path of the file with the message's body, or None if the body was not saved.
         """
-        typer.echo(line_of(message, self._as_json, saved))
+        typer.echo(format_message(message, self._as_json, saved))
         if self.remaining is None:
             return True
         self.remaining -= 1
@@ -231,7 +231,7 @@ def headers_of(texts: Iterable[str]) -> tuple[tuple[str, Value], ...]:
     return tuple(pairs)
 
 
-def made_of(
+def build_message(
     target: LinkUrl,
     address: Address,
     body: bytes,
@@ -250,7 +250,7 @@ def made_of(
     return Message(address, body, properties, qos, DURABLE_AT_QOS[qos], retained)
 
 
-def line_of(message: Message, as_json: bool, saved: Path | None) -> str:
+def format_message(message: Message, as_json: bool, saved: Path | None) -> str:
     """Return a message as one line of text or JSON.
 
     `saved` is the path of the file with the message's body, or None if the body was not saved.

@@ -420,7 +420,7 @@ class Link:
 
     def _layer_ended(self, stream: Stream, ending: Ending) -> None:
         """Count the error with which the TLS or WebSocket layer has ended."""
-        if word := ending.broke or ending.refused:
+        if word := ending.violation or ending.refused:
             self.stats.protocol_errors.add(word)
 
     async def _tick(self) -> None:

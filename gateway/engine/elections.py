@@ -61,12 +61,12 @@ class Candidate:
         self._served_at = NEVER
         self._stats = stats
         self._on_decision = on_decision
-        stats.leads = False
+        stats.is_elected = False
 
     @property
     def is_elected(self) -> bool:
         """True while this replica consumes over the link."""
-        return bool(self._stats.leads)
+        return bool(self._stats.is_elected)
 
     def is_useless(self, now: LeaseTime) -> bool:
         """Return True if this replica has held the lease without serving for `timeout_secs`."""
@@ -84,7 +84,7 @@ class Candidate:
             self._served_at = clock.lease_time()
         elif self.is_elected and not elected:
             log.info("replica stopped consuming over link", link=self.link, why=why)
-        self._stats.leads = elected
+        self._stats.is_elected = elected
         self._on_decision(elected, why)
 
 

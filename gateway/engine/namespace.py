@@ -50,8 +50,8 @@ from gateway.engine.shares import (
 from gateway.engine.stored_values import decode_options, decode_will
 from gateway.engine.walks import SentRetained, SharedWalk
 from gateway.errors import StoreError
-from gateway.ingress.mqtt.admission import AdmittedGuest
-from gateway.ingress.mqtt.guest import MqttGuest
+from gateway.ingress.mqtt.admission import AdmittedMqttClient
+from gateway.ingress.mqtt.guest import MqttListenerClient
 from gateway.ingress.mqtt.ingress import SentWill
 from gateway.model.address import Address
 from gateway.model.batch import Receipt, Recipient, Sink, SubBatch
@@ -567,16 +567,16 @@ class EngineNamespace(MqttNamespace):
             return "sessions_max"
         return super().make_room(user, place, client_id)
 
-    def prepare_client(self, guest: object, coming: ConnectingClient) -> None:
+    def prepare_client(self, connection: object, connecting: ConnectingClient) -> None:
         """Open the session of a connecting client in the database.
 
         Raises Pending until the reply has arrived.
         """
-        assert isinstance(guest, MqttGuest)
-        arrival = self._arrived.get(coming.client_id)
-        if arrival is not None and arrival.opening.guest is guest:
+        assert isinstance(connection, MqttListenerClient)
+        arrival = self._arrived.get(connecting.client_id)
+        if arrival is not None and arrival.opening.connection is connection:
             return
-        opening = PendingOpen(guest, coming)
+        opening = PendingOpen(connection, connecting)
         self._engine.sessions.open(opening)
         raise Pending(opening)
 
@@ -623,11 +623,11 @@ class EngineNamespace(MqttNamespace):
             if self.sessions.get(session.client_id) is session:
                 self._read(session, done, outcome)
         for client, arrival in list(self._arrived.items()):
-            if arrival.opening.guest.stream.closed:
+            if arrival.opening.connection.stream.closed:
                 del self._arrived[client]
                 self._engine.sessions.abandon_arrival(arrival)
         for client, (opening, _) in list(self._refused.items()):
-            if opening.guest.stream.closed:
+            if opening.connection.stream.closed:
                 del self._refused[client]
 
     def open(
@@ -703,7 +703,7 @@ class EngineNamespace(MqttNamespace):
         if session is None or session.owner == owner or (session.is_stopped and not at_once):
             return  # or it is being disconnected already
         outlet: object = session.outlet
-        if not isinstance(outlet, MqttGuest):
+        if not isinstance(outlet, MqttListenerClient):
             return
         log.info("client reconnected, previous connection closed", client=client)
         patient = session.has_queue and not at_once
@@ -718,7 +718,7 @@ class EngineNamespace(MqttNamespace):
     def disconnect_client(self, session: ClientSession, why: str) -> None:
         """Abort the connection of a session's client for the reason `why`; the client must reconnect."""
         outlet: object = session.outlet
-        if isinstance(outlet, MqttGuest):
+        if isinstance(outlet, MqttListenerClient):
             outlet.stream.abort(why)
 
     # Wills.
@@ -833,13 +833,13 @@ class EngineNamespace(MqttNamespace):
 def _pull(session: Session) -> None:
     """Send a session's client the retained messages that its walks have read."""
     outlet: object = session.outlet
-    if isinstance(outlet, AdmittedGuest):
+    if isinstance(outlet, AdmittedMqttClient):
         outlet.send_due_retained()
 
 
 def _session_of(receipt: Receipt) -> Session | None:
     """Return the session of the client that has published a message, or None without a session."""
-    is_publish = isinstance(receipt, tuple) and isinstance(receipt[0], AdmittedGuest)
+    is_publish = isinstance(receipt, tuple) and isinstance(receipt[0], AdmittedMqttClient)
     return receipt[0].session if is_publish else None
 
 

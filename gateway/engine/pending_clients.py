@@ -7,26 +7,26 @@ from typing import NamedTuple
 import trio
 
 from gateway.broker.mqtt.namespace import ConnectingClient
-from gateway.ingress.mqtt.guest import MqttGuest
+from gateway.ingress.mqtt.guest import MqttListenerClient
 from gateway.state.interface import OpenedSession, OpenSession, Owner
 
 
 class PendingOpen:
     """MQTT client that connects, and whose OpenSession operation has no reply from the database yet.
 
-    `guest` is its connection, which is not read until the reply has arrived. `coming` is the client as its
-    CONNECT packet describes it.
+    `connection` is its connection, which is not read until the reply has arrived. `connecting` is the client
+    as its CONNECT packet describes it.
     """
 
-    def __init__(self, guest: MqttGuest, coming: ConnectingClient) -> None:
-        self.guest = guest
-        self.coming = coming
+    def __init__(self, connection: MqttListenerClient, connecting: ConnectingClient) -> None:
+        self.connection = connection
+        self.connecting = connecting
         self._answered = trio.Event()
 
     @property
     def client(self) -> str:
         """Client identifier of the connecting client."""
-        return self.coming.client_id
+        return self.connecting.client_id
 
     async def wait(self) -> None:
         """Wait until the database has replied to the OpenSession, or the client is denied."""
@@ -38,8 +38,8 @@ class PendingOpen:
 
     def deny(self, why: str) -> None:
         """Deny the connection, for the reason `why`."""
-        if not self.guest.stream.closed:
-            self.guest.not_served(why)
+        if not self.connection.stream.closed:
+            self.connection.refuse_unavailable(why)
         self._answered.set()
 
 

@@ -177,7 +177,7 @@ class EnginePublisher(AmqpLinkPublisher):
                 self._settle_unsent([at], outcome_of_error(error))
                 continue
             if message.expires and outlasts(message, utc):  # only replicas know this expiry time
-                self._stats.lessened.add("expiration")
+                self._stats.degraded.add("expiration")
             byte_count += len(message.body)
             rows.append((where, raw, message.body))
             sent.append(at)

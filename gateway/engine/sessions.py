@@ -345,9 +345,13 @@ class SharedSessions:
         has another user, and this client may only have a session of its own user, this client waits for the
         reply to the earlier one. This client may be refused, and then the earlier one need not be denied.
         """
-        client, coming = opening.client, opening.coming
+        client, connecting = opening.client, opening.connecting
         before = self._openings.get(client)
-        if before is not None and coming.only_own and coming.sender.user != before.coming.sender.user:
+        if (
+            before is not None
+            and connecting.only_own
+            and connecting.sender.user != before.connecting.sender.user
+        ):
             waiting = self._next_openings.pop(client, None)
             if waiting is not None:
                 waiting.deny(TAKEN_OVER)
@@ -361,13 +365,15 @@ class SharedSessions:
         operation = OpenSession(
             SessionKey(DOMAIN, client),
             incarnation,
-            coming.sender.user,
-            coming.place,
-            coming.clean,
-            coming.expiry_secs,
+            connecting.sender.user,
+            connecting.place,
+            connecting.clean,
+            connecting.expiry_secs,
             f"{self._prefix}.{readable(client)}.{incarnation}.{self._numbers}",
-            None if coming.will is None else WillRecord(encode_will(coming), delay_of(coming.will)),
-            coming.only_own,
+            None
+            if connecting.will is None
+            else WillRecord(encode_will(connecting), delay_of(connecting.will)),
+            connecting.only_own,
             text_bytes(client),
             f"{incarnation}.{self._numbers}",
         )
@@ -392,7 +398,7 @@ class SharedSessions:
         waiting = None if client in self._openings else self._next_openings.pop(client, None)
         if waiting is None:
             return
-        if reply.verdict is OperationOutcome.UNAVAILABLE or waiting.guest.stream.closed:
+        if reply.verdict is OperationOutcome.UNAVAILABLE or waiting.connection.stream.closed:
             waiting.deny(AWAY)
         else:
             self.open(waiting)

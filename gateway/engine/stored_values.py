@@ -88,9 +88,9 @@ def delay_of(will: Will) -> int:
     return delay
 
 
-def encode_will(coming: ConnectingClient) -> bytes:
+def encode_will(connecting: ConnectingClient) -> bytes:
     """Return the encoding of a connecting client's will, which it must have, for the database."""
-    will, sender = coming.will, coming.sender
+    will, sender = connecting.will, connecting.sender
     assert will is not None
     return ADAPTER.dump_json(
         StoredWill(
@@ -102,7 +102,7 @@ def encode_will(coming: ConnectingClient) -> bytes:
             sender.endpoint,
             sender.user,
             sender.address,
-            coming.principal.to_dict(),
+            connecting.principal.to_dict(),
         )
     )
 

@@ -57,14 +57,16 @@ class ListenerConnections(Generic[Holder]):
         self._rate = HolderRate(limits.connects_per_second_max)
         self._places = Shares()
         self._users = Shares()
-        self.guests: dict[Holder, Seat] = {}
+        self.connections: dict[Holder, Seat] = {}
         self._seat: Seat = ("", None)  # the last one, reused: those of a fleet are equal
-        self._strangers: dict[str, dict[Holder, float]] = {}  # unauthenticated, by address, with start times
-        self._strange = Shares()  # counts of unauthenticated connections by address
+        self._unauthenticated: dict[
+            str, dict[Holder, float]
+        ] = {}  # unauthenticated, by address, with start times
+        self._unauthenticated_counts = Shares()  # counts of unauthenticated connections by address
 
     def full(self, now: float) -> bool:
         """Return True if connections_max is reached and no connection can be evicted."""
-        return len(self.guests) >= self._most and self.connection_to_evict(now) is None
+        return len(self.connections) >= self._most and self.connection_to_evict(now) is None
 
     def refusal(self, place: str, now: float) -> str:
         """Return the name of the limit that prevents another connection from the address `place`.
@@ -84,56 +86,56 @@ class ListenerConnections(Generic[Holder]):
 
     def connection_to_evict(self, now: float) -> Holder | None:
         """Return the unauthenticated connection to evict in favour of a new one, or None."""
-        place = self._strange.largest
-        if len(self.guests) < self._most or place is None:
+        place = self._unauthenticated_counts.largest
+        if len(self.connections) < self._most or place is None:
             return None
-        guest, connected_at = next(iter(self._strangers[place].items()))
-        return guest if now - connected_at >= STRANGE_SECS else None
+        connection, connected_at = next(iter(self._unauthenticated[place].items()))
+        return connection if now - connected_at >= STRANGE_SECS else None
 
-    def enter(self, guest: Holder, place: str, now: float) -> None:
+    def enter(self, connection: Holder, place: str, now: float) -> None:
         """Add a connection from the address `place`, which is not authenticated yet."""
-        self._set_seat(guest, (place, None))
+        self._set_seat(connection, (place, None))
         self._places.add(place)
-        self._strangers.setdefault(place, {})[guest] = now
-        self._strange.add(place)
+        self._unauthenticated.setdefault(place, {})[connection] = now
+        self._unauthenticated_counts.add(place)
 
-    def may_be(self, user: str, place: str) -> bool:
+    def may_add_connection(self, user: str, place: str) -> bool:
         """Return True if the user's connections are below their limit, so that one more is allowed."""
         counted = self._is_user_limited or place != LOOPBACK
         return not counted or self._users[user] < self._per_user
 
-    def set_user(self, guest: Holder, user: str) -> None:
+    def set_user(self, connection: Holder, user: str) -> None:
         """Record the user of an authenticated connection.
 
         Repeated calls and removed connections are ignored.
         """
-        place, known_user = self.guests.get(guest, ("", user))
+        place, known_user = self.connections.get(connection, ("", user))
         if known_user is not None:
             return  # removed, or named before
-        self._forget_stranger(guest, place)
-        self._set_seat(guest, (place, user))
+        self._forget_unauthenticated(connection, place)
+        self._set_seat(connection, (place, user))
         if self._is_user_limited or place != LOOPBACK:
             self._users.add(user)
 
-    def _set_seat(self, guest: Holder, seat: Seat) -> None:
+    def _set_seat(self, connection: Holder, seat: Seat) -> None:
         if seat != self._seat:
             self._seat = seat
-        self.guests[guest] = self._seat
+        self.connections[connection] = self._seat
 
-    def remove(self, guest: Holder) -> None:
+    def remove(self, connection: Holder) -> None:
         """Remove a closed connection; repeated calls are ignored."""
-        if guest not in self.guests:
+        if connection not in self.connections:
             return
-        place, user = self.guests.pop(guest)
+        place, user = self.connections.pop(connection)
         self._places.remove(place)
         if user is None:
-            self._forget_stranger(guest, place)
+            self._forget_unauthenticated(connection, place)
         elif self._is_user_limited or place != LOOPBACK:
             self._users.remove(user)
 
-    def _forget_stranger(self, guest: Holder, place: str) -> None:
-        same = self._strangers[place]
-        del same[guest]
+    def _forget_unauthenticated(self, connection: Holder, place: str) -> None:
+        same = self._unauthenticated[place]
+        del same[connection]
         if not same:
-            del self._strangers[place]
-        self._strange.remove(place)
+            del self._unauthenticated[place]
+        self._unauthenticated_counts.remove(place)

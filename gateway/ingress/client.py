@@ -46,7 +46,7 @@ class InFlight(NamedTuple):
     unacknowledged: int = 0
 
 
-class Agreed(NamedTuple):
+class NegotiatedValues(NamedTuple):
     """Client properties and negotiated values of a connection.
 
     A value that the protocol does not have is 0 or empty. `frame_max` is in bytes, `heartbeat_secs` in
@@ -134,8 +134,8 @@ class IngressClient:
         return None if self.consumes else waiting.hold(channel)
 
     @abstractmethod
-    def shut_down(self, farewell: CloseReason) -> None:
-        """Close the connection for the reason `farewell`, with the protocol's message for it."""
+    def shut_down(self, close_reason: CloseReason) -> None:
+        """Close the connection for the reason `close_reason`, with the protocol's message for it."""
 
     def tick(self, now: float) -> None:
         """Process the connection's timers. `now` is in loop-clock seconds."""
@@ -149,7 +149,7 @@ class IngressClient:
         self.shut_down(CloseReason.RULES_CHANGED)
 
     @property
-    def leaves_a_will(self) -> bool:
+    def has_will(self) -> bool:
         """True if a message is published when the connection is lost."""
         return False
 
@@ -163,9 +163,9 @@ class IngressClient:
         """Number of open channels."""
         return 0
 
-    def negotiated(self) -> Agreed:
+    def negotiated(self) -> NegotiatedValues:
         """Return the client properties and the negotiated values of the connection."""
-        return Agreed()
+        return NegotiatedValues()
 
     # Interface to disk and memory management; see gateway.broker.memory.HeldPublisher.
 

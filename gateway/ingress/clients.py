@@ -29,7 +29,7 @@ SHORT_INTERVAL_SECS: Final = 4  # shorter heartbeats need more than one tick a s
 log = structlog.get_logger(limited=True)
 
 
-class Entrance(NamedTuple):
+class ClientAdmission(NamedTuple):
     """Time of a client's admission, in loop-clock seconds, and its protocol version."""
 
     admitted_at: float
@@ -48,11 +48,13 @@ class IngressClients:
     ) -> None:
         self.limits = limits
         self.stats = stats
-        self.hurried: set[IngressClient] = set()  # connections that need more frequent ticks
+        self.fast_ticked: set[IngressClient] = set()  # connections that need more frequent ticks
         self._users = users or {}
         self._writes = writes
-        self._door: ListenerConnections[IngressClient] = ListenerConnections(limits, limits.connections_max)
-        self.connections = self._door.guests
+        self._admission: ListenerConnections[IngressClient] = ListenerConnections(
+            limits, limits.connections_max
+        )
+        self.connections = self._admission.connections
         self._by_sender: dict[Sender, IngressClient] = {}  # authenticated connections
 
     @property
@@ -64,7 +66,7 @@ class IngressClients:
 
     def full(self) -> bool:
         """Return True if connections_max is reached and no connection can be evicted."""
-        return self._door.full(clock.now())
+        return self._admission.full(clock.now())
 
     def refusal(self, place: str) -> str:
         """Return the name of the limit that prevents a connection from the address `place` now.
@@ -73,7 +75,9 @@ class IngressClients:
         """
         now = clock.now()
         return (
-            "connects_per_second_max" if self._door.too_fast(place, now) else self._door.refusal(place, now)
+            "connects_per_second_max"
+            if self._admission.too_fast(place, now)
+            else self._admission.refusal(place, now)
         )
 
     def count_refused(self, word: str, remote: str) -> None:
@@ -82,12 +86,12 @@ class IngressClients:
         audit("refused", endpoint=self.name, remote=remote, reason=word)
         log.warning("connection refused, limit reached", listener=self.name, remote=remote, limit=word)
 
-    def no_place(self, stream: Stream) -> bool:
+    def refuse_over_limit(self, stream: Stream) -> bool:
         """Close a connection handed over by a shared port if it exceeds a limit of this listener.
 
         Return True if it was closed, which is counted and logged.
         """
-        word = self._door.refusal(place_of(stream.remote), clock.now())
+        word = self._admission.refusal(place_of(stream.remote), clock.now())
         if word:
             self.count_refused(word, stream.remote)
             stream.abort(word)
@@ -96,17 +100,17 @@ class IngressClients:
     def enter(self, connection: IngressClient, stream: Stream) -> None:
         """Add a connection as the stream's owner; evict an unauthenticated one if the listener is full."""
         now = clock.now()
-        stranger = self._door.connection_to_evict(now)
-        if stranger is not None:
-            self.count_refused("gave_way", stranger.stream.remote)
-            stranger.stream.abort("evicted: not authenticated, and connections_max is reached")
+        evicted = self._admission.connection_to_evict(now)
+        if evicted is not None:
+            self.count_refused("gave_way", evicted.stream.remote)
+            evicted.stream.abort("evicted: not authenticated, and connections_max is reached")
         stream.owner = connection
-        self._door.enter(connection, place_of(stream.remote), now)
+        self._admission.enter(connection, place_of(stream.remote), now)
         self.stats.add_connection(connection.frames)
 
-    def may_be(self, user: str, remote: str) -> bool:
+    def may_add_connection(self, user: str, remote: str) -> bool:
         """Return True if the user's connections are below their limit, so that one more is allowed."""
-        return self._door.may_be(user, place_of(remote))
+        return self._admission.may_add_connection(user, place_of(remote))
 
     def set_user(self, connection: IngressClient, user: str, rights: Rights) -> None:
         """Record the user of an authenticated connection and set its receive rate.
@@ -114,7 +118,7 @@ class IngressClients:
         Call it once per connection, because each call grants the receive rate's initial allowance of one
         second.
         """
-        self._door.set_user(connection, user)
+        self._admission.set_user(connection, user)
         self._by_sender[connection.sender] = connection
         own = self._users.get(user)
         if own is not None or not rights.unlimited:
@@ -122,8 +126,8 @@ class IngressClients:
 
     def forget(self, connection: IngressClient) -> None:
         """Remove a closed connection."""
-        self.hurried.discard(connection)
-        self._door.remove(connection)
+        self.fast_ticked.discard(connection)
+        self._admission.remove(connection)
         if self._by_sender.get(connection.sender) is connection:
             del self._by_sender[connection.sender]
         self.stats.remove_connection(connection.frames)
@@ -152,14 +156,14 @@ class IngressClients:
         Intervals of SHORT_INTERVAL_SECS or more change nothing.
         """
         if 0 < interval < SHORT_INTERVAL_SECS:
-            self.hurried.add(connection)
+            self.fast_ticked.add(connection)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """Hold the publishers of a full queue or session. Return the functions that release them."""
         releases = []
         for sender in senders:
-            guest = self._by_sender.get(sender.connection)
-            if guest is not None and (release := guest.hold_publishes(sender.channel)) is not None:
+            client = self._by_sender.get(sender.connection)
+            if client is not None and (release := client.hold_publishes(sender.channel)) is not None:
                 releases.append(release)
         self.stats.pause_count += len(releases)
         return releases

@@ -37,4 +37,4 @@ class Outstanding:
         self.byte_count -= byte_count
         if self._starved and self.byte_count <= self._most // 2:
             self._starved = False
-            self._stream.starve()
+            self._stream.request_resume()

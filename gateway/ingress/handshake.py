@@ -32,7 +32,7 @@ MachineT = TypeVar("MachineT", bound=ServerMachine)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class HandshakingGuest(IngressClient, Generic[MachineT]):
+class HandshakingClient(IngressClient, Generic[MachineT]):
     """Client connection of a protocol with a handshake.
 
     Bytes that the client sends before it gets the handshake's responses are processed in order after these:

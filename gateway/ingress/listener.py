@@ -23,7 +23,7 @@ from gateway.access.places import place_of, place_of_host
 from gateway.containment import contained
 from gateway.errors import ConfigurationError
 from gateway.ingress.client import IngressClient
-from gateway.ingress.clients import Entrance, IngressClients
+from gateway.ingress.clients import ClientAdmission, IngressClients
 from gateway.ingress.front.layers import Front
 from gateway.ingress.front.pending import PendingConnection
 from gateway.ingress.front.proxy_header import AwaitingProxyHeader, is_in_networks
@@ -60,7 +60,7 @@ class Ingress(Protocol):
     def tick(self, now: float) -> None:
         """Process the timers that do not belong to a connection. `now` is in loop-clock seconds."""
 
-    def entrance(self, connection: IngressClient) -> Entrance | None:
+    def admission_of(self, connection: IngressClient) -> ClientAdmission | None:
         """Return the time and protocol version of a client's admission, or None before its admission."""
 
     def forget_entries(self) -> None:
@@ -76,22 +76,22 @@ class Listener:
         host: str,
         port: int,
         protocol: Ingress,
-        guests: IngressClients,
+        ingress_clients: IngressClients,
         writes: WriteSet,
         *,
         front: Front | None = None,
         descriptors_max: int = sys.maxsize,
     ) -> None:
-        """Create a listener that is not bound yet. `guests` are the connections that `protocol` uses.
+        """Create a listener, not yet bound. `ingress_clients` are the connections that `protocol` uses.
 
         File descriptors from `descriptors_max` on are reserved for other uses than clients.
         """
         self.name = name
         self.host = host
         self.port = port
-        self.guests = guests
-        self.stats = guests.stats
-        self.connections = guests.connections
+        self.ingress_clients = ingress_clients
+        self.stats = ingress_clients.stats
+        self.connections = ingress_clients.connections
         self.open = False
         self.front = front or Front()
         self.descriptors_max = descriptors_max
@@ -101,9 +101,9 @@ class Listener:
         self._poller = Poller(writes, protocol.end_turn)
         self._accepting = trio.CancelScope()
 
-    def entrance(self, connection: IngressClient) -> Entrance | None:
+    def admission_of(self, connection: IngressClient) -> ClientAdmission | None:
         """Return the time and protocol version of a client's admission, or None before its admission."""
-        return self._protocol.entrance(connection)
+        return self._protocol.admission_of(connection)
 
     def bind(self, *, shared: bool = False) -> None:
         """Open the listening sockets; for port 0 the system selects a free port, which is set as `port`.
@@ -192,13 +192,13 @@ class Listener:
         if sock.fileno() >= self.descriptors_max:  # the kernel assigns the lowest free number
             word = "descriptors"
         elif proxies is None:
-            word = self.guests.refusal(place_of_host(host))
+            word = self.ingress_clients.refusal(place_of_host(host))
         elif not is_in_networks(proxies, host):
             word = "proxy_protocol_from"
         else:
-            word = "connections_max" if self.guests.full() else ""
+            word = "connections_max" if self.ingress_clients.full() else ""
         if word:
-            self.guests.count_refused(word, f"{host}:{port}")
+            self.ingress_clients.count_refused(word, f"{host}:{port}")
             sock.close()
             return
         sock.setblocking(False)
@@ -209,7 +209,7 @@ class Listener:
             self._poller,
             self._writes,
             layer_ended=self._layer_ended,
-            rate=self.guests.rate(),
+            rate=self.ingress_clients.rate(),
             backlog_max=self._backlog_max,
         )
         now = clock.now()
@@ -217,7 +217,9 @@ class Listener:
         if proxies is None:
             self._begin(stream, now)
         else:
-            self.guests.enter(AwaitingProxyHeader(self.guests, stream, now, self.begin), stream)
+            self.ingress_clients.enter(
+                AwaitingProxyHeader(self.ingress_clients, stream, now, self.begin), stream
+            )
         self._poller.watch(stream)
 
     @property
@@ -235,9 +237,9 @@ class Listener:
         `accepted_at` is the time of accepting in loop-clock seconds, `data` the bytes behind the header. The
         connection is closed if a limit is reached.
         """
-        word = self.guests.refusal(place_of(stream.remote))
+        word = self.ingress_clients.refusal(place_of(stream.remote))
         if word:
-            self.guests.count_refused(word, stream.remote)
+            self.ingress_clients.count_refused(word, stream.remote)
             stream.abort(word)
             return
         self._begin(stream, accepted_at)
@@ -263,7 +265,7 @@ class Listener:
         stream.move(
             self._poller,
             layer_ended=self._layer_ended,
-            rate=self.guests.rate(),
+            rate=self.ingress_clients.rate(),
             backlog_max=self._backlog_max,
         )
         self.stats.accepted += 1
@@ -279,13 +281,13 @@ class Listener:
         connection = self._protocol.connect(stream, accepted_at)
         if not isinstance(connection, PendingConnection):
             stream.count_with(self.stats)
-        self.guests.enter(connection, stream)
+        self.ingress_clients.enter(connection, stream)
         return websocket
 
     def _layer_ended(self, stream: Stream, ending: Ending) -> None:
         """Count and log the error with which TLS or WebSocket has ended, if there was one."""
-        if ending.broke:
-            self.stats.protocol_errors.add(ending.broke)
+        if ending.violation:
+            self.stats.protocol_errors.add(ending.violation)
         elif ending.refused:
             self.stats.refused.add(ending.refused)
         else:
@@ -300,11 +302,13 @@ class Listener:
         """Call `tick` of the connections and of the protocol once a second; contain their errors."""
         short = 0
         while True:
-            hurried = bool(self.guests.hurried)
-            await trio.sleep(TICK_SECS / SHORT_TICKS if hurried else TICK_SECS)
-            short = (short + 1) % SHORT_TICKS if hurried else 0
+            is_fast = bool(self.ingress_clients.fast_ticked)
+            await trio.sleep(TICK_SECS / SHORT_TICKS if is_fast else TICK_SECS)
+            short = (short + 1) % SHORT_TICKS if is_fast else 0
             now = clock.now()
-            for connection in list(self.guests.hurried if short else self.guests.connections):
+            for connection in list(
+                self.ingress_clients.fast_ticked if short else self.ingress_clients.connections
+            ):
                 try:
                     connection.tick(now)
                 except Exception as error:

@@ -20,7 +20,7 @@ from gateway.access.principal import Principal
 from gateway.access.rights import Rights
 from gateway.broker.routing import NOWHERE, AnswerEntry, Namespace, RoutingEntry
 from gateway.ingress.client import CloseReason, IngressClient
-from gateway.ingress.clients import Entrance, IngressClients
+from gateway.ingress.clients import ClientAdmission, IngressClients
 from gateway.ingress.logins import Logins
 from gateway.ingress.services import Services
 from gateway.model.address import Address
@@ -46,25 +46,25 @@ class ListenerSource:
     It also registers the admission of clients and their end.
     """
 
-    def __init__(self, name: str, services: Services, guests: IngressClients) -> None:
+    def __init__(self, name: str, services: Services, ingress_clients: IngressClients) -> None:
         self.name = name
         self.limits = services.settings.limits_of(name)
         self.dispatcher = services.dispatcher
         self.access = services.access
         self.authorization = services.authorization
         self.store = services.store
-        self.guests = guests
-        self.stats = guests.stats
+        self.ingress_clients = ingress_clients
+        self.stats = ingress_clients.stats
         self.dead_letters = services.dead_letters
         self.tasks = services.tasks
         self.spool = services.bodies.spool
         self.opened = services.opened
         self.batch = self.new_batch()
-        self.logins = Logins(services.access, guests.stats, services.tasks, self.flush)
-        self._entered: dict[IngressClient, Entrance] = {}  # admitted clients
+        self.logins = Logins(services.access, ingress_clients.stats, services.tasks, self.flush)
+        self._entered: dict[IngressClient, ClientAdmission] = {}  # admitted clients
         self._expiring: dict[IngressClient, float] = {}  # expiry of credentials, in Unix seconds
         self._unwanted: Message | None = None  # the last one without recipient, until it is logged
-        self._tell_unwanted_at = 0.0
+        self._log_unwanted_at = 0.0
         self._counted: dict[
             IngressClient, str
         ] = {}  # user names of clients whose roles may limit their connections
@@ -111,12 +111,12 @@ class ListenerSource:
             self._expire(clock.unix_time())
         if self.spool.unreferenced_names:  # removing a large file takes its time
             self.tasks.start_soon(trio.to_thread.run_sync, self.spool.delete_unreferenced)
-        if self._unwanted is not None and now >= self._tell_unwanted_at:
-            self._tell_unwanted_at = now + UNWANTED_SECS
-            self._tell_unwanted(self._unwanted)
+        if self._unwanted is not None and now >= self._log_unwanted_at:
+            self._log_unwanted_at = now + UNWANTED_SECS
+            self._log_unwanted(self._unwanted)
             self._unwanted = None
 
-    def _tell_unwanted(self, message: Message) -> None:
+    def _log_unwanted(self, message: Message) -> None:
         """Log the latest message without recipient, with the number of such messages since the start."""
         log.info(
             "messages without recipient discarded",
@@ -134,7 +134,7 @@ class ListenerSource:
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """Hold the publishers of a full queue or session. Return the functions that release them."""
-        return self.guests.hold(senders)
+        return self.ingress_clients.hold(senders)
 
     # Interface to connections.
 
@@ -181,7 +181,7 @@ class ListenerSource:
     def flush(self) -> None:
         """Send the batch, and write the output that was encoded outside a pass of the event loop."""
         self.end_turn()
-        self.guests.flush()
+        self.ingress_clients.flush()
 
     def place_refusal(self, rights: Rights, user: str, remote: str) -> str:
         """Return the limit that prevents another connection of the user; "" if there is none.
@@ -190,7 +190,9 @@ class ListenerSource:
         """
         if self.authorization.is_at_connections_max(rights, user):
             return "connections_max of the user's roles"
-        return "" if self.guests.may_be(user, remote) else "limits.connections_per_user_max"
+        return (
+            "" if self.ingress_clients.may_add_connection(user, remote) else "limits.connections_per_user_max"
+        )
 
     def admit_client(
         self, connection: IngressClient, principal: Principal, rights: Rights, client: str, version: str
@@ -220,8 +222,8 @@ class ListenerSource:
         if not rights.unlimited:
             self._counted[connection] = principal.name
             self.authorization.add_connection(principal.name)
-        self.guests.set_user(connection, principal.name, rights)
-        self._entered[connection] = Entrance(self.now(), version)
+        self.ingress_clients.set_user(connection, principal.name, rights)
+        self._entered[connection] = ClientAdmission(self.now(), version)
         self._set_expiry(connection, principal)
         audit(
             "connected",
@@ -267,14 +269,14 @@ class ListenerSource:
 
     def tick_faster(self, connection: IngressClient, interval: float) -> None:
         """Call the connection's `tick` more often, if the client expects bytes every `interval` seconds."""
-        self.guests.tick_faster(connection, interval)
+        self.ingress_clients.tick_faster(connection, interval)
 
     def forget(self, connection: IngressClient, reason: str = "") -> None:
         """Remove a connection that has ended for `reason`."""
         user = self._counted.pop(connection, None)
         if user is not None:
             self.authorization.remove_connection(user)
-        self.guests.forget(connection)
+        self.ingress_clients.forget(connection)
         self._expiring.pop(connection, None)
         if (entered := self._entered.pop(connection, None)) is not None:
             audit(
@@ -287,7 +289,7 @@ class ListenerSource:
                 secs=round(self.now() - entered.admitted_at, 3),
             )
 
-    def entrance(self, connection: IngressClient) -> Entrance | None:
+    def admission_of(self, connection: IngressClient) -> ClientAdmission | None:
         """Return the time and protocol version of a client's admission, or None before its admission."""
         return self._entered.get(connection)
 

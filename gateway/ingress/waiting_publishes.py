@@ -90,7 +90,7 @@ class WaitingPublishes(Generic[EventT]):
         """
         if on != self._restrained and not self._ended:
             self._restrained = on
-            if not on and not self.full():
+            if not on and not self.full_channels():
                 self._read_on()
             self._stream.request_turn()
 
@@ -153,7 +153,7 @@ class WaitingPublishes(Generic[EventT]):
         line.messages += messages
         line.bytes += size
 
-    def full(self) -> list[int]:
+    def full_channels(self) -> list[int]:
         """Return the channels that have reached a limit, so that no more of their events may wait.
 
         These are all channels with waiting events if the connection exceeds its limit, or its user the share
@@ -189,7 +189,7 @@ class WaitingPublishes(Generic[EventT]):
         line = self._lines.pop(channel, None)
         if line is None:
             return []
-        if not self.full():
+        if not self.full_channels():
             self._read_on()
         self._update_state()
         return line.events
@@ -227,7 +227,7 @@ def finish(
     postponed: list[EventT] = stream.postponed() or []
     events: list[EventT] | None = waiting.end()
     while events and not stream.is_suspended:
-        stream.dear_until = 0.0
+        stream.slow_work_deadline = 0.0
         process(events)
         events = stream.postponed()
     return [*(events or ()), *postponed]

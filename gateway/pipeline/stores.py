@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CONNECT_SECS: Final = 3.0
 REQUEST_SECS: Final = 20.0
 ATTEMPTS: Final = 3
-SAID_MAX: Final = 300  # Characters of a store's error message.
+ERROR_CHARACTERS_MAX: Final = 300  # Characters of a store's error message.
 AHEAD_BYTES: Final = 8 * 1_048_576  # Bytes of one request; a task holds one such piece.
 SECRETS: Final = ("fs.s3a.access.key", "fs.s3a.secret.key", "fs.s3a.session.token")
 """Options that Hadoop may store in a credential provider."""
@@ -416,7 +416,7 @@ def _error_summary(error: BaseException) -> str:
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     summary = lines[0] if lines else type(error).__name__
-    return summary if len(summary) <= SAID_MAX else f"{summary[:SAID_MAX]} …"
+    return summary if len(summary) <= ERROR_CHARACTERS_MAX else f"{summary[:ERROR_CHARACTERS_MAX]} …"
 
 
 class StoredPath:

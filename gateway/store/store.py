@@ -109,7 +109,7 @@ class Store:
                 self.figures,
                 probe_secs=probe_secs,
                 on_health=self._health_changed,
-                on_told=self._release_held,
+                on_reported=self._release_held,
                 failure=failure or self._open(reserve),
             )
         except BaseException:
@@ -155,7 +155,7 @@ class Store:
     def flush(self) -> None:
         """Pass the operations of this event-loop pass to the writer thread, which commits them together."""
         if self._refused and self._fenced:
-            self._tell_refused()
+            self._report_refused()
         if self._calls:
             calls, self._calls = self._calls, []
             self._writer.calls.put(calls)
@@ -169,7 +169,7 @@ class Store:
         """
         self._refused.append(done)
 
-    def _tell_refused(self) -> None:
+    def _report_refused(self) -> None:
         while self._refused:
             refused, self._refused = self._refused, []
             outcome = self.refusal
@@ -182,7 +182,7 @@ class Store:
         A failure queues a fence for the writer thread, behind all earlier operations.
         """
         if healthy:
-            self._tell_refused()
+            self._report_refused()
             self._failure = ""
         else:
             self._failure = self._writer.failure
@@ -195,15 +195,15 @@ class Store:
     def _acknowledge_failure(self) -> None:
         """Tell the writer that the event loop knows of the failure. Runs in the writer thread."""
         self._writer.acknowledge_failure()
-        self._writer.call_soon(self._passed)
+        self._writer.call_soon(self._report_and_open)
 
-    def _passed(self) -> None:
+    def _report_and_open(self) -> None:
         """Report the refusals that `refuse` has queued, and open the gate.
 
         Called in the event loop when the writer thread has reported all refusals of its own.
         """
         self._fenced = True
-        self._tell_refused()
+        self._report_refused()
         self.gate.open()
 
     @property

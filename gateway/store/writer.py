@@ -81,13 +81,13 @@ class Writer:
         *,
         probe_secs: float,
         on_health: Callable[[bool], None],
-        on_told: Callable[[], None],
+        on_reported: Callable[[], None],
         failure: str = "",
     ) -> None:
         """Create the writer without starting a thread.
 
         While the disk fails, a write is tried every `probe_secs` seconds. In the event loop, `on_health` is
-        called when the disk starts (False) or stops (True) failing, and `on_told` after outcomes were
+        called when the disk starts (False) or stops (True) failing, and `on_reported` after outcomes were
         reported, when fewer bytes wait for the disk. `failure` is an error of the disk that is known already;
         then the writer begins as unhealthy.
         """
@@ -104,7 +104,7 @@ class Writer:
         self._figures = figures
         self._probe_secs = probe_secs
         self._on_health = on_health
-        self._on_told = on_told
+        self._on_reported = on_reported
         # Reads that are tried again at `_reads_at`.
         self._delayed_reads: list[Callable[[], Callable[[], None]]] = []
         self._reads_at = 0.0
@@ -159,7 +159,7 @@ class Writer:
                     arguments[0]()
                 if method in (Group.append, Group.barrier):
                     self.call_soon(partial(arguments[-1], self.refusal))
-                    self.call_soon(self._on_told)
+                    self.call_soon(self._on_reported)
 
     def acknowledge_failure(self) -> None:
         """Record that the event loop knows of the failure, and that all its earlier calls were refused.
@@ -339,7 +339,7 @@ class Writer:
                 done(outcome)
             except Exception as error:  # a failure of one callback must not affect the others
                 contained("store", error)
-        self._on_told()
+        self._on_reported()
 
     # A disk that is full or fails.
 

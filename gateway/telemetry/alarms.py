@@ -96,7 +96,7 @@ class Alarms:
         """Yield name, object and description of each problem with a link."""
         paused = set(self._metrics.sources.paused_links())
         for name, stats in self._metrics.links.items():
-            if not stats.up and stats.leads is not False and name not in paused:
+            if not stats.up and stats.is_elected is not False and name not in paused:
                 alarm = "GatewayLinkDown" if stats.required else "GatewayOptionalLinkDown"
                 last = stats.last_error
                 yield alarm, name, "not connected" + (f": {last.text}" if last is not None else "")
@@ -104,7 +104,7 @@ class Alarms:
                 yield "GatewayLinkBlocked", name, "the broker blocks publishing (connection.blocked)"
             if stats.filters_refused:
                 yield "GatewayLinkFiltersRefused", name, f"filters refused: {stats.filters_refused}"
-            for missing, why in stats.lacking.items():
+            for missing, why in stats.missing_objects.items():
                 yield "GatewayLinkLacking", f"{name}: {missing}", why
         for name in paused:
             yield "GatewayPaused", f"link {name}", "paused by an operator"

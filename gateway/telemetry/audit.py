@@ -113,7 +113,7 @@ class Trail:
         self._user_share = user_share
         self._several = several
         self._file = file
-        self._untold: dict[str, int] = {}
+        self._omitted: dict[str, int] = {}
 
     def add(self, event: str, facts: dict[str, Fact]) -> None:
         """Write an event, or only count it if a limit is reached.
@@ -137,7 +137,7 @@ class Trail:
             mine = of_holders.get(holder, 0)
             if lines >= self._per_second_max or (holder and mine >= self._lines_max(holder)):
                 self.dropped[event] += 1
-                self._untold[event] = self._untold.get(event, 0) + 1
+                self._omitted[event] = self._omitted.get(event, 0) + 1
                 return
             self._seconds[event] = (second, lines + 1)
             of_holders[holder] = mine + 1
@@ -156,11 +156,11 @@ class Trail:
 
         Call this method periodically, and at the end of the process.
         """
-        for event in list(self._untold):
+        for event in list(self._omitted):
             self._write_omitted_event(event)
 
     def _write_omitted_event(self, event: str) -> None:
-        if more := self._untold.pop(event, 0):
+        if more := self._omitted.pop(event, 0):
             self._write(event, {"more": more})
 
 

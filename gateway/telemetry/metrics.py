@@ -694,13 +694,13 @@ def _link_samples(stats: LinkStats) -> Iterator[Sample]:
     yield "gateway_link_up", labels, int(stats.up)
     yield "gateway_link_required", labels, int(stats.required)
     yield "gateway_link_blocked", labels, int(stats.blocked)
-    if stats.leads is not None:
-        yield "gateway_link_leader", labels, int(stats.leads)
+    if stats.is_elected is not None:
+        yield "gateway_link_leader", labels, int(stats.is_elected)
     for address in stats.addresses:
         yield "gateway_link_address", (*labels, address), int(stats.up and address == stats.address)
     yield "gateway_link_in_flight", labels, stats.in_flight
     yield "gateway_link_reconnects", labels, stats.reconnects
-    yield "gateway_link_lacking", labels, len(stats.lacking)
+    yield "gateway_link_lacking", labels, len(stats.missing_objects)
     for kind, count in stats.restored.counts.items():
         yield "gateway_link_restored", (*labels, kind), count
     for reason, count in stats.failures.counts.items():
@@ -708,5 +708,5 @@ def _link_samples(stats: LinkStats) -> Iterator[Sample]:
     if DIALECTS[stats.protocol].assurance_max > 1:
         yield "gateway_duplicates", (*labels, ""), stats.duplicates
         yield "gateway_link_filters_refused", labels, stats.filters_refused
-        for reason, count in stats.lessened.counts.items():
+        for reason, count in stats.degraded.counts.items():
             yield "gateway_link_lessened", (*labels, reason), count

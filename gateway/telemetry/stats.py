@@ -412,7 +412,7 @@ class LinkStats(EndpointStats):
 
     `in_flight` is the number of messages that are published but not confirmed. `failures` counts ended
     connections by reason. `addresses` are the addresses in all its URLs (host:port), `address` is the one in
-    use or being tried. `blocked` is True while the broker accepts no publishes. `leads` is True if this
+    use or being tried. `blocked` is True while the broker accepts no publishes. `is_elected` is True if this
     replica is elected to consume over the link, and None if there is no election.
     """
 
@@ -421,10 +421,12 @@ class LinkStats(EndpointStats):
     ) -> None:
         super().__init__(name, protocol, frame_names)
         self.failed: LastError | None = None  # why the previous connection ended or failed
-        self.lacking: dict[str, str] = {}  # objects that routes need and the broker lacks, with the reason
+        self.missing_objects: dict[
+            str, str
+        ] = {}  # objects that routes need and the broker lacks, with the reason
         self.restored = Reasons()  # objects that the broker had lost and has again, by kind
         self.filters_refused = 0  # topic filters that routes need and the broker refuses now
-        self.lessened = Reasons()  # messages reduced because the broker lacks a capability
+        self.degraded = Reasons()  # messages reduced because the broker lacks a capability
         self.duplicates = 0  # QoS 2 messages that the broker resent, accepted only once
         self.up = False
         self.connects = 0
@@ -434,7 +436,7 @@ class LinkStats(EndpointStats):
         self.address = ""
         self.blocked = False
         self.required = False
-        self.leads: bool | None = None
+        self.is_elected: bool | None = None
 
     def _last_errors(self) -> Iterable[LastError | None]:
         return self.failed, self.protocol_errors.last

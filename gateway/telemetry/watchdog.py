@@ -20,7 +20,7 @@ from gateway.telemetry.stats import Latency
 
 log = structlog.get_logger(limited=True)
 
-TOLD: Final = "event loop blocked"
+BLOCKED: Final = "event loop blocked"
 
 
 class Cause(Protocol):
@@ -107,7 +107,7 @@ class Watchdog:
         if self._suspect is not None and self._suspected_secs > took / 2:
             endpoint, remote, client = self._suspect
             facts = {"endpoint": endpoint, "remote": remote, "client": client}
-        log.warning(TOLD, seconds=round(took, 3), task=name, **facts)
+        log.warning(BLOCKED, seconds=round(took, 3), task=name, **facts)
 
 
 async def watch_wall_clock(sleep_secs: float = 1.0) -> None:

@@ -8,12 +8,12 @@ from typing import NamedTuple, Protocol
 class Ending(NamedTuple):
     """Reason why a layer such as TLS passes no more bytes.
 
-    `broke` and `refused` are short labels for counters: the peer broke a rule of the layer, or the client was
-    refused. Both are empty if the peer closed normally.
+    `violation` and `refused` are short labels for counters: the peer broke a rule of the layer, or the client
+    was refused. Both are empty if the peer closed normally.
     """
 
     text: str
-    broke: str = ""
+    violation: str = ""
     refused: str = ""
 
 

@@ -335,7 +335,7 @@ class Poller:
                 continue  # another stream has closed it
             del self._slow[stream]
             rest = stream.unread
-            if not stream.reading or (stream.unread and stream.is_clogged):
+            if not stream.reading or (stream.unread and stream.is_output_blocked):
                 continue  # `watch` has registered for the event that lets it continue
             try:
                 last = stream

@@ -32,7 +32,7 @@ QUICK_ACK: Final[int] = getattr(socket, "TCP_QUICKACK", 0)  # exists on Linux
 # Bytes. A stream with this much unsent is congested: its owner gets no new deliveries until it has drained.
 BACKLOG_BYTES_HIGH: Final = 1_048_576
 STRIKES_MAX: Final = 8
-DEAR_SECS: Final = 0.01  # time limit per turn for uncommon, slow work: a new address takes 0.1 ms
+SLOW_WORK_SECS: Final = 0.01  # time limit per turn for uncommon, slow work: a new address takes 0.1 ms
 LAYERED_BYTES: Final = 262_144  # bytes of large output that pass a layer at a time
 LAYERED_MAX: Final = 8  # such portions per turn: TLS takes a millisecond for each
 BACKLOG_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -209,23 +209,23 @@ class Stream:
         "_suspensions",
         "_watcher",
         "_writes",
+        "awaits_resume",
         "backlog_max",
         "closed",
-        "dear_until",
-        "doomed",
         "ending",
         "layer",
         "marked",
         "owner",
+        "pending_error",
         "queued",
         "rate",
         "read_bytes",
         "reading",
         "remote",
         "secured",
+        "slow_work_deadline",
         "sock",
         "stalls",
-        "starved",
         "strikes",
         "unread",
         "writing",
@@ -266,13 +266,15 @@ class Stream:
         self.rate = rate
         self.writing = False
         self.marked = False
-        self.starved = False  # deliveries are withheld because the stream was congested
+        self.awaits_resume = False  # deliveries are withheld because the stream was congested
         self.closed = False
-        self.doomed: Exception | None = None  # error with which it fails when this wake-up ends
+        self.pending_error: Exception | None = None  # error with which it fails when this wake-up ends
         self.ending = False
         self._postponed: list[Any] | None = None
         self._suspensions = 0
-        self.dear_until = 0.0  # `perf_counter` time limit for slow work in this turn; 0: none done yet
+        self.slow_work_deadline = (
+            0.0  # `perf_counter` time limit for slow work in this turn; 0: none done yet
+        )
         self.queued = 0  # bytes that the owner has encoded since the last flush, and the backlog
         self._counts: ByteCounts = Bytes()
         self._layer_ended = layer_ended
@@ -290,21 +292,21 @@ class Stream:
     def congested(self) -> bool:
         """True if so much output is waiting that nothing more may be delivered to the peer.
 
-        To read the value True also calls `starve`, so that the owner's `resume_writing` is called when
-        deliveries may resume.
+        To read the value True also calls `request_resume`, so that the owner's `resume_writing` is called
+        when deliveries may resume.
         """
         if self.queued < BACKLOG_BYTES_HIGH:
             return False
-        self.starve()
+        self.request_resume()
         return True
 
-    def starve(self) -> None:
+    def request_resume(self) -> None:
         """Record that deliveries are withheld, so that the owner's `resume_writing` is called later.
 
         The call is made once the socket accepts bytes.
         """
-        if not self.starved:
-            self.starved = True
+        if not self.awaits_resume:
+            self.awaits_resume = True
             self.mark()
 
     @property
@@ -332,7 +334,7 @@ class Stream:
         return getattr(getattr(self.owner, "sender", None), "client", "")
 
     @property
-    def is_clogged(self) -> bool:
+    def is_output_blocked(self) -> bool:
         """True if so much output is waiting that received data is not processed either."""
         return self.stalls and self._backlog is not None and self._backlog.byte_count >= BACKLOG_BYTES_HIGH
 
@@ -385,16 +387,16 @@ class Stream:
         return events
 
     def is_turn_spent(self) -> bool:
-        """Return True if slow work has used DEAR_SECS of this turn, so that the rest must wait.
+        """Return True if slow work has used SLOW_WORK_SECS of this turn, so that the rest must wait.
 
         The owner calls this method before each piece of slow work, such as the first use of an address. The
         first call of a turn returns False and starts the time.
         """
         now = clock.perf_counter()
-        if not self.dear_until:
-            self.dear_until = now + DEAR_SECS
+        if not self.slow_work_deadline:
+            self.slow_work_deadline = now + SLOW_WORK_SECS
             return False
-        return now >= self.dear_until
+        return now >= self.slow_work_deadline
 
     def expect(self, byte_count: int) -> None:
         """Adjust the read size to the size in bytes of the message that is arriving; 0 if unknown."""
@@ -452,7 +454,7 @@ class Stream:
         Received bytes are passed to the owner. Return the number of bytes read from the socket. `now` is in
         loop-clock seconds.
         """
-        self.dear_until = 0.0
+        self.slow_work_deadline = 0.0
         if self.unread:
             self._process_unread(now)
             return 0
@@ -555,8 +557,8 @@ class Stream:
 
     def flush(self) -> None:
         """Write the owner's output as far as the socket accepts it, and store the rest in the backlog."""
-        if self.doomed is not None and not self.closed:
-            self.fail(self.doomed)
+        if self.pending_error is not None and not self.closed:
+            self.fail(self.pending_error)
         if self.closed or self._lingering or self._output_holds:
             return
         data = self.owner.data_to_send() if self.owner is not None else b""
@@ -580,8 +582,8 @@ class Stream:
         self.queued = self._unwritten() if backlogged else 0
         if self.ending and not backlogged:
             self._shut()
-        elif backlogged is not self.writing or (self.starved and not self.writing):
-            self.writing = backlogged or self.starved
+        elif backlogged is not self.writing or (self.awaits_resume and not self.writing):
+            self.writing = backlogged or self.awaits_resume
             self._watcher.watch(self)
 
     def _unwritten(self) -> int:
@@ -653,8 +655,8 @@ class Stream:
             return
         self.writing = False
         self._watcher.watch(self)
-        if self.starved and self.owner is not None:
-            self.starved = False
+        if self.awaits_resume and self.owner is not None:
+            self.awaits_resume = False
             self.owner.resume_writing()
 
     def end(self, reason: str, *, peer_closes: bool = False) -> None:
@@ -690,8 +692,8 @@ class Stream:
         For a caller that finds the error while it serves other connections. Until then the stream counts as
         congested, so that nothing more is delivered to it.
         """
-        if self.doomed is None:
-            self.doomed = error
+        if self.pending_error is None:
+            self.pending_error = error
         self.queued = max(self.backlog_max, BACKLOG_BYTES_HIGH)
         self.mark()
 

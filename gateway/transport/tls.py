@@ -51,7 +51,7 @@ class TlsFilter:
         except ssl.SSLZeroReturnError:
             pass  # the peer sent close-notify; the end of the socket follows
         except ssl.SSLError as error:
-            self.ended = Ending(error.strerror or str(error), broke="tls")
+            self.ended = Ending(error.strerror or str(error), violation="tls")
         return b"".join(pieces)
 
     def send(self, data: bytes) -> bytes:

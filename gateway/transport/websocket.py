@@ -113,7 +113,7 @@ class _Frames:
     def _fail(self, frames: Connection, code: int, text: str) -> None:
         """Send a close frame with `code`, and set `ended`."""
         self._out += frames.send(CloseConnection(code, text))
-        self.ended = Ending(f"WebSocket: {text}", broke=f"websocket_{int(code)}")
+        self.ended = Ending(f"WebSocket: {text}", violation=f"websocket_{int(code)}")
 
 
 class WebSocketFilter(_Frames):

@@ -402,7 +402,7 @@ def test_what_is_sent_behind_a_renewal_is_processed_when_its_key_is_there(
     keys: JwtBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A SUBSCRIBE of many turns, while the token's key is being fetched."""
-    monkeypatch.setattr(streams, "DEAR_SECS", 0.0)
+    monkeypatch.setattr(streams, "SLOW_WORK_SECS", 0.0)
     judged, fetched = Tokens.authenticate_nowait, trio.Event()
     token = ONE.token(secs=500)
 

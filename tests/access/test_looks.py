@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.access.questions import AuthorizerResponse, Question
+from gateway.access.questions import AuthorizerRequest, AuthorizerResponse
 from gateway.app.rules import _run_check
 from gateway.containment import counted
 from gateway.model.pending import Pending
@@ -15,10 +15,10 @@ class Broken:
 
     mqtt_host = "/"
 
-    def cached_decision(self, question: Question) -> bool | None:
+    def cached_decision(self, request: AuthorizerRequest) -> bool | None:
         return None
 
-    async def ask(self, question: Question) -> None:
+    async def query(self, request: AuthorizerRequest) -> None:
         raise UnicodeError("not a name")
 
 
@@ -27,7 +27,7 @@ def _fails() -> None:
 
 
 def _asks() -> None:
-    raise Pending(AuthorizerResponse(Question("vhost", ()), Broken()))
+    raise Pending(AuthorizerResponse(AuthorizerRequest("vhost", ()), Broken()))
 
 
 @pytest.mark.parametrize("look", [_fails, _asks])

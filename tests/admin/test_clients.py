@@ -1,4 +1,4 @@
-"""Connected clients over HTTP: who is shown, who is sent off, and who may ask."""
+"""ConnectedClient clients over HTTP: who is shown, who is sent off, and who may ask."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.admin import ClientsApi, Connected
+from gateway.admin import ClientsApi, ConnectedClient
 from gateway.admin.models import ConnectionRow
 from tests.admin.served import serving
 
@@ -28,8 +28,8 @@ class Scene:
         self.dismissed: list[str] = []
         self.flushes = 0
 
-    def connected(self) -> list[Connected]:
-        return [Connected(*row, lambda address=row[4]: self.dismissed.append(address)) for row in ROWS]
+    def connected(self) -> list[ConnectedClient]:
+        return [ConnectedClient(*row, lambda address=row[4]: self.dismissed.append(address)) for row in ROWS]
 
     def flush(self) -> None:
         self.flushes += 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admin import ClientsApi, Connected, object_history
+from gateway.admin import ClientsApi, ConnectedClient, object_history
 from gateway.admin.object_history import STEP_SECS, ObjectHistory
 from tests.admin.served import serving
 
@@ -95,7 +95,9 @@ class Streamed:
 
 async def test_bytes_of_a_client_are_counted_until_it_is_gone() -> None:
     first: Any = Streamed()
-    present = [Connected("mqtt", "mqtt", "ann", "a", "10.0.0.1:1", lambda: None, stream=first, opened_at=1.0)]
+    present = [
+        ConnectedClient("mqtt", "mqtt", "ann", "a", "10.0.0.1:1", lambda: None, stream=first, opened_at=1.0)
+    ]
     api, times = ClientsApi(lambda: list(present), lambda: None), count(0, STEP_SECS)
     async with serving(api) as client:
 

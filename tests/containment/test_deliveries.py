@@ -339,7 +339,7 @@ def test_poison_among_retained_messages_and_in_a_session(
 def test_each_kind_of_error_is_told_once(monkeypatch: pytest.MonkeyPatch, counted: Counter[str]) -> None:
     told: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        containment, "_tell", lambda where, error, facts: told.append((where, facts["queue"]))
+        containment, "_log_error", lambda where, error, facts: told.append((where, facts["queue"]))
     )
     poison(monkeypatch, AMQP, UNFORESEEN[0])
     with faulty() as gateway, amqp_consumer(gateway) as receive:

@@ -150,7 +150,7 @@ def starve(gateway: Running, protocol: str) -> None:
     """As if deliveries had been withheld."""
     for one in gateway.gateway.listeners[protocol].connections:
         if one.sender.client != "bystander":
-            one.stream.starved = True
+            one.stream.awaits_resume = True
             one.stream.mark()
 
 

@@ -378,7 +378,9 @@ class Storing(Engine):
     def bind_queue(self, session: ClientSession, key: str) -> None:
         self.consumers.bind(session, key)
 
-    def ask(self, method: object, done: Callable[[], None] | None = None, consumer: object = None) -> None:
+    def declare(
+        self, method: object, done: Callable[[], None] | None = None, consumer: object = None
+    ) -> None:
         assert done is not None
         self.asked.append(done)
 

@@ -45,7 +45,7 @@ class Asking:
     def wake(self) -> None:
         pass
 
-    def ask(self, method: m.Method, done: Any = None, consumer: Any = None) -> None:
+    def declare(self, method: m.Method, done: Any = None, consumer: Any = None) -> None:
         self.asked.append(method)
         if done is not None:
             done()

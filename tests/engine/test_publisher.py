@@ -80,7 +80,7 @@ async def test_a_life_beyond_that_of_the_cluster_is_counted_and_known_to_replica
     part = SubBatch(Batch(Answers(), clock.now()), Recipient(publisher))
     part.messages, part.slots = messages, [0, 1, 2]
     publisher._send(part, range(3), messages)
-    assert stats.lessened.counts == {"expiration": 2}
+    assert stats.degraded.counts == {"expiration": 2}
     limited = [expiration_ms(raw) for _, raw, _ in sent.rows]
     assert limited[1:] == [EXPIRATION_MS_MAX] * 2
     assert limited[0] is not None

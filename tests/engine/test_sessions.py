@@ -95,7 +95,7 @@ def moving(two: tuple[Replica, Replica], name: str) -> Iterator[Mqtt]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A goodbye is awaited for as long as the test takes."""
-    monkeypatch.setattr(ingress, "GOODBYE_SECS", SLOW_SECS)
+    monkeypatch.setattr(ingress, "GRACE_SECS", SLOW_SECS)
 
 
 @pytest.mark.usefixtures("patient")

@@ -61,7 +61,7 @@ class Guest:
         self.closed = False
         self.why = ""
 
-    def not_served(self, why: str) -> None:
+    def refuse_unavailable(self, why: str) -> None:
         self.why, self.closed = why, True
 
 
@@ -202,7 +202,7 @@ class World:
         client = arrival.opening.client
         self.found = arrival.found
         session = ClientSession(client, LIMITS, SessionTally(), cast(Any, self), arrival.owner)
-        session.expiry_secs = arrival.opening.coming.expiry_secs
+        session.expiry_secs = arrival.opening.connecting.expiry_secs
         if arrival.found.queue:
             session.begin(arrival.found.contents, arrival.found.queue, ())
         self.here[client] = session
@@ -434,7 +434,7 @@ def test_the_later_of_two_connections_gets_the_session(two: tuple[World, World])
     first, second = one.open("c"), one.open("c")
     one.run()
     assert first.why == TAKEN_OVER
-    assert [arrival.opening.guest for arrival in one.arrivals] == [second]
+    assert [arrival.opening.connection for arrival in one.arrivals] == [second]
     view = one.view("c")
     assert view is not None
     assert view.holder in (None, view.owner)
@@ -633,7 +633,7 @@ def test_a_client_gets_its_session_after_another_user_was_refused_it(two: tuple[
     bob = one.open("c", user="bob", only_own=True)
     one.run()
     assert one.others == ["bob"]
-    assert [arrival.opening.guest for arrival in one.arrivals] == [bob]
+    assert [arrival.opening.connection for arrival in one.arrivals] == [bob]
     assert one.arrivals[0].found.present
 
 
@@ -644,7 +644,7 @@ def test_of_many_that_open_one_session_all_are_answered(two: tuple[World, World]
     guests = [one.open("c", user=user, only_own=True) for user in users]
     one.run()
     whys = [guest.why for guest in guests]
-    assert [arrival.opening.coming.sender.user for arrival in one.arrivals] == ["alice"]
+    assert [arrival.opening.connecting.sender.user for arrival in one.arrivals] == ["alice"]
     third, fourth = (TAKEN_OVER, "") if last == "alice" else ("", TAKEN_OVER)
     assert whys == [TAKEN_OVER, TAKEN_OVER, third, fourth, ""]
     assert one.others == ["alice"]

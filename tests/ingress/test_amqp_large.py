@@ -251,7 +251,7 @@ def test_behind_a_new_address_that_has_spent_the_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, persistent: bool
 ) -> None:
     """To one more new address, of which there was enough for this turn, it goes all the same."""
-    monkeypatch.setattr(stream, "DEAR_SECS", 0.0)
+    monkeypatch.setattr(stream, "SLOW_WORK_SECS", 0.0)
     settings = settings_of(limits=LIMITS, store=StoreSettings(path=tmp_path / "data"))
     with running(settings) as gateway, Amqp(gateway).open() as client:
         client.open_channel()

@@ -37,10 +37,10 @@ def test_this_machine_has_all_unless_something_else_is_said() -> None:
             one.enter(f"h{number}", HERE, 0.0)
             one.set_user(f"h{number}", "ann")
     assert free.refusal(HERE, 0.0) == ""
-    assert free.may_be("ann", HERE)
+    assert free.may_add_connection("ann", HERE)
     assert bound.refusal(HERE, 0.0) == "connections_per_address_max"
-    assert not bound.may_be("ann", HERE)
-    assert bound.may_be("bob", HERE)
+    assert not bound.may_add_connection("ann", HERE)
+    assert bound.may_add_connection("bob", HERE)
 
 
 def test_a_user_has_a_share_wherever_he_is() -> None:
@@ -49,10 +49,10 @@ def test_a_user_has_a_share_wherever_he_is() -> None:
         one.enter(f"{number}", place, 0.0)
         one.set_user(f"{number}", "ann")
         one.set_user(f"{number}", "ann")
-    assert not one.may_be("ann", "192.0.2.9")
-    assert one.may_be("", "192.0.2.9")
+    assert not one.may_add_connection("ann", "192.0.2.9")
+    assert one.may_add_connection("", "192.0.2.9")
     one.remove("0")
-    assert one.may_be("ann", "192.0.2.9")
+    assert one.may_add_connection("ann", "192.0.2.9")
 
 
 def test_strangers_never_fill_a_listener() -> None:

@@ -65,7 +65,7 @@ def test_what_it_does_not_say_it_does_not_have() -> None:
     one.tick(1.0)
     one.blocked("the disk is full")
     one.notify_memory(True)
-    assert (one.virtual_host, one.channel_count, one.leaves_a_will) == ("", 0, False)
+    assert (one.virtual_host, one.channel_count, one.has_will) == ("", 0, False)
     assert (one.begun_bytes, one.outstanding_bytes) == (0, 0)
     assert (one.stream.why, one.farewells) == ("", [])
 

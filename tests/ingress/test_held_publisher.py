@@ -56,7 +56,7 @@ def waiting(gateway: Running, listener: str) -> int:
     """Return how many messages and commands wait on all connections of a listener."""
 
     def look() -> int:
-        connections = list(gateway.gateway.listeners[listener].guests.connections)
+        connections = list(gateway.gateway.listeners[listener].ingress_clients.connections)
         lines = [line for one in connections for line in one.waiting._lines.values()]  # type: ignore[attr-defined]
         return sum(line.messages for line in lines)
 
@@ -218,7 +218,7 @@ def test_fast_what_waits_on_a_handle_goes_with_it_for_a_fault(fast: Running) -> 
         eventually(lambda: waiting(fast, "amqpfast") == 2)
 
         def fault() -> None:
-            connection: Any = next(iter(fast.gateway.listeners["amqpfast"].guests.connections))
+            connection: Any = next(iter(fast.gateway.listeners["amqpfast"].ingress_clients.connections))
             connection.close_handle(connection.handles[handle], 404, "test")
             connection.ingress.flush()
 

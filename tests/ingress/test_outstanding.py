@@ -30,7 +30,7 @@ class Starved:
     def __init__(self) -> None:
         self.times = 0
 
-    def starve(self) -> None:
+    def request_resume(self) -> None:
         self.times += 1
 
 

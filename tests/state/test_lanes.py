@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.state.database import AbortedError, Database, LostError, Noted, OperationStatement, Rows
+from gateway.state.database import AbortedError, Database, LostError, OperationStatement, PendingNotice, Rows
 from gateway.state.group import NOW
 from gateway.state.interface import (
     FindSession,
@@ -40,7 +40,7 @@ class Held(Database):
         self.commits = self.interrupts = self.connects = self.matches = 0
         self.aborts = False
         self.fails: list[Exception] = []  # of the next notices
-        self.notified: list[Noted] = []
+        self.notified: list[PendingNotice] = []
         self._free = threading.Event()
         self._free.set()
         self._is_cut = False
@@ -85,7 +85,7 @@ class Held(Database):
         self.matches += 1
         return []
 
-    def notify(self, notices: Sequence[Noted]) -> None:
+    def notify(self, notices: Sequence[PendingNotice]) -> None:
         if self.fails:
             raise self.fails.pop(0)
         self.notified += notices
@@ -251,7 +251,7 @@ def test_a_query_of_a_session_follows_its_operations(rig: Rig) -> None:
 )
 def test_notices_are_sent_again_and_stop_no_lane(rig: Rig, error: Exception, is_sent: bool) -> None:
     """Notices of a group that is committed, which the database cancels, never gets or rejects."""
-    notice = Noted("other", NoticeSubject.MISSED)
+    notice = PendingNotice("other", NoticeSubject.MISSED)
     (lane,) = rig.store._lanes
     lane.patience_secs = WAIT_SECS  # reconnecting takes long on a busy machine
     rig.lane.fails.append(error)

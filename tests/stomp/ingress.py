@@ -34,8 +34,8 @@ UNACKNOWLEDGED_MAX: Final = 1_000
 class StompIngress(ListenerSource):
     """The STOMP side of one listener. A receipt is (connection, receipt-id)."""
 
-    def __init__(self, name: str, services: Services, guests: IngressClients) -> None:
-        super().__init__(name, services, guests)
+    def __init__(self, name: str, services: Services, ingress_clients: IngressClients) -> None:
+        super().__init__(name, services, ingress_clients)
         given = services.settings.listeners[name]
         assert isinstance(given, AnonymousListener)
         self.anonymous = given.anonymous

@@ -73,14 +73,14 @@ def test_an_alarm_knows_since_when_and_ends() -> None:
 @pytest.mark.parametrize("leads, paused, names", [(False, [], []), (None, ["erp"], ["GatewayPaused"])])
 def test_a_link_that_has_a_reason_to_be_down(leads: bool | None, paused: list[str], names: list[str]) -> None:
     scene = Scene()
-    scene.link.up, scene.link.leads, scene.paused_links = False, leads, paused
+    scene.link.up, scene.link.is_elected, scene.paused_links = False, leads, paused
     assert scene.names() == names
 
 
 def test_each_condition_has_its_alarm() -> None:
     scene = Scene()
     scene.link.up, scene.link.blocked, scene.link.filters_refused = False, True, 2
-    scene.link.lacking["queue q"] = "not found"
+    scene.link.missing_objects["queue q"] = "not found"
     scene.paused["up"] = 3
     scene.limits["sessions_max"] = 0.95
     scene.certificates["a"], scene.certificates["b"] = UTC + 86_400, UTC - 1

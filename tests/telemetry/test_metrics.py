@@ -210,7 +210,7 @@ def test_what_only_mqtt_links_count() -> None:
     metrics = Metrics("1.2.3")
     metrics.link("erp", "amqp091")
     link = metrics.link("plant", "mqtt")
-    link.lessened.add("qos", 3)
+    link.degraded.add("qos", 3)
     link.filters_refused, link.duplicates = 1, 2
     lines = metrics.exposition("")[0].decode().splitlines()
     assert 'gateway_link_lessened_total{endpoint="plant",protocol="mqtt",reason="qos"} 3.0' in lines

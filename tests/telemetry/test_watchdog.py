@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from gateway.settings import Http
 from gateway.settings.tree import LogSettings
 from gateway.telemetry.metrics import TURN_SECONDS, Metrics, Sources
-from gateway.telemetry.watchdog import TOLD, Watchdog
+from gateway.telemetry.watchdog import BLOCKED, Watchdog
 from tests.interop.gateway_fixture import LOOPBACK, running, settings_of
 
 
@@ -44,7 +44,7 @@ class World:
                     nursery.start_soon(partial(self.works, suspected=suspected), *steps, name="timer")
         finally:
             self.dog.detach()
-        return [one for one in logs if one["event"] == TOLD]
+        return [one for one in logs if one["event"] == BLOCKED]
 
 
 async def test_a_long_step_is_told_with_its_task() -> None:
@@ -91,4 +91,4 @@ def test_a_start_is_not_told_and_what_follows_is(capsys: pytest.CaptureFixture[s
     with running(settings_of(log=log, http=http)) as gateway:
         gateway.ask(lambda: None)
     lines = capsys.readouterr().out
-    assert lines.index("'started'") < lines.index(TOLD)
+    assert lines.index("'started'") < lines.index(BLOCKED)

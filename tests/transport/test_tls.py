@@ -115,7 +115,7 @@ def test_a_peer_that_speaks_no_tls(files: Files, data: bytes) -> None:
         data = b"\x01\xff\xff\xff"
     assert server.receive(data) == b""
     assert server.ended is not None
-    assert server.ended.broke == "tls"
+    assert server.ended.violation == "tls"
     server.send(b"never")
     server.send(b"")
     server.finish()

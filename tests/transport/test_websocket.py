@@ -151,7 +151,7 @@ def test_a_request_that_is_none_is_refused_by_status(data: bytes, status: int) -
         one = server()
         assert b"".join(one.receive(piece) for piece in pieces) == b""
         assert one.ended is not None
-        assert (one.ended.refused, one.ended.broke) == (f"http_{status}", "")
+        assert (one.ended.refused, one.ended.violation) == (f"http_{status}", "")
         assert one.send(b"never").startswith(f"HTTP/1.1 {status} ".encode())
         assert one.receive(b"more") + one.send(b"") + one.finish() == b""
 
@@ -269,7 +269,7 @@ def test_a_frame_that_breaks_a_rule_closes_with_its_code(data: bytes, code: int)
         for piece in pieces:
             client.filter.receive(piece)
         assert client.filter.ended is not None
-        assert client.filter.ended.broke == f"websocket_{code}"
+        assert client.filter.ended.violation == f"websocket_{code}"
         close = client.hear(b"not said any more")[-1]
         assert isinstance(close, CloseConnection)
         assert close.code == code
@@ -379,7 +379,7 @@ def test_a_stream_tells_once_how_its_layer_ended_and_writes_its_last_words() -> 
     stream.flush()
     assert peer.heard == b"a"
     assert len(peer.reasons) == 1
-    assert [ending.broke for ending in endings] == ["websocket_1003"]
+    assert [ending.violation for ending in endings] == ["websocket_1003"]
     assert sock.written.endswith(b"\x03\xebMQTT must be sent in binary frames")
     assert sock.ended
 

@@ -76,7 +76,7 @@ def test_text_is_no_mqtt(server: Server) -> None:
     """MQTT-6.0.0-1."""
     assert server.say(TextMessage("hello")) == b""
     assert server.client.ended is not None
-    assert server.client.ended.broke == "websocket_1003"
+    assert server.client.ended.violation == "websocket_1003"
     assert [event.code for event in server.hear() if isinstance(event, CloseConnection)] == [1003]
 
 

@@ -580,7 +580,7 @@ class MqttNamespace:
 
     # Sessions.
 
-    def prepare_client(self, guest: object, coming: ConnectingClient) -> None:
+    def prepare_client(self, connection: object, connecting: ConnectingClient) -> None:
         """Prepare for a connecting client. Raises Pending until the client may be accepted.
 
         This class does nothing; overridden where sessions are shared by replicas.

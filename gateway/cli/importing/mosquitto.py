@@ -79,7 +79,7 @@ class Stanza:
         self.topics: list[ConfigurationLine] = []
 
 
-def made_of(file: Path, folder: Path) -> ImportResult:
+def import_file(file: Path, folder: Path) -> ImportResult:
     """Import a mosquitto.conf, and return the result. Faults become findings.
 
     `folder` is the folder to which the result will be written.

@@ -26,7 +26,7 @@ DEFINITIONS: Final = "imported-definitions.json"
 SHOVEL, UPSTREAM = "shovel", "federation-upstream"
 
 
-def made_of(file: Path, folder: Path) -> ImportResult:
+def import_file(file: Path, folder: Path) -> ImportResult:
     """Import a definitions.json of RabbitMQ, and return the result. Faults become findings.
 
     `folder` is the folder to which the result will be written.

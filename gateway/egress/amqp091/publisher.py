@@ -204,14 +204,14 @@ class AmqpLinkPublisher(ConfirmedSink):
         """Return the encoded content header, without CC, BCC and user id (see `without_orders`)."""
         data = encode_properties(message, utc, ms_max=EXPIRATION_MS_MAX)
         if message.expires and outlasts(message, utc):
-            self._stats.lessened.add("expiration")
+            self._stats.degraded.add("expiration")
         if data is self._harmless:
             return data
         header = without_orders(data)
         if header is data:
             self._harmless = data
         else:
-            self._stats.lessened.add("orders")
+            self._stats.degraded.add("orders")
         return header
 
     def _rows_one_by_one(

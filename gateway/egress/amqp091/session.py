@@ -546,7 +546,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         for declaration in (*fresh, *unneeded):
             if declaration.kind == "exchange":
                 self.publisher.allow(declaration.name)
-        self.stats.lacking = self.topology.unmet_needs()
+        self.stats.missing_objects = self.topology.unmet_needs()
         if self._connection is not None:
             self._connection.update_consumers(fresh)
 
@@ -653,7 +653,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         declaration.state = DeclarationState.THERE
         declaration.why = ""
         declaration.drop = frozenset()
-        self.stats.lacking = self.topology.unmet_needs()
+        self.stats.missing_objects = self.topology.unmet_needs()
         if declaration.kind == "exchange":
             self.publisher.allow(declaration.name)
             self.publisher.pump()
@@ -674,7 +674,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         if self.topology.current(declaration) is not declaration:
             return
         news = self.topology.mark_failed(declaration, why, now)
-        self.stats.lacking = self.topology.unmet_needs()
+        self.stats.missing_objects = self.topology.unmet_needs()
         if news:
             log.warning(
                 "broker object unusable, retrying",

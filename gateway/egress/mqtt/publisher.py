@@ -128,7 +128,7 @@ class _UnsendableError(GatewayError):
 class MqttLinkPublisher(ConfirmedSink):
     """Destination end of routes to an MQTT link: it publishes to the broker.
 
-    `stats.lessened` counts messages that were sent with a lower QoS than they had, or without their retain
+    `stats.degraded` counts messages that were sent with a lower QoS than they had, or without their retain
     flag, because the broker supports no more.
     """
 
@@ -613,7 +613,7 @@ class MqttLinkPublisher(ConfirmedSink):
             self._inherited = False
 
     def _count_lowered(self, chunk: list[Message]) -> None:
-        lessened = self._stats.lessened
+        lessened = self._stats.degraded
         if lowered := sum(message.assurance > self._max_qos for message in chunk):
             lessened.add("qos", lowered)
         if not self._retains and (unretained := sum(message.retain for message in chunk)):

@@ -25,9 +25,9 @@ from gateway.access.tokens import Tokens
 from gateway.broker.amqp091.refusals import access_refused
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.server_properties import server_properties
-from gateway.ingress.client import Agreed
+from gateway.ingress.client import NegotiatedValues
 from gateway.ingress.clients import IngressClients
-from gateway.ingress.handshake import HandshakingGuest
+from gateway.ingress.handshake import HandshakingClient
 from gateway.ingress.logins import certificate_of
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
@@ -61,8 +61,8 @@ class AmqpEntrance(ListenerSource):
     It has the SASL mechanisms, the server-properties and the names of the virtual hosts.
     """
 
-    def __init__(self, name: str, services: Services, guests: IngressClients) -> None:
-        super().__init__(name, services, guests)
+    def __init__(self, name: str, services: Services, ingress_clients: IngressClients) -> None:
+        super().__init__(name, services, ingress_clients)
         options = services.settings.listeners[name]
         assert isinstance(options, AmqpListener)
         tls = options.tls
@@ -107,7 +107,7 @@ class AmqpEntrance(ListenerSource):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
+class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
     """AMQP 0-9-1 connection of a client during its handshake, and its permission checks afterwards."""
 
     def __init__(self, entrance: AmqpEntrance, stream: Stream, machine: ServerConnection, now: float) -> None:
@@ -130,7 +130,7 @@ class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
         """Set up the admitted client and send connection.open-ok."""
 
     @abstractmethod
-    def _dismiss(self, code: int, text: str, class_id: int = 0, method_id: int = 0) -> None:
+    def _close_with(self, code: int, text: str, class_id: int = 0, method_id: int = 0) -> None:
         """Close the connection with this reply code and text, and release its channels.
 
         `class_id` and `method_id` identify the method that caused the error; 0 is none.
@@ -148,10 +148,12 @@ class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
         """Name of the client's virtual host; before connection.open, the listener's first."""
         return self.host_name
 
-    def negotiated(self) -> Agreed:
+    def negotiated(self) -> NegotiatedValues:
         """Return the client properties and the negotiated frame-max, channel-max and heartbeat."""
         machine = self.machine
-        return Agreed(self.client_properties, machine.frame_max, machine.channel_max, machine.heartbeat)
+        return NegotiatedValues(
+            self.client_properties, machine.frame_max, machine.channel_max, machine.heartbeat
+        )
 
     # Permissions.
 
@@ -209,7 +211,7 @@ class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
             refusal = f"access to vhost '{self.host_name}' refused for user '{self.sender.user}'"
             text = f"ACCESS_REFUSED - {refusal}"
             self._report(ReplyCode.ACCESS_REFUSED, text)
-            self._dismiss(ReplyCode.ACCESS_REFUSED, text)
+            self._close_with(ReplyCode.ACCESS_REFUSED, text)
         self.stream.mark()
 
     def _report(self, code: int, text: str, *, channel: bool = False) -> None:
@@ -326,7 +328,7 @@ class HandshakingAmqpClient(HandshakingGuest[ServerConnection]):
             self._entrance.logins.log_denied(self.stream, before.name, why, self.sender.client)
             self._report(ReplyCode.NOT_ALLOWED, WHY[why])
             text = "NOT_ALLOWED - New secret was refused by one of the backends"
-            self._dismiss(ReplyCode.NOT_ALLOWED, text, 10, 70)
+            self._close_with(ReplyCode.NOT_ALLOWED, text, 10, 70)
         self.stream.mark()
 
     def _deny(self, mechanism: str, why: str) -> None:

@@ -106,7 +106,7 @@ class AmqpSource(AmqpEntrance):
         self.dead_letters.add([message], "", outcome)
 
 
-class AmqpGuest(HandshakingAmqpClient):
+class AmqpListenerClient(HandshakingAmqpClient):
     """Connection of an AMQP 0-9-1 client, in the form that its channels and the listener's source use."""
 
     host: VirtualHost
@@ -212,7 +212,7 @@ class AmqpConsumer:
         properties = self._properties
         try:
             if self.queue.deliveries:
-                rows = self._rows_that_came_back(position, messages, redelivered, utc)
+                rows = self._redelivered_rows(position, messages, redelivered, utc)
             else:
                 rows = [(redelivered, m.address.wire, properties(m, utc), m.body) for m in messages]
         except Exception as error:
@@ -220,7 +220,7 @@ class AmqpConsumer:
         else:
             self._send_deliveries(position, messages, rows)
 
-    def _rows_that_came_back(
+    def _redelivered_rows(
         self, position: int, messages: list[Message], redelivered: bool, utc: float
     ) -> list[DeliverRow]:
         """Return the deliveries of a quorum queue, with `x-delivery-count` for those delivered before."""
@@ -328,7 +328,7 @@ class AmqpConsumer:
 class AmqpChannel:
     """State of one AMQP 0-9-1 channel."""
 
-    def __init__(self, connection: AmqpGuest, number: int, prefetch_max: int) -> None:
+    def __init__(self, connection: AmqpListenerClient, number: int, prefetch_max: int) -> None:
         self.connection = connection
         self.number = number
         self.closed = False  # what is decided later must not reach a new channel of the same number

@@ -39,7 +39,7 @@ from gateway.ingress.amqp091.ingress import AmqpIngress
 from gateway.ingress.amqp091.large import LargeBody
 from gateway.ingress.amqp091.line import CreditQueue
 from gateway.ingress.amqp091.methods import METHODS, AmqpActions
-from gateway.ingress.amqp091.special import look_closer
+from gateway.ingress.amqp091.special import resolve_special
 from gateway.ingress.client import CloseReason, InFlight
 from gateway.ingress.delivery_limit import Outstanding
 from gateway.ingress.waiting_publishes import EVERY_CHANNEL, LOST_WAITING, WaitingPublishes, finish
@@ -106,7 +106,7 @@ class AmqpConnection(AmqpActions):
         self.host = ingress.hosts[0]  # until connection.open names another
         self.endpoint = ingress.name
         self._blocked = {"disk": "", "memory": ""}  # reasons why publishing is blocked; "": it is not
-        self._told_blocked = False
+        self._reported_blocked = False
         self.unsettled = 0
         self.outstanding = Outstanding(stream, limits.unacknowledged_bytes_max)
         self.line = CreditQueue(lambda: not (stream.congested or self.outstanding.full))
@@ -195,7 +195,7 @@ class AmqpConnection(AmqpActions):
         self._close_channels()
         self._ingress.forget(self, reason)
 
-    def _dismiss(self, code: int, text: str, class_id: int = 0, method_id: int = 0) -> None:
+    def _close_with(self, code: int, text: str, class_id: int = 0, method_id: int = 0) -> None:
         self.machine.close(code, text, class_id, method_id)
         self._close_channels()
 
@@ -239,10 +239,10 @@ class AmqpConnection(AmqpActions):
         if self._in_time(now):
             self.stream.mark()
 
-    def shut_down(self, farewell: CloseReason) -> None:
+    def shut_down(self, close_reason: CloseReason) -> None:
         """Close the connection with 320 (CONNECTION_FORCED), after which clients reconnect."""
-        self.machine.close(ReplyCode.CONNECTION_FORCED, f"CONNECTION_FORCED - {farewell.value}")
-        self.stream.end(farewell.value)
+        self.machine.close(ReplyCode.CONNECTION_FORCED, f"CONNECTION_FORCED - {close_reason.value}")
+        self.stream.end(close_reason.value)
 
     # Events.
 
@@ -297,7 +297,7 @@ class AmqpConnection(AmqpActions):
                 waiting.add(event.channel, event, 1, argument_bytes(getattr(event.method, "arguments", ())))
             else:
                 ready_events.append(event)
-        for number in waiting.full():
+        for number in waiting.full_channels():
             if waiting.is_held_alone(number) and self.consumes:
                 ready_events += waiting.take(number)
             else:
@@ -424,7 +424,7 @@ class AmqpConnection(AmqpActions):
         if reached := self._holding.take(CHANNEL_BYTES):
             text = f"RESOURCE_ERROR - {reached} is reached"
             self._report(ReplyCode.RESOURCE_ERROR, text)
-            self._dismiss(ReplyCode.RESOURCE_ERROR, text, 20, 10)
+            self._close_with(ReplyCode.RESOURCE_ERROR, text, 20, 10)
             return
         self.channels[event.channel] = AmqpChannel(self, event.channel, self._ingress.limits.prefetch_max)
 
@@ -546,7 +546,7 @@ class AmqpConnection(AmqpActions):
                     previous = data, raw
                 entry, property_set = found.entry, shared
                 if special:
-                    entry, property_set = look_closer(channel, entry, property_set)
+                    entry, property_set = resolve_special(channel, entry, property_set)
             except (RemoteProtocolError, AmqpRefused) as refusal:
                 self._refuse_publish(content, refusal)
                 continue
@@ -849,9 +849,9 @@ class AmqpConnection(AmqpActions):
         """
         self._blocked[cause] = reason
         blocked = any(self._blocked.values())
-        if blocked is self._told_blocked or not (self._ready and self._hears_blocked):
+        if blocked is self._reported_blocked or not (self._ready and self._hears_blocked):
             return
-        self._told_blocked = blocked
+        self._reported_blocked = blocked
         self.machine.send_method(0, m.ConnectionBlocked(reason) if blocked else m.ConnectionUnblocked())
         self.stream.mark()
 

@@ -16,7 +16,13 @@ from gateway.access.rights import Rights
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dispatcher import UNROUTED
 from gateway.broker.routing import AnswerEntry, RoutingEntry
-from gateway.ingress.amqp091.channel import AmqpChannel, AmqpGuest, AmqpSource, PublishTarget, Receipt
+from gateway.ingress.amqp091.channel import (
+    AmqpChannel,
+    AmqpListenerClient,
+    AmqpSource,
+    PublishTarget,
+    Receipt,
+)
 from gateway.ingress.clients import IngressClients
 from gateway.ingress.services import Services
 from gateway.model.address import Address
@@ -33,8 +39,8 @@ log = structlog.get_logger(limited=True)
 class AmqpIngress(AmqpSource):
     """AMQP 0-9-1 implementation of one listener: source of the batches that its clients publish."""
 
-    def __init__(self, name: str, services: Services, guests: IngressClients) -> None:
-        super().__init__(name, services, guests)
+    def __init__(self, name: str, services: Services, ingress_clients: IngressClients) -> None:
+        super().__init__(name, services, ingress_clients)
         self.hosts = [services.hosts[host] for host in self.host_names]
         # A publisher with more than this unconfirmed is not read until half of them are.
         self.unsettled_max = self.limits.inflight_max * 10
@@ -66,7 +72,7 @@ class AmqpIngress(AmqpSource):
         `refused` maps indexes in `receipts` to outcomes; None means that all were accepted. `received` is the
         loop-clock time of the batch, for the latency statistics.
         """
-        answered: list[AmqpGuest] = []
+        answered: list[AmqpListenerClient] = []
         last: AmqpChannel | None = None
         for at, receipt in enumerate(receipts):
             if receipt is None:

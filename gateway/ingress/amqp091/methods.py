@@ -21,7 +21,7 @@ from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import AmqpRefused, access_refused, not_found, precondition_failed
 from gateway.broker.amqp091.replies import PREFIX, REPLY_TO
 from gateway.broker.poison import outcome_of_error
-from gateway.ingress.amqp091.channel import AmqpChannel, AmqpConsumer, AmqpGuest, Transaction
+from gateway.ingress.amqp091.channel import AmqpChannel, AmqpConsumer, AmqpListenerClient, Transaction
 from gateway.model.message import Message
 from gateway.model.pending import Pending
 from gateway.model.spooled_bodies import Spooled, is_lost
@@ -51,7 +51,7 @@ def _transaction(channel: AmqpChannel) -> Transaction:
     return channel.transaction
 
 
-class AmqpActions(AmqpGuest):
+class AmqpActions(AmqpListenerClient):
     """Client connection with one action per method.
 
     Each action sends its reply, or raises AmqpRefused with RabbitMQ's reply code.

@@ -27,7 +27,7 @@ from gateway.protocols.amqp091.translate import COPIES, content_properties
 VISIBLE, BLIND = COPIES
 
 
-class Copies:
+class CopiesNamespace:
     """Namespace of one message with CC or BCC: it leads to the queues that any of the keys matches."""
 
     def __init__(self, host: VirtualHost, exchange: str, keys: Sequence[str]) -> None:
@@ -48,7 +48,7 @@ class Copies:
         """Sink for retained messages: None, because AMQP has none."""
 
 
-def look_closer(
+def resolve_special(
     channel: AmqpChannel, entry: RoutingEntry, properties: PropertySet
 ) -> tuple[RoutingEntry, PropertySet]:
     """Return the routing entry and the properties of a message with user-id, reply-to, CC or BCC.
@@ -80,7 +80,7 @@ def look_closer(
         for key in copies:
             channel.connection.check_key("write", address.scope, key)
         keys = (address.name, *copies)
-        entry = entry.with_namespace(Copies(host, address.scope, keys))
+        entry = entry.with_namespace(CopiesNamespace(host, address.scope, keys))
     if not changed:
         return entry, properties
     try:

@@ -30,11 +30,11 @@ from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
 from gateway.broker.routing import RoutingEntry
 from gateway.broker.shares import IDENTIFIER_BYTES
 from gateway.errors import LocalProtocolError
-from gateway.ingress.amqpfast.large_deliveries import LARGE_BYTES, Large, LargeDeliveries
+from gateway.ingress.amqpfast.large_deliveries import LARGE_BYTES, LargeDeliveries, LargeDelivery
 from gateway.ingress.amqpfast.query_scan import ListedIdentifiers, QueryScan
 from gateway.ingress.amqpfast.shared_folder import SharedFolder
 from gateway.ingress.delivery_limit import Outstanding
-from gateway.ingress.handshake import HandshakingGuest
+from gateway.ingress.handshake import HandshakingClient
 from gateway.ingress.source import ListenerSource
 from gateway.ingress.waiting_publishes import WaitingPublishes
 from gateway.model.address import Address
@@ -82,7 +82,7 @@ class FastSource(ListenerSource):
         super().undeliverable(message, outcome)
 
 
-class FastGuest(HandshakingGuest[ServerConnection]):
+class FastListenerClient(HandshakingClient[ServerConnection]):
     """Connection of an AMQP/Fast client, in the form that its channels and the listener's source use."""
 
     host: FastHost
@@ -260,7 +260,7 @@ class DeliveryRun:
         connection.outstanding.subtract(weight_of(self.messages[self.at : self.at + self.count]))
 
 
-class Join:
+class OutcomeJoin:
     """Outcome collector of a message that is sent to several destinations.
 
     It collects `count` outcomes, then calls `then` with the worst of them.
@@ -297,7 +297,7 @@ class PeerCall:
 class FastChannel:
     """State of one AMQP/Fast channel."""
 
-    def __init__(self, connection: FastGuest, command: ChannelOpen) -> None:
+    def __init__(self, connection: FastListenerClient, command: ChannelOpen) -> None:
         self.connection = connection
         self.number = command.channel_id
         self.sender = connection.sender._replace(channel=command.channel_id)
@@ -474,7 +474,7 @@ class FastChannel:
                 queue.requeue(delivery.rows())
                 queue.dispatch()
 
-    def give_back_kept(self, handle: FastHandle | None = None) -> None:
+    def requeue_waiting(self, handle: FastHandle | None = None) -> None:
         """Requeue the messages of a handle, or of all handles (None), that wait in the channel to be sent."""
         back: list[DeliveryRun] = []
         remaining: list[tuple[DeliveryRun, bool]] = []
@@ -645,7 +645,7 @@ class FastChannel:
         self._drop_sent()
         self.incoming = None
         self.streams.clear()
-        self.give_back_kept()
+        self.requeue_waiting()
         self._final(self._acked)
         back = [*self._acked, *self._deliveries]
         self._acked.clear()
@@ -874,7 +874,7 @@ class FastConsumer:
         for at, message in enumerate(messages):
             redelivered, name, head, body = rows[at]
             channel.large_deliveries.queue_message(
-                Large(
+                LargeDelivery(
                     self.handle,
                     first + at,
                     name,
@@ -1037,7 +1037,7 @@ class FastHandle:
         consumers, self.consumers = self.consumers, []
         for consumer in consumers:
             consumer.stop()
-        self.channel.give_back_kept(self)
+        self.channel.requeue_waiting(self)
         subscriptions, self.subscriptions = self.subscriptions, []
         for subscription in subscriptions:
             subscription.attached = False
@@ -1049,4 +1049,4 @@ class FastHandle:
             peer_session.end()
 
 
-Receipt = FastHandle | tuple[FastHandle, int] | Join
+Receipt = FastHandle | tuple[FastHandle, int] | OutcomeJoin

@@ -25,14 +25,14 @@ from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.channel import (
     FastChannel,
     FastConsumer,
-    FastGuest,
     FastHandle,
+    FastListenerClient,
     name_bytes,
     notifier_of,
     sound_head,
 )
 from gateway.ingress.amqpfast.ingress import FastIngress
-from gateway.ingress.amqpfast.large_deliveries import LARGE_BYTES, Large
+from gateway.ingress.amqpfast.large_deliveries import LARGE_BYTES, LargeDelivery
 from gateway.ingress.amqpfast.publisher import FastPublisher
 from gateway.ingress.amqpfast.query_scan import NEXT_TURN, ListedIdentifiers, QueryScan
 from gateway.model.message import MESSAGE_BYTES, Message
@@ -80,7 +80,7 @@ def _waiting(queues: list[PriorityQueue]) -> Iterator[tuple[PriorityQueue, int, 
             yield queue, position, message
 
 
-class FastActions(FastGuest):
+class FastActions(FastListenerClient):
     """Client connection with one action per command.
 
     Each action sends its reply, or raises FastRefused.
@@ -437,7 +437,7 @@ class FastActions(FastGuest):
                     machine.reply(handle.number, command.tag)
 
             name = name_bytes(address)
-            large = Large(
+            large = LargeDelivery(
                 handle, number, name, sound_head(message), message.body, on_sent, delivered=False, key=key
             )
             large_deliveries.queue_message(large)

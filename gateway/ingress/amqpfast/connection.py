@@ -454,10 +454,10 @@ class FastConnection(FastActions):
         self.stream.end(text)
         self.stream.mark()
 
-    def shut_down(self, farewell: CloseReason) -> None:
+    def shut_down(self, close_reason: CloseReason) -> None:
         """Close the connection with 200, 403 or 507, depending on the reason."""
-        self.machine.close(FAREWELLS[farewell], farewell.value)
-        self.stream.end(farewell.value)
+        self.machine.close(FAREWELLS[close_reason], close_reason.value)
+        self.stream.end(close_reason.value)
 
     # Events.
 
@@ -514,7 +514,7 @@ class FastConnection(FastActions):
                 ready_events.append(event)
                 if isinstance(event, CommandReceived) and isinstance(event.command, m.HandleOpen):
                     opened[event.command.handle_id] = event.command.channel_id
-        for number in waiting.full():
+        for number in waiting.full_channels():
             if waiting.is_held_alone(number) and self.consumes:
                 ready_events += waiting.take(number)
             else:
@@ -596,7 +596,7 @@ class FastConnection(FastActions):
 
         Reading of the client can resume then.
         """
-        for number in self.waiting.full():
+        for number in self.waiting.full_channels():
             if self.waiting.is_held_alone(number):
                 self.close_channel(self.channels[number], ReplyCode.INSUFFICIENT_RESOURCES, FULL.text)
 
@@ -970,6 +970,6 @@ class FastListenerSource(FastIngress):
 
     def forget_entries(self) -> None:
         """Drop the routing entries and names that the clients' handles have cached; memory is short."""
-        for connection in self.guests.connections:
+        for connection in self.ingress_clients.connections:
             if isinstance(connection, FastConnection):
                 connection.forget_entries()

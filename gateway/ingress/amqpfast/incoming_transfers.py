@@ -21,7 +21,7 @@ from gateway.broker.amqpfast.partials import Partial
 from gateway.broker.amqpfast.virtual_host import FastRefused
 from gateway.broker.spool import PIECE_BYTES, Spool, SpoolFile, SpoolFull
 from gateway.errors import GatewayError, RemoteProtocolError
-from gateway.ingress.amqpfast.channel import FastGuest, FastHandle
+from gateway.ingress.amqpfast.channel import FastHandle, FastListenerClient
 from gateway.ingress.amqpfast.ingress import FastIngress
 from gateway.ingress.amqpfast.publisher import FastPublisher
 from gateway.model.outcome import Outcome
@@ -149,7 +149,9 @@ class IncomingTransfer:
 class IncomingTransfers:
     """Messages that are arriving in fragments on one connection."""
 
-    def __init__(self, connection: FastGuest, ingress: FastIngress, publisher: FastPublisher) -> None:
+    def __init__(
+        self, connection: FastListenerClient, ingress: FastIngress, publisher: FastPublisher
+    ) -> None:
         self._connection = connection
         self._ingress = ingress
         self._publisher = publisher

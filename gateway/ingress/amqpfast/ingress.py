@@ -18,7 +18,7 @@ from gateway.broker.amqpfast.virtual_host import FastHost, FastRefused
 from gateway.broker.dispatcher import UNROUTED
 from gateway.broker.routing import AnswerEntry, RoutingEntry
 from gateway.containment import contained
-from gateway.ingress.amqpfast.channel import FastGuest, FastHandle, FastSource, Receipt
+from gateway.ingress.amqpfast.channel import FastHandle, FastListenerClient, FastSource, Receipt
 from gateway.ingress.amqpfast.shared_folder import SharedFolder, name_in, negotiated_folder
 from gateway.ingress.clients import IngressClients
 from gateway.ingress.services import Services
@@ -41,8 +41,8 @@ log = structlog.get_logger(limited=True)
 class FastIngress(FastSource):
     """AMQP/Fast implementation of one listener: source of the batches that its clients publish."""
 
-    def __init__(self, name: str, services: Services, guests: IngressClients) -> None:
-        super().__init__(name, services, guests)
+    def __init__(self, name: str, services: Services, ingress_clients: IngressClients) -> None:
+        super().__init__(name, services, ingress_clients)
         options = services.settings.listeners[name]
         assert isinstance(options, FastListener)
         self.options = options
@@ -118,7 +118,7 @@ class FastIngress(FastSource):
     def _accept(self, receipts: list[Receipt]) -> None:
         """Reply to accepted messages, in runs of one connection. This is the common case."""
         rows: list[tuple[int, int]] = []
-        last: FastGuest | None = None
+        last: FastListenerClient | None = None
         count = 0
         for receipt in receipts:
             if type(receipt) is tuple:
@@ -137,7 +137,7 @@ class FastIngress(FastSource):
             self._reply(last, rows, count)
 
     @staticmethod
-    def _reply(connection: FastGuest, rows: list[tuple[int, int]], count: int) -> None:
+    def _reply(connection: FastListenerClient, rows: list[tuple[int, int]], count: int) -> None:
         connection.machine.reply_many(rows)
         connection.count_replied(count)
         connection.stream.mark()

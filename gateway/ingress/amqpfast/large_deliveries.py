@@ -38,7 +38,7 @@ class LargeDeliveryClient(Protocol):
     sending: dict[LargeDeliveries, None]
 
     @property
-    def ingress(self) -> Starting:
+    def ingress(self) -> LargeDeliverySource:
         """Protocol side of the client's listener, which starts tasks and writes what was encoded."""
 
     def await_replies(self, channel: Any) -> None:
@@ -48,7 +48,7 @@ class LargeDeliveryClient(Protocol):
         """Close a channel from the gateway's side."""
 
 
-class Starting(Protocol):
+class LargeDeliverySource(Protocol):
     """Source of a listener, in the form that large deliveries use: it starts tasks and writes output."""
 
     spool: Spool
@@ -79,7 +79,7 @@ class LargeDeliveryChannel(Protocol):
         """Resume deliveries, because no large message is in progress or waits any more."""
 
 
-class SayingHandle(Protocol):
+class LargeDeliveryHandle(Protocol):
     """Handle, in the form that large deliveries use."""
 
     number: int
@@ -93,7 +93,7 @@ class SayingHandle(Protocol):
         """Channel of the handle."""
 
 
-class Large:
+class LargeDelivery:
     """Outgoing message that waits to be sent, or is being sent.
 
     `then` is called with True when it has been sent completely, or with False if that failed. `limit` is the
@@ -105,7 +105,7 @@ class Large:
 
     def __init__(
         self,
-        handle: SayingHandle,
+        handle: LargeDeliveryHandle,
         number: int,
         name: bytes,
         head: bytes,
@@ -149,11 +149,11 @@ class LargeDeliveries:
     """Outgoing messages of one channel that are sent one after the other."""
 
     def __init__(self, channel: LargeDeliveryChannel) -> None:
-        self.active: Large | None = None
+        self.active: LargeDelivery | None = None
         self.over = False
         self._channel = channel
-        self._waiting: deque[Large] = deque()
-        self._answers: deque[Large] = (
+        self._waiting: deque[LargeDelivery] = deque()
+        self._answers: deque[LargeDelivery] = (
             deque()
         )  # those whose replies follow them, in the order of their commands
         self._choosing = False
@@ -174,7 +174,7 @@ class LargeDeliveries:
         active = self.active
         return self._lowest(None if active is None or active.transfer is not None else active)
 
-    def _lowest(self, active: Large | None) -> int:
+    def _lowest(self, active: LargeDelivery | None) -> int:
         """Return the lowest number of the message being sent and those behind it, or the next number."""
         limit = self._channel.next_number
         if active is not None:
@@ -184,7 +184,7 @@ class LargeDeliveries:
                 limit = min(limit, line[0].limit)
         return limit
 
-    def queue_message(self, large: Large) -> None:
+    def queue_message(self, large: LargeDelivery) -> None:
         """Queue a message behind earlier ones and behind the replies that are due before it."""
         (self._waiting if large.key < 0 else self._answers).append(large)
         self.resume()
@@ -201,7 +201,7 @@ class LargeDeliveries:
         finally:
             self._choosing = False
 
-    def _pop_next(self) -> Large | None:
+    def _pop_next(self) -> LargeDelivery | None:
         """Remove and return the next message that no reply has to precede, or None."""
         channel = self._channel
         machine = channel.connection.machine
@@ -213,7 +213,7 @@ class LargeDeliveries:
             channel.connection.await_replies(channel)
         return None
 
-    def _begin(self, large: Large) -> None:
+    def _begin(self, large: LargeDelivery) -> None:
         """Start to send a message: announce it by PREPARE, or write it directly or to the shared folder."""
         channel = self._channel
         connection = channel.connection
@@ -235,17 +235,17 @@ class LargeDeliveries:
         else:
             connection.stream.mark()
 
-    def _is_open(self, large: Large) -> bool:
+    def _is_open(self, large: LargeDelivery) -> bool:
         """Return True if the handle of a message is open; the client's CLOSE may not be processed yet."""
         return large.handle.number in self._channel.connection.machine.handles and not large.handle.silent
 
-    def ready(self, handle: SayingHandle, size: int) -> None:
+    def ready(self, handle: LargeDeliveryHandle, size: int) -> None:
         """Send the announced message of a handle, of which the client already has `size` bytes."""
         large = self.active
         if large is not None and large.handle is handle and large.transfer is None:
             self._write_from(large, size, resumed=True)
 
-    def _write_from(self, large: Large, at: int, *, resumed: bool) -> None:
+    def _write_from(self, large: LargeDelivery, at: int, *, resumed: bool) -> None:
         """Start to write the message to the client, from the offset `at` of its body in bytes.
 
         If `resumed` is True, the client has the header and the first `at` bytes from an earlier attempt;
@@ -261,7 +261,7 @@ class LargeDeliveries:
         if self._transfer(large, resumed=resumed):
             self._resume()
 
-    def _transfer(self, large: Large, *, resumed: bool = False, out_of_band: bool = False) -> bool:
+    def _transfer(self, large: LargeDelivery, *, resumed: bool = False, out_of_band: bool = False) -> bool:
         """Create the transfer of a message. Return False if its handle is closed, or if that fails.
 
         A failure closes the channel.
@@ -309,7 +309,7 @@ class LargeDeliveries:
         if last:
             self._end(large, sent=True)
 
-    async def _write_shared(self, large: Large) -> None:
+    async def _write_shared(self, large: LargeDelivery) -> None:
         """Write the message to the shared folder in a thread, and notify the client."""
         channel = self._channel
         folder = channel.folder
@@ -331,7 +331,7 @@ class LargeDeliveries:
         channel.connection.stream.mark()
         channel.connection.ingress.flush()
 
-    def _cannot_read(self, large: Large, fault: ReadFault, again: Callable[[], None]) -> None:
+    def _cannot_read(self, large: LargeDelivery, fault: ReadFault, again: Callable[[], None]) -> None:
         """Call `again` later if the body of the message in progress cannot be read now.
 
         Close the channel if the body is lost.
@@ -354,14 +354,14 @@ class LargeDeliveries:
         connection.sending[self] = None
         connection.stream.mark()
 
-    def _fail(self, large: Large, code: int, text: str) -> None:
+    def _fail(self, large: LargeDelivery, code: int, text: str) -> None:
         """Close the channel, because the message cannot be sent on it; other clients may receive it."""
         self.over = True
         self._end(large, sent=False)
         connection = self._channel.connection
         connection.ingress.call_after_turn(lambda: connection.close_channel(self._channel, code, text))
 
-    def _end(self, large: Large, *, sent: bool) -> None:
+    def _end(self, large: LargeDelivery, *, sent: bool) -> None:
         """End the message in progress and start the next one."""
         self.active = None
         channel = self._channel
@@ -371,7 +371,7 @@ class LargeDeliveries:
         if self.idle:
             channel.resume()
 
-    def abandon_handle(self, handle: SayingHandle) -> None:
+    def abandon_handle(self, handle: LargeDeliveryHandle) -> None:
         """End the message in progress if it belongs to a closed handle."""
         if self.active is not None and self.active.handle is handle:
             self._end(self.active, sent=False)

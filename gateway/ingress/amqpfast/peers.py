@@ -16,7 +16,7 @@ import trio
 from gateway.broker.amqpfast.virtual_host import FastRefused
 from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.channel import FastHandle, PeerSession, notifier_of
-from gateway.ingress.amqpfast.large_deliveries import LARGE_BYTES, Large
+from gateway.ingress.amqpfast.large_deliveries import LARGE_BYTES, LargeDelivery
 from gateway.protocols.amqpfast.events import Fragment
 from gateway.protocols.amqpfast.sender import Transfer
 from gateway.protocols.amqpfast.spec import DELIVERED, ReplyCode
@@ -31,7 +31,7 @@ CONGESTED_SECS: Final = 0.05  # between two checks if the client reads again
 
 def begin_session(peer: PeerService, handle: FastHandle, name: str) -> PeerSession:
     """Create a session of a handle with the peer service called `name`."""
-    return Tunnel(peer, handle, name) if peer.kind == "tcp" else Echo(handle, name)
+    return TunnelSession(peer, handle, name) if peer.kind == "tcp" else EchoSession(handle, name)
 
 
 class PeerReplyStream:
@@ -95,7 +95,7 @@ class PeerReplyStream:
         self._connection.stream.mark()
 
 
-class Echo:
+class EchoSession:
     """Peer session that sends everything it receives back to the client."""
 
     def __init__(self, handle: FastHandle, name: str) -> None:
@@ -122,7 +122,7 @@ class Echo:
         if waits or len(body) > LARGE_BYTES or not channel.large_deliveries.idle:
             number, name = channel.take_numbers(1), self._name.encode()
             channel.large_deliveries.queue_message(
-                Large(self._handle, number, name, head, body, lambda sent: None)
+                LargeDelivery(self._handle, number, name, head, body, lambda sent: None)
             )
             channel.connection.delivered(channel, 1, 0)
             return
@@ -139,7 +139,7 @@ class Echo:
         """Do nothing: no resources are in use."""
 
 
-class Tunnel:
+class TunnelSession:
     """Peer session that forwards bytes between a handle and a TCP address, both ways."""
 
     def __init__(self, peer: PeerService, handle: FastHandle, name: str) -> None:

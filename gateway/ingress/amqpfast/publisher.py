@@ -24,9 +24,9 @@ from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqpfast.channel import (
     DeliveryRun,
     FastChannel,
-    FastGuest,
     FastHandle,
-    Join,
+    FastListenerClient,
+    OutcomeJoin,
     PeerCall,
     PeerSession,
     Receipt,
@@ -70,7 +70,7 @@ def _properties(handle: FastHandle, head: bytes) -> PropertySet:
 class FastPublisher:
     """Publishing side of one connection; `unsettled` is the number of its messages without outcome."""
 
-    def __init__(self, connection: FastGuest, ingress: FastIngress) -> None:
+    def __init__(self, connection: FastListenerClient, ingress: FastIngress) -> None:
         self.unsettled = 0
         self._connection = connection
         self._ingress = ingress
@@ -266,7 +266,7 @@ class FastPublisher:
                 partials.end(partial, accepted=outcome is ACCEPTED)
             self.report_outcome((handle, tag), outcome)
 
-        join = Join(len(sent), on_outcome)
+        join = OutcomeJoin(len(sent), on_outcome)
         self.unsettled += bool(tag)
         for entry, message in sent:
             self._publish(entry, message, join)
@@ -511,7 +511,7 @@ class FastPublisher:
             assert ingress.store is not None
             commit.finish(ingress.store.refusal)
             return
-        join = Join(len(pending) + 1, commit.finish)
+        join = OutcomeJoin(len(pending) + 1, commit.finish)
         postponed = ingress.dispatcher.postponed_count()
         batch = ingress.begun_batch()
         first = len(batch)
@@ -582,7 +582,7 @@ class FastPublisher:
     def report_outcome(self, receipt: Receipt, outcome: Outcome) -> None:
         """Report the outcome of a published message: reply to it, or close its handle or channel."""
         connection = self._connection
-        if isinstance(receipt, Join):
+        if isinstance(receipt, OutcomeJoin):
             receipt.add_outcome(outcome)
             return
         handle, tag = receipt if isinstance(receipt, tuple) else (receipt, 0)

@@ -26,15 +26,15 @@ class PendingConnection(IngressClient):
     stream.
     """
 
-    def __init__(self, guests: IngressClients, stream: Stream, accepted_at: float) -> None:
+    def __init__(self, ingress_clients: IngressClients, stream: Stream, accepted_at: float) -> None:
         """Create the owner of a stream that was accepted at `accepted_at`, in loop-clock seconds."""
         self.stream = stream
-        self.sender = Sender(guests.name)
+        self.sender = Sender(ingress_clients.name)
         self.accepted_at = accepted_at
         self.data = b""
         self.received: Any = ()
         self.sent: Any = ()
-        self._guests = guests
+        self._clients = ingress_clients
         self._answer = b""
 
     def examine(self, now: float) -> None:
@@ -43,7 +43,7 @@ class PendingConnection(IngressClient):
 
     def detach(self) -> bytes:
         """Stop being the stream's owner, for another owner to take over. Return the bytes received so far."""
-        self._guests.forget(self)
+        self._clients.forget(self)
         data, self.data = self.data, b""
         return data
 
@@ -52,7 +52,7 @@ class PendingConnection(IngressClient):
 
         The refusal is counted in the statistics under the key `word`.
         """
-        self._guests.stats.refused.add(word)
+        self._clients.stats.refused.add(word)
         self._refuse(text, answer)
 
     def break_off(self, word: str, text: str) -> None:
@@ -60,7 +60,7 @@ class PendingConnection(IngressClient):
 
         The error is counted in the statistics under the key `word`.
         """
-        self._guests.stats.protocol_errors.add(word)
+        self._clients.stats.protocol_errors.add(word)
         self._refuse(text, b"")
 
     def answer(self, data: bytes) -> None:
@@ -92,8 +92,8 @@ class PendingConnection(IngressClient):
 
     def connection_lost(self, reason: str) -> None:
         """Handle the end of the connection: count its bytes for this listener."""
-        self.stream.count_with(self._guests.stats)
-        self._guests.forget(self)
+        self.stream.count_with(self._clients.stats)
+        self._clients.forget(self)
 
     # Interface to the listener.
 
@@ -117,13 +117,13 @@ class PendingConnection(IngressClient):
 
     def tick(self, now: float) -> None:
         """Close the connection if its protocol has not begun within limits.connect_timeout_secs."""
-        if now >= self.accepted_at + self._guests.limits.connect_timeout_secs:
-            self._guests.stats.protocol_errors.add("connect_timeout")
+        if now >= self.accepted_at + self._clients.limits.connect_timeout_secs:
+            self._clients.stats.protocol_errors.add("connect_timeout")
             self.stream.abort("no protocol was recognized in time")
 
     def rules_changed(self) -> None:
         """Do nothing: the client has no rights yet."""
 
-    def shut_down(self, farewell: CloseReason) -> None:
+    def shut_down(self, close_reason: CloseReason) -> None:
         """Close the stream without a message, as no protocol has begun."""
-        self.stream.end(farewell.value)
+        self.stream.end(close_reason.value)

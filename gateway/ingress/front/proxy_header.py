@@ -25,8 +25,10 @@ Begin = Callable[[Stream, float, bytes, float], None]
 class AwaitingProxyHeader(PendingConnection):
     """Connection that waits for the PROXY protocol header; after it, `begin` starts TLS or the protocol."""
 
-    def __init__(self, guests: IngressClients, stream: Stream, accepted_at: float, begin: Begin) -> None:
-        super().__init__(guests, stream, accepted_at)
+    def __init__(
+        self, ingress_clients: IngressClients, stream: Stream, accepted_at: float, begin: Begin
+    ) -> None:
+        super().__init__(ingress_clients, stream, accepted_at)
         self._begin = begin
 
     def examine(self, now: float) -> None:

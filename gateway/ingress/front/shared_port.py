@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from gateway.ingress.client import IngressClient
-from gateway.ingress.clients import Entrance, IngressClients
+from gateway.ingress.clients import ClientAdmission, IngressClients
 from gateway.ingress.front.layers import front_of
 from gateway.ingress.front.pending import PendingConnection
 from gateway.ingress.listener import Listener
@@ -41,10 +41,12 @@ def shared_listeners(
         if not isinstance(options, SharedListener):
             continue
         front = front_of(name, options)
-        guests = IngressClients(settings.limits_of(name), metrics.listener(name, options.protocol), writes)
+        ingress_clients = IngressClients(
+            settings.limits_of(name), metrics.listener(name, options.protocol), writes
+        )
         port = SharedPort(
             [(settings.listeners[one].protocol, listeners[one]) for one in options.shares],
-            guests,
+            ingress_clients,
             tls=front.tls,
         )
         listener = Listener(
@@ -52,7 +54,7 @@ def shared_listeners(
             options.host,
             options.port,
             port,
-            guests,
+            ingress_clients,
             writes,
             front=front._replace(tls=None, detects=True),
             descriptors_max=descriptors_max,
@@ -70,13 +72,13 @@ class SharedPort:
     def __init__(
         self,
         shares: Iterable[tuple[str, Listener]],
-        guests: IngressClients,
+        ingress_clients: IngressClients,
         *,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        self.limits = guests.limits
+        self.limits = ingress_clients.limits
         self.tls = tls
-        self._guests = guests
+        self._clients = ingress_clients
         self.by_protocol: dict[str, Listener] = {}
         self.by_path: dict[str, Listener] = {}
         for protocol, listener in shares:
@@ -87,9 +89,9 @@ class SharedPort:
 
     def connect(self, stream: Stream, now: float) -> UndecidedConnection:
         """Return the connection object of a new client; `now` is in loop-clock seconds."""
-        return UndecidedConnection(self, self._guests, stream, now)
+        return UndecidedConnection(self, self._clients, stream, now)
 
-    def entrance(self, connection: IngressClient) -> Entrance | None:
+    def admission_of(self, connection: IngressClient) -> ClientAdmission | None:
         """Return None: clients are admitted by other listeners."""
 
     def forget_entries(self) -> None:
@@ -107,8 +109,10 @@ class SharedPort:
 class UndecidedConnection(PendingConnection):
     """Connection to a shared port whose protocol is not known yet."""
 
-    def __init__(self, port: SharedPort, guests: IngressClients, stream: Stream, accepted_at: float) -> None:
-        super().__init__(guests, stream, accepted_at)
+    def __init__(
+        self, port: SharedPort, ingress_clients: IngressClients, stream: Stream, accepted_at: float
+    ) -> None:
+        super().__init__(ingress_clients, stream, accepted_at)
         self._port = port
         self._secure = False
 
@@ -145,7 +149,7 @@ class UndecidedConnection(PendingConnection):
         """Hand the connection to a listener, or refuse it if that requires TLS or has no capacity."""
         if listener.front.tls is not None and not self._secure:
             self._does_not_fit(secure=True)
-        elif not listener.guests.no_place(self.stream):
+        elif not listener.ingress_clients.refuse_over_limit(self.stream):
             listener.adopt(self.stream, self.accepted_at, self.detach(), now)
 
     def _does_not_fit(self, *, secure: bool) -> None:

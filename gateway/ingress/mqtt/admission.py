@@ -1,8 +1,8 @@
 """Admission of MQTT clients: authentication, checks of CONNECT, session expiry and the CONNACK.
 
-`AdmittedGuest` processes CONNECT and AUTH packets. It verifies the password, token or SCRAM exchange, checks
-client identifier, will and limits, opens or resumes the session, and sends the CONNACK or refuses the client.
-Publishing and subscribing are in the module `connection`.
+`AdmittedMqttClient` processes CONNECT and AUTH packets. It verifies the password, token or SCRAM exchange,
+checks client identifier, will and limits, opens or resumes the session, and sends the CONNACK or refuses the
+client. Publishing and subscribing are in the module `connection`.
 
 While the store is read-only, sessions that would have to be recorded are refused. A session that is on disk
 already is resumed, because a client that consumes frees disk space.
@@ -24,8 +24,8 @@ from gateway.access.tokens import Tokens
 from gateway.broker.mqtt.namespace import ConnectingClient
 from gateway.broker.mqtt.session import Session, SubscriptionOptions
 from gateway.ingress.logins import Login
-from gateway.ingress.mqtt.authentication import Authentication, TokenShown
-from gateway.ingress.mqtt.guest import MqttGuest
+from gateway.ingress.mqtt.authentication import Authentication, TokenAuthentication
+from gateway.ingress.mqtt.guest import MqttListenerClient
 from gateway.ingress.mqtt.ingress import MqttIngress, WillDenied
 from gateway.ingress.mqtt.publish_checks import ServerCapabilities, topic_refusal
 from gateway.model.message import Sender
@@ -110,7 +110,7 @@ def connack_properties(
     return properties
 
 
-class AdmittedGuest(MqttGuest):
+class AdmittedMqttClient(MqttListenerClient):
     """Client connection from CONNECT to the open session, and its later AUTH packets."""
 
     __slots__ = (
@@ -131,13 +131,13 @@ class AdmittedGuest(MqttGuest):
         self.is_new = False  # the session was created for a CONNACK that waits for the disk
         self.principal: Principal | None = None
         self.will: Will | None = None
-        self.authentication: Authentication | TokenShown | None = None
+        self.authentication: Authentication | TokenAuthentication | None = None
         self._ingress = ingress
         # Decisions on the subscriptions to be resumed, by filter and QoS, with the generation of the rules.
         self._decisions: tuple[int, dict[tuple[str, int], Decision]] | None = None
 
     @property
-    def leaves_a_will(self) -> bool:
+    def has_will(self) -> bool:
         """True if the client's will is published when its connection is lost."""
         return self.will is not None
 
@@ -181,7 +181,9 @@ class AdmittedGuest(MqttGuest):
                 )
                 self._refuse(METHOD_REFUSED, text)
                 return
-            self.authentication = Authentication(access, packet) if proves else TokenShown(packet, method)
+            self.authentication = (
+                Authentication(access, packet) if proves else TokenAuthentication(packet, method)
+            )
             self._authenticate(packet)
             return
         access = self._ingress.access
@@ -218,8 +220,8 @@ class AdmittedGuest(MqttGuest):
             raise violation("AUTH received before the previous AUTH was answered")
         ongoing = self.authentication
         assert ongoing is not None, "the machine lets no AUTH pass without a method in CONNECT"
-        if isinstance(ongoing, TokenShown):
-            self._show(ongoing, packet)
+        if isinstance(ongoing, TokenAuthentication):
+            self._verify_token(ongoing, packet)
             return
         delay = (
             self._ingress.access.failures.delay_secs(stream.remote, ongoing.claimed_user)
@@ -227,12 +229,12 @@ class AdmittedGuest(MqttGuest):
             else 0.0
         )
         if delay and machine.state is not State.OPEN:
-            then = partial(self._prove, ongoing, packet)
+            then = partial(self._continue_scram, ongoing, packet)
             self._ingress.logins.call_later(stream, delay, then, behind=machine.has_undecoded)
         else:
-            self._prove(ongoing, packet)
+            self._continue_scram(ongoing, packet)
 
-    def _prove(self, ongoing: Authentication, packet: Connect | Auth) -> None:
+    def _continue_scram(self, ongoing: Authentication, packet: Connect | Auth) -> None:
         """Process the next SCRAM message of the client: send AUTH, admit the client or refuse it."""
         machine, failures, remote = self.machine, self._ingress.access.failures, self.stream.remote
         refused = bool(ongoing.claimed_user) and failures.is_refused(remote, ongoing.claimed_user)
@@ -244,7 +246,7 @@ class AdmittedGuest(MqttGuest):
             if ongoing.claimed_user and not refused:
                 failures.count_failure(remote, ongoing.claimed_user)
             why = Denial.REFUSED if refused else Denial.WRONG
-            self._unproved(ongoing.claimed_user, why, str(error))
+            self._refuse_authentication(ongoing.claimed_user, why, str(error))
             return
         if not ongoing.is_complete:
             machine.send_auth(Auth(ReasonCode.CONTINUE_AUTHENTICATION, properties))
@@ -256,7 +258,7 @@ class AdmittedGuest(MqttGuest):
             principal = self._ingress.access.principal_named(ongoing.user)
             self._admit(ongoing.connect, principal, PROOF_REFUSED[Denial.WRONG.value], properties)
 
-    def _show(self, ongoing: TokenShown, packet: Connect | Auth) -> None:
+    def _verify_token(self, ongoing: TokenAuthentication, packet: Connect | Auth) -> None:
         """Verify the token in the packet, or request one by sending AUTH if the packet has none."""
         token = packet.properties.get(Property.AUTHENTICATION_DATA, b"")
         if not token:
@@ -283,7 +285,7 @@ class AdmittedGuest(MqttGuest):
 
         self._ingress.logins.verify(self.stream, credentials, on_verified, behind=self.machine.has_undecoded)
 
-    def _handle_token_result(self, ongoing: TokenShown, found: Principal | Denial) -> None:
+    def _handle_token_result(self, ongoing: TokenAuthentication, found: Principal | Denial) -> None:
         """Handle the result of a token's verification: admit the client, renew its rights or refuse it.
 
         A connected client that presents another user's token is disconnected.
@@ -294,7 +296,7 @@ class AdmittedGuest(MqttGuest):
         if before is not None and isinstance(found, Principal) and found.name != before.name:
             found, claimed = Denial.WRONG, before.name
         if isinstance(found, Denial):
-            self._unproved(claimed, found, "the token was rejected")
+            self._refuse_authentication(claimed, found, "the token was rejected")
         elif machine.state is not State.OPEN:
             self._admit(
                 ongoing.connect,
@@ -310,7 +312,7 @@ class AdmittedGuest(MqttGuest):
             self.renew_rights()
             self.stream.mark()
 
-    def _unproved(
+    def _refuse_authentication(
         self,
         user: str,
         why: Denial,
@@ -571,7 +573,7 @@ class AdmittedGuest(MqttGuest):
         )
         self._refuse_connect(reason, text)
 
-    def not_served(self, why: str) -> None:
+    def refuse_unavailable(self, why: str) -> None:
         """Refuse the CONNECT because the server is unavailable; do nothing if the connection is closed.
 
         `why` is the reason for the log.

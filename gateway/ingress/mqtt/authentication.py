@@ -67,7 +67,7 @@ class Authentication:
         return properties
 
 
-class TokenShown:
+class TokenAuthentication:
     """Enhanced authentication of one connection by a token, which arrives in a CONNECT or AUTH packet."""
 
     __slots__ = ("connect", "method")

@@ -31,7 +31,7 @@ from gateway.broker.routing import NOWHERE, RoutingEntry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.client import CloseReason, InFlight
 from gateway.ingress.mqtt.acknowledgements import DelayedAcknowledgements, acknowledged
-from gateway.ingress.mqtt.admission import AdmittedGuest
+from gateway.ingress.mqtt.admission import AdmittedMqttClient
 from gateway.ingress.mqtt.bursts import BURST_MIN, Burst, burst_in
 from gateway.ingress.mqtt.guest import Receipt
 from gateway.ingress.mqtt.ingress import MqttIngress
@@ -103,7 +103,7 @@ class BegunPacket:
         self.reasons: list[int] = []  # reason codes of the filters processed so far
 
 
-class MqttConnection(AdmittedGuest):
+class MqttConnection(AdmittedMqttClient):
     """Connection of one client: the owner of its stream, and the outlet of its session."""
 
     __slots__ = (
@@ -260,7 +260,7 @@ class MqttConnection(AdmittedGuest):
                 ready_events += [*waiting.take(EVERY_CHANNEL), event]
             else:
                 ready_events.append(event)
-        if waiting.full():
+        if waiting.full_channels():
             if self.consumes and self._let_publish is None and self._let_ids is None:
                 ready_events += waiting.take(EVERY_CHANNEL)
             else:
@@ -391,14 +391,14 @@ class MqttConnection(AdmittedGuest):
                 self._ingress.suspend(self.stream, pending.awaited, again)
                 return
 
-    def shut_down(self, farewell: CloseReason) -> None:
-        """Disconnect the client for the reason `farewell`; an MQTT 5 client receives its reason code.
+    def shut_down(self, close_reason: CloseReason) -> None:
+        """Disconnect the client for the reason `close_reason`; an MQTT 5 client receives its reason code.
 
         The will is published, except when the gateway stops and refers the client to another server, where
         its session continues.
         """
-        reason, reference = FAREWELLS.get(farewell, ReasonCode.ADMINISTRATIVE_ACTION), ""
-        if farewell is CloseReason.STOPPING:
+        reason, reference = FAREWELLS.get(close_reason, ReasonCode.ADMINISTRATIVE_ACTION), ""
+        if close_reason is CloseReason.STOPPING:
             self._yields = False
             if self.machine.version is Version.V5:
                 reference = self._ingress.options.server_reference or ""
@@ -409,7 +409,7 @@ class MqttConnection(AdmittedGuest):
                 moved = self._ingress.options.server_moved
                 reason = ReasonCode.SERVER_MOVED if moved else ReasonCode.USE_ANOTHER_SERVER
         self.machine.send_disconnect(reason, reference=reference)
-        self.stream.end(farewell.value)
+        self.stream.end(close_reason.value)
 
     # Interface to the session, whose outlet this is.
 
@@ -565,7 +565,7 @@ class MqttConnection(AdmittedGuest):
                 heir.unsettled += 1
                 heir.handle_refusal((heir, *receipt[1:]), outcome)
         elif self.machine.version == Version.V5:
-            self._ingress.tell_refused(receipt[3], outcome)
+            self._ingress.log_refused_message(receipt[3], outcome)
             self._forget_incoming(receipt, refusal_sent=True)
             kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
             self.machine.send_ack(kind, packet_id, publish_refused(outcome), outcome.text)
@@ -574,7 +574,7 @@ class MqttConnection(AdmittedGuest):
             if self._let_publish is not None:
                 self._publish_on()
         elif outcome.reason in FINAL or self._is_final(receipt, outcome):  # and no route has stored it
-            self._ingress.tell_refused(receipt[3], outcome)
+            self._ingress.log_refused_message(receipt[3], outcome)
             then = partial(self.acknowledge, packet_id, qos)
             self._ingress.store_dead_letter(receipt[3], outcome, then, partial(self._try_again, receipt))
         else:
@@ -808,9 +808,9 @@ class MqttConnection(AdmittedGuest):
             else:
                 receipt = None
             if len(body) > body_max:
-                self._decline(entry, message, receipt, TOO_LARGE)
+                self._refuse_body(entry, message, receipt, TOO_LARGE)
             elif raw and parsed.read_texts is None and UTF8 in raw and not has_valid_format(message):
-                self._decline(entry, message, receipt, NOT_TEXT)
+                self._refuse_body(entry, message, receipt, NOT_TEXT)
             elif held_receipts is not None and receipt is not None:
                 held_receipts.append(receipt)  # keeps its place behind messages held for the disk
             elif not dispatcher.publish(batch, entry, message, receipt):
@@ -955,7 +955,7 @@ class MqttConnection(AdmittedGuest):
                 reason=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
             )
 
-    def _decline(
+    def _refuse_body(
         self, entry: RoutingEntry, message: Message, receipt: Receipt | None, outcome: Outcome
     ) -> None:
         """Refuse a message because of its body, for the reason in `outcome`; record that and report it.
@@ -970,7 +970,7 @@ class MqttConnection(AdmittedGuest):
         if receipt is not None:
             self.handle_refusal(receipt, outcome)
         else:
-            self._ingress.tell_refused(message, outcome)
+            self._ingress.log_refused_message(message, outcome)
 
     def _oversized(self, packet: Oversized) -> None:
         """Refuse a PUBLISH whose body was too large and has been skipped, so that it cannot be retried."""
@@ -1200,7 +1200,7 @@ class MqttConnection(AdmittedGuest):
         """Disconnect the client, because another connection uses its client identifier (3.1.4).
 
         Packets that the client has sent before are processed first. With `patient`, a client that has moved
-        to another replica stays connected for GOODBYE_SECS seconds, so that acknowledgements on their way can
+        to another replica stays connected for GRACE_SECS seconds, so that acknowledgements on their way can
         arrive and these messages are not redelivered.
         """
         self.stream.read_remaining(self._ingress.now())
@@ -1211,7 +1211,7 @@ class MqttConnection(AdmittedGuest):
         if patient and self.session is not None and self.session.in_flight and self.stream.listening:
             self._elsewhere = True
             self._ingress.tasks.start_soon(
-                self._ingress.await_goodbye, self.stream, self._disconnect_taken_over
+                self._ingress.call_after_grace, self.stream, self._disconnect_taken_over
             )
         else:
             self._disconnect_taken_over()

@@ -17,7 +17,7 @@ from gateway.protocols.mqtt.server import ServerConnection
 from gateway.transport.stream import Stream
 
 
-class MqttGuest(IngressClient):
+class MqttListenerClient(IngressClient):
     """MQTT client connection, the owner of its stream."""
 
     __slots__ = ("machine", "sender", "stream")
@@ -65,7 +65,7 @@ class MqttGuest(IngressClient):
         """Have the packet identifier of a QoS 2 message recorded together with its local delivery."""
 
     @abstractmethod
-    def not_served(self, why: str) -> None:
+    def refuse_unavailable(self, why: str) -> None:
         """Refuse a CONNECT that has no response yet, as the server is unavailable (0x88; 3.1.1: code 3).
 
         `why` is the reason for the log.
@@ -80,4 +80,4 @@ class MqttGuest(IngressClient):
         """
 
 
-Receipt = tuple[MqttGuest, int, int, Message, RoutingEntry]
+Receipt = tuple[MqttListenerClient, int, int, Message, RoutingEntry]

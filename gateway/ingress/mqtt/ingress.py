@@ -28,7 +28,7 @@ from gateway.broker.routing import NOWHERE, AnswerEntry, RoutingEntry
 from gateway.containment import contained
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.clients import IngressClients
-from gateway.ingress.mqtt.guest import MqttGuest, Receipt
+from gateway.ingress.mqtt.guest import MqttListenerClient, Receipt
 from gateway.ingress.mqtt.publish_checks import NOT_ALLOWED, ServerCapabilities, topic_refusal
 from gateway.ingress.mqtt.routing_table import DeniedEntry, RoutingTable
 from gateway.ingress.services import Services
@@ -54,7 +54,7 @@ from gateway.transport.stream import Stream
 log = structlog.get_logger(limited=True)
 
 # Time for a DISCONNECT to arrive: bytes delayed by Nagle's algorithm wait 40 ms, or 200 ms on some systems.
-GOODBYE_SECS: Final = 0.25
+GRACE_SECS: Final = 0.25
 UNREAD_SECS: Final = 0.05  # between two checks if clients have read the retained messages sent to them
 WILL_RETRY_SECS_MIN: Final = 1.0
 WILL_RETRY_SECS_MAX: Final = 10.0
@@ -64,8 +64,8 @@ WILL_DOUBLINGS_MAX: Final = 6
 class MqttIngress(ListenerSource):
     """MQTT implementation of one listener: source of the batches that its clients publish."""
 
-    def __init__(self, name: str, services: Services, guests: IngressClients) -> None:
-        super().__init__(name, services, guests)
+    def __init__(self, name: str, services: Services, ingress_clients: IngressClients) -> None:
+        super().__init__(name, services, ingress_clients)
         limits = self.limits
         self._namespace = services.mqtt
         self.body_max = limits.message_bytes_max  # faster to read than an attribute of a settings model
@@ -218,7 +218,7 @@ class MqttIngress(ListenerSource):
             if receipt is not None and (receipt[0].machine.version is Version.V5 or refusal.reason in FINAL):
                 receipt[0].handle_refusal(receipt, refusal)
                 return
-            self.tell_refused(message, refusal)
+            self.log_refused_message(message, refusal)
         else:
             if not entry.plan.branches:
                 self.dead_letters.add([message], "", UNROUTED)
@@ -326,7 +326,7 @@ class MqttIngress(ListenerSource):
                     await trio.lowlevel.checkpoint()
                 else:
                     self._owing.pop(session, None)
-            self.guests.flush()
+            self.ingress_clients.flush()
             if not moved:
                 await trio.sleep(UNREAD_SECS)
         self._sending = False
@@ -342,40 +342,42 @@ class MqttIngress(ListenerSource):
         except Exception as error:
             contained("delivery", error, client=session.client_id)
             session.walks.clear()
-        self.guests.flush()
+        self.ingress_clients.flush()
         return True
 
     def take_over(self, client_id: str) -> None:
         """Disconnect the connection that uses this client identifier, if any."""
         session = self.namespace.sessions.get(client_id)
         outlet: object = None if session is None else session.outlet
-        if isinstance(outlet, MqttGuest):
+        if isinstance(outlet, MqttListenerClient):
             try:
                 outlet.handle_takeover()
             except Exception as error:  # concerns the old connection, not the new one
                 outlet.stream.fail(error)
 
-    async def await_goodbye(self, stream: Stream, then: Callable[[], None]) -> None:
-        """Call `then` after GOODBYE_SECS seconds.
+    async def call_after_grace(self, stream: Stream, then: Callable[[], None]) -> None:
+        """Call `then` after GRACE_SECS seconds.
 
         The client of `stream` has moved to another replica; packets that it sent to this replica before may
         still arrive in that time.
         """
-        await trio.sleep(GOODBYE_SECS)
+        await trio.sleep(GRACE_SECS)
         try:
             then()
         except Exception as error:  # concerns this connection only
             stream.fail(error)
         self.flush()
 
-    def admit(self, connection: MqttGuest, principal: Principal, rights: Rights, client_id: str) -> None:
+    def admit(
+        self, connection: MqttListenerClient, principal: Principal, rights: Rights, client_id: str
+    ) -> None:
         """Register an authenticated client, and count its login as accepted."""
         self.register_admission(
             connection, principal, rights, client_id, connection.machine.version.name.lower()
         )
         self.logins.count_accepted()
 
-    def disconnect_client(self, connection: MqttGuest, reason: ReasonCode) -> None:
+    def disconnect_client(self, connection: MqttListenerClient, reason: ReasonCode) -> None:
         """Send DISCONNECT with this reason code, close the connection, and log and count this."""
         word = reason_name(reason)
         self.stats.protocol_errors.add(word)
@@ -388,7 +390,7 @@ class MqttIngress(ListenerSource):
         connection.machine.send_disconnect(reason)
         connection.stream.end(word)
 
-    def tell_refused(self, message: Message, outcome: Outcome) -> None:
+    def log_refused_message(self, message: Message, outcome: Outcome) -> None:
         """Log that a client's message was refused."""
         log.warning(
             "message refused",
@@ -454,7 +456,7 @@ class MqttIngress(ListenerSource):
             untold = receipt[0].cannot_notify(retries, outcome)
             message = receipt[3]
         if untold:
-            self.tell_refused(message, outcome)
+            self.log_refused_message(message, outcome)
         return untold
 
     def store_dead_letter(
@@ -678,7 +680,7 @@ class SentWill:
             self._forget()
             return
         ingress, message = self._ingress, self.message
-        ingress.tell_refused(message, outcome)
+        ingress.log_refused_message(message, outcome)
         if outcome.verdict is Verdict.REJECTED:
             ingress.store_dead_letter(message, outcome, self._forget, self.process_outcome)
             return
@@ -690,15 +692,15 @@ class SentWill:
         shares.add(message.sender.user, message.byte_count)
         wait = min(WILL_RETRY_SECS_MIN * (1 << self._refusals), WILL_RETRY_SECS_MAX)
         ingress.namespace.delay_will(
-            self.key, OVERDUE, self._publish_again, self._give_back, retry_at=ingress.now() + wait
+            self.key, OVERDUE, self._publish_again, self._release_share, retry_at=ingress.now() + wait
         )
 
     def _publish_again(self) -> None:
-        self._give_back()
+        self._release_share()
         refusals = min(self._refusals + 1, WILL_DOUBLINGS_MAX)
         self._ingress.publish_will(self._will, self.message.sender, self._principal, refusals)
 
-    def _give_back(self) -> None:
+    def _release_share(self) -> None:
         """Subtract the will from its user's part of the limit, because it does not wait any more."""
         message = self.message
         self._ingress.namespace.will_shares.remove(message.sender.user, message.byte_count)

@@ -36,13 +36,13 @@ class OrCondition(NamedTuple):
     other: Condition
 
 
-class Opposite(NamedTuple):
+class NotCondition(NamedTuple):
     """Condition that is true if the condition `of` is false."""
 
     of: Condition
 
 
-Condition = Filter | AndCondition | OrCondition | Opposite
+Condition = Filter | AndCondition | OrCondition | NotCondition
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 JOINED: Final[dict[str, type[AndCondition] | type[OrCondition]]] = {"And": AndCondition, "Or": OrCondition}
@@ -92,7 +92,7 @@ def _translated(predicate: Java) -> Condition:
     if name in JOINED:
         return JOINED[name](_translated(predicate.left()), _translated(predicate.right()))
     if name == "Not":
-        return Opposite(_translated(predicate.child()))
+        return NotCondition(_translated(predicate.child()))
     if name not in (*COMPARED, *SEARCHED, *NULLS, "EqualNullSafe", "In"):
         raise UntranslatedError
     made, column = getattr(words, name), (predicate.attribute().lower(),)  # SQL names are case-insensitive.
@@ -134,7 +134,7 @@ def evaluate(condition: Condition, batch: Arrow) -> Arrow:
         return pc.and_kleene(evaluate(condition.one, batch), evaluate(condition.other, batch))
     if isinstance(condition, OrCondition):
         return pc.or_kleene(evaluate(condition.one, batch), evaluate(condition.other, batch))
-    if isinstance(condition, Opposite):
+    if isinstance(condition, NotCondition):
         return pc.invert(evaluate(condition.of, batch))
     leaf: Any = condition
     column = batch.column(leaf.attribute[0])

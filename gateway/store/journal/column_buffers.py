@@ -46,7 +46,7 @@ class RowLabels(NamedTuple):
     reshapes: bool = True
 
 
-class Settled(NamedTuple):
+class SettledMessages(NamedTuple):
     """Messages that were settled together with one outcome.
 
     `messages` are as they were passed to the destination, or None if a route refused `sources`. `sources` are
@@ -94,7 +94,7 @@ class Heads(NamedTuple):
 
 
 class SettledRows(NamedTuple):
-    """Columns of one `Settled`, for `rows` rows.
+    """Columns of one `SettledMessages`, for `rows` rows.
 
     `protocol` is that of the source addresses. `heads`, `sets` (properties) and `sources` are as received.
     `targets` are the target addresses: None if they equal the sources, NOWHERE if there is no target. `went`
@@ -268,7 +268,7 @@ class Gathering:
         """True if the memory for entries of properties or addresses is nearly full."""
         return any(held.used_bytes > NEARLY_FULL for held in self._byte_columns[1:])
 
-    def add(self, settled: Settled) -> None:
+    def add(self, settled: SettledMessages) -> None:
         """Add one or more settled messages.
 
         If they have `bursts`, only the first of each burst is examined.

@@ -35,7 +35,7 @@ FORM_OF: Final = {name: dialect.wire_form for name, dialect in DIALECTS.items() 
 WRITERS: Final = {dialect.wire_form: dialect for dialect in DIALECTS.values() if dialect.wire_form}
 PROPERTIES_BYTES_MAX: Final = 65_536  # of one set; a larger one is recorded as {"omitted": bytes}
 MALFORMED: Final[SetTexts] = (b'{"malformed":true}', None, None, None)
-TOLD: Final = "journal"  # key in PropertySet.forms
+RECORDED: Final = "journal"  # key in PropertySet.forms
 ROWS_APART: Final = 65_536
 APART_FROM: Final = 64  # rows of a block, of which half must be new
 REMEMBERED: Final = 4_096  # sets and addresses cached for readers of block after block
@@ -62,9 +62,9 @@ def recorded_texts(found: PropertySet) -> SetTexts:
         made = encode_texts(found.read_texts, found.raw)
         if made is not None and len(made) <= PROPERTIES_BYTES_MAX:
             return made, None, None, None
-    form: SetTexts | None = found.forms.get(TOLD)
+    form: SetTexts | None = found.forms.get(RECORDED)
     if form is None:
-        form = found.forms[TOLD] = _recorded(found)
+        form = found.forms[RECORDED] = _recorded(found)
     return form
 
 

@@ -35,7 +35,7 @@ from gateway.model.outcome import Outcome
 from gateway.model.times import Monotonic, WallTime
 from gateway.store.journal.appender import Appender, Pwritev
 from gateway.store.journal.bursts import Bursts
-from gateway.store.journal.column_buffers import Gathering, Memories, RowLabels, Settled
+from gateway.store.journal.column_buffers import Gathering, Memories, RowLabels, SettledMessages
 from gateway.store.journal.encoder import Encoder
 from gateway.store.journal.format import BlockPieces, Draft, gap_draft, lay_out, mark_draft, seal
 from gateway.store.journal.wall import SECOND, WallClock
@@ -217,7 +217,9 @@ class JournalWriter:
         received in bursts; then they are not examined one by one.
         """
         whole, origins = _split_sources(sources)
-        self._queue_rows(Settled(labels, messages, whole, outcome, 0, 0, slots, origins, bursts), received)
+        self._queue_rows(
+            SettledMessages(labels, messages, whole, outcome, 0, 0, slots, origins, bursts), received
+        )
 
     def refuse(
         self,
@@ -231,9 +233,9 @@ class JournalWriter:
 
         The parameters are those of `record`.
         """
-        self._queue_rows(Settled(labels, None, sources, outcome, 0, 0, slots), received)
+        self._queue_rows(SettledMessages(labels, None, sources, outcome, 0, 0, slots), received)
 
-    def _queue_rows(self, settled: Settled, received: Monotonic) -> None:
+    def _queue_rows(self, settled: SettledMessages, received: Monotonic) -> None:
         """Add settled messages to the gathered rows, or drop them if the backlog is full."""
         count = len(settled.heads)
         if not count:
@@ -274,7 +276,7 @@ class JournalWriter:
         oldest = self._oldest()
         return self._wall.micros(now if oldest is None else oldest)
 
-    def _add(self, settled: Settled) -> None:
+    def _add(self, settled: SettledMessages) -> None:
         """Add messages that fit into a block to the gathered rows; flush the rows when there are enough."""
         gathering = self._gathering
         count = len(settled.heads)
@@ -448,7 +450,7 @@ def _split_sources(sources: _Sources | None) -> tuple[list[Message] | None, list
     return None, sources
 
 
-def _slices(settled: Settled, most: int) -> Iterator[Settled]:
+def _slices(settled: SettledMessages, most: int) -> Iterator[SettledMessages]:
     """Yield settled messages in parts of at most `most` messages, so that each fits into a block."""
     count = len(settled.heads)
     if count <= most:

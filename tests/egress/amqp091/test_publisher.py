@@ -468,7 +468,7 @@ async def test_a_life_that_the_broker_would_refuse_is_shortened_and_counted() ->
     lives = [Message(address, b"long", expires=utc + 0xFFFFFFFF), Message(address, b"x", expires=utc + 1000)]
     outgoing.publish(source.part(lives, outgoing))
     one.move()
-    assert one.stats.lessened.counts == {"expiration": 1}
+    assert one.stats.degraded.counts == {"expiration": 1}
 
 
 async def test_properties_that_cannot_be_written_cost_their_own_message_only() -> None:

@@ -320,7 +320,7 @@ async def test_an_exchange_that_was_deleted_is_made_and_bound_again_and_that_is_
     told = [(line["kind"], line["name"]) for line in logged if line["event"] == event]
     assert sorted(told) == [("exchange", "events"), ("exchange", "telemetry")]
     assert one.stats.restored.counts == {"exchange": 2}
-    assert one.stats.lacking == {}
+    assert one.stats.missing_objects == {}
 
 
 async def test_what_may_only_be_looked_for_is_lacking_until_it_is_back(
@@ -331,17 +331,17 @@ async def test_what_may_only_be_looked_for_is_lacking_until_it_is_back(
     one.world.queues |= {"commands", "jobs"}
     one.route(FROM_QUEUE, ALL)
     one.connect()
-    assert one.stats.lacking == {}
+    assert one.stats.missing_objects == {}
     del one.world.exchanges["telemetry"]
     one.world.queues.discard("jobs")
     await surveyed(one)
-    assert list(one.stats.lacking) == ["exchange 'telemetry'", "queue 'jobs'"]
-    assert "no exchange 'telemetry'" in one.stats.lacking["exchange 'telemetry'"]
+    assert list(one.stats.missing_objects) == ["exchange 'telemetry'", "queue 'jobs'"]
+    assert "no exchange 'telemetry'" in one.stats.missing_objects["exchange 'telemetry'"]
     one.world.exchanges["telemetry"] = "topic"
     one.world.queues.add("jobs")
     for _ in range(3):
         await surveyed(one)
-    assert one.stats.lacking == {}
+    assert one.stats.missing_objects == {}
     assert one.stats.restored.counts == {"exchange": 1, "queue": 1}
 
 

@@ -58,7 +58,7 @@ class FakeStream:
         self.why = ""
         self.last = b""
         self.unread = False
-        self.doomed: Exception | None = None
+        self.pending_error: Exception | None = None
         self._postponed: list[Event] | None = None
 
     def mark(self) -> None:
@@ -66,7 +66,7 @@ class FakeStream:
 
     def fail_later(self, error: Exception) -> None:
         """The test drops it then."""
-        self.doomed = error
+        self.pending_error = error
         self.congested = True
 
     def expect(self, byte_count: int) -> None:

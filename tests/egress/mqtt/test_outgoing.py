@@ -358,7 +358,7 @@ async def test_qos_above_the_brokers_is_lowered_and_counted(most: int, sent: lis
     world.talk()
     assert [flags for flags, _ in world.sent()] == sent
     assert set(world.outcomes.values()) == {ACCEPTED}
-    assert world.stats.lessened.counts == {"qos": 2 - most, "retain": 1}
+    assert world.stats.degraded.counts == {"qos": 2 - most, "retain": 1}
 
 
 @pytest.mark.parametrize("version", ["5.0", "3.1.1"])
@@ -737,7 +737,7 @@ async def test_what_the_broker_has_received_does_not_hide_the_one_to_blame(
     for _ in range(4):
         remote = world.connect()
         world.talk()
-        if world.stream.doomed is None:
+        if world.stream.pending_error is None:
             break
         world.drop()
     assert verdict(world, b"poison") == (Verdict.REJECTED, Reason.INTERNAL)

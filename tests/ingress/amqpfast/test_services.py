@@ -476,7 +476,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
         found.append(stream)
         suspend(stream)
 
-    monkeypatch.setattr("gateway.transport.stream.DEAR_SECS", 0.0)
+    monkeypatch.setattr("gateway.transport.stream.SLOW_WORK_SECS", 0.0)
     monkeypatch.setattr(Stream, "suspend", noting)
     return found
 

@@ -137,7 +137,7 @@ class Beginning:
     """Notes what begins."""
 
     def __init__(self) -> None:
-        self.guests = IngressClients(Limits(), ListenerStats("mqtt", "mqtt"), WriteSet())
+        self.ingress_clients = IngressClients(Limits(), ListenerStats("mqtt", "mqtt"), WriteSet())
         self.begun: list[tuple[str, bytes]] = []
 
     def begin(self, stream: Stream, since: float, data: bytes, now: float) -> None:
@@ -159,7 +159,7 @@ def test_nobody_elsewhere_can_announce_a_client_on_this_machine(
     socket: str, announced: bytes, seen: str
 ) -> None:
     listener, stream = Beginning(), Stream(FakeSocket(), socket, Watch(), WriteSet())
-    one = AwaitingProxyHeader(listener.guests, stream, 0.0, listener.begin)
+    one = AwaitingProxyHeader(listener.ingress_clients, stream, 0.0, listener.begin)
     one.receive(b"PROXY TCP4 %s 192.0.2.9 7 1883\r\nrest" % announced, 1.0)
     assert listener.begun == [(seen, b"rest")]
 
@@ -167,7 +167,7 @@ def test_nobody_elsewhere_can_announce_a_client_on_this_machine(
 @pytest.mark.parametrize("announced", ["::1", "::ffff:127.0.0.1"])
 def test_that_holds_for_every_spelling_of_loopback(announced: str) -> None:
     listener, stream = Beginning(), Stream(FakeSocket(), "10.0.0.9:5", Watch(), WriteSet())
-    one = AwaitingProxyHeader(listener.guests, stream, 0.0, listener.begin)
+    one = AwaitingProxyHeader(listener.ingress_clients, stream, 0.0, listener.begin)
     one.receive(f"PROXY TCP6 {announced} 2001:db8::1 7 1883\r\n".encode(), 1.0)
     assert listener.begun == [("10.0.0.9:5", b"")]
 

@@ -37,7 +37,7 @@ def turns() -> Iterator[list[int]]:
         left.append(len(events))
         postpone(stream, events)
 
-    with patch.object(streams, "DEAR_SECS", 0.0), patch.object(Stream, "postpone", noting):
+    with patch.object(streams, "SLOW_WORK_SECS", 0.0), patch.object(Stream, "postpone", noting):
         yield left
 
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from gateway.broker.mqtt.session import SubscriptionOptions
-from gateway.ingress.mqtt.admission import AdmittedGuest
+from gateway.ingress.mqtt.admission import AdmittedMqttClient
 from gateway.ingress.mqtt.connection import MqttConnection
 from gateway.ingress.mqtt.ingress import MqttIngress
 from gateway.model.pending import Pending
@@ -99,7 +99,7 @@ def test_a_resumed_session_is_judged_by_its_present_subscriptions() -> None:
 
     def forbidden(**qos: int) -> dict[str, str]:
         options = {name: SubscriptionOptions(qos=one) for name, one in qos.items()}
-        return AdmittedGuest._forbidden(guest, options, rights)
+        return AdmittedMqttClient._forbidden(guest, options, rights)
 
     assert forbidden(a=2, b=1) == {"a": "qos_max"}
     assert forbidden(a=1, b=2) == {"b": "qos_max"}

@@ -181,6 +181,6 @@ async def test_a_device_gives_the_broker_no_orders(rabbitmq: RabbitMQ, tmp_path:
         assert told.isdisjoint({"CC", "BCC"})
         assert await fetch(rabbitmq, "link.victim") == []
         stats = gateway.links["erp"].stats
-        assert (stats.lessened.counts, stats.connects) == ({"orders": 2}, 1)
+        assert (stats.degraded.counts, stats.connects) == ({"orders": 2}, 1)
     await drop(rabbitmq, queue="link.sink")
     await drop(rabbitmq, queue="link.victim")

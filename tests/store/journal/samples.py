@@ -16,7 +16,7 @@ from gateway.store.journal.column_buffers import (
     Gathering,
     Memories,
     RowLabels,
-    Settled,
+    SettledMessages,
     UnsharedColumns,
 )
 from gateway.store.journal.encoder import Encoder
@@ -35,8 +35,10 @@ def message(number: int, **also: Any) -> Message:
     return Message(topic_address(f"plant/{number % 3}"), str(number).encode(), sender=SENDER, **also)
 
 
-def settled(first: int, count: int, *, at: int = UTC_US) -> Settled:
-    return Settled(HOME, [message(first + place) for place in range(count)], None, ACCEPTED, at, at + 5)
+def settled(first: int, count: int, *, at: int = UTC_US) -> SettledMessages:
+    return SettledMessages(
+        HOME, [message(first + place) for place in range(count)], None, ACCEPTED, at, at + 5
+    )
 
 
 def draft(base: int, count: int, shard: int = 0) -> Draft:
@@ -50,7 +52,7 @@ def block(base: int, count: int, shard: int = 0, level: int = 0) -> bytes:
 
 
 def gathered(
-    parts: Iterable[Settled], *, body_bytes_max: int = 1_000, apart: UnsharedColumns = TOGETHER
+    parts: Iterable[SettledMessages], *, body_bytes_max: int = 1_000, apart: UnsharedColumns = TOGETHER
 ) -> Gathering:
     """What a block is made of."""
     gathering = Gathering(Memories(), body_bytes_max=body_bytes_max, apart=apart)

@@ -17,7 +17,7 @@ from gateway.model.properties import Properties, property_set
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.bursts import Bursts
-from gateway.store.journal.column_buffers import TOGETHER, Settled, UnsharedColumns
+from gateway.store.journal.column_buffers import TOGETHER, SettledMessages, UnsharedColumns
 from gateway.store.journal.encoder import ROWS_USUAL, Encoder
 from gateway.store.journal.reader import JournalReader, Row
 from gateway.store.journal.runs import RUN, RUN_ALIKE, Runs, alike_in, chained, runs_of
@@ -38,7 +38,7 @@ FACTS = (
 )
 
 
-def written(folder: Path, *blocks: list[Settled], apart: UnsharedColumns = TOGETHER) -> list[Row]:
+def written(folder: Path, *blocks: list[SettledMessages], apart: UnsharedColumns = TOGETHER) -> list[Row]:
     """The rows of these blocks, without their sequence numbers."""
     folder.mkdir()
     encoder = Encoder(0)
@@ -54,7 +54,7 @@ def written(folder: Path, *blocks: list[Settled], apart: UnsharedColumns = TOGET
     return rows
 
 
-def one_by_one(part: Settled) -> list[list[Settled]]:
+def one_by_one(part: SettledMessages) -> list[list[SettledMessages]]:
     """The same rows, each in a block of its own."""
     count = len(part.sources or part.messages or [])
     return [
@@ -92,7 +92,9 @@ def test_rows_that_are_alike_and_those_with_one_that_is_not(
         heads[odd] = Message(ADDRESSES[1], b"odd", assurance=1, expires=3.0, hops=2, sender=SENDERS[2])
     tails = [Message(amqp_address("", str(at // 50)), b"") for at in range(100)]
     part = (
-        Settled(UP, tails, heads, ACCEPTED, 5, 6) if crossed else Settled(HOME, heads, None, ACCEPTED, 5, 6)
+        SettledMessages(UP, tails, heads, ACCEPTED, 5, 6)
+        if crossed
+        else SettledMessages(HOME, heads, None, ACCEPTED, 5, 6)
     )
     assert written(tmp_path / "together", [part]) == written(tmp_path / "alone", *one_by_one(part))
 
@@ -115,13 +117,13 @@ def test_rows_that_are_alike_but_for_their_properties(
     heads = [saying(at, **given) for at in range(100)]
     if odd is not None:
         heads[odd] = saying(odd, assurance=1, expires=3.0, hops=2)
-    part = Settled(HOME, heads, None, ACCEPTED, 5, 6)
+    part = SettledMessages(HOME, heads, None, ACCEPTED, 5, 6)
     together = written(tmp_path / "together", [part], apart=apart)
     assert together == written(tmp_path / "alone", *one_by_one(part))
     assert [row["message_id"] for row in together] == [f"id {at}" for at in range(100)]
 
 
-def in_bursts(*lengths: int) -> Settled:
+def in_bursts(*lengths: int) -> SettledMessages:
     """As when each of so many messages came together."""
     bursts, messages = Bursts(), []
     for place, length in enumerate(lengths):
@@ -132,26 +134,26 @@ def in_bursts(*lengths: int) -> Settled:
         bursts.add(some, amqp_address("", "burst"))
         messages += some
     origins = [one.address for one in messages]
-    return Settled(UP, messages, None, ACCEPTED, 5, 6, origins=origins, bursts=bursts)
+    return SettledMessages(UP, messages, None, ACCEPTED, 5, 6, origins=origins, bursts=bursts)
 
 
-def crossing(first: int) -> Settled:
+def crossing(first: int) -> SettledMessages:
     """Only their addresses change."""
     heads = [saying(at) for at in range(first, first + 30)]
     gone = [one.with_crossing(amqp_address("", str(at % 7))) for at, one in enumerate(heads)]
-    return Settled(UP, gone, None, ACCEPTED, 5, 6, origins=[one.address for one in heads])
+    return SettledMessages(UP, gone, None, ACCEPTED, 5, 6, origins=[one.address for one in heads])
 
 
 PARTS = {
-    "staying": Settled(HOME, [saying(at) for at in range(40)], None, ACCEPTED, 5, 6),
-    "alike": Settled(HOME, [saying(1)] * 40, None, ACCEPTED, 5, 6),
+    "staying": SettledMessages(HOME, [saying(at) for at in range(40)], None, ACCEPTED, 5, 6),
+    "alike": SettledMessages(HOME, [saying(1)] * 40, None, ACCEPTED, 5, 6),
     "crossing": crossing(40),
-    "changed": Settled(
+    "changed": SettledMessages(
         UP, [saying(at, assurance=2) for at in range(9)], [saying(at) for at in range(9)], ACCEPTED, 5, 6
     ),
-    "refused": Settled(UP, None, [saying(at) for at in range(30, 40)], ACCEPTED, 5, 6),
+    "refused": SettledMessages(UP, None, [saying(at) for at in range(30, 40)], ACCEPTED, 5, 6),
     "bursts": in_bursts(2, 30, 1),
-    "one": Settled(HOME, [saying(0)], None, ACCEPTED, 5, 6),
+    "one": SettledMessages(HOME, [saying(0)], None, ACCEPTED, 5, 6),
 }
 
 
@@ -182,7 +184,7 @@ def test_what_is_written_apart_says_the_same(
 
 @pytest.mark.parametrize("count", [ROWS_USUAL, ROWS_USUAL + 1])
 def test_places_of_long_parts(tmp_path: Path, count: int) -> None:
-    part = Settled(HOME, [Message(ADDRESSES[0], b"")] * count, None, ACCEPTED, 0, 0)
+    part = SettledMessages(HOME, [Message(ADDRESSES[0], b"")] * count, None, ACCEPTED, 0, 0)
     assert [row["slot"] for row in written(tmp_path / "one", [part])] == list(range(count))
 
 
@@ -216,7 +218,7 @@ def test_equal_objects_are_as_good_as_the_same(tmp_path: Path) -> None:
     heads = [Message(topic_address("t"), b"", sender=SENDERS[0]) for _ in range(200)]
     for at in range(90, 100):
         heads[at] = Message(topic_address("other"), b"", sender=Sender(*SENDERS[0]))
-    rows = written(tmp_path / "one", [Settled(HOME, heads, None, ACCEPTED, 0, 0)])
+    rows = written(tmp_path / "one", [SettledMessages(HOME, heads, None, ACCEPTED, 0, 0)])
     assert [row["source_name"] for row in rows] == ["t"] * 90 + ["other"] * 10 + ["t"] * 100
 
 

@@ -18,7 +18,7 @@ from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import PropertySet
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import MQTT, topic_address
-from gateway.store.journal.column_buffers import RowLabels, Settled
+from gateway.store.journal.column_buffers import RowLabels, SettledMessages
 from gateway.store.journal.encoder import Encoder
 from gateway.store.journal.format import (
     VERSION,
@@ -57,7 +57,7 @@ TOLD: Final = (
 )
 
 
-def part() -> Settled:
+def part() -> SettledMessages:
     """Three messages that crossed."""
     sender = Sender("mqtt", "press-7", "plant", "10.0.0.7:40123")
     came = [topic_address(f"plant/{number}") for number in (1, 1, 2)]
@@ -76,7 +76,9 @@ def part() -> Settled:
         for number in (1, 1, 2)
     ]
     labels = RowLabels("up", "7f3a", "erp", "amqp091", False)
-    return Settled(labels, went, None, ACCEPTED, 1_700_000_000_000_000, 1_700_000_000_000_005, None, came)
+    return SettledMessages(
+        labels, went, None, ACCEPTED, 1_700_000_000_000_000, 1_700_000_000_000_005, None, came
+    )
 
 
 def test_the_format_of_the_first_release_is_read(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from gateway.store.journal.column_buffers import (
     Gathering,
     Memories,
     OwnEntries,
-    Settled,
+    SettledMessages,
     UnsharedColumns,
 )
 from gateway.store.journal.encoder import Encoder
@@ -25,10 +25,10 @@ from gateway.store.journal.segments import segment_name
 from tests.store.journal.samples import HOME, bytes_of, gathered, whole
 
 
-def settled(*sizes: int) -> Settled:
+def settled(*sizes: int) -> SettledMessages:
     """Messages with bodies of these sizes, each of one letter."""
     bodies = [b"%c" % (97 + at % 26) * size for at, size in enumerate(sizes)]
-    return Settled(HOME, [Message(topic_address("t"), body) for body in bodies], None, ACCEPTED, 0, 0)
+    return SettledMessages(HOME, [Message(topic_address("t"), body) for body in bodies], None, ACCEPTED, 0, 0)
 
 
 def bodies_of(folder: Path, gathering: Gathering) -> list[bytes]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.model.outcome import ACCEPTED
-from gateway.store.journal.column_buffers import RowLabels, Settled
+from gateway.store.journal.column_buffers import RowLabels, SettledMessages
 from gateway.store.journal.encoder import Encoder
 from gateway.store.journal.format import Column, ColumnKind, Draft, Header, encode_columns, gap_draft
 from gateway.store.journal.reader import Gap, JournalReader, ShardExtent
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
         labels = RowLabels("ab"[number % 2], "", "erp", "amqp091")
         messages = [message(2 * number), message(2 * number + 1)]
         at = UTC_US + number * MINUTE
-        part = Settled(labels, messages, messages, ACCEPTED, at, at + 9)
+        part = SettledMessages(labels, messages, messages, ACCEPTED, at, at + 9)
         blocks.append(bytes_of(encoder.encode(2 * number, gathered([part]))))
     (tmp_path / segment_name(0, 0)).write_bytes(b"".join(blocks[:2]))
     (tmp_path / segment_name(0, 4)).write_bytes(b"".join(blocks[2:]))

@@ -19,7 +19,7 @@ from gateway.model.properties import Properties, PropertySet, Value, ValueType, 
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.store.journal.column_buffers import RowLabels, Settled
+from gateway.store.journal.column_buffers import RowLabels, SettledMessages
 from gateway.store.journal.columns import COLUMNS
 from gateway.store.journal.encoder import Encoder
 from gateway.store.journal.entries import ENTRIES_MAX, BlockDictionary, bitmap
@@ -64,7 +64,7 @@ FULL = Properties(
 )
 
 
-def recorded(folder: Path, *parts: Settled, body_bytes_max: int = 1_000, level: int = 0) -> list[Row]:
+def recorded(folder: Path, *parts: SettledMessages, body_bytes_max: int = 1_000, level: int = 0) -> list[Row]:
     data = bytes_of(Encoder(3).encode(100, gathered(parts, body_bytes_max=body_bytes_max)), level)
     folder.mkdir(exist_ok=True)
     (folder / f"3-{100:020}.gwj").write_bytes(data)
@@ -86,7 +86,9 @@ def test_every_column(tmp_path: Path, level: int) -> None:
     )
     crossed = Message(fast_address("queue", "erp.in"), b"body", source.property_set, 1, sender=SENDER, hops=4)
     refused = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than it takes")
-    (row,) = recorded(tmp_path, Settled(UP, [crossed], [source], refused, UTC_US, UTC_US + 7), level=level)
+    (row,) = recorded(
+        tmp_path, SettledMessages(UP, [crossed], [source], refused, UTC_US, UTC_US + 7), level=level
+    )
     assert decode_properties(row.pop("properties").encode()) == FULL
     assert row == {
         "shard": "3",
@@ -148,7 +150,7 @@ ADDRESSES = [
 
 @pytest.mark.parametrize("address, text, scope, name", ADDRESSES)
 def test_addresses(tmp_path: Path, address: Any, text: str, scope: str | None, name: str) -> None:
-    (row,) = recorded(tmp_path, Settled(HOME, [Message(address, b"")], None, ACCEPTED, 0, 0))
+    (row,) = recorded(tmp_path, SettledMessages(HOME, [Message(address, b"")], None, ACCEPTED, 0, 0))
     for side in ("source", "target"):
         assert (row[f"{side}_address"], row[f"{side}_scope"], row[f"{side}_name"]) == (text, scope, name)
     assert row["source_protocol"] == address.protocol
@@ -157,7 +159,7 @@ def test_addresses(tmp_path: Path, address: Any, text: str, scope: str | None, n
 def test_wires_of_two_protocols_may_be_equal(tmp_path: Path) -> None:
     amqp = amqp_address("e", "k")
     mqtt = topic_address(amqp.wire.decode(), amqp.wire)
-    parts = [Settled(HOME, [Message(one, b"")], None, ACCEPTED, 0, 0) for one in (amqp, mqtt, amqp)]
+    parts = [SettledMessages(HOME, [Message(one, b"")], None, ACCEPTED, 0, 0) for one in (amqp, mqtt, amqp)]
     assert [row["source_name"] for row in recorded(tmp_path, *parts)] == ["k", mqtt.name, "k"]
 
 
@@ -165,7 +167,9 @@ def test_a_refused_message_went_nowhere(tmp_path: Path) -> None:
     sources = [message(1, retain=True), message(2)]
     refused = Outcome(Verdict.REJECTED, Reason.HOPS, "a loop?")
     rows = recorded(
-        tmp_path, Settled(UP, None, sources, refused, 0, 0), Settled(HOME, sources, None, ACCEPTED, 0, 0)
+        tmp_path,
+        SettledMessages(UP, None, sources, refused, 0, 0),
+        SettledMessages(HOME, sources, None, ACCEPTED, 0, 0),
     )
     assert [row["target_address"] for row in rows] == [None, None, "plant/1", "plant/2"]
     assert [row["source_address"] for row in rows] == ["plant/1", "plant/2"] * 2
@@ -189,7 +193,7 @@ def test_bodies(
     tmp_path: Path, most: int, bodies: list[bytes], expected: list[bytes | None], level: int
 ) -> None:
     messages = [Message(topic_address("t"), body) for body in bodies]
-    part = Settled(HOME, messages, None, ACCEPTED, 0, 0)
+    part = SettledMessages(HOME, messages, None, ACCEPTED, 0, 0)
     rows = recorded(tmp_path, part, body_bytes_max=most, level=level)
     assert [row["body"] for row in rows] == expected
     assert [row["body_size"] for row in rows] == list(map(len, bodies))
@@ -213,7 +217,7 @@ def test_property_sets(tmp_path: Path, found: PropertySet, text: str, name: str 
     others = [Message(topic_address("t"), b"", property_set(Properties(priority=n))) for n in range(2)]
     for folder, before in (("alone", []), ("among", others)):
         messages = [*before, Message(topic_address("t"), b"", found)]
-        row = recorded(tmp_path / folder, Settled(HOME, messages, None, ACCEPTED, 0, 0))[-1]
+        row = recorded(tmp_path / folder, SettledMessages(HOME, messages, None, ACCEPTED, 0, 0))[-1]
         assert (row["properties"], row["message_id"]) == (text, name)
 
 
@@ -227,7 +231,7 @@ def test_what_peers_may_claim_does_not_break_a_block(tmp_path: Path) -> None:
     )
     (row,) = recorded(
         tmp_path,
-        Settled(
+        SettledMessages(
             RowLabels("r", "", "", ""), [odd], None, Outcome(Verdict.REJECTED, Reason.NONE, "\ud800"), 0, 0
         ),
     )
@@ -237,7 +241,7 @@ def test_what_peers_may_claim_does_not_break_a_block(tmp_path: Path) -> None:
 
 def test_expiry_of_some(tmp_path: Path) -> None:
     messages = [message(place, expires=float(place % 3)) for place in range(20)]
-    rows = recorded(tmp_path, Settled(HOME, messages, None, ACCEPTED, 0, 0))
+    rows = recorded(tmp_path, SettledMessages(HOME, messages, None, ACCEPTED, 0, 0))
     assert [row["expires"] for row in rows] == [
         place % 3 * 1_000_000 if place % 3 else None for place in range(20)
     ]
@@ -270,17 +274,17 @@ one_message = st.builds(
 
 
 @st.composite
-def parts(draw: st.DrawFn) -> Settled:
+def parts(draw: st.DrawFn) -> SettledMessages:
     heads = draw(st.lists(one_message, min_size=1, max_size=40))
     labels = draw(st.sampled_from(FACTS))
     times = draw(st.integers(0, 10)), draw(st.integers(0, 10))
     shape = draw(st.sampled_from(["home", "crossed", "plain", "refused"]))
     if shape == "plain":
         origins = [head.address for head in heads]
-        return Settled(labels, list(map(crossed, heads)), None, ACCEPTED, *times, None, origins)
+        return SettledMessages(labels, list(map(crossed, heads)), None, ACCEPTED, *times, None, origins)
     tails = [Message(AMQP[place % 5], head.body, head.property_set) for place, head in enumerate(heads)]
     messages = {"home": heads, "crossed": tails, "refused": None}[shape]
-    return Settled(labels, messages, None if shape == "home" else heads, ACCEPTED, *times)
+    return SettledMessages(labels, messages, None if shape == "home" else heads, ACCEPTED, *times)
 
 
 def crossed(head: Message) -> Message:
@@ -299,7 +303,7 @@ def crossed(head: Message) -> Message:
     )
 
 
-def expected_rows(part: Settled) -> Iterator[tuple[Any, ...]]:
+def expected_rows(part: SettledMessages) -> Iterator[tuple[Any, ...]]:
     heads = part.sources or part.messages or []
     origins = part.origins or [head.address for head in heads]
     hop = part.origins is not None
@@ -333,7 +337,7 @@ READ = (
 @settings(max_examples=60)
 @given(st.lists(st.lists(parts(), min_size=1, max_size=4), min_size=1, max_size=4), st.sampled_from([0, 1]))
 def test_blocks_of_any_traffic(
-    tmp_path_factory: pytest.TempPathFactory, blocks: list[list[Settled]], level: int
+    tmp_path_factory: pytest.TempPathFactory, blocks: list[list[SettledMessages]], level: int
 ) -> None:
     """The encoder remembers dictionaries from block to block; each block must stand for itself."""
     folder = tmp_path_factory.mktemp("journal")
@@ -352,7 +356,7 @@ def test_blocks_of_any_traffic(
 
 def test_arrow_finds_its_buffers(tmp_path: Path) -> None:
     """Column starts are aligned, sizes are as Arrow wants them, and what is shared lies there once."""
-    recorded(tmp_path, Settled(HOME, [message(place) for place in range(9)], None, ACCEPTED, 5, 6))
+    recorded(tmp_path, SettledMessages(HOME, [message(place) for place in range(9)], None, ACCEPTED, 5, 6))
     reader = JournalReader(tmp_path)
     (at,) = reader.index("3")
     assert isinstance(at, BlockLocation)
@@ -390,13 +394,13 @@ def test_dictionaries_forget(tmp_path: Path) -> None:
 def test_a_small_block_does_not_carry_a_large_dictionary() -> None:
     encoder = Encoder(0)
     many = [Message(topic_address(f"topic/{number}"), b"") for number in range(1_000)]
-    encoder.encode(0, gathered([Settled(HOME, many, None, ACCEPTED, 0, 0)]))
-    draft = encoder.encode(1_000, gathered([Settled(HOME, many[:1], None, ACCEPTED, 0, 0)]))
+    encoder.encode(0, gathered([SettledMessages(HOME, many, None, ACCEPTED, 0, 0)]))
+    draft = encoder.encode(1_000, gathered([SettledMessages(HOME, many[:1], None, ACCEPTED, 0, 0)]))
     assert len(bytes_of(draft)) < 4_096
 
 
 def test_a_block_may_be_skipped_by_its_dictionaries(tmp_path: Path) -> None:
-    recorded(tmp_path, Settled(UP, [message(1)], None, ACCEPTED, 0, 0))
+    recorded(tmp_path, SettledMessages(UP, [message(1)], None, ACCEPTED, 0, 0))
     block = whole_block(next(JournalReader(tmp_path).blocks("3")))
     assert block.may_hold({"route": {"up", "other"}})
     assert not block.may_hold({"route": {"other"}})

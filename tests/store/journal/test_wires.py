@@ -25,7 +25,7 @@ from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.mqtt import translate as mqtt_translate
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal import wires
-from gateway.store.journal.column_buffers import RowLabels, Settled
+from gateway.store.journal.column_buffers import RowLabels, SettledMessages
 from gateway.store.journal.columns import SET
 from gateway.store.journal.encoder import Encoder
 from gateway.store.journal.format import DamageError
@@ -153,7 +153,7 @@ NAMES: Final = [
 ]
 
 
-def blocks_of(folder: Path, *blocks: Sequence[Settled]) -> list[Block]:
+def blocks_of(folder: Path, *blocks: Sequence[SettledMessages]) -> list[Block]:
     """What a gateway writes of these, in one file."""
     encoder, base = Encoder(0), 0
     with (folder / f"0-{0:020}.gwj").open("wb") as file:
@@ -166,8 +166,8 @@ def blocks_of(folder: Path, *blocks: Sequence[Settled]) -> list[Block]:
     return [block for block in found if isinstance(block, Block)]
 
 
-def part_of(*messages: Message, labels: RowLabels = HOME, **also: Any) -> Settled:
-    return Settled(labels, list(messages), None, ACCEPTED, 5, 6, **also)
+def part_of(*messages: Message, labels: RowLabels = HOME, **also: Any) -> SettledMessages:
+    return SettledMessages(labels, list(messages), None, ACCEPTED, 5, 6, **also)
 
 
 def said_of(row: Row) -> tuple[str | None, ...]:
@@ -267,7 +267,7 @@ def test_what_repeats_itself_again_is_numbered_again(tmp_path: Path) -> None:
 
 def test_parts_that_went_nowhere_stand_among_those_that_differ(tmp_path: Path) -> None:
     differ = messages_that_differ(0, 200)
-    refused = Settled(HOME, None, differ[:3], ACCEPTED, 5, 6)
+    refused = SettledMessages(HOME, None, differ[:3], ACCEPTED, 5, 6)
     *_, block = blocks_of(tmp_path, *[[part_of(*differ), refused, part_of(*differ[:9])]] * 3)
     gone = [row["target_name"] for row in block.rows()]
     assert gone == [
