@@ -11,6 +11,7 @@ import pytest
 from gateway.ingress.mqtt.ingress import MqttIngress
 from tests.chaos.proxy import Proxy
 from tests.engine.replicas import PATIENCE_SECS, Client, Replica, lasting, replicas
+from tests.ingress.clients import eventually
 from tests.interop.servers import LOOPBACK, RabbitMQ
 from tests.interop.state_database import state_server
 
@@ -125,4 +126,4 @@ def test_a_failed_opening_leaves_what_was_there(
             with lasting(one.mqtt, name) as client:
                 assert client.present
                 client.until(lambda: client.messages)
-        assert {queue for queue in rabbitmq.queues if "openingfails" in queue} == queues
+        eventually(lambda: {queue for queue in rabbitmq.queues if "openingfails" in queue} == queues, 60.0)

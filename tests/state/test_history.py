@@ -131,7 +131,7 @@ class Client:
             self._replica.reply(ReleaseSession(key, epoch))
             return ("leave", epoch), left.verdict
         return ("change", epoch, value), self._replica.reply(
-            ChangeSession(key, epoch, {VALUE: value})
+            ChangeSession(key, epoch, {VALUE: value}, expiry_secs=600.0)
         ).verdict
 
 
