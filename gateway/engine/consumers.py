@@ -629,7 +629,7 @@ class Consumers:
     def _consuming(self, channel: int, name: str) -> None:
         """Process consume-ok of the consumer tag `name`, which is cancelled now if that was requested."""
         if self._beginning.pop((channel, name), False):
-            self._ask(channel, m.BasicCancel(name))
+            self._send(channel, m.BasicCancel(name))
         consumer = self._by_name.get((channel, encode_short_string(name)))
         if consumer is not None:
             self._stop_awaiting(consumer.target)

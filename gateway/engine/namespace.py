@@ -324,8 +324,8 @@ class EngineNamespace(MqttNamespace):
     def _remove(self, session: Session, topic_filter: str) -> None:
         options = session.subscriptions[topic_filter]
         self._remove_local(session, topic_filter)
-        if isinstance(session, ClientSession) and session.walked is not None:
-            session.walked.end(topic_filter)
+        if isinstance(session, ClientSession) and session.sent_retained is not None:
+            session.sent_retained.end(topic_filter)
         self._change_count += 1
         if _is_stored(session, topic_filter):
             session.subscribed(topic_filter, None, options)

@@ -596,7 +596,7 @@ class OutboxConnection(AmqpLinkConnection):
     def _check_queues(self) -> None:
         """Check all queues again, and declare the missing ones, which somebody has deleted."""
         if self._up and self._declarer.idle:
-            self._declarer.ask(self._outboxes.topology.survey())
+            self._declarer.queue(self._outboxes.topology.survey())
 
     def _method(self, event: MethodReceived) -> None:
         if event.channel == self._counting and isinstance(event.method, m.QueueDeclareOk):

@@ -487,7 +487,7 @@ class SharedSessions:
         session that is not stored is empty.
         """
         found = arrival.found
-        has_wills = arrival.opening.coming.will is not None or found.has_delayed_will
+        has_wills = arrival.opening.connecting.will is not None or found.has_delayed_will
         has_new_expiry = session.expiry_secs != found.expiry_secs
         if has_wills or has_new_expiry or not found.present:
             self.change(session).expiry_secs = session.expiry_secs

@@ -112,7 +112,7 @@ def test_the_queue_of_an_outbox_is_declared_again(tmp_path: Path, how: str) -> N
 
     async def run() -> None:
         router = routed(tmp_path, ROUTES, far="mqtt")
-        dispatcher = Dispatcher(router, DeadLetters(), Surroundings(links={"far"}))
+        dispatcher = Dispatcher(router, DeadLetters(), DispatcherServices(links={"far"}))
         far = MqttLinkPublisher(LinkStats("far", "mqtt"), in_flight_max=1, messages_max=99, bytes_max=9999)
         status = NotedStatus(LinkStats("far (outbox)", "amqp091"))
         out = SharedOutboxes(

@@ -670,7 +670,7 @@ def test_what_is_older_comes_for_a_subscription_that_has_ended_meanwhile(
 ) -> None:
     session = Session("walks", SessionLimits(), SessionTally())
     session.subscriptions = {"r/+": SubscriptionOptions(2), "s": SubscriptionOptions(2)}
-    walked = Walked()
+    walked = SentRetained()
     walked.end("r/a")  # before the walk
     walked.begin("r/+", is_first=True)
     for topic_filter in ended:

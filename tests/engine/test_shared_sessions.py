@@ -17,7 +17,7 @@ from gateway.engine.claims import ClaimedWill
 from gateway.engine.client_session import ClientSession
 from gateway.engine.consumers import Content
 from gateway.engine.membership import Membership
-from gateway.engine.pending_clients import PendingOpen, OpeningClient
+from gateway.engine.pending_clients import OpeningClient, PendingOpen
 from gateway.engine.requeue_order import fingerprint_of
 from gateway.engine.sessions import (
     AWAY,

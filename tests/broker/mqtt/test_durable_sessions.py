@@ -356,7 +356,7 @@ def test_a_pubrec_before_its_message_is_resent_releases_nothing(tmp_path: Path) 
         assert machine.send_ack.call_args == call(PacketType.PUBREL, packet_id, ReasonCode.SUCCESS)
         acknowledged(session, machine, None, PacketType.PUBCOMP, [(packet_id, 0)])
         world.one.until(lambda: len(outlet.rows) == 2)
-        session.finish(packet_id + 1)
+        session.complete_delivery(packet_id + 1)
 
 
 def waits(answers: Answers) -> bool:

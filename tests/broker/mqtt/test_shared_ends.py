@@ -530,8 +530,8 @@ def test_what_was_sent_and_then_refused_is_not_passed_on(tmp_path: Path) -> None
         assert [int(row.message.body) for row in other.rows] == [0]
         again = connected(lost, 9)
         assert [(int(body), dup) for body, _, _, dup in again.said] == [(1, True), (2, True)]
-        lost.finish(again.said[0][2])
-        lost.finish(again.said[1][2])
+        lost.complete_delivery(again.said[0][2])
+        lost.complete_delivery(again.said[1][2])
 
 
 def test_what_waits_for_its_commit_is_passed_on_with_the_log_of_an_ended_session(tmp_path: Path) -> None:

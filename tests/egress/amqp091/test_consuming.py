@@ -11,7 +11,7 @@ import trio
 from gateway import clock
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dead_letters.redrive import Redriving
-from gateway.broker.dispatcher import Dispatcher, Surroundings
+from gateway.broker.dispatcher import Dispatcher, DispatcherServices
 from gateway.egress.held_back import EXPIRED, ROUTE_REMOVED, TOO_LONG, HeldBack
 from gateway.egress.session import message_of
 from gateway.model.address import Address
@@ -658,7 +658,7 @@ async def test_a_link_that_is_down_sends_one_copy_of_what_a_broker_delivers_agai
         '{endpoint: mqtt, topic: "commands/{routing_key...}"}', "{endpoint: far, queue: q}"
     )
     router = routed(tmp_path, mapping, far="amqp091")
-    near = LinkRig(Dispatcher(router, DeadLetters(), Surroundings(links={"erp", "far"})))
+    near = LinkRig(Dispatcher(router, DeadLetters(), DispatcherServices(links={"erp", "far"})))
     near.dispatcher.namespaces |= {"mqtt": shelf, "erp": near.session, "far": far.session}
     near.route(router.subscriptions("erp"), router.targets("erp"))
     for _ in range(3):
