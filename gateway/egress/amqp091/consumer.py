@@ -36,6 +36,7 @@ class AmqpLinkConsumer:
         "channel",
         "counted",
         "declaration",
+        "is_repeated",
         "last",
         "live",
         "stopping",
@@ -53,6 +54,8 @@ class AmqpLinkConsumer:
         self.channel = channel
         self.live = True
         self.counted = False  # the broker has reported consumers of the queue since this one began
+        # The connection was lost, and the queue is consumed again: unsettled messages are delivered again.
+        self.is_repeated = False
         self.stopping = False
         self.tag = ""  # of the consumer, once the broker has named it
         self.last = 0  # delivery tag of the last message

@@ -156,6 +156,8 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
 
     def connection_lost(self, reason: str) -> None:
         """Handle the loss of the connection: unconfirmed messages are sent again on the next one."""
+        for consumer in self._consumers.values():
+            self._session.note_lost(consumer)
         self._abandon_consumers()
         self._session.disconnected(self, self._why or reason)
 
@@ -379,6 +381,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         if isinstance(method, m.BasicConsumeOk):
             consumer.tag = method.consumer_tag
             consumer.declaration.wait = RETRY_SECS_MIN
+            self._session.note_consumed_again(consumer.declaration)
             if consumer.stopping:
                 consumer.stop()
         elif isinstance(method, m.BasicCancel):
@@ -533,6 +536,8 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         super().__init__(name, settings, dispatcher, limits, status, publisher, client_id=client_id)
         self.options = settings
         self.topology = Topology(client_id, settings.declare, settings.reconnect_max_secs)
+        # Consumers with unsettled messages whose connections were lost, by queue, until it is consumed again.
+        self._lost_consumers: dict[str, list[AmqpLinkConsumer]] = {}
 
     def queue_arguments(self, queue: str) -> Headers:
         """Return the arguments with which the link declares a queue."""
@@ -579,6 +584,29 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         self.accept(receipts)
         self.stats.accepted_messages += len(receipts)
         self.retry_followers(receipts)
+
+    def is_redelivered(self, receipt: Receipt) -> bool:
+        """Return True if the broker delivers a message again, whose queue is consumed again.
+
+        A queue that was deleted meanwhile, perhaps with its last consumer, has lost the message.
+        """
+        return receipt[0].is_repeated and super().is_redelivered(receipt)
+
+    def note_lost(self, consumer: AmqpLinkConsumer) -> None:
+        """Record that the connection of a consumer is lost, before its unsettled messages are abandoned."""
+        if consumer.outstanding:
+            self._lost_consumers.setdefault(consumer.declaration.name, []).append(consumer)
+
+    def note_consumed_again(self, declaration: Declaration) -> None:
+        """Record that a queue is consumed, and drop older copies of the messages that it delivers again.
+
+        A queue that the link had to create has lost them.
+        """
+        lost = self._lost_consumers.pop(declaration.name, [])
+        if lost and not declaration.made:
+            for consumer in lost:
+                consumer.is_repeated = True
+            self.dispatcher.pauses.drop_redelivered()
 
     def requeue_later(self, receipt: Receipt) -> None:
         """Requeue a message at its broker after a short delay."""

@@ -649,6 +649,23 @@ async def test_a_paused_route_holds_one_copy_of_what_a_broker_delivers_again(
     assert one.session.idle
 
 
+async def test_a_paused_route_keeps_what_a_deleted_queue_has_lost(tmp_path: Path, shelf: Shelf) -> None:
+    """An auto-delete queue ends with the link's connection; the link creates it again."""
+    one = rig(tmp_path, shelf)
+    pauses = one.dispatcher.pauses
+    pauses._changed = one.dispatcher.invalidate
+    pauses.pause("route", "commands")
+    consume(one, "commands", EVENTS, b"a", b"b", raw=PERSISTENT)
+    one.lose()
+    one.world.queues.discard("commands")
+    one.connect()
+    consume(one, "commands", EVENTS, b"c", raw=PERSISTENT)
+    pauses.resume("route", "commands")
+    one.move()
+    assert shelf.accepted == [b"a", b"b", b"c"]
+    assert one.session.idle
+
+
 async def test_a_link_that_is_down_sends_one_copy_of_what_a_broker_delivers_again(
     tmp_path: Path, shelf: Shelf
 ) -> None:
