@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 
 class ConnectionDetails(NamedTuple):
-    """ConnectionDetails of a client's connection, for the rows of the API and for RabbitMQ's API.
+    """Details of a client's connection, for the rows of the API and for RabbitMQ's API.
 
     `host` and `port` are the address of the listener. `client_properties`, `frame_max` and `channel_max` are
     those of AMQP 0-9-1. `timeout` is the heartbeat interval in seconds.

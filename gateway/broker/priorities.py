@@ -3,13 +3,13 @@
 While all waiting messages have one priority and every consumer accepts any message, this is the plain queue,
 which delivers runs of messages at no cost for each. Otherwise the messages in memory are *sorted*: a
 dictionary by position, a heap of (priority, position) for consumers that accept anything, and another heap
-for each consumer with a selector (a selector), with the messages that it selects. Heaps may contain positions
+for each consumer with a selector, with the messages that it selects. Heaps may contain positions
 that were consumed meanwhile. When memory is empty, the queue is plain again.
 
-SelectorResults are evaluated when their consumer has credit, and only as many in one pass of the event loop
-as `SelectionWork` allows: a consumer gets nothing before all messages that have arrived for it were
-evaluated. A requeued message keeps its position. Messages on disk only are not sorted: priorities and results
-apply to the messages in memory.
+Selectors are evaluated when their consumer has credit, and only for as many messages in one pass of the event
+loop as `SelectionWork` allows: a consumer gets nothing before all messages that have arrived for it were
+evaluated. A requeued message keeps its position. Messages on disk only are not sorted: priorities and
+selectors apply to the messages in memory.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SelectorResults:
 
 
 class PriorityQueue(Queue):
-    """Queue ordered by priority, then by arrival. Consumers may select messages by selectors (results)."""
+    """Queue ordered by priority, then by arrival. Consumers may select messages by selectors."""
 
     def __init__(
         self,
