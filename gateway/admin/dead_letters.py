@@ -139,8 +139,8 @@ class LettersApi:
     async def _redrive(self, request: Request) -> Response:
         """Redrive the dead letters that the body selects, in batches, and return the results.
 
-        If some letters of a batch are not settled in time, the following batches are not redriven, and are
-        counted as `untried`.
+        If some dead letters of a batch are not settled in time, the following batches are not redriven, and
+        are counted as `untried`.
         """
         ids = await self._selected_ids(request)
         outcomes: dict[str, Outcome] = {}

@@ -327,7 +327,7 @@ class RabbitApi:
         return {**self._queue(host, queue), "consumer_details": consumers}
 
     async def queue_bindings(self, _: Request, of: str, name: str) -> list[Fields]:
-        """Return the bindings of a queue, the first of which is the one to the default exchange."""
+        """Return the bindings of a queue in the virtual host `of`, first the one to the default exchange."""
         host = self._host(of)
         queue = _queue_of(host, name)
         every = [one for one in bindings_of(self._hosts) if one.destination is queue]
@@ -389,16 +389,16 @@ class RabbitApi:
         return {} if policy is None else {"policy": policy.document.get("name")}
 
     async def exchange(self, request: Request, of: str, name: str) -> Fields:
-        """Return the exchange of this name."""
+        """Return the exchange `name` of the virtual host `of`."""
         return _only(await self.exchanges(request, of), _exchange_name(name))
 
     async def bindings_from(self, request: Request, of: str, name: str) -> list[Fields]:
-        """Return the bindings whose source is the exchange `name`."""
+        """Return the bindings in the virtual host `of` whose source is the exchange `name`."""
         await self.exchange(request, of, name)
         return [one for one in await self.bindings(request, of) if one["source"] == _exchange_name(name)]
 
     async def bindings_to(self, request: Request, of: str, name: str) -> list[Fields]:
-        """Return the bindings by which the exchange `name` is bound to other exchanges."""
+        """Return the bindings of the exchange `name` to other exchanges, in the virtual host `of`."""
         await self.exchange(request, of, name)
         leads = ("exchange", _exchange_name(name))
         every = await self.bindings(request, of)
@@ -417,21 +417,27 @@ class RabbitApi:
         return rows
 
     async def bound_queue(self, request: Request, of: str, source: str, name: str) -> list[Fields]:
-        """Return the bindings of the queue `name` to the exchange `source`."""
+        """Return the bindings of the queue `name` to the exchange `source`, in the virtual host `of`."""
         _queue_of(self._host(of), name)
         return await self._bindings_between(request, of, source, ("queue", name))
 
     async def bound_exchange(self, request: Request, of: str, source: str, name: str) -> list[Fields]:
-        """Return the bindings of the exchange `name` to the exchange `source`."""
+        """Return the bindings of the exchange `name` to the exchange `source`, in the virtual host `of`."""
         await self.exchange(request, of, name)
         return await self._bindings_between(request, of, source, ("exchange", _exchange_name(name)))
 
     async def queue_binding(self, request: Request, of: str, source: str, name: str, key: str) -> Fields:
-        """Return the binding of the queue `name` to the exchange `source` with the properties key `key`."""
+        """Return one binding of the queue `name` to the exchange `source`, in the virtual host `of`.
+
+        `key` is the binding's properties key, percent-encoded or not.
+        """
         return _with_key(await self.bound_queue(request, of, source, name), key)
 
     async def exchange_binding(self, request: Request, of: str, source: str, name: str, key: str) -> Fields:
-        """Return the binding of the exchange `name` to the exchange `source` with this properties key."""
+        """Return one binding of the exchange `name` to the exchange `source`, in the virtual host `of`.
+
+        `key` is the binding's properties key, percent-encoded or not.
+        """
         return _with_key(await self.bound_exchange(request, of, source, name), key)
 
     async def _bindings_between(
@@ -541,7 +547,7 @@ class RabbitApi:
         return []
 
     async def empty_list_of_host(self, _: Request, of: str) -> list[Fields]:
-        """Return an empty list for a virtual host.
+        """Return an empty list for the virtual host `of`.
 
         Raises NotThereError if the virtual host does not exist.
         """
@@ -746,7 +752,7 @@ class RabbitApi:
         return found
 
     async def declare_queue(self, request: Request, of: str, name: str) -> Response:
-        """Declare a queue with the properties in the request's body.
+        """Declare the queue `name` in the virtual host `of`, with the properties in the request's body.
 
         Return 201 for a new queue, else 204.
         """
@@ -755,7 +761,7 @@ class RabbitApi:
         return await self._respond_declared(host, new)
 
     async def declare_exchange(self, request: Request, of: str, name: str) -> Response:
-        """Declare an exchange with the properties in the request's body.
+        """Declare the exchange `name` in the virtual host `of`, with the properties in the request's body.
 
         Return 201 for a new exchange, else 204.
         """
@@ -764,11 +770,17 @@ class RabbitApi:
         return await self._respond_declared(host, new)
 
     async def bind_queue(self, request: Request, of: str, source: str, name: str) -> Response:
-        """Bind the queue `name` to the exchange `source`, with the key and arguments in the body."""
+        """Bind the queue `name` to the exchange `source`, in the virtual host `of`.
+
+        The request's body has the routing key and the arguments.
+        """
         return await self._bound(request, of, "queue", source, name)
 
     async def bind_exchange(self, request: Request, of: str, source: str, name: str) -> Response:
-        """Bind the exchange `name` to the exchange `source`, with the key and arguments in the body."""
+        """Bind the exchange `name` to the exchange `source`, in the virtual host `of`.
+
+        The request's body has the routing key and the arguments.
+        """
         return await self._bound(request, of, "exchange", source, _exchange_name(name))
 
     async def _bound(self, request: Request, of: str, kind: str, source: str, name: str) -> Response:
@@ -784,7 +796,7 @@ class RabbitApi:
         return Response(status_code=201 if new else 204)
 
     async def publish(self, request: Request, of: str, name: str) -> Response:
-        """Publish the message in the request's body to the exchange `name`.
+        """Publish the message in the request's body to the exchange `name` of the virtual host `of`.
 
         The field `routed` of the response is False if no queue or route accepts the message. Raises
         ValueError if the message is refused.
@@ -797,7 +809,11 @@ class RabbitApi:
         return answer({"routed": routed})
 
     async def get(self, request: Request, of: str, name: str) -> Response:
-        """Return messages from the head of a queue, and settle them as the request's body requires."""
+        """Return messages from the head of the queue `name` in the virtual host `of`.
+
+        The fields of the request's body are RabbitMQ's: `ackmode` determines if the messages are removed,
+        rejected or requeued, and `count` is the largest number of messages to return.
+        """
         caller: Caller = request.state.caller
         await request.body()  # The client is waited for before other responses of the user wait.
         async with self._unsent.building(caller.principal.name):
@@ -806,9 +822,10 @@ class RabbitApi:
             return await _as_json(rows)
 
     async def delete_queue(self, request: Request, of: str, name: str) -> Response:
-        """Delete a queue, if it fulfils the conditions `if-unused` and `if-empty` in the query.
+        """Delete the queue `name` of the virtual host `of`, unless `if-unused` or `if-empty` forbids it.
 
-        Raises NotThereError if it does not exist.
+        These parameters of the request's query are as in queue.delete. Raises NotThereError if the queue does
+        not exist.
         """
         host = self._host(of)
         if name not in host.queues:
@@ -822,9 +839,10 @@ class RabbitApi:
         return await self._apply_change(request, host, act)
 
     async def delete_exchange(self, request: Request, of: str, name: str) -> Response:
-        """Delete an exchange, if it fulfils the condition `if-unused` in the query.
+        """Delete the exchange `name` of the virtual host `of`, unless `if-unused` forbids it.
 
-        Raises NotThereError if it does not exist.
+        This parameter of the request's query is as in exchange.delete. Raises NotThereError if the exchange
+        does not exist.
         """
         host = self._host(of)
         name = _exchange_name(name)
@@ -838,11 +856,17 @@ class RabbitApi:
         return await self._apply_change(request, host, act)
 
     async def unbind_queue(self, request: Request, of: str, source: str, name: str, key: str) -> Response:
-        """Remove the binding of the queue `name` to the exchange `source` with the properties key `key`."""
+        """Remove one binding of the queue `name` to the exchange `source`, in the virtual host `of`.
+
+        `key` is the binding's properties key, percent-encoded or not.
+        """
         return await self._unbind(request, of, "queue", source, name, key)
 
     async def unbind_exchange(self, request: Request, of: str, source: str, name: str, key: str) -> Response:
-        """Remove the binding of the exchange `name` to the exchange `source` with this properties key."""
+        """Remove one binding of the exchange `name` to the exchange `source`, in the virtual host `of`.
+
+        `key` is the binding's properties key, percent-encoded or not.
+        """
         return await self._unbind(request, of, "exchange", source, _exchange_name(name), key)
 
     async def _unbind(
@@ -850,8 +874,8 @@ class RabbitApi:
     ) -> Response:
         """Remove a binding of a queue or exchange (`kind`) called `name` to the exchange `source`.
 
-        `key` is the binding's properties key, percent-encoded or not. Raises NotThereError if there is no
-        such binding.
+        All are in the virtual host `of`. `key` is the binding's properties key, percent-encoded or not.
+        Raises NotThereError if there is no such binding.
         """
         host = self._host(of)
         for one in bindings_of(self._hosts):
@@ -861,7 +885,7 @@ class RabbitApi:
         raise NotThereError
 
     async def purge_queue(self, request: Request, of: str, name: str) -> Response:
-        """Remove all ready messages of a queue.
+        """Remove all ready messages of the queue `name` in the virtual host `of`.
 
         Raises NotThereError if the queue does not exist.
         """
@@ -933,7 +957,7 @@ async def _as_json(rows: list[Fields]) -> Response:
 
 
 def _stat(word: str, count: int, rate: float) -> Fields:
-    """Return a count and its rate per second in the fields of RabbitMQ's `message_stats`."""
+    """Return the fields `word` and `word_details` of RabbitMQ's `message_stats`: a count and its rate."""
     return {word: count, f"{word}_details": {"rate": round(rate, 3)}}
 
 
