@@ -2,7 +2,7 @@
 
 The supervisor serves no MQTT or AMQP client. It reserves the ports while a worker restarts; starts the
 workers, and restarts those that end or do not reply to SILENT_MAX requests; forwards SIGHUP and SIGTERM to
-all; and serves combined health and metrics over HTTP. A worker is the same program with an `WorkerOrder`
+all; and serves combined health and metrics over HTTP. A worker is the same program with a `WorkerOrder`
 (`gateway/app/control.py`); a fault of one does not affect the others. Each worker reads the configuration
 itself, so a restarted worker uses the present one.
 """
