@@ -156,8 +156,8 @@ class RouteRecipient(Recipient):
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """Count settled messages of the route, record them in the journal, and settle them in their batch.
 
-        A rejected message becomes a dead letter if the route requires that, and is accepted once that is on
-        disk.
+        `slots` are the positions of `messages` in that batch. A rejected message becomes a dead letter if the
+        route requires that, and is accepted once the dead letter is on disk.
         """
         if self._recorder is not None:
             self._recorder.record(part, messages, slots, outcome)
@@ -178,8 +178,9 @@ class RouteRecipient(Recipient):
     def answer(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """Settle messages in their batch, and store dead letters of rejected messages where necessary.
 
-        A rejected message becomes a dead letter if the route requires that, or if its source cannot be
-        informed of the rejection. It is settled when the dead letter is stored.
+        `slots` are the positions of `messages` in that batch. A rejected message becomes a dead letter if the
+        route requires that, or if its source cannot be informed of the rejection. It is settled when the dead
+        letter is stored.
         """
         batch, letters = part.batch, self._dead_letters
         if outcome.verdict is Verdict.REJECTED:
@@ -205,7 +206,10 @@ class RouteRecipient(Recipient):
         slots: list[int],
         outcome: Outcome,
     ) -> None:
-        """Store dead letters, and settle the messages when they are safe or if there is no space for them."""
+        """Store messages as dead letters, and settle them when they are stored or if there is no space.
+
+        `slots` are the positions of `messages` in the batch.
+        """
         if messages and letters.has_room_for(messages):
             settle, full = partial(batch.settle, slots), partial(settle_at_route, batch, slots, self.route)
             letters.add(messages, self.route.name, outcome, settle, crossed=True, full=full)
@@ -227,7 +231,10 @@ class StagedRecipient(RouteRecipient):
         """Do nothing: the messages are not sent to the target yet."""
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Settle messages in their batch, and record in the journal those that an outbox has accepted."""
+        """Settle messages in their batch, and record in the journal those that an outbox has accepted.
+
+        `slots` are the positions of `messages` in that batch.
+        """
         if self.route.settle == "stored" and outcome is ACCEPTED:
             self.observe(part, len(messages))
         if self._recorder is not None and self.route.settle == "stored":
@@ -413,10 +420,10 @@ class Dispatcher:
         resolved_routes: tuple[ResolvedRoute, ...],
         ends: Sequence[tuple[Sink, ...] | None],
     ) -> RoutingPlan:
-        """Create the routing plan for addresses with these sinks, routes and route ends, and cache it.
+        """Create the routing plan for addresses with these sinks and routes, and cache it.
 
         `key` is its key in the cache. `sinks` are those in the namespace of the endpoint; None if they depend
-        on the message. `ends` has the sinks at the end of each of `resolved_routes`, None if they depend on
+        on the message. `ends` has the sinks to which each of `resolved_routes` leads, None if they depend on
         the message.
         """
         recipients = (
@@ -886,7 +893,7 @@ class Dispatcher:
         return None
 
     def _refused(self, batch: Batch, slot: int, route: Route, message: Message, outcome: Outcome) -> None:
-        """Record that a route refused the message in this slot of the batch.
+        """Record that a route refused the message at the position `slot` of the batch.
 
         This class does nothing; overridden to write to the journal.
         """

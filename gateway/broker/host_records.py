@@ -70,7 +70,10 @@ class HostRecords:
         return found
 
     def _storage(self, queue: Queue, kind: str, *words: str) -> SpooledStorage:
-        """Create the storage of a queue, which restores its messages and stores new ones from now on."""
+        """Create the storage of a queue, which restores its messages and stores new ones from now on.
+
+        `kind` and `words` (the queue's key without the virtual host) name the log of its messages.
+        """
         messages, byte_count = self._memory
         log = self._store.log(kind, self._key(*words))
         return SpooledStorage(

@@ -210,7 +210,10 @@ class RecipientRecorder:
             contained("journal", error)
 
     def _record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Write settled messages to the journal, with their form as received and redacted."""
+        """Write settled messages to the journal, with their form as received and redacted.
+
+        `slots` are the positions of `messages` in the batch of `part`.
+        """
         batch = part.batch
         if not isinstance(batch, RecordedBatch):  # the gateway's own: its messages are as received
             places = None if slots is part.slots and len(slots) == len(batch.receipts) else slots

@@ -224,10 +224,10 @@ class PassedPart:
 
 
 class Pauses:
-    """Names of the paused routes and links, and the gates of the routes.
+    """Names of the paused routes and links, and the gates in which messages of paused routes wait.
 
-    Must be created before the store starts. `changed` is called when a route or link is paused or resumed, or
-    when a route gets another end.
+    Must be created before the store starts. `changed` is called when a route or link is paused or resumed,
+    and when the last waiting message of a resumed route has been sent on.
     """
 
     def __init__(self, store: Store | None, changed: Callable[[], None] = lambda: None) -> None:

@@ -134,7 +134,7 @@ class PagedLog:
         self._arrived(0 if runs else self._recount())
 
     def _recount(self) -> int:
-        """Correct the counts after everything was read. Return by how many bytes they were too high."""
+        """Set `count` and `byte_count` to what was read. Return by how many bytes the latter was too high."""
         byte_count = weight_of(self.read_messages())
         lacking = self.byte_count - byte_count
         self.count = sum(len(piece) for piece in self._pieces)

@@ -122,7 +122,10 @@ class TappedRecorder:
         self._endpoint = endpoint
 
     def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Report settled messages to the taps. Never raises."""
+        """Report settled messages to the taps. Never raises.
+
+        `slots` are the positions of `messages` in the batch of `part`.
+        """
         if self._inner is not None:
             self._inner.record(part, messages, slots, outcome)
         for tap in self._taps:

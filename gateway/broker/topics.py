@@ -68,7 +68,7 @@ class Strip(Generic[T]):
         return slot, values
 
     def drop(self, slot: int, parts: list[str], one: str, many: str) -> None:
-        """Remove the pattern in a slot."""
+        """Remove a pattern, which has the number `slot`. The other parameters are those of `put`."""
         self._flip(slot, parts, one, many)
         del self._ends[slot * self.width + len(parts)]
         self.free.append(slot)
@@ -77,7 +77,7 @@ class Strip(Generic[T]):
         return len(self._ends)
 
     def _flip(self, slot: int, parts: list[str], one: str, many: str) -> None:
-        """Toggle the bits of a pattern in its slot: sets them, or clears them if they are set."""
+        """Toggle the bits of the pattern in its slot: set them, or clear them if they are set."""
         first = slot * self.width
         self._starts ^= 1 << first
         self._last ^= 1 << first + len(parts)

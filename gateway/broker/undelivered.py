@@ -37,13 +37,17 @@ class UndeliveredRecords:
         store.delete_all(kind, json.dumps([host])[:-1])
 
     def restore_ranges(self, storage: QueueStorage, *words: str) -> None:
-        """Pass the recorded ranges of positions of a queue to its storage."""
+        """Inform a queue's storage which of its messages the record says were never delivered.
+
+        `words` identify the queue, as in `record_ranges`. Without a record, the storage gets no positions.
+        """
         storage.set_undelivered(self._noted.pop(words, []))
 
     def record_ranges(self, storage: Storage | None, *words: str) -> None:
         """Record which messages of a queue were never delivered, because the process is ending.
 
-        `storage` is that of the queue, and `words` identify the queue. Does nothing without a storage.
+        `storage` is that of the queue. `words` identify the queue in its virtual host, for example by its
+        name. Does nothing without a storage.
         """
         if storage is not None and (positions := storage.undelivered_ranges()):
             record = json.dumps({"positions": positions})

@@ -291,7 +291,7 @@ class DeadLettering:
     def claims(self) -> Iterator[tuple[DeathsClaim, int, str]]:
         """Yield (claim, bytes, user) for each user whose dead messages wait to be routed.
 
-        The claim can restrain the user (memory_shares.py).
+        The method `restrain` of a claim lowers the limit of these messages in bytes (memory_shares.py).
         """
         for user, byte_count in self.waiting_deaths.shares.bytes_by_user().items():
             yield DeathsClaim(self, user), byte_count, "" if user == OPERATOR else user

@@ -131,7 +131,7 @@ class DelayedMessages(PriorityQueue):
 
     @property
     def is_delay(self) -> bool:
-        """True: messages wait here only until they are due."""
+        """True, because messages wait in this queue only until they are due."""
         return True
 
     @property
@@ -147,7 +147,7 @@ class DelayedMessages(PriorityQueue):
     def claims(self) -> Iterator[tuple[SenderClaim, int, str]]:
         """Yield (claim, bytes, user) for each user who sent messages that wait.
 
-        The claim can restrain the user (memory_shares.py).
+        The method `restrain` of a claim lets the exchange count as full for the user (memory_shares.py).
         """
         for user, byte_count in self._shares.bytes_by_user().items():
             yield SenderClaim(self, user), byte_count, user
@@ -392,7 +392,7 @@ class DelayedMessages(PriorityQueue):
 
 
 class SenderClaim(NamedTuple):
-    """Memory that one user's messages occupy which an exchange delays."""
+    """Memory occupied by the messages of one user that an exchange delays."""
 
     delayed: DelayedMessages
     user: str

@@ -1,4 +1,4 @@
-"""All AMQP 0-9-1 virtual hosts of a gateway, and the sums of their figures."""
+"""All AMQP 0-9-1 virtual hosts of a gateway, and the sums of their statistics."""
 
 from __future__ import annotations
 
@@ -85,9 +85,10 @@ class AmqpHosts(dict[str, VirtualHost]):
             yield from host.delays()
 
     def claims(self) -> Iterator[tuple[SenderClaim | DeathsClaim, int, str]]:
-        """Yield (claim, bytes, user) for the delayed and the dead messages of each user.
+        """Yield (claim, bytes, user) for the memory that delayed and dead messages of each user occupy.
 
-        Dead messages count while they wait to be routed. The claim can restrain the user (memory_shares.py).
+        Dead messages count while they wait to be routed. The method `restrain` of a claim stops this memory
+        from growing, because the user occupies too much (memory_shares.py).
         """
         for delayed in list(self.delays()):
             yield from delayed.claims()

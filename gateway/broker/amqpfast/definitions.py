@@ -73,7 +73,7 @@ class FastDefinitions(HostRecords):
     def note_untouched(self, queue: Queue, kind: str, *words: str) -> None:
         """Record at the end of the process which messages of a queue were never delivered.
 
-        The queue may be that of a subscription.
+        The queue may be that of a subscription. `kind` and `words` identify it as in `persist`.
         """
         self._untouched.record_ranges(queue.storage, kind, *words)
 

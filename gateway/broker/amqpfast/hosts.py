@@ -1,4 +1,4 @@
-"""All AMQP/Fast virtual hosts of the configuration and the store, and the sums of their figures."""
+"""All AMQP/Fast virtual hosts of the configuration and the store, and the sums of their statistics."""
 
 from __future__ import annotations
 

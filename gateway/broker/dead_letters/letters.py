@@ -84,7 +84,7 @@ class ThenOwn(Protocol):
     """Callback that gets dead letters, and whether their number was limited by their size in bytes."""
 
     def __call__(self, letters: Letters, /, *, is_full: bool) -> None:
-        """Accept the letters; with `is_full` there may be more."""
+        """Accept the dead letters; with `is_full` there may be more."""
 
 
 LETTERS_FULL: Final = Outcome(
@@ -439,8 +439,8 @@ class DeadLetters:
     def newest(self, count: int, then: Callable[[Letters], None], *, route: str | None = None) -> None:
         """Call `then` with at most `count` dead letters, newest first.
 
-        `route` selects those of one route; None means all. The result ends early with the letter from the
-        store that fills up READ_BYTES_MAX bytes.
+        `route` selects those of one route; None means all. The result ends early with the dead letter from
+        the store by which the result reaches READ_BYTES_MAX bytes.
         """
         common = self._common
 
@@ -536,7 +536,7 @@ class DeadLetters:
     def find(self, ids: Iterable[str], then: Callable[[Letters], None]) -> None:
         """Call `then` with the existing dead letters of these ids, in this order.
 
-        The result ends early with the letter from the store that fills up READ_BYTES_MAX bytes.
+        The result ends early with the dead letter from the store by which it reaches READ_BYTES_MAX bytes.
         """
         requested_ids = list(ids)
         by_id = dict(self._letters)
@@ -632,7 +632,7 @@ class DeadLetters:
 
 
 def _newest_of(some: Letters, others: Letters, count: int) -> Letters:
-    """Return the `count` newest of all these dead letters, newest first."""
+    """Return the `count` newest dead letters of both lists, newest first."""
     return sorted((*some, *others), key=lambda letter: -letter.utc)[:count]
 
 

@@ -114,7 +114,7 @@ class Redriving:
         """Add the message of a dead letter to a batch. Return None, or the outcome if that is not possible.
 
         A message of a route is added to `placed`, for the route's target. A message without a route, or a
-        refused reply, is added to `published` and routed anew. `recipients` caches the recipients of routes.
+        refused reply, is added to `published` and routed again. `recipients` caches the recipients of routes.
         """
         receipt: Receipt = (letter.id, on_outcome)
         if letter.lost_part:

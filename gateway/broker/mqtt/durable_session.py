@@ -663,7 +663,7 @@ class DurableSession(Session):
             self._records.store.drop(self.log)
 
     def may_resend(self, packet_id: int) -> bool:
-        """Return True if a message that has no packet id now may be resent under this one after a restart."""
+        """Return True if a message sent with this packet id before a restart may still wait to be resent."""
         if packet_id in self.in_flight or packet_id in self.released:
             return False
         on_disk = None if self._aside is None else self._aside.first

@@ -772,9 +772,10 @@ class MqttNamespace:
             self.records.put_will(client_id, will, sender, principal)
 
     def store_will_if_refused(self, key: str, will: Will, sender: Sender, principal: Principal) -> None:
-        """Record a will that is being published, if the store refuses the messages of this event-loop pass.
+        """Store the record of a will, but only if the store refuses the messages of this event-loop pass.
 
-        Meant for a will whose earlier record is deleted in this pass.
+        Meant for a will that is being published, and whose earlier record is deleted in this pass: if its
+        message cannot be stored, the new record remains. `key` identifies the record in the store.
         """
         if self.records is not None:
             self.records.put_will(key, will, sender, principal, if_refused=True)

@@ -937,7 +937,7 @@ class Session:
         return row is None or kind is (PacketType.PUBACK if row.qos == 1 else PacketType.PUBREC)
 
     def may_resend(self, packet_id: int) -> bool:
-        """Return True if a message that has no packet id now may be resent under this one after a restart.
+        """Return True if a message sent with this packet id before a restart may still wait to be resent.
 
         Always False in this class, whose messages do not survive a restart.
         """

@@ -1,4 +1,4 @@
-"""`$SYS` topics: figures of the gateway, as retained messages without a publisher.
+"""`$SYS` topics: statistics of the gateway, as retained messages without a publisher.
 
 | topic below `$SYS/broker/` | text |
 |---|---|
@@ -9,7 +9,7 @@
 | `subscriptions/count` | subscriptions of all sessions |
 | `retained messages/count` | topics with a retained message, these included |
 
-The figures are refreshed while some filter begins with `$SYS`; otherwise only the latest ones exist. Only
+The statistics are refreshed while some filter begins with `$SYS`; otherwise only the latest exist. Only
 what has changed is sent, and nothing is written to disk.
 
 Bridges report on `connection/NAME/state` if they are connected, with a retained message and a will. That is
@@ -68,7 +68,7 @@ class System:
         self._listeners.append(stats)
 
     def tick(self, now: float, interval_secs: float) -> None:
-        """Publish changed figures if `interval_secs` have passed and a client subscribes to `$SYS`.
+        """Publish changed statistics if `interval_secs` have passed and a client subscribes to `$SYS`.
 
         `now` is in monotonic seconds. An interval of 0 publishes nothing.
         """
@@ -83,7 +83,7 @@ class System:
                     sink.session.offer([message], sink)
 
     def show(self) -> list[Message]:
-        """Set changed figures as retained messages, without sending them. Return these messages."""
+        """Set changed statistics as retained messages, without sending them. Return these messages."""
         changed = []
         for name, text in self._figures().items():
             body = text.encode()

@@ -146,7 +146,10 @@ class OutboxRecipient(RouteRecipient):
     __slots__ = ()
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Count delivered messages of the route, and settle them in their batch with the link's outcome."""
+        """Count delivered messages of the route, and settle them in their batch with the link's outcome.
+
+        `slots` are the positions of `messages` in that batch.
+        """
         route = self.route
         route.in_flight -= len(messages)
         if outcome is ACCEPTED:
@@ -196,7 +199,9 @@ class Outbox(OneSink):
     ) -> None:
         """Create the outbox, or restore it from the store, before the store starts.
 
-        `name` is "<link>/<route>". `jitter` returns numbers from 0 to 1, `clock` the time of the event loop.
+        `name` is "<link>/<route>". `marks` are the stored arrival times (arrival_times.py). Beyond the memory
+        limits, messages are only on disk. `quotas` limits the messages of each user. `jitter` returns numbers
+        from 0 to 1, `clock` the time of the event loop, and `utc` POSIX seconds.
         """
         super().__init__(self)
         self.name = name
