@@ -215,9 +215,9 @@ class ConfirmedSink:
         return part.messages[positions[0]]
 
     def refuse(self, place: Place, outcome: Outcome) -> None:
-        """Refuse all messages for an exchange or destination until `allow` is called.
+        """Refuse all messages for the exchange or destination `place` until `allow` is called.
 
-        Waiting and later messages for it are settled with this outcome.
+        Waiting and later messages for it are settled with `outcome`.
         """
         self._refusals[place] = outcome
         refused: list[RefusedPositions] = []
@@ -234,7 +234,7 @@ class ConfirmedSink:
         _settle_refused(refused)
 
     def allow(self, place: Place) -> None:
-        """Send messages for an exchange or destination again, after `refuse`."""
+        """Send messages for the exchange or destination `place` again, after `refuse`."""
         self._refusals.pop(place, None)
 
     # Handover to another replica.
@@ -571,7 +571,7 @@ class ConfirmedSink:
     # Counts.
 
     def _concerns(self, place: Place) -> bool:
-        """Return True if a message for this exchange or destination waits."""
+        """Return True if a message for the exchange or destination `place` waits."""
         return any(self._place(part.messages[at]) == place for part, left in self._waiting for at in left)
 
     def _without_refused(

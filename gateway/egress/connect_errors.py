@@ -30,7 +30,7 @@ def explained(protocol: str, first: bytes, why: str) -> str:
     """Return the error text for a connection that ended before it was open.
 
     `protocol` names the protocol of the link, `why` is the reason known so far. `first` are the first bytes
-    received, at least LOOK_BYTES if so many arrived; if they show another protocol, the text names it.
+    received, at least LOOK_BYTES if that many arrived; if they show another protocol, the text names it.
     """
     title = DIALECTS[protocol].title
     for begin, speaker in SPEAKERS:

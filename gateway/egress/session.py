@@ -307,7 +307,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             self._sending_held_back = False
 
     def retry(self, receipt: tuple[ConsumerT, int, Message], batch: Batch) -> None:
-        """Publish a message that targets have returned again, to the routes that have not accepted it.
+        """Publish a message again that targets have returned, to the routes that have not accepted it.
 
         If it has expired, store a dead letter for each of them instead.
         """

@@ -111,13 +111,13 @@ class LargeSender:
             stream.mark()
 
     def handle_reply(self, handle: int, code: int, text: str) -> None:
-        """Finish the message with the outcome of the server's reply."""
+        """Settle the message with the outcome of the server's reply."""
         upload = self._upload
         if upload is not None and upload.handle == handle:
             self._finish(ACCEPTED if code < ReplyCode.MESSAGE_NOT_FOUND else outcome_of(code, text), code)
 
     def handle_closed(self, handle: int, code: int, text: str) -> None:
-        """Handle the close of a handle: retry or finish the message if it was being sent on that handle."""
+        """Handle the close of a handle: if the message was being sent on it, send it again or settle it."""
         upload = self._upload
         if upload is None or upload.handle != handle:
             return
@@ -130,7 +130,11 @@ class LargeSender:
             self._finish(outcome_of(code, text), code)
 
     def channel_closed(self, code: int, text: str) -> None:
-        """Handle the close of the channel: retry without PREPARE, or finish the message."""
+        """Handle the close of the channel: send the message again without PREPARE, or settle it.
+
+        It is sent again if the server has shown by `code` that it does not know PREPARE. Otherwise `code` and
+        `text` determine the outcome.
+        """
         upload, self.channel = self._upload, 0
         if upload is None:
             return

@@ -375,7 +375,11 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 consumer = self._idle(source)
                 waits = bool(index.message_list) and consumer is not None
                 if survey.process_reply(waits=waits, now=clock.now()) and consumer is not None:
-                    log.info("consumer restarted", link=self._session.name, prefix=source.name)
+                    log.info(
+                        "consumer restarted for new queue of prefix",
+                        link=self._session.name,
+                        prefix=source.name,
+                    )
                     consumer.stop()
                     self._consume(source)
 
@@ -663,7 +667,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
     def _cannot_notify_source(self, receipt: Receipt, retries: bool, outcome: Outcome) -> bool:
         """Return True: AMQP/Fast cannot notify a source, so a route stores the messages that it rejects.
 
-        The function is an `CannotNotify` of gateway.model.batch.
+        The function is a `CannotNotify` of gateway.model.batch.
         """
         return True
 

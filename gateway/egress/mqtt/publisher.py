@@ -485,7 +485,7 @@ class MqttLinkPublisher(ConfirmedSink):
         return found
 
     def _new_ids(self, count: int) -> Sequence[int]:
-        """Return `count` unused packet ids; the window guarantees that so many are unused."""
+        """Return `count` unused packet ids; the window guarantees that there are enough."""
         first = self._next_id
         if first + count > PACKET_IDS:
             first = 1

@@ -265,7 +265,7 @@ class MqttLinkReceiver:
     def _cannot_notify_source(self, receipt: Receipt | None, retries: bool, outcome: Outcome) -> bool:
         """Return True if a rejection cannot be reported to the broker, so that the route has to store it.
 
-        The function is an `CannotNotify` of gateway.model.batch.
+        The function is a `CannotNotify` of gateway.model.batch.
         """
         return receipt is not None and self._connection_for_reply(receipt) is None
 

@@ -467,8 +467,8 @@ class MqttLinkSession(OneSink):
     def balance(self) -> None:
         """Stop reading while more than `prefetch` received messages are unsettled, then resume.
 
-        A broker can send so many where Receive Maximum does not apply, for example before MQTT 5. Reading
-        continues while the publisher waits for acknowledgements.
+        A broker can send more than that where Receive Maximum does not apply, for example before MQTT 5.
+        Reading continues while the publisher waits for acknowledgements.
         """
         connection = self._connection
         if connection is None:
