@@ -1,9 +1,9 @@
 """Ends of the subscriptions of clients that are not connected to any replica.
 
-A client may leave before its queue is unbound from a filter that it has unsubscribed from: the queue may
-still be another replica's then, or the cluster away. Its replica unbinds the queue when the client has left,
-unless the client has returned: then its present replica does it. Other subscriptions end because rights have
-changed.
+A client may disconnect before its queue is unbound from a filter that it has unsubscribed from: the queue may
+still belong to another replica, or the cluster be unavailable. After the disconnect its replica unbinds the
+queue; if the client has reconnected meanwhile, its present replica does it. Other subscriptions end because
+rights have changed.
 
 Every replica whose rules change goes through these sessions in the database, page by page, in the order of
 their keys. A subscription that is not allowed any more is removed there, under the session's epoch: if the
@@ -12,9 +12,9 @@ session by the rules in force. Then the queue is unbound, so that it gets no fur
 If the client reconnects during the unbinding, the queue is bound again; messages for a filter without a
 subscription are discarded.
 
-While the database or the cluster is away the review waits, and rules that change during a review start it
-again. The database has the keys until the queue is unbound. If the process ends before that, the queue goes
-on getting messages for the filter until the client returns; then they are discarded, and the queue is
+While the database or the cluster is unavailable the review waits, and rules that change during a review start
+it again. The database has the keys until the queue is unbound. If the process ends before that, the queue
+still gets messages for the filter until the client reconnects; then they are discarded, and the queue is
 unbound.
 """
 

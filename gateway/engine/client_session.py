@@ -116,7 +116,7 @@ class Engine(Protocol):
     recent_chunks: int  # maximum number of chunks of received QoS 2 numbers per session
 
     def change(self, session: ClientSession) -> SessionChange:
-        """Return the changes of a session that are stored together soon; the caller adds to them."""
+        """Return the collected changes of a session, which are stored soon; the caller adds more to them."""
 
     def after_stored(self, session: ClientSession, done: OutcomeCallback) -> None:
         """Call `done` with ACCEPTED when all changes that a session has collected until now are stored.
@@ -238,7 +238,7 @@ class ClientSession(Session):
         self._recent = Recent(self._engine.recent_chunks, contents.received)
 
     def change(self) -> SessionChange:
-        """Return the changes of this session that are stored together soon; the caller adds to them."""
+        """Return the collected changes of this session, which are stored soon; the caller adds to them."""
         return self._engine.change(self)
 
     def _note_packet(self, packet_id: int, *, released: bool = False) -> None:
@@ -465,8 +465,8 @@ class ClientSession(Session):
     ) -> bool:
         """Queue a message for the client. `delivery` is settled when the client has acknowledged it.
 
-        `old` is True if the message arrived while the client was away. Return False if the message is not
-        queued, because it has been settled or is in flight already.
+        `old` is True if the message arrived while the client was disconnected. Return False if the message is
+        not queued, because it has been settled or is in flight already.
         """
         qos = min(message.assurance, grant.qos)
         if grant.no_local and self._is_own(message):

@@ -341,7 +341,7 @@ def _queue_arguments(settings: RabbitEngine, names: Names) -> Headers:
     """Return the arguments of the replica's queue.
 
     At its size limit the queue drops its oldest messages, because other replicas must not wait for a slow
-    one. The queue expires when its replica is away for longer than its clients stay connected.
+    one. The queue expires when its replica is stopped for longer than its clients stay connected.
     """
     expires = int((settings.engine_timeout_secs + OUTLIVES_SECS) * 1000)
     return (

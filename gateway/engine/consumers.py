@@ -447,7 +447,7 @@ class Consumers:
     def end(self, target: QueueOwner, then: Freed | None) -> None:
         """Stop consuming the queue of `target`, and requeue the unsettled messages.
 
-        When that is done `then` is called with their contents.
+        `then` is called when the messages are requeued, with their contents.
         """
         consumer = self._consumers.get(target)
         if consumer is None:

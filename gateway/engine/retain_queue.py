@@ -87,7 +87,7 @@ class Retaining:
         return self._messages
 
     def has(self, message: Message) -> bool:
-        """Return True if messages of the same client as this one wait."""
+        """Return True if messages of the client that sent `message` wait."""
         return client_of(message) in self._queues
 
     def add(self, part: SubBatch, at: int, stored: RetainedPublication | None) -> None:

@@ -3,8 +3,8 @@
 The usage of each user (number and bytes of messages) is read from the database every ten seconds; in between
 a replica adds the messages that it has retained. So replicas that retain in the same ten seconds may together
 exceed the limits. The database knows which message is replaced: the allowed growth in number and bytes is
-sent with each message, and is checked while its topic is locked. A message that exceeds the limits by old
-usage figures is tried again with new ones before its publisher is refused.
+sent with each message, and is checked while its topic is locked. If a message exceeds the limits by an old
+reading of the usage, the usage is read again, and the message is retried before its publisher is refused.
 
 The database remembers topics that were cleared for a minute, so that no late message follows. A replica lets
 each user have as many of them as retained messages; others are cleared without.
@@ -51,10 +51,10 @@ from gateway.state.interface import OperationOutcome as Committed
 VERSION: Final = 1
 HEAD: Final = Struct(">BI")
 WEIGH_SECS: Final = 10.0
-FRESH_SECS: Final = 1.0  # younger figures are not read again for a message without capacity
+FRESH_SECS: Final = 1.0  # usage read more recently is not read again for a message without capacity
 RESTS: Final = 10  # multiple of the duration of the last read that passes before the next one, at least
 REST_SECS_MAX: Final = 60.0
-UNSURE_SECS_MAX: Final = 3.0  # how long a message without capacity waits until the figures are read again
+UNSURE_SECS_MAX: Final = 3.0  # how long a message without capacity waits until the usage is read again
 LATE: Final = Outcome(
     Verdict.RELEASED,
     Reason.TARGET_DOWN,
@@ -89,7 +89,7 @@ class RetainedPublication(NamedTuple):
 
 
 class UncertainPublication(NamedTuple):
-    """Message that exceeds the limits by old usage figures, and the callback for its outcome."""
+    """Message that exceeds the limits by an old reading of the usage, and the callback for its outcome."""
 
     publication: RetainedPublication
     done: Done
@@ -253,7 +253,7 @@ class SharedRetained(LocalRetained):
     def _replied(
         self, unsure: UncertainPublication, user: str, is_sure: bool, reply: Reply[Retention]
     ) -> None:
-        """Process the reply to a Retain: report the outcome, or wait for new usage figures."""
+        """Process the reply to a Retain: report the outcome, or wait until the usage is read again."""
         (message, *_), done = unsure
         self._on_way -= 1
         self._count_pending(user, -1, -message.byte_count)
@@ -275,7 +275,7 @@ class SharedRetained(LocalRetained):
         if not self.quota.full_with(user, message.byte_count):
             self.quota.refused += 1
 
-    # Figures.
+    # Usage.
 
     def _note(self, retention: Retention | None) -> None:
         """Subtract the message that was replaced or removed from its user's usage."""
@@ -330,7 +330,7 @@ class SharedRetained(LocalRetained):
             self.retain(publication, done, is_sure=True)
 
     def _fail_uncertain(self, outcome: Outcome) -> None:
-        """Report an outcome for all messages that wait for new usage figures."""
+        """Report an outcome for all messages that wait until the usage of their users is read again."""
         unsure, self._unsure = self._unsure, []
         for one in unsure:
             one.done(outcome)

@@ -308,7 +308,7 @@ class EngineSession(OneSink):
         self.stats.accepted_messages += len(receipts)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Return an empty list: reading from the cluster goes on when a client is slow.
+        """Return an empty list: reading from the cluster continues when a client is slow.
 
         One slow client must not stop the others.
         """
@@ -509,7 +509,7 @@ class EngineSession(OneSink):
     def end(self, session: ClientSession, done: Callable[[Sequence[Content]], None]) -> None:
         """Stop consuming the queue of a session, and requeue its unsettled messages.
 
-        `done` is called with the contents of these when that is done.
+        `done` is called when the messages are requeued, with their contents.
         """
         if self._connection is None:
             done(())
@@ -556,7 +556,7 @@ class EngineSession(OneSink):
     # Interface for sessions.
 
     def change(self, session: ClientSession) -> SessionChange:
-        """Return the changes of a session that are stored together soon; the caller adds to them."""
+        """Return the collected changes of a session, which are stored soon; the caller adds more to them."""
         return self.sessions.change(session)
 
     def after_stored(self, session: ClientSession, done: OutcomeCallback) -> None:

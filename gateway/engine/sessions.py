@@ -140,7 +140,7 @@ class Queues(Protocol):
     def end(self, session: ClientSession, done: Callable[[Sequence[Content]], None]) -> None:
         """Stop consuming the queue of a session, and requeue its unsettled messages.
 
-        `done` is called with the contents of these when that is done.
+        `done` is called when the messages are requeued, with their contents.
         """
 
     def delete(self, queue: str, done: Done | None = None) -> None:
@@ -529,7 +529,7 @@ class SharedSessions:
     # Changes of sessions.
 
     def change(self, session: ClientSession) -> SessionChange:
-        """Return the changes of a session that are stored together soon; the caller adds to them."""
+        """Return the collected changes of a session, which are stored soon; the caller adds more to them."""
         writer = self._writers.get(session)
         if writer is None:
             writer = self._writer(session)
@@ -935,7 +935,7 @@ class SharedSessions:
             self._state.query(WeighSessions(self._membership.incarnation), self._store_counts)
 
     def _store_counts(self, reply: Reply[SessionCounts]) -> None:
-        """Store the queried numbers of sessions: of all replicas, and by user of those elsewhere."""
+        """Store the queried usage: the number of sessions, and each user's sessions not connected here."""
         self._is_counting = False
         self.elsewhere.end(None if reply.value is None else reply.value.elsewhere)
         if reply.value is not None:

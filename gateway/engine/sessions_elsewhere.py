@@ -16,7 +16,10 @@ NONE: Final = UserSessions()
 
 
 class SessionsElsewhere:
-    """Usage of each user by the sessions that are not connected to this replica."""
+    """Usage of each user by the sessions that are not connected to this replica.
+
+    `weight` is the number of subscriptions of one session, and its size in bytes.
+    """
 
     def __init__(self) -> None:
         self.subscriptions = 0  # of all users
@@ -25,13 +28,13 @@ class SessionsElsewhere:
         self._changes: list[tuple[str, Weight, int]] | None = None  # since the current query began
 
     def of(self, user: str) -> UserSessions:
-        """Return a user's number of sessions elsewhere, with their subscriptions and bytes."""
+        """Return a user's number of sessions not connected here, with their subscriptions and bytes."""
         leaving = self._leaving.get(user)
         found = self._sums.get(user, NONE)
         return found if leaving is None else _total(found, leaving)
 
     def begin_leaving(self, user: str, weight: Weight) -> None:
-        """Add a session of which this replica has submitted the LeaveSession."""
+        """Add a session that leaves this replica: its LeaveSession has been submitted to the database."""
         _change(self._leaving, user, weight, 1)
         self.subscriptions += weight.subscriptions
 

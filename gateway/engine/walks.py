@@ -1,4 +1,4 @@
-"""Walk of one subscription through the retained messages in the database, page by page.
+"""Walks: each delivers the retained messages in the database to one new subscription, page by page.
 
 A page is queried when the one before has been passed to the session. So a client that reads nothing costs one
 page, and nothing is polled: the reply makes the session request messages again.
@@ -41,7 +41,8 @@ ONCE: Final = 2  # value of `assurance`
 class SentRetained:
     """Record of the retained messages that walks have sent to one client at QoS 2.
 
-    For each walk in progress it also has the topics of live messages with RETAIN since the walk began.
+    A walk delivers retained messages to one new subscription (`SharedWalk`). For each walk in progress the
+    record also has the topics of live messages with RETAIN since the walk began.
     """
 
     def __init__(self) -> None:
@@ -79,15 +80,15 @@ class SentRetained:
             self._first.discard(topic_filter)
 
     def end(self, topic_filter: str) -> None:
-        """Record that a subscription of the client has ended: what it was to get may still arrive live."""
+        """Record that a subscription of the client has ended; live messages for it may still arrive."""
         if self._live and len(self._ended) <= COMPARED_MAX:
             self._ended.add(topic_filter)
 
     def is_alone(self, topic_filter: str, topic: str, session: Session) -> bool:
-        """Return True if only the walk's own subscription has matched a topic since the walk began.
+        """Return True if no other subscription of the client has matched `topic` since its walk began.
 
-        Return False if the client had subscribed to `topic_filter` before the walk, or has too many
-        subscriptions to compare.
+        The walk is that of the subscription to `topic_filter`. Return False also if the client had subscribed
+        to this filter before the walk, or has too many subscriptions to compare.
         """
         if topic_filter not in self._first or len(session.subscriptions) > COMPARED_MAX:
             return False
@@ -142,9 +143,9 @@ class SentRetained:
 
 
 class SharedWalk:
-    """Walk of one subscription through the retained messages that the replicas share in the database.
+    """Walk that delivers the retained messages of all replicas, in the database, to one new subscription.
 
-    It has the interface of `RetainedWalk`, which reads the retained messages of one process. `done` is True
+    The interface is that of `RetainedWalk`, which reads the retained messages of one process. `done` is True
     at the end, and `waits` while a page is being read.
     """
 
