@@ -232,10 +232,10 @@ class Listener:
         return limits.output_bytes_max + 2 * limits.message_bytes_max
 
     def begin(self, stream: Stream, accepted_at: float, data: bytes, now: float) -> None:
-        """Begin the listener's layers on `stream`, when a balancer's PROXY protocol header has been read.
+        """Start TLS, WebSocket and the protocol on `stream`, after a balancer's PROXY protocol header.
 
-        `accepted_at` is the time of accepting in loop-clock seconds, `data` the bytes behind the header. The
-        connection is closed if a limit is reached.
+        `accepted_at` is the time of accepting in loop-clock seconds, `data` the bytes received behind the
+        header. The connection is closed if a limit is reached.
         """
         word = self.ingress_clients.refusal(place_of(stream.remote))
         if word:

@@ -116,7 +116,7 @@ class FastIngress(FastSource):
         self.stats.count_settled(len(receipts), refused, self.now() - received)
 
     def _accept(self, receipts: list[Receipt]) -> None:
-        """Reply to accepted messages, in runs of one connection. This is the common case."""
+        """Reply to accepted messages: one call for consecutive messages of the same connection."""
         rows: list[tuple[int, int]] = []
         last: FastListenerClient | None = None
         count = 0

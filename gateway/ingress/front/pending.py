@@ -20,10 +20,11 @@ log = structlog.get_logger(limited=True)
 
 
 class PendingConnection(IngressClient):
-    """First owner of a stream, which collects received bytes in `data` for the method `examine`.
+    """First owner of an accepted stream, until the received bytes show who has to own it.
 
-    The connection's bytes count in the statistics of this listener, unless another owner takes over the
-    stream.
+    The bytes are collected in `data`. The method `examine` of a subclass decides by them: it hands the stream
+    to another owner, refuses the client, or waits for more. The bytes count in the statistics of this
+    listener, unless another owner takes over the stream.
     """
 
     def __init__(self, ingress_clients: IngressClients, stream: Stream, accepted_at: float) -> None:

@@ -32,7 +32,7 @@ class AwaitingProxyHeader(PendingConnection):
         self._begin = begin
 
     def examine(self, now: float) -> None:
-        """Parse the header; when it is complete, begin the listener's layers with the bytes behind it."""
+        """Parse the header; when it is complete, start TLS or the protocol with the bytes behind it."""
         try:
             header = parse_header(self.data)
         except RemoteProtocolError as error:

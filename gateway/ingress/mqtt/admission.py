@@ -426,7 +426,7 @@ class AdmittedMqttClient(MqttListenerClient):
     def _abandon(self, session: Session) -> None:
         """Leave the session of a client that could not be accepted, without a will.
 
-        A new session ends with the connection, as its client never heard of it.
+        A new session ends with the connection, because no CONNACK has announced it to the client.
         """
         self.will = None
         if self.is_new:

@@ -445,7 +445,7 @@ class MqttIngress(ListenerSource):
         """Return True if the client cannot be notified that a route rejected its message.
 
         The route then stores a dead letter. `retries` is True if the route has `on_reject: retry`. The
-        function is an `CannotNotify` of gateway.model.batch.
+        function is a `CannotNotify` of gateway.model.batch.
         """
         if receipt is None:
             return False
