@@ -274,7 +274,7 @@ class Batch:
         self._unaccepted.extend(slots)
 
     def store_until_restart(self, slots: Iterable[int]) -> None:
-        """Record that one recipient stores its copies of these messages only until the next restart."""
+        """Record that one recipient stores its copies of the messages in `slots` only until a restart."""
         for slot in slots:
             self._transient[slot] = self._transient.get(slot, 0) + 1
 
