@@ -98,7 +98,8 @@ def select_rows(
 class ReplayPosition(NamedTuple):
     """Position of a message in the order of a replay.
 
-    The order is by time of receipt (`us`, microseconds UTC), shard, endpoint and slot.
+    The order is by time of receipt (`us`, microseconds UTC), shard, source endpoint, and `slot`: the position
+    among the messages that were received together.
     """
 
     us: int
