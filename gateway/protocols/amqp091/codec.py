@@ -85,7 +85,7 @@ def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, bytes,
 def frame_bytes(data: bytes, at: int) -> int:
     """Return the size of the incomplete frame at `at` in bytes, or of its prefix if that is incomplete.
 
-    At least so many bytes must arrive before another attempt to decode the frame can succeed.
+    Another attempt to decode the frame can succeed only when the data has at least this size from `at` on.
     """
     begin = at + FRAME_PREFIX
     return FRAME_PREFIX if begin > len(data) else FRAME_OVERHEAD + int(FRAME.unpack_from(data, at)[2])

@@ -241,7 +241,7 @@ class Producer(MessageWriter):
 
     @property
     def capacity(self) -> int:
-        """Number of messages that may be sent before a reply arrives, because so many tags are unused."""
+        """Number of messages that may be sent before a reply arrives: the number of unused tags."""
         return ID_MAX - len(self._channel.awaited)
 
     def send_many(self, rows: Iterable[SendRow]) -> list[int]:
