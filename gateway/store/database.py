@@ -402,7 +402,10 @@ class StoreDatabase:
             self.heap.free(row)
 
     def _forget_garbage(self, collected: array[int]) -> None:
-        """Free the heap space of deleted garbage rows, and remove their ids from the end of `garbage`."""
+        """Free the heap space of deleted rows, and remove them from the list of rows still to be deleted.
+
+        `collected` are the ids of these rows, which are the last ones in the list, `garbage`.
+        """
         for id in collected:
             self._free(id)
         del self.garbage[len(self.garbage) - len(collected) :]

@@ -49,12 +49,16 @@ class RowPlace(NamedTuple):
 
 
 class Heap:
-    """Heap file with the places of its rows. Not thread-safe: only one thread at a time may use it."""
+    """Heap file, with the position and size of each of its rows in memory.
+
+    Not thread-safe: only one thread at a time may use it.
+    """
 
     def __init__(self, folder: Path, places: Mapping[int, RowPlace]) -> None:
         """Open the heap file in `folder`, creating it if necessary.
 
-        `places` are those in the database, by row id. Raises OSError, and StoreError if places overlap.
+        `places` are the positions and sizes of rows that the database has, by row id. Raises OSError, and
+        StoreError if two rows overlap.
         """
         for one, other in pairwise(sorted(places.values())):
             if one.end > other.at:
@@ -150,7 +154,7 @@ class Heap:
         return self._end
 
     def _place_row(self, row: int, place: RowPlace) -> None:
-        """Record the place of a row, and remove its bytes from the free space."""
+        """Record the position and size of a row (`place`), and remove its bytes from the free space."""
         self.places[row] = place
         self._last[place.end] = row
         if place.at == self._end:
@@ -261,7 +265,7 @@ def error_text(error: Exception) -> str:
 
 
 def read(descriptor: int, place: RowPlace) -> bytes:
-    """Return the bytes at a place of an open heap file. Raises StoreError if they are missing."""
+    """Return the bytes of the row at `place` in an open heap file. Raises StoreError if they are missing."""
     try:
         data = os.pread(descriptor, place.byte_count, place.at)
     except OSError as error:

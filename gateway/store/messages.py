@@ -11,7 +11,7 @@ Little-endian. CRC-32 of all that follows (u32), version (u8), count of messages
 
 | column | element |
 |---|---|
-| offset: place of the message in its run, which has gaps if some were settled before | u16 |
+| offset: position of the message in its run, which has gaps if some were settled before | u16 |
 | number of the address, of the property set, of the sender | u16 each |
 | assurance (2 bits), durable (1), retain (1), hops (28), from the lowest bit | u32 |
 | expires, POSIX seconds, 0 is never | f64 |
@@ -71,7 +71,7 @@ def encode_messages(
 ) -> bytes:
     """Encode 1 to MESSAGES_MAX messages as the bytes of one run.
 
-    `offsets` are the places of the messages in their run; None means 0, 1, 2 and so on. The expiry of a
+    `offsets` are the positions of the messages in their run; None means 0, 1, 2 and so on. The expiry of a
     message is stored as its time plus `ahead_secs` (timeline.py).
     """
     return b"".join(encode_parts(messages, offsets, ahead_secs))

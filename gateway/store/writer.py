@@ -270,8 +270,8 @@ class Writer:
     def _write(self, changes_max: int | None = None) -> None:
         """Write the group in one transaction, report success, and begin a new group.
 
-        With `changes_max`, the settled bits of at most so many rows are written; the others stay for the next
-        group. Raises one of DISK_ERRORS; then the group is unchanged.
+        `changes_max` limits the rows whose settled bits are written; the others stay for the next group.
+        Raises one of DISK_ERRORS; then the group is unchanged.
         """
         started = clock.perf_counter()
         group = self.group
@@ -324,7 +324,7 @@ class Writer:
             self.call_soon(partial(self._call_waiting, callbacks, outcome, messages, byte_count))
 
     def _call_waiting(self, callbacks: list[Done], outcome: Outcome, messages: int, byte_count: int) -> None:
-        """Call the callbacks with the outcome, and update the figures. Runs in the event loop.
+        """Call the callbacks with the outcome, and update the statistics. Runs in the event loop.
 
         `messages` and `byte_count` are the number, and the size in bytes with overhead, of the messages that
         waited for this outcome.

@@ -51,7 +51,7 @@ class SettledMessages(NamedTuple):
 
     `messages` are as they were passed to the destination, or None if a route refused `sources`. `sources` are
     as they were received, or None if they are equal to `messages`. The times are in microseconds UTC. `slots`
-    are the places of the messages in the batch in which they were received, or None for 0, 1, 2 and so on.
+    are the positions of the messages in the batch in which they were received, None for 0, 1, 2 and so on.
     `origins` are the source addresses if the route changed only the address and the hop count; then `sources`
     is None. `bursts` are the same messages, if all of them were received in bursts.
     """

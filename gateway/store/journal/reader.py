@@ -369,7 +369,7 @@ def block_from(
 ) -> Block:
     """Return the block with the bytes `data`, whose checksum must have been verified.
 
-    `at` is where the block lies in its file. Rows before number `begin` are left out (None: none).
+    `at` is the position of the block in its file. Rows before number `begin` are left out (None: none).
     `expand` decodes columns that are stored as runs of equal values.
     """
     header = at.header

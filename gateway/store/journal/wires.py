@@ -167,7 +167,10 @@ class Wires:
         self._apart = 0  # remaining rows that are not looked up
 
     def begin(self, rows: int) -> bool:
-        """Begin a block of `rows` rows that are looked up. Return True if the dictionary was cleared."""
+        """Begin a block of `rows` rows whose entries are looked up in the dictionary.
+
+        Return True if the dictionary was cleared.
+        """
         if not self._entries.begin(rows) and not self._differ:
             return False
         self._entries = BlockDictionary(1)

@@ -212,9 +212,9 @@ class JournalWriter:
 
         `received` is when they arrived, in loop-clock seconds. `sources` are the same messages as received,
         if a route changed them; or only their addresses, if it changed nothing but the address and the hop
-        count. `slots` are the places of the messages in the batch in which they were received, by which the
-        rows of one message are found; None for 0, 1, 2 and so on. `bursts` are the same messages, if all were
-        received in bursts; then they are not examined one by one.
+        count. `slots` are the positions of the messages in the batch in which they were received, by which
+        the rows of one message are found; None for 0, 1, 2 and so on. `bursts` are the same messages, if all
+        were received in bursts; then they are not examined one by one.
         """
         whole, origins = _split_sources(sources)
         self._queue_rows(
