@@ -302,7 +302,7 @@ class Dispatcher:
         self._unsubscribed_routes: dict[Route, bool] = {}
         self._plans: dict[tuple[object, ...], RoutingPlan] = {}  # by what determines them
         self.latencies: dict[str, Latency] = {}  # by the names of routes in force
-        self._logged: set[tuple[str, object]] = set()  # of this wake-up, already logged
+        self._logged: set[tuple[str, object]] = set()  # of this pass of the event loop, logged
         self._logged_at = 0.0
         # Of the latest changes, if nothing else changed.
         self._filters: deque[list[str]] = deque(maxlen=FILTERS_MAX)

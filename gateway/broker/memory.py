@@ -26,7 +26,7 @@ from gateway.containment import contained
 from gateway.model.outcome import Outcome, Reason, Verdict
 
 TICK_SECS: Final = 0.25
-TURNS: Final = 16  # wake-ups between two readings; each has read 1 MiB at most
+TURNS: Final = 16  # passes between two readings; each has read 1 MiB at most
 LOW: Final = 0.95  # of the watermark: below it publishers resume
 SCARCE: Final = 4 / 3  # of the watermark: 80 % of all memory if the watermark is 60 %
 TRIM_SECS: Final = 1.0

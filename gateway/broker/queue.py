@@ -171,7 +171,7 @@ class Queue:
         self.storage: Storage | None = None  # None if nothing of this queue is on disk
         self.gate = ALWAYS_OPEN  # or that of the store
         self.reads = ALWAYS_OPEN  # or that of the spool, after a body could not be read
-        # Positions that the storage may forget, reported once in a wake-up.
+        # Positions that the storage may forget, reported once in a pass of the event loop.
         self.removed_positions: list[int] | None = None
         self.next = 0  # position of the next message
         self._ready: deque[Message] = deque()

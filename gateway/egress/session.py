@@ -38,7 +38,7 @@ def message_of(receipt: tuple[Any, int, Message]) -> Message:
 class LinkConsumer(Protocol):
     """Interface of a consumer that its link session uses."""
 
-    accepted: list[int]  # tags to acknowledge when the wake-up ends
+    accepted: list[int]  # tags to acknowledge when the pass of the event loop ends
     stopping: bool  # True if the queue is no longer wanted
 
     @property

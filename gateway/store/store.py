@@ -81,7 +81,7 @@ class Store:
         self._calls: Calls = []
         # Callbacks of paused sources, called when the store is no longer congested.
         self._releases: list[Callable[[], None]] = []
-        # Callbacks that get their refusal at the end of the wake-up, after the thread's refusals.
+        # Callbacks that get their refusal at the end of a pass, after the thread's refusals.
         self._refused: list[Done] = []
         self._letters_added = self._letters_bytes_added = 0  # handed to the thread since the start
         self._fenced = True

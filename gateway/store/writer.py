@@ -42,7 +42,7 @@ PROBE_CHANGES_MAX: Final = 1_000  # rows that are settled in one transaction the
 log = structlog.get_logger(limited=True)
 
 Calls = list[tuple[Any, ...]]
-"""Calls of one wake-up: a method of Group and its arguments, each."""
+"""Calls of one pass of the event loop: a method of Group and its arguments, each."""
 CallSoon = Callable[[Callable[[], None]], None]
 
 

@@ -626,7 +626,7 @@ class DeadLetters:
             self._store.delete_letters(stored)
             if then is not None:
                 self._store.after_commit(then)
-                self._store.flush()  # a caller waits; this may not be within a wake-up
+                self._store.flush()  # a caller waits; perhaps outside a pass of the event loop
         elif then is not None:
             then(ACCEPTED)
 

@@ -97,7 +97,7 @@ class DurableSession(Session):
         self._log_passed_on = False  # its log was passed on to others
         self._stays = 0  # times that a client was attached, or the session ended
         self._is_checking = False  # reading what is on disk alone, for expired messages
-        self._settled_positions: list[int] = []  # acknowledged or expired; settled once in a wake-up
+        self._settled_positions: list[int] = []  # acknowledged or expired; settled once in a pass
         self._safe = 0  # messages below this position were committed or refused
         self._stuck = False  # the next message has QoS 2 or a packet id that is not on disk yet
         self._grants: tuple[bytes, Grant] | None = None  # the last tag that was decoded, and its grant
