@@ -24,7 +24,7 @@ from gateway.broker.shares import CHANNEL_BYTES, HANDLE_BYTES, IDENTIFIER_BYTES
 from gateway.model.shares import UserShares
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import ChannelClosed, CommandReceived, HandleClosed, Opened, Replies
-from gateway.protocols.mqtt.packets import Disconnect
+from gateway.protocols.mqtt.packets import Disconnect, Will
 from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.settings import Limits, StoreSettings
@@ -134,7 +134,22 @@ def refused_selectors(gateway: Running, user: str) -> int:
     raise AssertionError("nothing was refused")
 
 
-ATTACKS: Final = (refused_queues, refused_bindings, refused_filters, refused_sessions, refused_selectors)
+def refused_wills(gateway: Running, user: str) -> int:
+    """Leave delayed wills, each in another session, until one is refused."""
+    will = Will("a/b", LONG.encode() * 10, properties={Property.WILL_DELAY_INTERVAL: 600})
+    for number in range(100):
+        expiry = {Property.SESSION_EXPIRY_INTERVAL: 600}
+        client, reason = client_of(gateway, user, f"{user}{number}", properties=expiry, will=will)
+        client.cut()
+        if reason == ReasonCode.QUOTA_EXCEEDED:
+            return number
+    raise AssertionError("nothing was refused")
+
+
+ATTACKS: Final = (
+    *(refused_queues, refused_bindings, refused_filters, refused_sessions),
+    *(refused_selectors, refused_wills),
+)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -174,6 +189,26 @@ def test_what_is_deleted_is_no_longer_counted(tmp_path: Path) -> None:
             assert gateway.ask(lambda: shares(gateway).of("greedy")) > 0
         gateway.until(lambda: "c" not in gateway.gateway.mqtt.sessions)
         assert (shares(gateway).total, shares(gateway).of("greedy")) == (before, 0)
+
+
+def test_a_will_counts_once_until_it_is_void(tmp_path: Path) -> None:
+    expiry = {Property.SESSION_EXPIRY_INTERVAL: 600}
+    with gateway_at(tmp_path) as gateway:
+        client, _ = client_of(gateway, "greedy", "c", properties=expiry)
+        client.cut()
+        before = shares(gateway).of("greedy")
+        large = Will("a/b", LONG.encode() * 30, properties={Property.WILL_DELAY_INTERVAL: 600})
+        for _ in range(3):  # it does not exceed the share with its predecessor
+            client, reason = client_of(gateway, "greedy", "c", clean=False, properties=expiry, will=large)
+            assert reason == 0
+            assert gateway.ask(lambda: shares(gateway).of("greedy")) > before + 12_000
+            client.cut()
+        client, _ = client_of(gateway, "greedy", "c", clean=False, properties=expiry)
+        with client:
+            assert gateway.ask(lambda: shares(gateway).of("greedy")) == before
+        client, _ = client_of(gateway, "greedy", "c", clean=False, will=Will("a/b", b"x"))
+        client.cut()  # its will is published at once
+        gateway.until(lambda: shares(gateway).of("greedy") == 0)
 
 
 def test_a_session_that_changes_hands_is_in_the_share_of_its_new_user(tmp_path: Path) -> None:

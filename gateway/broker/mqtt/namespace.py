@@ -23,7 +23,7 @@ from gateway.broker.matching_steps import MatchingSteps, filter_steps
 from gateway.broker.mqtt.away import DisconnectedSessions
 from gateway.broker.mqtt.durable_session import DurableSession
 from gateway.broker.mqtt.ended_sessions import EndedSessions
-from gateway.broker.mqtt.records import INCOMING, SESSION, Records
+from gateway.broker.mqtt.records import INCOMING, SESSION, Records, will_bytes
 from gateway.broker.mqtt.retained import RetainedTopics
 from gateway.broker.mqtt.session import (
     Grant,
@@ -193,6 +193,7 @@ class MqttNamespace:
         self._wills: dict[str, DelayedWill] = {}  # by client id or key
         self.will_shares = UserShares("waiting wills")  # in those that were refused
         self._left_wills: list[UnpublishedWill] = []
+        self._defined_wills: dict[str, tuple[str, int]] = {}  # users and bytes of wills, by client id or key
         # Called after the start: a listener takes over the sessions that were restored.
         self.take_over_restored: Callable[[], None] = _do_nothing
         self._sent_wills = 0  # since this process started
@@ -255,6 +256,7 @@ class MqttNamespace:
                     - durable_sessions[sender.client].away_secs
                 )
             self._left_wills.append(UnpublishedWill(will, sender, principal, delay_secs, key))
+            self._count_will(key, will, sender.user)
 
     def _restore_packet_ids(self, records: Records, durable_sessions: dict[str, DurableSession]) -> None:
         """Restore the packet ids of QoS 2 messages in both directions, and of renumbered outgoing messages.
@@ -764,12 +766,31 @@ class MqttNamespace:
 
     def store_will(self, client_id: str, will: Will | None, sender: Sender, principal: Principal) -> None:
         """Store the will of a client that has connected. None deletes the will of its last connection."""
+        self._count_will(client_id, will, sender.user)
         if self.records is None:
             return
         if will is None:
             self.records.delete_will(client_id)
         else:
             self.records.put_will(client_id, will, sender, principal)
+
+    def will_full(self, user: str, client_id: str, will: Will) -> bool:
+        """Return True if a will of this client exceeds the user's part of the limit on definitions.
+
+        The will replaces the client's earlier one. An excess is counted as a refusal.
+        """
+        owner, before = self._defined_wills.get(client_id, (user, 0))
+        more = will_bytes(will) - (before if owner == user else 0)
+        return more > 0 and self.definitions_full(user, more)
+
+    def _count_will(self, key: str, will: Will | None, user: str) -> None:
+        """Count a will as a definition of its user, instead of the earlier will `key`; None is no will."""
+        before = self._defined_wills.pop(key, None)
+        if before is not None:
+            self.definition_shares.remove(*before)
+        if will is not None:
+            made = self._defined_wills[key] = (user, will_bytes(will))
+            self.definition_shares.add(*made)
 
     def store_will_if_refused(self, key: str, will: Will, sender: Sender, principal: Principal) -> None:
         """Store the record of a will, but only if the store refuses the messages of this event-loop pass.
@@ -782,6 +803,7 @@ class MqttNamespace:
 
     def forget_will(self, key: str) -> None:
         """Delete the record of a will that is settled or will not be published."""
+        self._count_will(key, None, "")
         if self.records is not None:
             self.records.delete_will(key)
 

@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 
 from gateway.access.principal import Principal
 from gateway.broker.mqtt.session import SubscriptionOptions
+from gateway.broker.shares import text_bytes
 from gateway.model.message import Sender
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.properties import decode_list, encode_list
@@ -39,6 +40,7 @@ RELEASED: Final = "released"
 RENUMBERED: Final = "renumbered"
 WILL: Final = "will"
 INCOMING: Final = "incoming"
+WILL_BYTES: Final = 512  # bytes of a will, in addition to its texts
 END: Final = b"\0"  # of the client id in a key
 
 
@@ -233,3 +235,9 @@ class Records:
 
 def _key(client: str, rest: bytes) -> bytes:
     return client.encode() + END + rest
+
+
+def will_bytes(will: Will) -> int:
+    """Return the size in bytes that a client's will occupies in memory and in the store."""
+    properties = encode_list(will.properties, WILL_LIST)
+    return WILL_BYTES + text_bytes(will.topic) + 2 * (len(will.body) + len(properties))

@@ -546,6 +546,8 @@ class AdmittedMqttClient(MqttListenerClient):
             ], "the will's payload is marked as UTF-8 but is not valid UTF-8"
         if len(will.body) > self._ingress.limits.message_bytes_max:
             return CONNECT_REFUSED[Reason.TOO_LARGE], "the will exceeds limits.message_bytes_max"
+        if self._ingress.namespace.will_full(sender.user, sender.client, will):
+            return CONNECT_REFUSED[Reason.QUOTA], "limits.definitions_bytes_max is reached"
         if (refusal := topic_refusal(will.topic, self._ingress.limits.topic_levels_max)) is not None:
             return CONNECT_REFUSED[refusal.reason], f"the will's topic: {refusal.text}"
         try:
