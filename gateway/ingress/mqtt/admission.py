@@ -399,6 +399,9 @@ class AdmittedMqttClient(MqttListenerClient):
         if machine.state is not State.OPEN:  # the CONNACK exceeds its Maximum Packet Size
             self.stream.end("the client's Maximum Packet Size is too small")
             return
+        if self.authentication is not None:  # for later AUTH packets
+            assert machine.connect is not None
+            self.authentication.connect = machine.connect
         self._ingress.stats.set_version(machine, packet.version.name.lower())
         self.principal, self.sender = principal, sender
         self.current_rights()

@@ -10,6 +10,7 @@ responds to every other packet with the methods below.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
@@ -44,6 +45,9 @@ from gateway.protocols.mqtt.spec import (
     ReasonCode,
     Version,
 )
+
+NEEDED_PROPERTIES: Final = (Property.AUTHENTICATION_METHOD, Property.SESSION_EXPIRY_INTERVAL)
+"""Properties of CONNECT that later packets must agree with."""
 
 _FROM_CLIENT: Final = (
     PacketType.PUBLISH,
@@ -231,11 +235,22 @@ class ServerConnection(Connection):
                 connack_properties = {**self._limits(), **connack_properties}
                 self.keep_alive = connack_properties.get(Property.SERVER_KEEP_ALIVE, self.keep_alive)
             self._open(State.OPEN)
+            self._shorten_connect()
         else:
             self.state = State.CLOSED
         if not self.send(Connack(session_present, reason, connack_properties)):
             self.state = State.CLOSED
             self.send(Connack(reason=reason if reason >= FAILURE else ReasonCode.PACKET_TOO_LARGE))
+
+    def _shorten_connect(self) -> None:
+        """Drop from `connect` what is not needed after the CONNACK: the will, the password, most properties.
+
+        They may have `connect_bytes_max` bytes, and the rest is stored as long as the connection is open.
+        """
+        assert self.connect is not None
+        properties = self.connect.properties
+        needed = {name: properties[name] for name in NEEDED_PROPERTIES if name in properties}
+        self.connect = replace(self.connect, will=None, password=None, properties=needed)
 
     def _limits(self) -> dict[Property, Any]:
         """Return the properties of CONNACK that announce this connection's limits."""

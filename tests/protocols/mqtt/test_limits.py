@@ -9,7 +9,16 @@ import pytest
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.connection import Connection, State
-from gateway.protocols.mqtt.packets import Auth, Connect, Disconnect, Packet, Pingreq, Pingresp, Publish
+from gateway.protocols.mqtt.packets import (
+    Auth,
+    Connect,
+    Disconnect,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Publish,
+    Will,
+)
 from gateway.protocols.mqtt.runs import Publishes
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, ReasonCode, Version
@@ -45,6 +54,20 @@ def test_a_large_packet_in_small_pieces() -> None:
     assert [len(event.rows) for event in events if isinstance(event, Publishes)] == [1, 1]
     assert all(isinstance(event, Publishes) and event.rows[0][4] == body for event in events)
     assert connection._buffer is None
+
+
+@pytest.mark.parametrize("version", [V5, V311])
+def test_an_accepted_connect_occupies_little(version: Version) -> None:
+    """Its will, password and properties may have 192 KiB, on each of thousands of connections."""
+    connection = server(State.START, version)
+    five = version is V5
+    large = {P.USER_PROPERTY: (("a", "x" * 1_000),), **METHOD, P.SESSION_EXPIRY_INTERVAL: 7} if five else {}
+    packet = Connect("c", version, False, 9, Will("t", b"w"), "u", b"p", large)
+    (taken,) = connection.receive_data(encode(packet, version), 0.0)
+    assert taken == packet
+    connection.send_connack()
+    kept = {**METHOD, P.SESSION_EXPIRY_INTERVAL: 7} if five else {}
+    assert connection.connect == Connect("c", version, False, 9, None, "u", None, kept)
 
 
 FAILED: list[tuple[str, bytes, str]] = [
