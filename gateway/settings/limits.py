@@ -142,7 +142,8 @@ class Limits(Section):
     """Bytes of the names and arguments of all queues, exchanges, bindings, subscriptions and sessions that
     clients create, and of MQTT clients' wills. Beyond it: 506 (AMQP, AMQP/Fast), 0x97 (MQTT). 0: 25 % of
     `memory_bytes_max`. Open AMQP channels, and AMQP/Fast channels and handles, may have as much again: they
-    count 1 200 bytes each, and 256 for each message that a QUERY has listed on an open handle."""
+    count 1 200 bytes each, and 256 for each message that a QUERY has listed on an open handle; so may
+    unusually many or long client properties of AMQP connections."""
     definitions_per_user_share: float = Field(0.5, gt=0, le=1)
     """Fraction of `definitions_bytes_max` that the definitions of one user name may occupy, and its open
     channels and handles. Anonymous clients count under the empty name."""

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from pika import BlockingConnection, ConnectionParameters, PlainCredentials
 from pika.adapters.blocking_connection import BlockingChannel
-from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
+from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, ProbableAccessDeniedError
 from structlog.testing import capture_logs
 
 from gateway.broker.amqp091.consistent_hash import DESTINATION_STEPS
@@ -31,7 +32,7 @@ from gateway.settings import Limits, StoreSettings
 from tests.access.test_doors import PASSWORD, amqp, settings
 from tests.ingress.amqpfast.client import TOPIC, Fast
 from tests.ingress.clients import Mqtt, connect
-from tests.interop.gateway_fixture import Running, running
+from tests.interop.gateway_fixture import LOOPBACK, Running, running
 
 TOTAL: Final = 40_000
 SHARE: Final = TOTAL // 2
@@ -523,6 +524,30 @@ def test_one_user_opens_no_more_than_its_share(attack: Any, tmp_path: Path) -> N
         gateway.until(lambda: opened(gateway).total == 0)
         first.channel()
     assert opened(gateway).total == 0
+
+
+def test_large_client_properties_count_while_their_connection_is_open(tmp_path: Path) -> None:
+    def connected(user: str) -> BlockingConnection:
+        parameters = ConnectionParameters(
+            LOOPBACK,
+            gateway.amqp,
+            credentials=PlainCredentials(user, PASSWORD),
+            client_properties={f"p{at}": LONG for at in range(20)},
+        )
+        return BlockingConnection(parameters)
+
+    with gateway_at(tmp_path) as gateway:
+        connections: list[BlockingConnection] = []
+        with pytest.raises(ProbableAccessDeniedError, match=r"\(506\).*definitions_per_user_share"):
+            connections += (connected("greedy") for _ in range(20))
+        assert connections
+        assert SHARE // 2 < gateway.ask(lambda: opened(gateway).of("greedy")) <= SHARE
+        connected("modest").close()
+        for one in connections:
+            one.close()
+        gateway.until(lambda: opened(gateway).total == 0)
+        with closing(amqp(gateway, "greedy")):
+            assert gateway.ask(lambda: opened(gateway).total) == 0, "usual properties are not counted"
 
 
 def test_what_is_closed_is_no_longer_counted(tmp_path: Path) -> None:

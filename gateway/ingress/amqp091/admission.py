@@ -23,6 +23,7 @@ from gateway.access.principal import Principal
 from gateway.access.rights import DEFAULT_EXCHANGE, Rights
 from gateway.access.tokens import Tokens
 from gateway.broker.amqp091.refusals import access_refused
+from gateway.broker.shares import argument_bytes
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.server_properties import server_properties
 from gateway.ingress.client import NegotiatedValues
@@ -123,6 +124,7 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
         self._deadline = now + entrance.limits.connect_timeout_secs
         self._current_rights = CurrentRights(entrance.authorization)
         self.client_properties: dict[str, Any] = {}
+        self.client_properties_bytes = 0
         self._ready = False
 
     @abstractmethod
@@ -255,6 +257,7 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
         The client is admitted or denied at once, or when the verification of a password or token is complete.
         """
         self.client_properties = plain(event.client_properties)
+        self.client_properties_bytes = argument_bytes(event.client_properties)
         capabilities = self.client_properties.get("capabilities")
         if not isinstance(capabilities, dict):
             capabilities = {}

@@ -71,6 +71,7 @@ from gateway.protocols.amqp091.spec import ReplyCode
 from gateway.protocols.amqp091.translate import DIRECT_REPLY_PREFIX, content_properties, essentials
 from gateway.transport.stream import Stream
 
+FEW_PROPERTIES_BYTES = 8_192  # bytes of client properties that are not counted: clients send 5 KB at most
 PUBLISH, ACK = m.BasicPublish, m.BasicAck
 AHEAD = (m.BasicNack, m.BasicReject)
 """Methods that do not wait for earlier publishes of their channel, except in a transaction."""
@@ -444,11 +445,19 @@ class AmqpConnection(AmqpActions):
         self._close_channels()
 
     def _set_up_client(self) -> None:
-        """Enter the virtual host and send connection.open-ok."""
+        """Enter the virtual host and send connection.open-ok.
+
+        Close the connection if its client properties are too large for the user's share.
+        """
         ingress = self._ingress
         self.host = next(host for host in ingress.hosts if host.name == self.host_name)
         self.endpoint = ingress.endpoint_of(self.host)
         self._holding = Holding(ingress.opened, self.sender.user)
+        if reached := self._holding.take(max(self.client_properties_bytes - FEW_PROPERTIES_BYTES, 0)):
+            text = f"RESOURCE_ERROR - {reached} is reached"
+            self._report(ReplyCode.RESOURCE_ERROR, text)
+            self._close_with(ReplyCode.RESOURCE_ERROR, text, 10, 40)
+            return
         self._welcome()
         if ingress.store is not None and not ingress.store.healthy:
             self.blocked(ingress.store.failure)
