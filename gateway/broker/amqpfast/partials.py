@@ -32,11 +32,10 @@ class Partial:
     `key` is "" if the transfer cannot be resumed.
     """
 
-    __slots__ = ("body_size", "busy", "file", "head", "key", "utc")
+    __slots__ = ("body_size", "busy", "file", "key", "utc")
 
-    def __init__(self, key: str, head: bytes, body_size: int, file: SpoolFile, utc: float) -> None:
+    def __init__(self, key: str, body_size: int, file: SpoolFile, utc: float) -> None:
         self.key = key
-        self.head = head  # empty if the transfer was begun before the restart: the key is sufficient
         self.body_size = body_size
         self.file = file
         self.busy = True  # True while a connection sends the message
@@ -96,7 +95,7 @@ class Partials:
                 except StoreError:  # nothing had been written yet
                     store.delete(PARTIAL, key)
                 else:
-                    found.append(Partial(key, b"", int(record["body_size"]), file, utc))
+                    found.append(Partial(key, int(record["body_size"]), file, utc))
         for partial in sorted(found, key=lambda one: one.utc):
             self._by_key[partial.key] = partial
             partial.busy = False
@@ -114,12 +113,11 @@ class Partials:
         found = self._by_key.get(key)
         # The same message twice at once: the second is a transfer that cannot be resumed.
         if found is not None and found.busy:
-            return Partial("", head, body_size, self._spool.draft(user), clock.utc())
+            return Partial("", body_size, self._spool.draft(user), clock.utc())
         if found is None:
             file = self._spool.draft(user)
-            found = self._by_key[key] = Partial(key, head, body_size, file, clock.utc())
+            found = self._by_key[key] = Partial(key, body_size, file, clock.utc())
         found.busy = True
-        found.head = head
         self._entries.discard(key)
         self._record(found)
         return found
