@@ -29,6 +29,7 @@ SCHEME: Final = "file:"
 OWN_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 FILE_MODE: Final = 0o660
 PIECE_BYTES: Final = 1_048_576
+PRUNED_MIN: Final = 1_000  # names of files, before those that the client has removed are dropped
 READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -59,7 +60,8 @@ class SharedFolder:
         """Check that `path` is a folder. Raises OSError if it is not."""
         self.path = path
         self._fragment_counts: dict[int, int] = {}  # fragments by handle
-        self._put: set[str] = set()
+        self._put: set[str] = set()  # names of messages that the client may not have removed yet
+        self._prune_at = PRUNED_MIN
         os.close(os.open(path, FOLDER))
 
     def next_name(self, handle: int) -> str:
@@ -98,6 +100,7 @@ class SharedFolder:
         try:
             descriptor = os.open(name, WRITE, FILE_MODE, dir_fd=folder)
             self._put.add(name)
+            self._prune(folder)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(head)
                 if isinstance(body, Spooled):
@@ -111,6 +114,16 @@ class SharedFolder:
             raise
         finally:
             os.close(folder)
+
+    def _prune(self, folder: int) -> None:
+        """Drop the names of messages that the client has removed, whenever there are twice as many names.
+
+        `folder` is a descriptor of the folder. Otherwise a channel that stays open would store the name of
+        every message that it ever had.
+        """
+        if len(self._put) >= self._prune_at:
+            self._put.intersection_update(os.listdir(folder))
+            self._prune_at = max(2 * len(self._put), PRUNED_MIN)
 
     def close(self) -> None:
         """Remove the messages that the client has not removed, because the channel is closed."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.ingress.amqpfast.incoming_transfers import IncomingTransfer, IncomingTransfers
-from gateway.ingress.amqpfast.shared_folder import negotiated_folder
+from gateway.ingress.amqpfast.shared_folder import PRUNED_MIN, SharedFolder, negotiated_folder
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import Fragment
 from gateway.protocols.amqpfast.sender import Transfer
@@ -61,6 +61,18 @@ def tell(client: Fast, handle: int, *sizes: int, name: str = "") -> int:
         transfer.announce_bytes(size, last=last, tag=tag if last else 0)
     client.flush()
     return tag
+
+
+def test_names_of_messages_that_the_client_has_removed_are_dropped(folder: Path) -> None:
+    shared = SharedFolder(folder)
+    (folder / "other").write_bytes(b"")
+    for number in range(5 * PRUNED_MIN):
+        shared.put(number, b"h", b"b")
+        if number % 10:
+            (folder / f"{number}.notify").unlink()
+    assert len(shared._put) <= PRUNED_MIN
+    shared.close()
+    assert os.listdir(folder) == ["other"]
 
 
 @pytest.mark.parametrize("body", [b"", SMALL, BODY], ids=["empty", "small", "large"])
