@@ -75,7 +75,11 @@ class Access:
     @property
     def reads_certificates(self) -> bool:
         """True if a back end authenticates clients by their certificates."""
-        return any(isinstance(backend, Certificates) for backend in self.backends)
+        return bool(self._certificates)
+
+    @property
+    def _certificates(self) -> list[Certificates]:
+        return [backend for backend in self.backends if isinstance(backend, Certificates)]
 
     def anonymous_principal(self, remote: str, policy: str) -> Principal | None:
         """Return the principal of anonymous clients, or None if they may not connect from `remote`.
@@ -149,7 +153,7 @@ class Access:
         """
         if credentials.certificate is None:
             return None
-        certificates = [backend for backend in self.backends if isinstance(backend, Certificates)]
+        certificates = self._certificates
         for backend in certificates:
             found = backend.authenticate_nowait(credentials)
             if isinstance(found, Principal):
@@ -210,8 +214,13 @@ class Access:
         return self._checks_passwords and self.users.exists(name) and self.users.stamp(name) == stamp
 
     def is_removed(self, principal: Principal) -> bool:
-        """Return True if the principal is a user with a password who no longer exists."""
-        if principal.backend != self.users.kind:
+        """Return True if the principal has to be a configured user, and this user no longer exists.
+
+        Users with passwords have to be, and users with certificates if no back end accepts other names.
+        """
+        if principal.backend == Certificates.kind and self.reads_certificates:
+            return not any(backend.accepts_name(principal.name) for backend in self._certificates)
+        if principal.backend not in (self.users.kind, Certificates.kind):
             return False
         return not (self._checks_passwords and self.users.exists(principal.name))
 

@@ -99,9 +99,13 @@ class Certificates:
         name = credentials.certificate.names.get(self._name, "")
         if not name or credentials.user not in ("", name):
             return Denial.WRONG
-        if self._users is not None and self._users.find_principal(name) is None:
+        if not self.accepts_name(name):
             return Denial.WRONG
         return principal_of(name, credentials.certificate)
+
+    def accepts_name(self, name: str) -> bool:
+        """Return True if a certificate may have this name: any name, unless it must be that of a user."""
+        return self._users is None or self._users.find_principal(name) is not None
 
     async def authenticate(self, credentials: Credentials) -> Principal | Denial:
         """Return the result of `authenticate_nowait`, which never has to wait."""

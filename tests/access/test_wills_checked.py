@@ -17,6 +17,7 @@ from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.spec import Property
 from gateway.settings import Settings, StoreSettings
 from gateway.settings.access import DefaultRoles
+from gateway.settings.identity import CertificatesBackend, UsersBackend
 from tests.access.received import received
 from tests.access.test_doors import HASH, PASSWORD, change, settings
 from tests.ingress.clients import connect
@@ -146,6 +147,34 @@ def test_of_a_user_whose_roles_came_with_its_login(
     with running(given(less, store=store)) as gateway:
         publish_all(gateway)
         assert gateway.ask(lambda: "plant/door" in gateway.gateway.mqtt.retained) == published
+
+
+@pytest.mark.parametrize("known_only, published", [(True, [b"ann"]), (False, [b"ann", b"bob"])])
+def test_of_a_removed_user_who_logged_in_with_a_certificate(
+    tmp_path: Path, known_only: bool, published: list[bytes]
+) -> None:
+    backends = (
+        UsersBackend(backend="users"),
+        CertificatesBackend(backend="certificates", known_only=known_only),
+    )
+    more: dict[str, Any] = {"store": StoreSettings(path=tmp_path / "store"), "authentication": backends}
+    default = {"default_roles": DefaultRoles(authenticated=("dev",))}
+
+    def leave_will(gateway: Running, user: str) -> None:
+        will = Will("plant/door", user.encode(), 2, True, {})
+        sender = Sender("mqtt", f"{user}-c", user, "127.0.0.1:1")
+        who = Principal(user, backend="certificates")
+        gateway.ask(lambda: gateway.gateway.mqtt.store_will(f"{user}-c", will, sender, who))
+
+    with running(given({}, ("ann", "bob"), **more)) as gateway:
+        leave_will(gateway, "ann")
+        leave_will(gateway, "bob")
+    with (
+        running(given({}, ("ann",), **more).model_copy(update=default)) as gateway,
+        heard(gateway) as told,
+    ):
+        publish_all(gateway)
+    assert told == published
 
 
 @pytest.mark.parametrize("user, published", [("ann", True), ("eve", False)])
