@@ -171,11 +171,16 @@ class HttpAuthorizerClient:
         await self._client.close()
 
     def _remember(self, request: AuthorizerRequest, allowed: bool, secs: float) -> None:
-        """Cache a response for `secs` seconds, and drop the oldest responses beyond the limits."""
+        """Cache a response for `secs` seconds, and drop the oldest other responses beyond the limits.
+
+        The response itself remains, also if it alone exceeds them: without it the check that needs it would
+        never end.
+        """
         self._entries.discard(request)
         self._entries.add(request, request.user, request.byte_count)
         self._answers[request] = (allowed, clock.monotonic() + secs)
-        while (oldest := self._entries.entry_to_evict(request.user)) is not None:
+        while (oldest := self._entries.entry_to_evict(request.user)) not in (None, request):
+            assert oldest is not None
             self._entries.discard(oldest)
             self._answers.pop(oldest, None)
 

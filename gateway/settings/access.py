@@ -233,8 +233,9 @@ class HttpAuthorizer(Section):
     """Requests that wait for a free connection; further requests are refused."""
     cache_secs: float = Field(60.0, ge=1, le=86_400)
     """Time in seconds that a response is cached; `deny` is cached for 10 % of it, but at least one second."""
-    cache_entries_max: int = Field(100_000, ge=1)
-    """Cached responses, of 1 KiB each on average. With more, the user who has most loses the oldest."""
+    cache_entries_max: int = Field(100_000, ge=16)
+    """Cached responses, of 1 KiB each on average. With more, the user who has most loses the oldest. One
+    action needs up to six."""
 
     @field_serializer("vhost_url", "resource_url", "topic_url")
     def _hidden(self, url: str) -> str:

@@ -347,14 +347,27 @@ def test_no_answer_is_no(answer: bytes | None) -> None:
 
 
 def test_answers_are_bounded(server: Server) -> None:
-    with running(given(server, cache_entries_max=5)) as gateway:
+    with running(given(server, cache_entries_max=16)) as gateway:
         client, _ = connect(gateway, "c", user=("eve", PASSWORD.encode()))
         with client:
-            for packet_id in range(1, 30):
+            for packet_id in range(1, 60):
                 client.publish(f"eve/{packet_id}", b"x", 1, packet_id=packet_id)
                 assert client.acked(PacketType.PUBACK) == (packet_id, NOBODY)
         assert gateway.gateway.authorizer is not None
-        assert gateway.gateway.authorizer.cached_count <= 5
+        assert gateway.gateway.authorizer.cached_count <= 16
+
+
+async def test_a_response_larger_than_the_cache_is_cached_until_the_next(server: Server) -> None:
+    """Otherwise the check that needs it queries the server again and again, and its client waits for ever."""
+    urls: dict[str, Any] = {f"{kind}_url": f"{server.url}/{kind}" for kind in ("vhost", "resource", "topic")}
+    questions = HttpAuthorizerClient(HttpAuthorizer(**urls, cache_entries_max=16), BackendHttpClient(1.0))
+    for number in range(3):
+        question = AuthorizerRequest(
+            "topic", (("username", "eve"), ("routing_key", f"{number}" + "é" * 5_000))
+        )
+        await questions.query(question)
+        assert (questions.cached_decision(question), questions.cached_count) == (False, 1)
+    await questions.close()
 
 
 async def test_long_requests_of_one_user_push_out_no_others(server: Server) -> None:
