@@ -585,6 +585,16 @@ def change(gateway: Running, given: Settings) -> None:
     trio.from_thread.run(gateway.gateway.rules.use, roles_of(given), trio_token=gateway._token)
 
 
+def test_a_client_with_an_assigned_identifier_stays_when_the_rules_change() -> None:
+    """Rules that bind identifiers to users do not concern the gateway's own, neither at CONNECT nor later."""
+    with running(settings()) as gateway:
+        client, told = connect(gateway, "", user=("ann", PASSWORD.encode()))
+        with client:
+            assert told.reason == 0
+            change(gateway, settings({**ROLES, "more": {}}))
+            assert client.subscribe("news/today", 1) == 1
+
+
 def test_a_right_that_is_gone_ends_what_was_held_by_it() -> None:
     narrower = {**ROLES, "device": {"mqtt": {"publish": "plant/{user}/#", "subscribe": "news/today"}}}
     narrower["erp"] = {"amqp091": {"/": {"configure": ".*", "read": "^erp\\.two$"}}, "amqpfast": {"/": {}}}

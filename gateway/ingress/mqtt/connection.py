@@ -193,7 +193,9 @@ class MqttConnection(AdmittedMqttClient):
             return
         rights = self.current_rights()
         decision = rights.enters_mqtt()
-        if decision.allowed:
+        connect = self.machine.connect
+        assert connect is not None
+        if decision.allowed and connect.client_id:  # an assigned one needs no permission
             decision = rights.has_client_id(self.sender.client)
         if not decision.allowed:
             self._ingress.record_denial(self.sender, "connect", self.sender.client, decision.rule)
