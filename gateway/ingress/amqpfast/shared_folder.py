@@ -62,6 +62,7 @@ class SharedFolder:
         self._fragment_counts: dict[int, int] = {}  # fragments by handle
         self._put: set[str] = set()  # names of messages that the client may not have removed yet
         self._prune_at = PRUNED_MIN
+        self._is_closed = False
         os.close(os.open(path, FOLDER))
 
     def next_name(self, handle: int) -> str:
@@ -94,10 +95,16 @@ class SharedFolder:
             os.close(folder)
 
     def put(self, number: int, head: bytes, body: bytes) -> None:
-        """Write a message for the client; `head` includes the body size. Raises OSError."""
+        """Write a message for the client; `head` includes the body size. Raises OSError.
+
+        A file of this name that an earlier channel has left, because the process was killed, is replaced. If
+        the channel is closed meanwhile, the file is removed again.
+        """
         name = f"{number}.notify"
         folder = os.open(self.path, FOLDER)
         try:
+            if name not in self._put:
+                _remove_left(name, folder)
             descriptor = os.open(name, WRITE, FILE_MODE, dir_fd=folder)
             self._put.add(name)
             self._prune(folder)
@@ -108,6 +115,8 @@ class SharedFolder:
                         file.write(body.read(at, min(PIECE_BYTES, body.size - at)))
                 else:
                     file.write(body)
+                if self._is_closed:
+                    _remove_same(file.fileno(), name, folder)
         except OSError:
             if name in self._put:  # it may be written again
                 os.unlink(name, dir_fd=folder)
@@ -126,12 +135,31 @@ class SharedFolder:
             self._prune_at = max(2 * len(self._put), PRUNED_MIN)
 
     def close(self) -> None:
-        """Remove the messages that the client has not removed, because the channel is closed."""
+        """Remove the messages that the client has not removed, because the channel is closed.
+
+        A message that a thread is writing meanwhile is removed by that thread.
+        """
+        self._is_closed = True
         try:
             folder = os.open(self.path, FOLDER)
         except OSError:
             return  # the client has removed the folder
-        for name in self._put:
+        for name in list(self._put):
             with suppress(OSError):
                 os.unlink(name, dir_fd=folder)
         os.close(folder)
+
+
+def _remove_left(name: str, folder: int) -> None:
+    """Remove a plain file that an earlier channel has left in the folder; anything else stays."""
+    with suppress(FileNotFoundError):
+        if stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            os.unlink(name, dir_fd=folder)
+
+
+def _remove_same(descriptor: int, name: str, folder: int) -> None:
+    """Remove the open file from its folder, unless `name` is the file of a later channel or of none."""
+    with suppress(FileNotFoundError):
+        there = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if os.path.samestat(os.fstat(descriptor), there):
+            os.unlink(name, dir_fd=folder)

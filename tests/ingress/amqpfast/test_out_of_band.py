@@ -75,6 +75,32 @@ def test_names_of_messages_that_the_client_has_removed_are_dropped(folder: Path)
     assert os.listdir(folder) == ["other"]
 
 
+def test_a_file_that_a_killed_process_has_left_is_replaced(client: Whole, folder: Path) -> None:
+    """Its number is that of the next channel's first message, which would never arrive otherwise."""
+    (folder / "1.notify").write_bytes(b"left by a killed process")
+    handle = client.handle("q")
+    client.put_large(handle, BODY, PERSISTENT)
+    client.consume(handle)
+    assert client.large()[1] == 1
+    assert (folder / "1.notify").read_bytes() == framed(BODY, PERSISTENT)
+
+
+def test_a_file_that_is_written_while_its_channel_is_closed_is_removed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, fdopen = SharedFolder(folder), os.fdopen
+
+    def closing(*args: Any) -> Any:
+        shared.close()
+        return fdopen(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdopen", closing)
+        shared.put(1, b"h", b"b")
+    shared.put(2, b"h", b"b")  # begun before the end, and created after it
+    assert os.listdir(folder) == []
+
+
 @pytest.mark.parametrize("body", [b"", SMALL, BODY], ids=["empty", "small", "large"])
 @pytest.mark.parametrize("said", [EMPTY, PERSISTENT], ids=["transient", "persistent"])
 def test_a_message_is_a_file(client: Whole, gateway: Running, folder: Path, body: bytes, said: bytes) -> None:
