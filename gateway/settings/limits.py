@@ -128,7 +128,8 @@ class Limits(Section):
     """Bytes of one MQTT topic filter, which is stored as long as its session. Beyond it: 0x8F; MQTT 3.1.1:
     0x80."""
     client_id_bytes_max: int = Field(1_024, ge=23, le=65_535)
-    """Bytes of an MQTT client identifier, which names the stored session. Beyond it: 0x85; MQTT 3.x: 2."""
+    """Bytes of an MQTT client identifier, which names the stored session. Beyond it: 0x85; MQTT 3.x: 2. The
+    name of an AMQP 0-9-1 connection is shortened to as many characters."""
     arguments_max: int = Field(64, ge=16)
     """Arguments of one AMQP queue, exchange or binding, with nested ones. They are stored, and a headers
     exchange compares them with each message. Beyond it: 406 on the channel."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from pika import BlockingConnection, ConnectionParameters, PlainCredentials
+from pika import BasicProperties, BlockingConnection, ConnectionParameters, PlainCredentials
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, ProbableAccessDeniedError
 from structlog.testing import capture_logs
@@ -548,6 +548,24 @@ def test_large_client_properties_count_while_their_connection_is_open(tmp_path: 
         gateway.until(lambda: opened(gateway).total == 0)
         with closing(amqp(gateway, "greedy")):
             assert gateway.ask(lambda: opened(gateway).total) == 0, "usual properties are not counted"
+
+
+def test_the_name_of_an_amqp_connection_has_a_length(tmp_path: Path) -> None:
+    """It is stored with every run of the client's messages, whose limits count their own bytes only."""
+    with gateway_at(tmp_path, client_id_bytes_max=100, definitions_bytes_max=0) as gateway:
+        parameters = ConnectionParameters(
+            LOOPBACK,
+            gateway.amqp,
+            credentials=PlainCredentials("greedy", PASSWORD),
+            client_properties={"connection_name": LONG * 100},
+        )
+        with closing(BlockingConnection(parameters)) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.queue_declare("q", durable=True)
+            channel.basic_publish("", "q", b"x", BasicProperties(delivery_mode=2))
+            (found,) = gateway.ask(lambda: [*gateway.gateway.hosts["/"].queues["q"].browse()])
+            assert found[1].sender.client == LONG[:100]
 
 
 def test_what_is_closed_is_no_longer_counted(tmp_path: Path) -> None:

@@ -353,11 +353,15 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
         self.stream.mark()
 
     def _admit(self, principal: Principal) -> None:
-        """Register the authenticated user and continue the handshake with connection.tune."""
+        """Register the authenticated user and continue the handshake with connection.tune.
+
+        The connection's name is shortened to limits.client_id_bytes_max characters, because it is stored with
+        the client's messages, and not counted.
+        """
         self.principal = principal
         self._entrance.logins.count_accepted()
         name = self.client_properties.get("connection_name", "")
-        client = name if isinstance(name, str) else ""
+        client = name[: self._entrance.limits.client_id_bytes_max] if isinstance(name, str) else ""
         self.sender = Sender(self._entrance.name, client, principal.name, self.stream.remote)
         self.machine.authenticated()
         self.stream.mark()
