@@ -222,8 +222,8 @@ class Limits(Section):
     """MQTT topics with a retained message. Retained messages stay until they expire or are cleared; beyond
     the limit new ones are refused (MQTT 5: 0x97)."""
     retained_bytes_max: int = Field(256 * 1024 * 1024, ge=0)
-    """Bytes of all retained messages. Beyond it new ones are refused, and the topic keeps its present
-    message."""
+    """Bytes of all retained messages, those of long or deep topics included. Beyond it new ones are refused,
+    and the topic keeps its present message."""
 
     queues_max: int = Field(10_000, ge=1)
     """AMQP queues of the embedded broker, and AMQP/Fast queues of one virtual host."""

@@ -17,6 +17,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 from gateway import clock
+from gateway.broker.shares import filter_bytes
 from gateway.broker.topics import TopicTree
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
@@ -28,6 +29,7 @@ from gateway.store.store import Store
 PIECE_MESSAGES_MAX: Final = 256
 PIECE_STEPS_MAX: Final = 2_000  # branches of the tree visited in one turn
 EXPIRED_MAX: Final = 1_000  # messages removed in one turn
+TOPIC_BYTES_FEW: Final = 512  # of a topic, which the weight of an empty message includes
 SLACK: Final = 64  # outdated entries that may be in the heap, in addition to as many as are valid
 RETAINED_FULL: Final = Outcome(
     Verdict.REJECTED,
@@ -149,7 +151,7 @@ class RetainedTopics:
             self._drop(topic)
             return False
         if restoring:  # it was accepted, and a share may have been configured since
-            if self.shares.limit_of_all(message.byte_count):
+            if self.shares.limit_of_all(_weight(message)):
                 self.refused += 1
                 return None
         elif not self._has_capacity(message):
@@ -159,10 +161,10 @@ class RetainedTopics:
                 return None
         before = self._messages.pop(topic, None)
         if before is not None:
-            self.shares.remove(before.sender.user, before.byte_count)
+            self.shares.remove(before.sender.user, _weight(before))
         self._messages[topic] = message
         self._tree.put(topic.split("/"), message)
-        self.shares.add(message.sender.user, message.byte_count)
+        self.shares.add(message.sender.user, _weight(message))
         if message.expires:
             self._will_expire(message.expires, topic)
         return True
@@ -175,16 +177,16 @@ class RetainedTopics:
         check = self.shares.full_with if counted else self.shares.limit_of
         before = self._messages.get(message.address.name)
         if before is None:
-            return not check(message.sender.user, message.byte_count)
-        self.shares.remove(before.sender.user, before.byte_count)
-        full = check(message.sender.user, message.byte_count)
-        self.shares.add(before.sender.user, before.byte_count)
+            return not check(message.sender.user, _weight(message))
+        self.shares.remove(before.sender.user, _weight(before))
+        full = check(message.sender.user, _weight(message))
+        self.shares.add(before.sender.user, _weight(before))
         return not full
 
     def _drop(self, topic: str) -> None:
         before = self._messages.pop(topic, None)
         if before is not None:
-            self.shares.remove(before.sender.user, before.byte_count)
+            self.shares.remove(before.sender.user, _weight(before))
             self._tree.remove(topic.split("/"))
 
     # Expiry.
@@ -224,3 +226,12 @@ class RetainedTopics:
         found, place = self._tree.find(pattern, after, most=most, steps=steps)
         utc = clock.utc()
         return [message for message in found if not message.expires or message.expires > utc], place
+
+
+def _weight(message: Message) -> int:
+    """Return the weight of a retained message in bytes: that of the message, and of a long or deep topic.
+
+    The topic is in memory as a text, as bytes, and with each of its levels in the tree. A message may have a
+    topic of 64 KiB and a body of one byte.
+    """
+    return message.byte_count + max(filter_bytes(message.address.name) - TOPIC_BYTES_FEW, 0)

@@ -168,3 +168,18 @@ def test_the_disk_has_what_the_topic_retains(tmp_path: Path, utc: Utc, restart: 
         assert world.one.commit() is ACCEPTED
     assert crashes.last.bodies == {b"kept"}
     crashes.check()
+
+
+@pytest.mark.parametrize("rest", ["x" * 60_000, "/".join("a" * 190)], ids=["long", "deep"])
+def test_the_topics_count_as_well(rest: str) -> None:
+    """A body of one byte may have a topic of 64 KiB, or of 200 levels, each of them a node of the tree."""
+    retained = RetainedTopics(bytes_max=1_000_000)
+    full = told(retained, *(one(f"{number}/{rest}") for number in range(1_000))).index(RETAINED_FULL)
+    assert full < 30
+    assert retained.byte_count <= 1_000_000
+    assert told(retained, one(f"0/{rest}", b"y"), one(f"1/{rest}", b"")) == [ACCEPTED, ACCEPTED]
+    for number in range(full):
+        retained.set_retained(one(f"{number}/{rest}", b""))
+    assert (len(retained), retained.byte_count) == (0, 0)
+    assert told(retained, one("short/topic")) == [ACCEPTED]
+    assert retained.byte_count == MESSAGE_BYTES + 1
