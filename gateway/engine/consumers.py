@@ -227,8 +227,14 @@ class Removal(NamedTuple):
     done: Done | None
 
 
+class UnusedQueue(NamedTuple):
+    """Check of a queue that is deleted if it has no consumers."""
+
+    queue: str
+
+
 CHECK_REPLIES: Final = (m.QueueDeclareOk, m.QueueDeleteOk, m.QueueUnbindOk, m.QueueBindOk)
-Check = ClusterConsumer | RequeueingConsumer | Removal | m.Method
+Check = ClusterConsumer | RequeueingConsumer | Removal | UnusedQueue | m.Method
 
 
 class Consumers:
@@ -382,6 +388,9 @@ class Consumers:
                     self._consume(found)
                 elif isinstance(found, RequeueingConsumer) and isinstance(method, m.QueueDeclareOk):
                     self._return(found, method.message_count)
+                elif isinstance(found, UnusedQueue) and isinstance(method, m.QueueDeclareOk):
+                    if not method.consumer_count:
+                        self._check(m.QueueDelete(found.queue))
                 elif isinstance(found, Removal):
                     self._removed()
                     if found.done is not None:
@@ -518,8 +527,11 @@ class Consumers:
             found(there)
 
     def remove(self, queue: str) -> None:
-        """Delete a queue unless it has consumers."""
-        self._check(m.QueueDelete(queue, if_unused=True))
+        """Delete a queue unless it has consumers.
+
+        They are counted first: the broker closes the connection if a quorum queue is deleted on a condition.
+        """
+        self._check(UnusedQueue(queue))
 
     def delete(self, queue: str, done: Done | None) -> None:
         """Delete a queue and call `done` then.
@@ -561,7 +573,7 @@ class Consumers:
     def _send_check(self, check: Check) -> None:
         if isinstance(check, ClusterConsumer):
             method: m.Method = m.QueueDeclare(check.target.queue, passive=True)
-        elif isinstance(check, RequeueingConsumer):
+        elif isinstance(check, RequeueingConsumer | UnusedQueue):
             method = m.QueueDeclare(check.queue, passive=True)
         else:
             method = check.method if isinstance(check, Removal) else check

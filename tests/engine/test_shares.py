@@ -104,6 +104,19 @@ def test_the_queue_waits_for_sessions_that_are_away(
             eventually(lambda: queue not in rabbitmq.queues, SLOW_SECS)
 
 
+def test_a_quorum_queue_goes_with_its_last_member(topic: str, rabbitmq: RabbitMQ) -> None:
+    """RabbitMQ closes the connection over a conditional deletion of such a queue."""
+    one = Replica("one", rabbitmq.url, "quorumshares")
+    shared = f"$share/last/{topic}"
+    with replicas(one):
+        with Client(one.mqtt, f"goes {topic}") as goes:
+            goes.subscribe(shared, qos=1)
+            queue = shares.queue_of(one.engine.names.shares, shared)
+            assert queue in rabbitmq.queues
+        eventually(lambda: queue not in rabbitmq.queues, SLOW_SECS)
+        assert one.gateway.links["engine"].stats.connects == 1
+
+
 def test_a_queue_that_others_consume_stays(
     two: tuple[Replica, Replica], topic: str, rabbitmq: RabbitMQ
 ) -> None:
