@@ -573,7 +573,7 @@ class Consumers:
     def _send_check(self, check: Check) -> None:
         if isinstance(check, ClusterConsumer):
             method: m.Method = m.QueueDeclare(check.target.queue, passive=True)
-        elif isinstance(check, RequeueingConsumer | UnusedQueue):
+        elif isinstance(check, (RequeueingConsumer, UnusedQueue)):
             method = m.QueueDeclare(check.queue, passive=True)
         else:
             method = check.method if isinstance(check, Removal) else check

@@ -12,7 +12,18 @@ from gateway.store.database import Stored
 from gateway.store.group import RUN_BYTES_MAX, RUN_MESSAGES_MAX, Group
 from gateway.store.index import TRANSIENT, Log
 from gateway.store.letters import StoredDeadLetter
-from tests.store.parts import TOPIC, Disk, Opened, accepted, content, log_of, messages, numbered, opened
+from tests.store.parts import (
+    PATIENCE_SECS,
+    TOPIC,
+    Disk,
+    Opened,
+    accepted,
+    content,
+    log_of,
+    messages,
+    numbered,
+    opened,
+)
 
 
 def test_messages_are_there_after_a_restart(tmp_path: Path) -> None:
@@ -185,8 +196,10 @@ def test_outcomes_come_in_order_and_in_one_call(tmp_path: Path) -> None:
         log = one.store.log("queue", "q")
         one.commit()
         disk.gate.clear()
+        disk.waiting.clear()
         one.store.put("kind", "key", b"")
         one.store.flush()
+        assert disk.waiting.wait(PATIENCE_SECS)  # so that all others are in one group
         order: list[int] = []
         for number in range(50):
             one.store.append(log, number, messages(b"x"), lambda _, number=number: order.append(number))  # type: ignore[misc]
