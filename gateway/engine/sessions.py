@@ -937,6 +937,7 @@ class SharedSessions:
     def _store_counts(self, reply: Reply[SessionCounts]) -> None:
         """Store the queried usage: the number of sessions, and each user's sessions not connected here."""
         self._is_counting = False
-        self.elsewhere.end(None if reply.value is None else reply.value.elsewhere)
+        if self.elsewhere.end(None if reply.value is None else reply.value.elsewhere):
+            self._count_at = clock.now()
         if reply.value is not None:
             self.count = reply.value.total

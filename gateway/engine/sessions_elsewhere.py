@@ -4,6 +4,9 @@ The database is queried for it every ten seconds. In between, sessions that leav
 those that it opens are subtracted. A session that is leaving is counted separately until the database has
 stored that. Sessions that other replicas have added since the last query are not known, so limits may be
 exceeded by these.
+
+The result of a query may or may not include a session that begins or ends to leave meanwhile, and the session
+would count twice. So the result is ignored for its user, and the next query is soon.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Final
 from gateway.state.interface import UserSessions, Weight
 
 NONE: Final = UserSessions()
+IGNORED_MAX: Final = 3  # results in succession that are ignored for a user
 
 
 class SessionsElsewhere:
@@ -26,6 +30,8 @@ class SessionsElsewhere:
         self._sums: dict[str, UserSessions] = {}
         self._leaving: dict[str, UserSessions] = {}
         self._changes: list[tuple[str, Weight, int]] | None = None  # since the current query began
+        self._changed: set[str] = set()  # users whose sessions have changed since then, or are leaving
+        self._ignored: dict[str, int] = {}  # by user: results in succession that were ignored
 
     def of(self, user: str) -> UserSessions:
         """Return a user's number of sessions not connected here, with their subscriptions and bytes."""
@@ -35,6 +41,7 @@ class SessionsElsewhere:
 
     def begin_leaving(self, user: str, weight: Weight) -> None:
         """Add a session that leaves this replica: its LeaveSession has been submitted to the database."""
+        self._changed.add(user)
         _change(self._leaving, user, weight, 1)
         self.subscriptions += weight.subscriptions
 
@@ -50,6 +57,7 @@ class SessionsElsewhere:
 
     def change(self, user: str, weight: Weight, count: int) -> None:
         """Add a session to a user's usage (`count` 1), or subtract it (-1)."""
+        self._changed.add(user)
         if self._changes is not None:
             self._changes.append((user, weight, count))
         before = self._sums.get(user, NONE).subscriptions
@@ -59,20 +67,28 @@ class SessionsElsewhere:
     def begin(self) -> None:
         """Start to record changes, because a query begins whose reply may include them or not."""
         self._changes = []
+        self._changed = set(self._leaving)
 
-    def end(self, found: dict[str, UserSessions] | None) -> None:
-        """Replace the usage of all users by the result of a query, with the changes recorded since `begin`.
+    def end(self, found: dict[str, UserSessions] | None) -> bool:
+        """Replace the usage of users by the result of a query; return True if it is ignored for some of them.
 
-        `found` is None if the query has failed.
+        It is ignored for users with changes since `begin`, but only IGNORED_MAX times in succession; then
+        these changes are added to it. `found` is None if the query has failed.
         """
         changes, self._changes = self._changes or [], None
         if found is None:
-            return
-        self._sums = dict(found)
+            return False
+        counts = {user: self._ignored.get(user, 0) for user in self._changed}
+        ignored = {user: count + 1 for user, count in counts.items() if count < IGNORED_MAX}
+        self._ignored = ignored
+        before, self._sums = self._sums, {user: sums for user, sums in found.items() if user not in ignored}
+        self._sums.update({user: before[user] for user in ignored if user in before})
         for user, weight, count in changes:
-            _change(self._sums, user, weight, count)
+            if user not in ignored:
+                _change(self._sums, user, weight, count)
         sums = (*self._sums.values(), *self._leaving.values())
         self.subscriptions = sum([one.subscriptions for one in sums])
+        return bool(ignored)
 
 
 def _total(one: UserSessions, other: UserSessions) -> UserSessions:

@@ -32,8 +32,8 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fill(replica: Replica, count: int = SESSIONS_MAX) -> None:
     for at in range(count):
-        with lasting(replica.mqtt, f"away-{at}"):
-            pass
+        with lasting(replica.mqtt, f"away-{at}") as client:
+            assert client.welcome == "Success"
 
 
 def refused(replica: Replica, name: str, **more: int) -> int:
