@@ -385,6 +385,12 @@ def outbox_of(door: Shared) -> dict[str, Any]:
     return dict(shown)
 
 
+def until_not_consumed(rabbitmq: RabbitMQ, queue: str) -> None:
+    """Wait until no replica consumes the queue of an outbox, so that each message for it stays there."""
+    with channel(rabbitmq.url) as opened:
+        until(lambda: not opened.queue_declare(queue, passive=True).method.consumer_count)
+
+
 def letters_of(door: Shared) -> list[tuple[str, str, str, bool]]:
     """Body, reason, text, and whether it had crossed, sorted: both replicas make them."""
     found = json.loads(door.asked("/api/v1/dead-letters")[1])["items"]
@@ -405,6 +411,7 @@ def test_what_is_too_old_becomes_a_dead_letter(
         proxy.shut()
         for door in (one, other):
             until(lambda door=door: not door.sample("gateway_link_up", endpoint="far"))
+        until_not_consumed(rabbitmq, "old.outbox.far.out")
         for at in range(3):
             near.publish("away/old/x", b"%d" % at)
         said = ("expired", "the message waited longer than outbox.age_secs_max", True)
@@ -432,6 +439,7 @@ def test_what_there_is_no_room_for_becomes_a_dead_letter_and_what_waits_is_count
         proxy.shut()
         for door in (one, other):
             until(lambda door=door: not door.sample("gateway_link_up", endpoint="far"))
+        until_not_consumed(rabbitmq, "room.outbox.far.out")
         for at in range(5):
             near.publish("away/room/x", b"%d" % at)
         said = ("quota", "the outbox was full, newer messages arrived", True)
@@ -473,6 +481,7 @@ def test_dead_letters_that_wait_for_the_database_stop_no_outbox(
                 until(lambda: one.sample("gateway_link_up", endpoint="far (outbox)"))
                 proxy.shut()
                 until(lambda: not one.sample("gateway_link_up", endpoint="far"))
+                until_not_consumed(rabbitmq, "letters.outbox.far.out")
                 database.stall("down", new=True)
                 for at in range(5):
                     near.publish("away/letters/x", b"%d" % at)
@@ -519,6 +528,7 @@ def test_what_is_dropped_is_counted(rabbitmq: RabbitMQ, mosquitto: Mosquitto, tm
         proxy.shut()
         for door in (one, other):
             until(lambda door=door: not door.sample("gateway_link_up", endpoint="far"))
+        until_not_consumed(rabbitmq, "drop.outbox.far.out")
         for at in range(5):
             near.publish("away/drop/x", b"%d" % at)
 

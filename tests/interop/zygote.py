@@ -199,6 +199,8 @@ def prepare(clock: str) -> None:
     signal.signal(signal.SIGUSR2, write_idle_report)
     if clock:
         importlib.import_module("tests.interop.wrong_clock").follow(clock)
+    readers = importlib.import_module("gateway.clock")
+    readers.SteadyClock.__init__(readers._steady)  # its UTC begins with this process, not with the zygote
 
 
 def write_idle_report(*_: object) -> None:
