@@ -807,10 +807,9 @@ class Queue:
         self._resume_if_drained()
 
     def subtract_missing_bytes(self, byte_count: int) -> None:
-        """Subtract bytes that were counted but are not on disk.
+        """Subtract bytes that were counted but are not on disk; add them if the number is negative.
 
-        Called by the storage when it has read all messages. Resumes paused publishers if the queue has
-        drained.
+        Called by the storage when it has read messages. Resumes paused publishers if the queue has drained.
         """
         self.byte_count -= byte_count
         self._resume_if_drained()

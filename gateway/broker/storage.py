@@ -50,7 +50,8 @@ class PagedLog:
         """Create an empty part of `log`.
 
         `arrived` is called after each piece was read, with the number of bytes that were counted but do not
-        exist: messages that were settled after they were written count until everything is read.
+        exist: messages that were settled after they were written count until everything is read. The number
+        is negative if an earlier version, which did not count long addresses, has written the messages.
         """
         self.log = log
         self.count = 0  # messages on disk alone, and those read but not consumed
@@ -131,14 +132,20 @@ class PagedLog:
             self._pieces.append([stored for _, stored in piece])
         if sum(len(piece) for piece in self._pieces) >= self.count:
             runs.clear()  # what else they hold is settled
-        self._arrived(0 if runs else self._recount())
+        self._arrived(self._recount())
 
     def _recount(self) -> int:
-        """Set `count` and `byte_count` to what was read. Return by how many bytes the latter was too high."""
-        byte_count = weight_of(self.read_messages())
-        lacking = self.byte_count - byte_count
-        self.count = sum(len(piece) for piece in self._pieces)
-        self.byte_count = byte_count
+        """Set `count` and `byte_count` to what was read, unless more is on disk.
+
+        If more is on disk, `byte_count` becomes at least what was read. Return by how many bytes it was too
+        high.
+        """
+        lacking = self.byte_count - weight_of(self.read_messages())
+        if self._runs:
+            lacking = min(lacking, 0)
+        else:
+            self.count = sum(len(piece) for piece in self._pieces)
+        self.byte_count -= lacking
         return lacking
 
     def read_messages(self) -> Iterator[Message]:

@@ -7,21 +7,29 @@ their hash.
 
 from __future__ import annotations
 
+from typing import Final
+
+ADDRESS_BYTES_FEW: Final = 512  # of an address, which the weight of an empty message includes
+
 
 class Address:
     """Destination of messages in one protocol: `name` within `scope`.
 
     MQTT: the name is a topic, and there are no scopes. AMQP 0-9-1: a routing key within an exchange, or a
     queue with the scope "". AMQP/Fast: a destination within a service type.
+
+    `excess_bytes` is what a long address adds to the weight of each of its messages: its size in bytes, as
+    text and as `wire`, beyond ADDRESS_BYTES_FEW.
     """
 
-    __slots__ = ("name", "protocol", "scope", "wire")
+    __slots__ = ("excess_bytes", "name", "protocol", "scope", "wire")
 
     def __init__(self, protocol: str, scope: str, name: str, wire: bytes) -> None:
         self.protocol = protocol
         self.scope = scope
         self.name = name
         self.wire = wire
+        self.excess_bytes = max(2 * len(wire) - ADDRESS_BYTES_FEW, 0)
 
     def __repr__(self) -> str:
         return f"Address({self.protocol!r}, {self.scope!r}, {self.name!r})"

@@ -1,9 +1,10 @@
 """Message model: content on its way from one address to another, independent of any protocol.
 
 The weight of a message, `byte_count`, is the size in bytes of its body and properties, plus MESSAGE_BYTES for
-the objects of an empty one. Every limit and metric in bytes of stored messages counts weights. Messages that
-share a property set each count all of it, because any of them may be the last that holds it. A body on disk
-counts with its size, since it occupies that much disk space.
+the objects of an empty one, plus twice what exceeds 256 bytes of its address. Every limit and metric in bytes
+of stored messages counts weights. Messages that share an address or a property set each count all of it,
+because any of them may be the last that holds it. A body on disk counts with its size, since it occupies that
+much disk space.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Message:
         self.expires = expires
         self.hops = hops
         self.sender = sender
-        self.byte_count = len(body) + property_set.byte_count + MESSAGE_BYTES
+        self.byte_count = len(body) + property_set.byte_count + address.excess_bytes + MESSAGE_BYTES
 
     @property
     def properties(self) -> Properties:

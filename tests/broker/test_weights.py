@@ -11,24 +11,29 @@ from pathlib import Path
 
 import pytest
 
+from gateway import clock
 from gateway.broker.amqp091.arguments import queue_arguments
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.mqtt.durable_session import DurableSession
 from gateway.broker.mqtt.retained import RetainedTopics
 from gateway.broker.mqtt.session import SessionLimits
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Queue
 from gateway.broker.storage import QueueStorage
+from gateway.model.address import Address
 from gateway.model.message import MESSAGE_BYTES, Message, bodies_of, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, PropertySet, Value, ValueType, property_set, string
 from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.translate import content_properties
+from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.store import Store
 from tests.broker.amqp091.parts import Host, integer
 from tests.broker.parts import Space, Taker, connected, publish
+from tests.counters import drift_report
 from tests.store.parts import Disk, Opened, accepted
 
 LOST = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no")
@@ -55,6 +60,33 @@ def test_a_message_weighs_its_body_its_properties_and_what_an_empty_one_costs() 
     others = message.crossed_with([described(RAW, b"longer body")], topic_address("a"))
     assert weight_of(others) == RAW + 11 + MESSAGE_BYTES
     assert (weight_of([message, message]), bodies_of([message, message])) == (2 * message.byte_count, 8)
+
+
+LONG: list[Address] = [
+    *(topic_address("x" * 65_535), topic_address("/".join("é" * 3_000))),
+    *(amqp_address("e" * 255, "k" * 255), fast_address("queue", "q" * 255)),
+]
+
+
+@pytest.mark.parametrize("address", LONG, ids=["topic", "deep topic", "routing key", "destination"])
+def test_a_long_address_counts_as_text_and_as_bytes(address: Address) -> None:
+    """A message may have a body of one byte and a topic of 64 KiB."""
+    message = Message(address, b"x")
+    assert message.byte_count == 1 + MESSAGE_BYTES + max(2 * len(address.wire) - 512, 0)
+    short = message.with_crossing(topic_address("a" * 256))
+    assert short.byte_count == 1 + MESSAGE_BYTES
+    assert short.with_crossing(address).byte_count == message.byte_count
+    assert weight_of(short.crossed_with([short, short], address)) == 2 * message.byte_count
+
+
+@pytest.mark.needs("time")
+def test_the_weight_of_messages_with_long_topics_is_about_their_memory() -> None:
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    held = [Message(topic_address(f"{at:05}" + "x" * 65_000), b"x") for at in range(100)]
+    byte_count = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert 0.9 < weight_of(held) / byte_count < 1.1
 
 
 def array(*values: Value) -> Value:
@@ -309,6 +341,102 @@ def test_a_queue_on_disk(tmp_path: Path) -> None:
         while len(taker.taken) < 10:
             one.commit()  # what was asked for is read
         assert queue.byte_count == 0
+
+
+# A store of an earlier version, which counted no addresses.
+
+
+def earlier(key: int, body: bytes = b"x" * 10, expires: float = 0.0, qos: int = 1) -> Message:
+    """A message with a topic of 60 000 bytes, and with the weight that an earlier version gave it."""
+    address = topic_address(f"a/{key}/" + "x" * 60_000)
+    message = Message(address, body, assurance=qos, durable=True, expires=expires)
+    message.byte_count -= address.excess_bytes
+    return message
+
+
+def weight_earlier(count: int) -> int:
+    return count * (10 + MESSAGE_BYTES)
+
+
+@pytest.mark.parametrize("bodies_limited", [False, True], ids=["plain", "limited"])
+def test_a_queue_of_an_earlier_version_drains_to_nothing(tmp_path: Path, bodies_limited: bool) -> None:
+    """The size is never negative, although messages of which the store knows less weight leave the queue."""
+
+    def keep(store: Store) -> None:
+        queues[:] = [limited(1 << 30) if bodies_limited else Host().make("q")]
+        QueueStorage(
+            queues[0], store, store.log("queue", "q"), memory_messages_max=2, memory_bytes_max=1 << 20
+        )
+
+    queues: list[AmqpQueue] = []
+    count = 200
+    with Opened(tmp_path, before=keep) as one:
+        publish(queues[0], [earlier(at) for at in range(count)])
+        one.commit()
+        assert queues[0].byte_count == weight_earlier(count)
+    with Opened(tmp_path, before=keep) as one:
+        (queue,) = queues
+        assert (len(queue), queue.byte_count) == (count, weight_earlier(count))
+        if not bodies_limited:  # it is known how many bodies are there
+            count -= 1
+            one.store.settle(one.store.log("queue", "q"), (count,))  # unknown: it looks as if there were more
+        taker, sizes = Taker(0), {queue.byte_count}
+        queue.add(taker)
+        while len(taker.taken) < count:
+            taker.credit = 7
+            queue.dispatch()
+            one.commit()  # what was asked for is read
+            assert not [line for line in drift_report([queue]) if line.startswith("bytes")]
+            sizes.add(queue.byte_count)
+            sizes.add(queue.in_memory)
+        assert min(sizes) == queue.byte_count == queue.body_byte_count == 0
+        queue.requeue([(position, message) for position, message, _ in taker.taken])
+        assert queue.byte_count == weight_of(message for _, message, _ in taker.taken)
+        queue.purge()
+
+
+@pytest.mark.parametrize("expired", [False, True], ids=["received", "expired"])
+def test_a_session_of_an_earlier_version_drains_to_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expired: bool
+) -> None:
+    def restore(store: Store) -> None:
+        nonlocal space
+        space = Space(store=store)
+
+    space: Space
+    count = 100
+    now = [1e9]
+    monkeypatch.setattr(clock, "utc", lambda: now[0])
+    expires = now[0] + 60 if expired else 0.0
+    with Opened(tmp_path, before=restore) as one:
+        session = space.session("c", "#", qos=1)
+        connected(session)
+        session.detach()
+        space.give(*[earlier(at, expires=expires) for at in range(count)])
+        one.commit()
+    with Opened(tmp_path, before=restore) as one:
+        session = space.session("c", "#", qos=1)
+        assert isinstance(session, DurableSession)
+        assert (len(session), session._byte_count) == (count, weight_earlier(count))
+        sizes = {session._byte_count}
+        if expired:
+            now[0] += 61
+            session.drop_expired()
+            while len(session):
+                one.commit()
+                sizes.add(session._byte_count)
+        else:
+            count -= 1
+            one.store.settle(session.log, (count,))  # unknown: it looks as if there were more
+            outlet, done = connected(session, 5), 0
+            while done < count:
+                one.commit()
+                for row in outlet.rows[done:]:
+                    done += 1
+                    assert session.complete_delivery(row.packet_id)
+                    sizes.add(session._byte_count)
+                session.pump()
+        assert min(sizes) == session._byte_count == 0
 
 
 # MQTT.

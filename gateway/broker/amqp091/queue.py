@@ -141,12 +141,14 @@ class AmqpQueue(PriorityQueue):
             self.body_byte_count -= bodies_of(messages)
 
     def subtract_missing_bytes(self, byte_count: int) -> None:
-        """Subtract bytes that were counted but are not on disk, and count the bodies again.
+        """Subtract bytes that were counted but are not on disk.
 
-        Called by the storage when it has read all messages.
+        Called by the storage when it has read messages. If it has read all, the bodies are counted again.
         """
         if byte_count and self.options.bytes_max is not None:
-            self.body_byte_count = bodies_of(self.messages_in_memory())
+            messages = list(self.messages_in_memory())
+            if len(messages) == len(self):
+                self.body_byte_count = bodies_of(messages)
         super().subtract_missing_bytes(byte_count)
 
     def purge(self) -> int:

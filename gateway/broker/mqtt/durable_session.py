@@ -422,6 +422,7 @@ class DurableSession(Session):
                 self._note_expiry((message,))
         if positions:
             self.tally.expired += len(positions)
+            byte_count = min(byte_count, self._aside.byte_count)  # an earlier version counted them with less
             self._aside.subtract_refused(positions[0], len(positions), byte_count)
             self._records.store.settle(self.log, positions)
             self._subtract_bytes(byte_count)

@@ -19,6 +19,7 @@ from typing import Final
 from gateway import clock
 from gateway.broker.shares import filter_bytes
 from gateway.broker.topics import TopicTree
+from gateway.model.address import ADDRESS_BYTES_FEW
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
@@ -29,7 +30,6 @@ from gateway.store.store import Store
 PIECE_MESSAGES_MAX: Final = 256
 PIECE_STEPS_MAX: Final = 2_000  # branches of the tree visited in one turn
 EXPIRED_MAX: Final = 1_000  # messages removed in one turn
-TOPIC_BYTES_FEW: Final = 512  # of a topic, which the weight of an empty message includes
 SLACK: Final = 64  # outdated entries that may be in the heap, in addition to as many as are valid
 RETAINED_FULL: Final = Outcome(
     Verdict.REJECTED,
@@ -151,7 +151,7 @@ class RetainedTopics:
             self._drop(topic)
             return False
         if restoring:  # it was accepted, and a share may have been configured since
-            if self.shares.limit_of_all(_weight(message)):
+            if self.shares.limit_of_all(retained_weight(message)):
                 self.refused += 1
                 return None
         elif not self._has_capacity(message):
@@ -161,10 +161,10 @@ class RetainedTopics:
                 return None
         before = self._messages.pop(topic, None)
         if before is not None:
-            self.shares.remove(before.sender.user, _weight(before))
+            self.shares.remove(before.sender.user, retained_weight(before))
         self._messages[topic] = message
         self._tree.put(topic.split("/"), message)
-        self.shares.add(message.sender.user, _weight(message))
+        self.shares.add(message.sender.user, retained_weight(message))
         if message.expires:
             self._will_expire(message.expires, topic)
         return True
@@ -177,16 +177,16 @@ class RetainedTopics:
         check = self.shares.full_with if counted else self.shares.limit_of
         before = self._messages.get(message.address.name)
         if before is None:
-            return not check(message.sender.user, _weight(message))
-        self.shares.remove(before.sender.user, _weight(before))
-        full = check(message.sender.user, _weight(message))
-        self.shares.add(before.sender.user, _weight(before))
+            return not check(message.sender.user, retained_weight(message))
+        self.shares.remove(before.sender.user, retained_weight(before))
+        full = check(message.sender.user, retained_weight(message))
+        self.shares.add(before.sender.user, retained_weight(before))
         return not full
 
     def _drop(self, topic: str) -> None:
         before = self._messages.pop(topic, None)
         if before is not None:
-            self.shares.remove(before.sender.user, _weight(before))
+            self.shares.remove(before.sender.user, retained_weight(before))
             self._tree.remove(topic.split("/"))
 
     # Expiry.
@@ -228,10 +228,10 @@ class RetainedTopics:
         return [message for message in found if not message.expires or message.expires > utc], place
 
 
-def _weight(message: Message) -> int:
-    """Return the weight of a retained message in bytes: that of the message, and of a long or deep topic.
+def retained_weight(message: Message) -> int:
+    """Return the weight of a retained message in bytes: that of the message, and of a deep topic.
 
-    The topic is in memory as a text, as bytes, and with each of its levels in the tree. A message may have a
-    topic of 64 KiB and a body of one byte.
+    Each level of the topic is a node of the tree, and a short topic may have 200 of them.
     """
-    return message.byte_count + max(filter_bytes(message.address.name) - TOPIC_BYTES_FEW, 0)
+    address = message.address
+    return message.byte_count + max(filter_bytes(address.name) - ADDRESS_BYTES_FEW, 0) - address.excess_bytes
