@@ -32,10 +32,12 @@ class DeniedEntry(RoutingEntry):
 class RoutingTable:
     """Cached routing entries of one listener, in one table per set of rights, by topic.
 
-    Clients with equal rights (their `key`) share a table.
+    Clients with equal rights (their `key`) share a table. If the tables together are full, those that are not
+    small lose their oldest entries: a client that publishes to many topics hardly affects others.
     """
 
     __slots__ = (
+        "_added",
         "_endpoint",
         "_generation",
         "_last",
@@ -48,12 +50,13 @@ class RoutingTable:
     )
 
     def __init__(self, endpoint: str, dispatcher: Dispatcher, namespace: Namespace, most: int) -> None:
-        """Create an empty cache of at most `most` topics for the same rights."""
+        """Create an empty cache of at most `most` topics in all tables together."""
         self.dispatcher = dispatcher
         self._endpoint = endpoint
         self._namespace = namespace
         self._most = most
         self._generation = -1
+        self._added = 0  # entries when they were counted last, and those cached since
         self._tables: dict[object, dict[bytes, RoutingEntry]] = {}
         self._through: set[bytes] = set()
         self._last = NOWHERE  # plan of the last entry, which the next entry mostly has too
@@ -128,7 +131,25 @@ class RoutingTable:
             return
         if len(entries) >= self._most:
             make_room(entries, self._most)
+        if self._added >= self._most:
+            self._shrink()
+        self._added += 1
         entries[entry.address.wire] = entry
+
+    def _shrink(self) -> None:
+        """Count the entries of all tables. If there are too many, evict at least one in 2 * PART of them.
+
+        Tables with less than half the average number of entries lose none.
+        """
+        tables = [entries for entries in self._tables.values() if entries]
+        self._added = sum(map(len, tables))
+        if self._added < self._most:
+            return
+        few = self._added // (2 * len(tables))
+        for entries in tables:
+            if len(entries) > few:
+                make_room(entries, len(entries))
+        self._added = sum(map(len, tables))
 
 
 def _forget_matching(filters: list[list[str]], entries: dict[bytes, RoutingEntry]) -> None:

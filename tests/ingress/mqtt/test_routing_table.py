@@ -77,6 +77,27 @@ def test_a_full_table_forgets_what_came_first() -> None:
     assert b"t/0" not in table
 
 
+def test_all_tables_together_have_a_limit() -> None:
+    """With {client_id} in a rule each client has its own rights: a user with many clients has many tables."""
+    bench = Bench()
+    for number in range(1_000):
+        bench.entries.resolve(topic_address(str(number)), bench.entries.of("another"))
+        assert sum(map(len, bench.entries._tables.values())) <= 100
+    assert bench.kept() == set(TOPICS)  # a small table loses nothing to a large one
+    assert len(bench.entries.of("another")) > 80
+
+
+def test_many_small_tables_have_a_limit_too() -> None:
+    bench = Bench()
+    for client in range(1_000):
+        bench.entries.resolve(topic_address("a"), bench.entries.of(client))
+        assert sum(map(len, bench.entries._tables.values())) <= 100
+    bench.entries.forget()
+    for number in range(100):
+        bench.entries.resolve(topic_address(str(number)), bench.entries.of("u"))
+    assert len(bench.kept()) == 100
+
+
 def test_when_memory_is_short_connections_hold_no_old_tables() -> None:
     bench = Bench()
     table = bench.entries.of("u")
