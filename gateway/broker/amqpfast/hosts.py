@@ -75,6 +75,8 @@ class FastHosts(dict[str, FastHost]):
         super().__init__()
         quotas = UserQuotas(limits) if quotas is None else quotas
         self.clients = ActiveClients()
+        # Identities (device, inode) of shared folders, each in use by a channel of any listener.
+        self.folders: set[tuple[int, int]] = set()
         self.partials = Partials(
             bodies.spool,
             store,

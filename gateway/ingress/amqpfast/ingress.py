@@ -58,7 +58,7 @@ class FastIngress(FastSource):
         self.unsettled_max = self.limits.inflight_max * 10
         self.partials = services.fast_hosts.partials
         self.clients = services.fast_hosts.clients
-        self.folders: set[Path] = set()  # in use by a channel each
+        self.folders = services.fast_hosts.folders
         self._soon: list[Callable[[], None]] = []
 
     @property
@@ -206,19 +206,19 @@ class FastIngress(FastSource):
 
         Raises FastRefused 506 if another channel uses the folder or it is unusable.
         """
-        if path in self.folders:
-            raise FastRefused(ReplyCode.INSUFFICIENT_RESOURCES, f"another channel uses {path}")
         try:
             folder = SharedFolder(path)
         except OSError as error:
             text = f"{path} cannot be used: {error.strerror}"
             raise FastRefused(ReplyCode.INSUFFICIENT_RESOURCES, text) from None
-        self.folders.add(path)
+        if folder.identity in self.folders:
+            raise FastRefused(ReplyCode.INSUFFICIENT_RESOURCES, f"another channel uses {path}")
+        self.folders.add(folder.identity)
         return folder
 
     def unshare(self, folder: SharedFolder) -> None:
         """Release the folder of a closed channel."""
-        self.folders.discard(folder.path)
+        self.folders.discard(folder.identity)
         folder.close()
 
     def call_after_turn(self, then: Callable[[], None]) -> None:

@@ -63,7 +63,12 @@ class SharedFolder:
         self._put: set[str] = set()  # names of messages that the client may not have removed yet
         self._prune_at = PRUNED_MIN
         self._is_closed = False
-        os.close(os.open(path, FOLDER))
+        descriptor = os.open(path, FOLDER)
+        try:
+            found = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+        self.identity = found.st_dev, found.st_ino  # whatever its path
 
     def next_name(self, handle: int) -> str:
         """Return the name of the file with the client's next fragment on `handle`."""

@@ -85,6 +85,29 @@ def test_a_file_that_a_killed_process_has_left_is_replaced(client: Whole, folder
     assert (folder / "1.notify").read_bytes() == framed(BODY, PERSISTENT)
 
 
+def test_listeners_may_share_a_folder_but_channels_may_not(tmp_path: Path) -> None:
+    """Channels in one folder would replace each other's files: the names begin with the same numbers."""
+    shared, link = tmp_path / "shared", tmp_path / "link"
+    (shared / "own").mkdir(parents=True)
+    link.symlink_to(shared)
+    listeners = {
+        name: make_listener(protocol="amqpfast", host=LOOPBACK, port=0, out_of_band=OutOfBand(folder=folder))
+        for name, folder in [("one", shared), ("nested", shared / "own"), ("link", link)]
+    }
+    with (
+        running(settings_of(limits=LIMITS, listeners=listeners)) as gateway,
+        Whole(gateway, listener="one").open(out_of_band=f"file:{shared}/own") as first,
+    ):
+        for listener, path in [("one", shared), ("nested", shared), ("link", link)]:
+            with Whole(gateway, listener=listener).open() as other:
+                number = other.machine.open_channel(out_of_band=f"file:{path}/own")
+                other.flush()
+                assert other.channel_closed() == (number, 506)
+        first.leave()
+        with Whole(gateway, listener="link").open(out_of_band=f"file:{link}/own"):
+            pass
+
+
 def test_a_file_that_is_written_while_its_channel_is_closed_is_removed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
