@@ -6,9 +6,9 @@ Redriving and deleting take a JSON object that selects the dead letters: {"ids":
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import trio
@@ -16,10 +16,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.answers import AbsentError, BadChoiceError, UnavailableError, answer, json_body
-from gateway.admin.messages import Hide, hide_for_caller, hide_nothing, properties_shown
+from gateway.admin.messages import (
+    BODY_SHOWN,
+    Hide,
+    hide_for_caller,
+    hide_nothing,
+    properties_shown,
+    text_of,
+)
 from gateway.admin.models import LetterDetail, LetterRow, LettersPurged, Redriven
 from gateway.admin.operations import ServedOperation
-from gateway.admin.selection import ListPage, query_of
+from gateway.admin.selection import CallbackResult, ListPage, query_of
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.letters import is_full
 from gateway.broker.dead_letters.redrive import Redriving
@@ -29,7 +36,6 @@ from gateway.model.spooled_bodies import WithheldBody
 from gateway.operations import DEAD_LETTER, DEAD_LETTERS, PURGE_DEAD_LETTERS, REDRIVE
 from gateway.protocols import show
 
-BODY_SHOWN: Final = 1_024  # Bytes of a body in the list.
 REDRIVEN_AT_ONCE: Final = 500
 READ_SECS: Final = 20.0  # For a slow disk.
 # For a link that is down; messages accepted later are removed from the list as well.
@@ -80,7 +86,7 @@ class LettersApi:
         choice, count, after = await query_of(request, DEAD_LETTERS.words)
         route = choice.get("route")
         if not after and route is None:
-            found = await self._newest(count)
+            found = await self._read(partial(self._letters.newest, count, route=None))
             total = len(self._letters)
             has_more = total > len(found) and (len(found) == count or is_full(found))
             return self._page(request, total, found, found[-1].id if found and has_more else None)
@@ -101,12 +107,6 @@ class LettersApi:
         visible = hide_for_caller(request, self._hide)
         rows = [letter_row(one, visible(one.route, one.message)) for one in page]
         return ListPage(total, rows, next).answer()
-
-    async def _newest(self, count: int) -> list[Letter]:
-        def ask(then: Callable[[list[Letter]], None]) -> None:
-            self._letters.newest(count, then, route=None)
-
-        return await self._read(ask)
 
     async def _show(self, request: Request) -> Response:
         id = request.path_params["id"]
@@ -218,35 +218,22 @@ class LettersApi:
         raise BadChoiceError(usage)
 
     async def _ids(self, route: str | None) -> list[str]:
-        def ask(then: Callable[[list[str]], None]) -> None:
-            self._letters.ids(route, then)
-
-        return await self._read(ask)
+        return await self._read(partial(self._letters.ids, route))
 
     async def _find_letters(self, ids: list[str]) -> list[Letter]:
-        def ask(then: Callable[[list[Letter]], None]) -> None:
-            self._letters.find(ids, then)
-
-        return await self._read(ask)
+        return await self._read(partial(self._letters.find, ids))
 
     async def _read(self, ask: Callable[[Callable[[Result], None]], None]) -> Result:
         """Call `ask` with a callback, wait for the result that is passed to the callback, and return it.
 
         Raises UnavailableError if the callback is not called within `read_secs`.
         """
-        found: list[Result] = []
-        there = trio.Event()
-
-        def store_result(one: Result) -> None:
-            found.append(one)
-            there.set()
-
-        ask(store_result)
-        with trio.move_on_after(self._read_secs):
-            await there.wait()
-        if not found:
+        result = CallbackResult[Result]()
+        ask(result.set)
+        found = await result.wait(self._read_secs)
+        if found is None:
             raise UnavailableError(f"the store of dead letters has not responded for {self._read_secs:g} s")
-        return found[0]
+        return found
 
 
 def letter_row(letter: Letter, message: Message, *, whole: bool = False) -> dict[str, Any]:
@@ -282,7 +269,5 @@ def letter_row(letter: Letter, message: Message, *, whole: bool = False) -> dict
     }
     if withheld:
         return document | {"body": "", "body_encoding": "withheld"}
-    try:
-        return document | {"body": message.body.decode(), "body_encoding": "utf-8"}
-    except UnicodeDecodeError:
-        return document | {"body": base64.b64encode(message.body).decode(), "body_encoding": "base64"}
+    body, encoding = text_of(message.body)
+    return document | {"body": body, "body_encoding": encoding}

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import structlog
-import trio
 from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
@@ -41,7 +40,7 @@ from gateway.admin.models import (
     UserRow,
 )
 from gateway.admin.operations import ServedOperation
-from gateway.admin.selection import matcher, page_of, query_of, wait_until_durable
+from gateway.admin.selection import CallbackResult, matcher, page_of, query_of, wait_until_durable
 from gateway.broker.operator_publish import Publishing
 from gateway.broker.outbox.outbox import OutboxState
 from gateway.broker.pauses import Pauses
@@ -284,20 +283,12 @@ class ProcessApi:
         choice = parse_request(await json_body(request), PublishAsked)
         caller = request.state.caller
         message = message_of(choice, self._process.protocols, "", caller.principal.name)
-        outcomes: list[Outcome] = []
-        done = trio.Event()
-
-        def on_outcome(outcome: Outcome) -> None:
-            outcomes.append(outcome)
-            done.set()
-
-        self._process.publishing.publish(choice.endpoint, message, on_outcome)
+        result = CallbackResult[Outcome]()
+        self._process.publishing.publish(choice.endpoint, message, result.set)
         self._process.flush()
-        with trio.move_on_after(PUBLISH_SECS):
-            await done.wait()
-        if not outcomes:
+        outcome = await result.wait(PUBLISH_SECS)
+        if outcome is None:
             return answer({"outcome": "waiting", "reason": "", "text": "not settled yet"})
-        outcome = outcomes[0]
         return answer(
             {"outcome": outcome.verdict.name.lower(), "reason": outcome.reason.value, "text": outcome.text}
         )

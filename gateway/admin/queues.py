@@ -13,7 +13,6 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import structlog
-import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -27,6 +26,7 @@ from gateway.admin.operations import ServedOperation
 from gateway.admin.rates import Meter
 from gateway.admin.selection import (
     RemovalPace,
+    load_messages,
     name_matcher,
     page_of,
     page_of_slices,
@@ -51,7 +51,6 @@ from gateway.store.store import Store
 MOST: Final = 10**15  # More messages than any queue has.
 PEEKED_MAX: Final = 100
 NO_ARGUMENTS: Final = QueueArguments()
-LOAD_SECS: Final = 5.0  # For a slow disk; then only messages in memory are shown.
 
 log = structlog.get_logger()
 
@@ -194,7 +193,8 @@ class QueuesApi:
         if queue is None:
             where = f"{choice.protocol} in {choice.virtual_host!r}"
             raise AbsentError(f"no queue {choice.queue!r} of {where}")
-        await _load(queue)
+        queue.dispatch()  # begins to load: after a start all messages are on the disk
+        await load_messages(queue)
         found = islice(queue.browse(), min(max(choice.count, 0), PEEKED_MAX))
         visible = hide_for_caller(request, self._hide, choice.virtual_host)
         rows = [message_shown(visible("", message)) for _, message in found]
@@ -362,19 +362,6 @@ def _chooser(choice: Mapping[str, Any], mine: Callable[[str], bool]) -> Callable
         )
 
     return is_selected
-
-
-async def _load(queue: Queue) -> None:
-    """Load the first messages of a queue from the disk, if none of its messages is in memory.
-
-    After a start all messages are on the disk, until the queue has a consumer. Wait at most LOAD_SECS.
-    """
-    queue.dispatch()
-    if queue.loading and queue.storage is not None:
-        there = trio.Event()
-        queue.storage.when_loaded(there.set)
-        with trio.move_on_after(LOAD_SECS):
-            await there.wait()
 
 
 def count_removed(queue: Queue) -> int:

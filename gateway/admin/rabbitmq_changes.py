@@ -22,6 +22,7 @@ from gateway.access.rights import DEFAULT_EXCHANGE, AllRights, Rights
 from gateway.admin.admission import Caller
 from gateway.admin.messages import Hide, hide_nothing, plain
 from gateway.admin.rabbitmq_lists import LoopTurns
+from gateway.admin.selection import CallbackResult, load_messages
 from gateway.broker.amqp091.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE, EXCHANGE_TYPES
 from gateway.broker.amqp091.checks import check_binding, check_leading, without_line_ends
 from gateway.broker.amqp091.dead_letter_routing import own_properties
@@ -47,7 +48,6 @@ GET_MAX: Final = 1_000  # messages in one response
 GET_BYTES_MAX: Final = 16 * 1024 * 1024  # of their bodies, as far as they are shown
 THREAD_BYTES_MIN: Final = 65_536  # of a body that is encoded in a thread
 PUBLISH_SECS: Final = 5.0  # maximum time to wait for the outcome
-LOAD_SECS: Final = 5.0  # maximum time to wait until messages are read from the disk
 ACK_MODES: Final = ("ack_requeue_true", "ack_requeue_false", "reject_requeue_true", "reject_requeue_false")
 PUT_BACK: Final = ""  # instead of a mode, if the messages were not shown
 TEXTS: Final = (
@@ -254,26 +254,19 @@ class RabbitChanges:
         caller: Caller = request.state.caller
         message = self._message(body, host, exchange, caller)
         publishing, endpoint = self._broker.publishing, self._broker.endpoint_of(host)
-        outcomes: list[Outcome] = []
-        done = trio.Event()
-
-        def on_outcome(outcome: Outcome) -> None:
-            outcomes.append(outcome)
-            done.set()
+        result = CallbackResult[Outcome]()
 
         def act(actor: Actor) -> None:
             entry = amqp_entry(publishing.dispatcher, actor, endpoint, host, message.address)
-            publishing.publish_by(entry, message, on_outcome)
+            publishing.publish_by(entry, message, result.set)
 
         await self.permit(request, host, act)
         self._flush()
-        with trio.move_on_after(PUBLISH_SECS):
-            await done.wait()
-        if not outcomes:
+        outcome = await result.wait(PUBLISH_SECS)
+        if outcome is None:
             raise ValueError(
                 f"no confirmation of the message within {PUBLISH_SECS:g} s; it may still be delivered"
             )
-        (outcome,) = outcomes
         if outcome.verdict is not Verdict.ACCEPTED:
             if outcome.reason is Reason.NO_ROUTE:
                 return False
@@ -387,14 +380,7 @@ class RabbitChanges:
                     size = len(message.body)
                     raise ValueError(f"the message has {size} bytes: truncate it to {GET_BYTES_MAX} at most")
                 return
-            if queue.loading and queue.storage is not None:
-                there = trio.Event()
-                queue.storage.when_loaded(there.set)
-                with trio.move_on_after(LOAD_SECS) as scope:
-                    await there.wait()
-                if scope.cancelled_caught:
-                    return
-            else:
+            if not await load_messages(queue):
                 return
 
     async def _row(

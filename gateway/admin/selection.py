@@ -13,7 +13,7 @@ import heapq
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from itertools import islice
 from math import isfinite
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import orjson
 import trio
@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.answers import BadChoiceError, UnavailableError, answer, etag_of, json_body
+from gateway.broker.queue import Queue
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.operations import ApiOperation, Words
 from gateway.store.store import Store
@@ -29,6 +30,7 @@ SHOWN: Final = 100
 SHOWN_MAX: Final = 1_000
 SLICE: Final = 500  # Objects examined between two turns of the event loop, in about a millisecond.
 COST_MAX: Final = 200  # Cost of removals between two turns, in subscriptions or similar units.
+LOAD_SECS: Final = 5.0  # For a slow disk; then only messages in memory are shown.
 DISK_SECS: Final = 100.0  # Fifty thousand sessions take long to write; the command line waits for 120 s.
 
 # Fields that change merely because time passes.
@@ -233,6 +235,39 @@ class RemovalPace:
             await trio.lowlevel.checkpoint()
 
 
+class CallbackResult(Generic[T]):
+    """Value with which a callback is called once, such as the outcome of a message."""
+
+    def __init__(self) -> None:
+        self._value: T | None = None
+        self._there = trio.Event()
+
+    def set(self, value: T) -> None:
+        """Store the value: this is the callback."""
+        self._value = value
+        self._there.set()
+
+    async def wait(self, secs: float) -> T | None:
+        """Wait at most `secs` seconds. Return the value, or None if the callback has not been called."""
+        with trio.move_on_after(secs):
+            await self._there.wait()
+        return self._value
+
+
+async def load_messages(queue: Queue) -> bool:
+    """Wait at most LOAD_SECS for messages that a queue reads from the disk.
+
+    Return False if no messages are being read, or if they have not been read by then.
+    """
+    if not queue.loading or queue.storage is None:
+        return False
+    there = trio.Event()
+    queue.storage.when_loaded(there.set)
+    with trio.move_on_after(LOAD_SECS):
+        await there.wait()
+    return there.is_set()
+
+
 async def wait_until_durable(store: Store | None, flush: Callable[[], None], secs: float = DISK_SECS) -> None:
     """Flush all changes, and wait at most `secs` seconds until they are on disk.
 
@@ -241,19 +276,12 @@ async def wait_until_durable(store: Store | None, flush: Callable[[], None], sec
     if store is None:
         flush()
         return
-    outcomes: list[Outcome] = []
-    there = trio.Event()
-
-    def store_outcome(outcome: Outcome) -> None:
-        outcomes.append(outcome)
-        there.set()
-
-    store.after_commit(store_outcome)
+    result = CallbackResult[Outcome]()
+    store.after_commit(result.set)
     flush()
     store.flush()
-    with trio.move_on_after(secs):
-        await there.wait()
-    if not outcomes:
+    outcome = await result.wait(secs)
+    if outcome is None:
         raise UnavailableError(f"the disk has not completed the write within {secs:g} s")
-    if outcomes[0] is not ACCEPTED:
-        raise UnavailableError(f"the changes are not on disk yet: {outcomes[0].text}")
+    if outcome is not ACCEPTED:
+        raise UnavailableError(f"the changes are not on disk yet: {outcome.text}")
