@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -85,14 +85,6 @@ def health(state: AdminState) -> list[BaseRoute]:
     one of them.
     """
 
-    async def livez(_: Request) -> Response:
-        return PlainTextResponse("alive\n", headers=NEVER_STORE)
-
-    async def readyz(_: Request) -> Response:
-        reasons = state.readiness.reasons()
-        text = "".join(f"{reason}\n" for reason in reasons) or "ready\n"
-        return PlainTextResponse(text, 503 if reasons else 200, NEVER_STORE)
-
     async def metrics(request: Request) -> Response:
         owner = address_owner(request)
         if state.scrape_token_file is not None and not shows_secret(request, state.scrape_token_file):
@@ -126,24 +118,30 @@ def health(state: AdminState) -> list[BaseRoute]:
         return await state.admission.unsent.serve_counted(owner, partial(state.detailed.serve, request))
 
     return [
-        *probes(livez, readyz),
+        *probes(state.readiness.reasons),
         Route("/metrics", metrics),
         Route("/metrics/detailed", detailed),
     ]
-
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def _alarm_shown(alarm: Alarm) -> dict[str, Any]:
     return {**alarm._asdict(), "since": moment(alarm.since), "page": alarm.page}
 
 
-def probes(livez: Endpoint, readyz: Endpoint) -> list[BaseRoute]:
-    """Return the routes of the health probes.
+def probes(why_not: Callable[[], list[str]]) -> list[BaseRoute]:
+    """Return the routes of the health probes. `why_not` returns the reasons for not being ready.
 
     They include other paths and methods that load balancers use by default.
     """
+
+    async def livez(_: Request) -> Response:
+        return PlainTextResponse("alive\n", headers=NEVER_STORE)
+
+    async def readyz(_: Request) -> Response:
+        reasons = why_not()
+        text = "".join(f"{reason}\n" for reason in reasons) or "ready\n"
+        return PlainTextResponse(text, 503 if reasons else 200, NEVER_STORE)
+
     return [
         *(Route(path, livez) for path in ("/livez", "/livez/")),
         *(Route(path, readyz) for path in ("/readyz", "/readyz/", "/health", "/health/")),

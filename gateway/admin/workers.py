@@ -13,11 +13,11 @@ from pathlib import Path
 
 import trio
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.admin.admission import LOGIN, shows_secret
-from gateway.admin.answers import NEVER_STORE, problem
+from gateway.admin.answers import problem
 from gateway.admin.http import HttpServer
 from gateway.admin.server import context_of, listen, probes, serving
 from gateway.settings import Http
@@ -42,14 +42,6 @@ class WorkersState:
 def _routes(state: WorkersState) -> list[BaseRoute]:
     """Return the routes of the supervisor's HTTP server. All other paths name the workers' consoles."""
 
-    async def livez(_: Request) -> Response:
-        return PlainTextResponse("alive\n", headers=NEVER_STORE)
-
-    async def readyz(_: Request) -> Response:
-        reasons = state.reasons()
-        text = "".join(f"{reason}\n" for reason in reasons) or "ready\n"
-        return PlainTextResponse(text, 503 if reasons else 200, NEVER_STORE)
-
     async def metrics(request: Request) -> Response:
         if state.scrape_token_file is not None and not shows_secret(request, state.scrape_token_file):
             return problem(401, "metrics need the scrape token: `Authorization: Bearer`", LOGIN)
@@ -60,7 +52,7 @@ def _routes(state: WorkersState) -> list[BaseRoute]:
         return problem(404, f"each worker has its own console and API: {state.consoles}")
 
     return [
-        *probes(livez, readyz),
+        *probes(state.reasons),
         Route("/metrics", metrics),
         Route("/{path:path}", not_found, methods=["GET", "POST", "PUT", "DELETE"]),
     ]
