@@ -28,6 +28,7 @@ from gateway.admin.answers import (
     json_body,
     problem,
 )
+from gateway.admin.messages import parse_request
 from gateway.admin.models import (
     LoggedOut,
     LoginAsked,
@@ -43,7 +44,6 @@ from gateway.operations import LOG_IN, LOG_OUT, MAKE_TOKEN, OWN_SESSION, REVOKE_
 from gateway.telemetry.audit import audit
 
 DAY_SECS: Final = 86_400.0
-DAYS_MAX: Final = 36_500
 SECRET_MAX: Final = 16_384
 WORDS: Final = ({"user", "password"}, {"token"}, {"code"})
 
@@ -185,19 +185,18 @@ class LoginsApi:
         The token expires after the requested days, and not later than the credential with which it was
         requested.
         """
-        choice = await json_body(request)
-        name, console, days, bodies = _parse_token_request(choice)
+        choice = parse_request(await json_body(request), TokenAsked)
         caller: Caller = request.state.caller
-        ends = [] if days is None else [clock.unix_time() + days * DAY_SECS]
+        ends = [] if choice.days is None else [clock.unix_time() + choice.days * DAY_SECS]
         if caller.principal.expires is not None:  # Expiry of a token, or JSON Web Token.
             ends.append(caller.principal.expires)
         try:
             text = self._admission.tokens.make(
-                name,
-                console,
+                choice.name,
+                choice.console,
                 by=caller.principal.name,
                 expires=min(ends, default=None),
-                bodies=bodies,
+                bodies=choice.bodies,
                 maker=caller.maker,
             )
         except TokenConflictError as error:
@@ -209,14 +208,12 @@ class LoginsApi:
         except OSError as error:
             raise UnavailableError(f"the token cannot be stored: {error.strerror or error}") from error
         await trio.lowlevel.checkpoint()
-        return answer({"token": text, "name": name})
+        return answer({"token": text, "name": choice.name})
 
     async def _revoke(self, request: Request) -> Response:
-        choice = await json_body(request)
-        if not isinstance(choice, dict) or set(choice) != {"name"} or not isinstance(choice["name"], str):
-            raise BadChoiceError('give {"name": NAME}')
+        choice = parse_request(await json_body(request), TokenNamed)
         try:
-            revoked = self._admission.tokens.revoke(choice["name"])
+            revoked = self._admission.tokens.revoke(choice.name)
         except OSError as error:
             raise UnavailableError(f"the tokens cannot be stored: {error.strerror or error}") from error
         return answer({"revoked": int(revoked)})
@@ -246,25 +243,6 @@ def admitted_to_leave(admission: Admission, serve: Any) -> Any:
         return response
 
     return serve_or_refuse
-
-
-def _parse_token_request(choice: Any) -> tuple[str, Any, float | None, bool]:
-    """Return the fields of a request for a token: name, right, days of validity, and if it shows bodies.
-
-    The days are None for unlimited validity. Raises BadChoiceError for an invalid request.
-    """
-    form = 'give {"name": NAME, "console": "read" or "write", "days": 90, "bodies": false}'
-    if not isinstance(choice, dict) or not choice.keys() <= {"name", "console", "days", "bodies"}:
-        raise BadChoiceError(form)
-    name, console, days = choice.get("name"), choice.get("console", "read"), choice.get("days")
-    bodies = choice.get("bodies", False)
-    if not isinstance(name, str) or console not in ("read", "write") or not isinstance(bodies, bool):
-        raise BadChoiceError(form)
-    if days is not None and (
-        not isinstance(days, int | float) or isinstance(days, bool) or not 0 < days <= DAYS_MAX
-    ):
-        raise BadChoiceError(f"days: a number up to {DAYS_MAX}")
-    return name, console, days, bodies
 
 
 def _is_secure(request: Request) -> bool:

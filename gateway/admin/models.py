@@ -466,7 +466,7 @@ class TokenAsked(Model):
 
     name: str
     console: Literal["read", "write"] = "read"
-    days: float | None = None
+    days: float | None = Field(default=None, gt=0, le=36_500)
     bodies: bool = False
 
 
