@@ -416,35 +416,33 @@ class RabbitApi:
             rows += [_binding(one) for one in some if one.virtual_host in names]
         return rows
 
-    async def bound_queue(self, request: Request, of: str, source: str, name: str) -> list[Fields]:
-        """Return the bindings of the queue `name` to the exchange `source`, in the virtual host `of`."""
-        _queue_of(self._host(of), name)
-        return await self._bindings_between(request, of, source, ("queue", name))
-
-    async def bound_exchange(self, request: Request, of: str, source: str, name: str) -> list[Fields]:
-        """Return the bindings of the exchange `name` to the exchange `source`, in the virtual host `of`."""
-        await self.exchange(request, of, name)
-        return await self._bindings_between(request, of, source, ("exchange", _exchange_name(name)))
-
-    async def queue_binding(self, request: Request, of: str, source: str, name: str, key: str) -> Fields:
-        """Return one binding of the queue `name` to the exchange `source`, in the virtual host `of`.
-
-        `key` is the binding's properties key, percent-encoded or not.
-        """
-        return _with_key(await self.bound_queue(request, of, source, name), key)
-
-    async def exchange_binding(self, request: Request, of: str, source: str, name: str, key: str) -> Fields:
-        """Return one binding of the exchange `name` to the exchange `source`, in the virtual host `of`.
-
-        `key` is the binding's properties key, percent-encoded or not.
-        """
-        return _with_key(await self.bound_exchange(request, of, source, name), key)
-
-    async def _bindings_between(
-        self, request: Request, of: str, source: str, leads: tuple[str, str]
+    async def bindings_between(
+        self, request: Request, of: str, source: str, letter: str, name: str
     ) -> list[Fields]:
+        """Return the bindings of a queue or exchange to the exchange `source`, in the virtual host `of`.
+
+        `letter` and `name` are those of `_destination_of`.
+        """
+        leads = _destination_of(letter, name)
+        if leads[0] == "queue":
+            _queue_of(self._host(of), name)
+        else:
+            await self.exchange(request, of, name)
         rows = await self.bindings_from(request, of, source)
         return [one for one in rows if (one["destination_type"], one["destination"]) == leads]
+
+    async def binding(
+        self, request: Request, of: str, source: str, letter: str, name: str, key: str
+    ) -> Fields:
+        """Return one binding of a queue or exchange to the exchange `source`, in the virtual host `of`.
+
+        `letter` and `name` are those of `_destination_of`, `key` is the binding's properties key,
+        percent-encoded or not.
+        """
+        for row in await self.bindings_between(request, of, source, letter, name):
+            if _has_key(row, key):
+                return row
+        raise NotThereError
 
     async def connections(self, _: Request) -> list[Fields]:
         """Return the connections of clients that the caller may see."""
@@ -682,15 +680,13 @@ class RabbitApi:
             "bindings": bindings,
         }
 
-    async def aliveness_test(self, _: Request, of: str) -> Fields:
+    async def aliveness_test(self, request: Request, of: str) -> Fields:
         """Return status `ok` if the virtual host `of` exists and the gateway is ready.
 
         Raises NotThereError if the virtual host does not exist, UnavailableError if the gateway is not ready.
         """
         self._host(of)
-        if reasons := self._why_not():
-            raise UnavailableError("; ".join(reasons))
-        return {"status": "ok"}
+        return await self.checked(request)
 
     async def healthy(self, _: Request, *of: str) -> Fields:
         """Return status `ok`, or `failed` with the reason if the gateway is not ready.
@@ -769,22 +765,13 @@ class RabbitApi:
         new = await self._changes.declare_exchange(request, host, _exchange_name(name))
         return await self._respond_declared(host, new)
 
-    async def bind_queue(self, request: Request, of: str, source: str, name: str) -> Response:
-        """Bind the queue `name` to the exchange `source`, in the virtual host `of`.
+    async def bind(self, request: Request, of: str, source: str, letter: str, name: str) -> Response:
+        """Bind a queue or exchange to the exchange `source`, in the virtual host `of`.
 
-        The request's body has the routing key and the arguments.
+        `letter` and `name` are those of `_destination_of`. The request's body has the routing key and the
+        arguments.
         """
-        return await self._bound(request, of, "queue", source, name)
-
-    async def bind_exchange(self, request: Request, of: str, source: str, name: str) -> Response:
-        """Bind the exchange `name` to the exchange `source`, in the virtual host `of`.
-
-        The request's body has the routing key and the arguments.
-        """
-        return await self._bound(request, of, "exchange", source, _exchange_name(name))
-
-    async def _bound(self, request: Request, of: str, kind: str, source: str, name: str) -> Response:
-        host = self._host(of)
+        host, (kind, name) = self._host(of), _destination_of(letter, name)
         key = await self._changes.bind(request, host, kind, _exchange_name(source), name)
         response = await self._respond_declared(host, True)
         response.headers["location"] = f"{quote(name, safe='')}/{quote(key, safe='') or '~'}"
@@ -855,32 +842,18 @@ class RabbitApi:
 
         return await self._apply_change(request, host, act)
 
-    async def unbind_queue(self, request: Request, of: str, source: str, name: str, key: str) -> Response:
-        """Remove one binding of the queue `name` to the exchange `source`, in the virtual host `of`.
-
-        `key` is the binding's properties key, percent-encoded or not.
-        """
-        return await self._unbind(request, of, "queue", source, name, key)
-
-    async def unbind_exchange(self, request: Request, of: str, source: str, name: str, key: str) -> Response:
-        """Remove one binding of the exchange `name` to the exchange `source`, in the virtual host `of`.
-
-        `key` is the binding's properties key, percent-encoded or not.
-        """
-        return await self._unbind(request, of, "exchange", source, _exchange_name(name), key)
-
-    async def _unbind(
-        self, request: Request, of: str, kind: str, source: str, name: str, key: str
+    async def unbind(
+        self, request: Request, of: str, source: str, letter: str, name: str, key: str
     ) -> Response:
-        """Remove a binding of a queue or exchange (`kind`) called `name` to the exchange `source`.
+        """Remove one binding of a queue or exchange to the exchange `source`, in the virtual host `of`.
 
-        All are in the virtual host `of`. `key` is the binding's properties key, percent-encoded or not.
-        Raises NotThereError if there is no such binding.
+        `letter` and `name` are those of `_destination_of`, `key` is the binding's properties key,
+        percent-encoded or not. Raises NotThereError if there is no such binding.
         """
-        host = self._host(of)
+        host, leads = self._host(of), _destination_of(letter, name)
         for one in bindings_of(self._hosts):
-            same = one.virtual_host == host.name and (one.kind, one.source) == (kind, _exchange_name(source))
-            if same and one.destination.name == name and _has_key(_binding(one), key):
+            same = one.virtual_host == host.name and one.source == _exchange_name(source)
+            if same and (one.kind, one.destination.name) == leads and _has_key(_binding(one), key):
                 return await self._apply_change(request, host, partial(_remove_binding, host, one))
         raise NotThereError
 
@@ -995,11 +968,15 @@ def _exchange_name(word: str) -> str:
     return "" if word == DEFAULT else word
 
 
-def _with_key(rows: Iterable[Fields], key: str) -> Fields:
-    """Return the binding with this properties key, percent-encoded or not. Raises NotThereError."""
-    for row in rows:
-        if _has_key(row, key):
-            return row
+def _destination_of(letter: str, name: str) -> tuple[str, str]:
+    """Return the kind and name of a binding's destination in a path, `q/NAME` or `e/NAME`.
+
+    Raises NotThereError for another letter than `q` (queue) and `e` (exchange).
+    """
+    if letter == "q":
+        return "queue", name
+    if letter == "e":
+        return "exchange", _exchange_name(name)
     raise NotThereError
 
 
@@ -1063,15 +1040,7 @@ def _binding(one: ListedBinding) -> Fields:
 
 def _default_binding(host: str, queue: AmqpQueue) -> Fields:
     """Return the binding that every queue has to the default exchange, with the queue's name as the key."""
-    return {
-        "source": "",
-        "vhost": host,
-        "destination": queue.name,
-        "destination_type": "queue",
-        "routing_key": queue.name,
-        "arguments": {},
-        "properties_key": quote(queue.name, safe=""),
-    }
+    return _binding(ListedBinding(host, "", queue, queue.name, ()))
 
 
 PATHS: Final[Mapping[str, Asked]] = {
@@ -1097,10 +1066,8 @@ PATHS: Final[Mapping[str, Asked]] = {
     "exchanges/*/*/bindings/destination": RabbitApi.bindings_to,
     "bindings": RabbitApi.bindings,
     "bindings/*": RabbitApi.bindings,
-    "bindings/*/e/*/q/*": RabbitApi.bound_queue,
-    "bindings/*/e/*/q/*/*": RabbitApi.queue_binding,
-    "bindings/*/e/*/e/*": RabbitApi.bound_exchange,
-    "bindings/*/e/*/e/*/*": RabbitApi.exchange_binding,
+    "bindings/*/e/*/*/*": RabbitApi.bindings_between,
+    "bindings/*/e/*/*/*/*": RabbitApi.binding,
     "connections": RabbitApi.connections,
     "connections/*": RabbitApi.connection,
     "channels": RabbitApi.empty_list,
@@ -1153,16 +1120,14 @@ CHANGES: Final[Mapping[str, Mapping[str, Asked]]] = {
         "queues/*/*": RabbitApi.delete_queue,
         "queues/*/*/contents": RabbitApi.purge_queue,
         "exchanges/*/*": RabbitApi.delete_exchange,
-        "bindings/*/e/*/q/*/*": RabbitApi.unbind_queue,
-        "bindings/*/e/*/e/*/*": RabbitApi.unbind_exchange,
+        "bindings/*/e/*/*/*/*": RabbitApi.unbind,
     },
     "PUT": {
         "queues/*/*": RabbitApi.declare_queue,
         "exchanges/*/*": RabbitApi.declare_exchange,
     },
     "POST": {
-        "bindings/*/e/*/q/*": RabbitApi.bind_queue,
-        "bindings/*/e/*/e/*": RabbitApi.bind_exchange,
+        "bindings/*/e/*/*/*": RabbitApi.bind,
         "exchanges/*/*/publish": RabbitApi.publish,
         "queues/*/*/get": RabbitApi.get,
     },
