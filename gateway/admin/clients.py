@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -20,11 +19,11 @@ from starlette.responses import Response
 from gateway import clock
 from gateway.admin.admission import hosts_of
 from gateway.admin.answers import BadChoiceError, answer, json_body
-from gateway.admin.messages import plain
+from gateway.admin.messages import moment, plain
 from gateway.admin.models import ConnectionRow, Disconnected
 from gateway.admin.object_history import ObjectHistory
-from gateway.admin.operations import PROTOCOLS, ServedOperation
-from gateway.admin.selection import SLICE, ListPage, page_of, query_of, slices
+from gateway.admin.operations import ServedOperation
+from gateway.admin.selection import SLICE, ListPage, checked_choice, page_of, query_of, slices
 from gateway.operations import CONNECTIONS, DISCONNECT
 from gateway.transport.stream import Stream, StreamCounters
 
@@ -86,9 +85,7 @@ class ConnectedClient(NamedTuple):
         del facts["dismiss"], facts["stream"], facts["details"]
         opened_at = facts.pop("opened_at")
         began = None if opened_at is None else clock.wall() - (clock.now() - opened_at)
-        facts["since"] = (
-            None if began is None else datetime.fromtimestamp(began, UTC).isoformat("T", "seconds")
-        )
+        facts["since"] = None if began is None else moment(began)
         facts["bytes_in_per_sec"] = facts["bytes_out_per_sec"] = None
         details = self.details
         facts["tls"] = details.tls
@@ -265,13 +262,6 @@ def chooser(choice: Mapping[str, str]) -> Callable[[ConnectedClient], bool]:
 
 async def _choice(request: Request) -> dict[str, str]:
     choice: Any = await json_body(request)
-    if (
-        not isinstance(choice, dict)
-        or not all(isinstance(value, str) and value for value in choice.values())
-        or not choice.keys() <= DISCONNECT.words.keys()
-        or choice.keys().isdisjoint(WORDS)
-    ):
+    if not isinstance(choice, dict) or not all(choice.values()) or choice.keys().isdisjoint(WORDS):
         raise BadChoiceError('give one of {"client": ID}, {"user": NAME}, {"address": "HOST:PORT"}')
-    if choice.get("protocol", PROTOCOLS[0]) not in PROTOCOLS:
-        raise BadChoiceError(f"protocol: must be one of {', '.join(PROTOCOLS)}, not {choice['protocol']!r}")
-    return choice
+    return checked_choice(choice, DISCONNECT.words)

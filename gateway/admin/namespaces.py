@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.admission import hosts_of
-from gateway.admin.messages import plain
+from gateway.admin.messages import moment, plain
 from gateway.admin.models import BindingRow, DestinationRow, ExchangeRow, TransferRow
 from gateway.admin.operations import ServedOperation
 from gateway.admin.selection import name_matcher, page_of, query_of
@@ -198,7 +197,7 @@ def _transfer(one: Partial) -> dict[str, Any]:
         "body_bytes": one.body_size,
         "received_bytes": one.file.size,
         "under_way": one.busy,
-        "heard": datetime.fromtimestamp(one.utc, UTC).isoformat(timespec="seconds"),
+        "heard": moment(one.utc),
     }
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final, Generic, TypeVar
 
 import trio
 
 from gateway import clock
+from gateway.admin.messages import moment
 from gateway.admin.selection import slices
 
 STEP_SECS: Final = 30
@@ -116,7 +116,7 @@ class ObjectHistory(Generic[T]):
             return None
         return {
             "step_secs": STEP_SECS,
-            "until": datetime.fromtimestamp(self._at, UTC).isoformat(timespec="seconds"),
+            "until": moment(self._at),
             "values": {
                 name: [round(number, 3) for number in values]
                 for name, values in zip(self._names, steps.values, strict=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import clock
+from gateway.admin.messages import moment
 from gateway.admin.models import RateRow
 from gateway.admin.operations import ServedOperation
 from gateway.admin.selection import matcher, page_of, query_of
@@ -77,11 +77,10 @@ class RatesApi:
 
     def _rate_row(self, key: CounterKey) -> dict[str, Any]:
         series = self._history.series(key)
-        end = datetime.fromtimestamp(self._history.end, UTC)
         return {
             **key._asdict(),
             "now": round(series.now, 3),
             "step_secs": STEP_SECS,
-            "until": end.isoformat(timespec="seconds"),
+            "until": moment(self._history.end),
             "values": series.values,
         }

@@ -7,7 +7,6 @@ Messages are selected by `topic`, which is an MQTT topic filter or with `exact` 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import structlog
@@ -15,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.answers import BadChoiceError, answer
+from gateway.admin.messages import moment
 from gateway.admin.models import Removed, RetainedRow
 from gateway.admin.operations import ServedOperation
 from gateway.admin.selection import (
@@ -155,5 +155,5 @@ def retained_row(message: Message) -> dict[str, Any]:
         "body_bytes": len(message.body),
         "client": message.sender.client,
         "user": message.sender.user,
-        "expires": datetime.fromtimestamp(expires, UTC).isoformat(timespec="seconds") if expires else None,
+        "expires": moment(expires) if expires else None,
     }

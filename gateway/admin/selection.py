@@ -88,7 +88,7 @@ async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int,
                 raise BadChoiceError(f"{word}: must be a number") from None
         elif kind is bool:
             choice[word] = {"true": True, "false": False}.get(value)
-    return _checked(choice, words), count, after
+    return checked_choice(choice, words), count, after
 
 
 async def removal_of(request: Request, operation: ApiOperation) -> dict[str, Any]:
@@ -100,14 +100,14 @@ async def removal_of(request: Request, operation: ApiOperation) -> dict[str, Any
     choice = await json_body(request)
     if not isinstance(choice, dict):
         raise BadChoiceError("the body must be a JSON object")
-    chosen = _checked(choice, operation.words)
+    chosen = checked_choice(choice, operation.words)
     everything = chosen.pop("all", None)
     if everything is False or (everything is None) == chosen.keys().isdisjoint(operation.choice):
         raise BadChoiceError(f'give some of {", ".join(operation.choice)}; or {{"all": true}}')
     return chosen
 
 
-def _checked(choice: Mapping[str, Any], words: Words) -> dict[str, Any]:
+def checked_choice(choice: Mapping[str, Any], words: Words) -> dict[str, Any]:
     """Return a copy of the filters in `choice`.
 
     Raises BadChoiceError if a filter is not in `words`, or has a value that is not permitted.
