@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from gateway.egress.amqp091.session import client_properties
+from gateway.model.properties import Value, ValueType
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection
 from gateway.protocols.amqp091.codec import encode_response
@@ -22,6 +23,7 @@ from gateway.protocols.amqp091.events import (
     MethodReceived,
     Opened,
 )
+from gateway.protocols.amqp091.table import encode_table
 from tests.simulation.ledger import NEVER, Destination, Publication
 from tests.simulation.simulated_client import ConfirmedClient, Site
 
@@ -101,6 +103,8 @@ class AmqpClient(ConfirmedClient[Event]):
 
     def _forget(self) -> None:
         super()._forget()
+        for _, queue, body in self._unacknowledged:
+            self._site.ledger.owe(queue, body)
         self._unacknowledged.clear()
         self._work.clear()
         self._committing.clear()
@@ -165,11 +169,13 @@ class AmqpClient(ConfirmedClient[Event]):
             self.commit()
 
     def acknowledge(self) -> None:
-        """Acknowledge deliveries; requeue a few."""
+        """Acknowledge deliveries; requeue a few, and reject a few of queues with dead letters."""
+        site, chance = self._site, self._site.random.random
         due, self._unacknowledged = self._unacknowledged, []
-        for tag, _, _ in due:
-            if self._site.random.random() < 0.1 and not self._site.is_ending:
-                self._machine.nack(CONSUMES, tag, requeue=True)
+        for tag, queue, body in due:
+            if chance() < 0.1 and not site.is_ending:
+                site.ledger.owe(queue, body)
+                self._machine.nack(CONSUMES, tag, requeue=not queue.fallbacks or chance() < 0.5)
             else:
                 self._machine.ack(CONSUMES, tag)
 
@@ -245,14 +251,15 @@ class AmqpClient(ConfirmedClient[Event]):
                 self._take_job(tag, data, redelivered)
             else:
                 queue = self.queues[int(consumer[2:])]
-                site.ledger.receive(
-                    queue, data, f"{self.name} {self._connections}", qos=-1, is_repeat=redelivered
-                )
+                by = "" if queue.has_one_consumer else f"{self.name} {self._connections}"
+                site.ledger.receive(queue, data, by, qos=-1, is_repeat=redelivered, now=site.now)
                 self._unacknowledged.append((tag, queue, data))
 
     def _take_job(self, tag: int, body: bytes, redelivered: bool) -> None:
         assert self.jobs is not None
-        one = self._site.ledger.receive(self.jobs, body, self.name, qos=-1, is_repeat=redelivered)
+        one = self._site.ledger.receive(
+            self.jobs, body, self.name, qos=-1, is_repeat=redelivered, now=self._site.now
+        )
         if one is None:
             return
         if one.id in self.committed and one.attempts == 1:
@@ -266,8 +273,9 @@ class AmqpClient(ConfirmedClient[Event]):
         self.awaited.popleft()
         body = bytes(event.body)
         self._site.trace(self.name, "got", body[:12])
+        is_repeat = bool(event.method.redelivered)
         self._site.ledger.receive(
-            queue, body, f"{self.name} get", qos=-1, is_repeat=bool(event.method.redelivered)
+            queue, body, f"{self.name} get", qos=-1, is_repeat=is_repeat, now=self._site.now
         )
         self._unacknowledged.append((event.method.delivery_tag, queue, body))
 
@@ -322,10 +330,17 @@ class AmqpClient(ConfirmedClient[Event]):
 def header_of(one: Publication) -> bytes:
     """Return the content header of a persistent message with its id as message id."""
     flags = 0x1000 | 0x0080
-    expiration = b""
+    headers = priority = expiration = b""
+    if one.delay_secs:
+        flags |= 0x2000
+        headers = encode_table((("x-delay", Value(ValueType.INT32, int(one.delay_secs * 1_000))),))
+    if one.priority:
+        flags |= 0x0800
+        priority = bytes((one.priority,))
     if one.ttl_secs != NEVER:
         flags |= 0x0100
         text = b"%d" % int(one.ttl_secs * 1_000)
         expiration = bytes((len(text),)) + text
     name = b"%d" % one.id
-    return flags.to_bytes(2, "big") + b"\x02" + expiration + bytes((len(name),)) + name
+    given = headers + b"\x02" + priority + expiration
+    return flags.to_bytes(2, "big") + given + bytes((len(name),)) + name

@@ -56,7 +56,7 @@ class FastClient(ConfirmedClient[Event]):
         self.subscribed: list[Destination] = []
         self._consumed = consumed or {}
         self._prefetch = prefetch
-        self._unacknowledged: list[int] = []
+        self._unacknowledged: list[tuple[int, Destination, bytes]] = []
         self._producers: dict[str, tuple[Producer, bytes]] = {}
         self._consumers: dict[int, Destination] = {}
         self._awaited: dict[tuple[int, int], Destination] = {}  # replies to CONSUME, by handle and tag
@@ -86,6 +86,8 @@ class FastClient(ConfirmedClient[Event]):
 
     def _forget(self) -> None:
         super()._forget()
+        for _, destination, data in self._unacknowledged:
+            self._site.ledger.owe(destination, data)
         self._unacknowledged.clear()
         self._producers.clear()
         self._consumers.clear()
@@ -109,7 +111,7 @@ class FastClient(ConfirmedClient[Event]):
         """Acknowledge everything that was delivered: CHANNEL ACK is cumulative."""
         due, self._unacknowledged = self._unacknowledged, []
         if due:
-            self._machine.ack(self._consuming, due[-1])
+            self._machine.ack(self._consuming, due[-1][0])
 
     def _take(self, event: Event) -> None:
         actions: dict[type, Callable[..., None]] = {
@@ -174,8 +176,11 @@ class FastClient(ConfirmedClient[Event]):
         assert bits & DELIVERED
         body, is_repeat = bytes(given), bits & REDELIVERED != 0
         self._site.trace(self.name, "gets", body[:12], is_repeat)
-        self._site.ledger.receive(self._consumers[handle], body, self.name, qos=-1, is_repeat=is_repeat)
-        self._unacknowledged.append(number)
+        destination = self._consumers[handle]
+        self._site.ledger.receive(
+            destination, body, self.name, qos=-1, is_repeat=is_repeat, now=self._site.now
+        )
+        self._unacknowledged.append((number, destination, body))
 
     def _closed(self, event: HandleClosed | ChannelClosed | Closed) -> None:
         """Begin with a new connection: which message was to blame is not known."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 SHOWN_MAX: Final = 12
 NEVER: Final = float("inf")
@@ -36,9 +36,15 @@ class Publication:
     """True if it may arrive twice: it was sent again without a session, or the gateway tries again itself."""
     padding: int = 0
     is_retained: bool = False
+    is_clearing: bool = False
+    """True if it has no body, and clears the retained message of its topic."""
+    priority: int = 0
+    delay_secs: float = 0.0
 
     def body(self) -> bytes:
         """Return the body, by which the message is known."""
+        if self.is_clearing:
+            return b""
         return b"%d:%s" % (self.id, b"x" * self.padding)
 
 
@@ -56,6 +62,16 @@ class Destination:
     mark."""
     is_ordered_by_qos: bool = False
     """True if only messages of one QoS are in order (MQTT 5: 4.6)."""
+    is_marked: bool = True
+    """True if what arrives again must be marked as a repeat."""
+    is_deduplicated: bool = False
+    """True if only what is marked as a repeat may arrive again, also if it was sent again."""
+    fallbacks: tuple[Destination, ...] = ()
+    """Destinations of its dead letters, where its messages may arrive instead."""
+    is_retried: bool = False
+    """True if the gateway itself puts messages here, and again after the disk has refused them."""
+    has_one_consumer: bool = False
+    """True if messages are in order over all consumers, because one of them is active at a time."""
     exists: bool = False
     is_purged: bool = False
     """True while a client's purge may be on its way."""
@@ -65,17 +81,29 @@ class Destination:
     doubtful: set[int] = field(default_factory=set)
     """Ids of what may arrive twice although it `is_once`."""
     last: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    owed: dict[int, int] = field(default_factory=dict)
+    """Messages that must arrive again, by id, with the number of arrivals until then."""
+
+    @property
+    def group(self) -> list[Destination]:
+        """Return this destination and all where its messages may arrive instead."""
+        return [self, *(each for one in self.fallbacks for each in one.group)]
+
+    def arrivals(self, id: int) -> int:
+        """Return how many times a message has arrived, here or where its dead letters go."""
+        return sum(one.received[id] for one in self.group)
 
 
 class Ledger:
     """All publications and destinations of a simulation. `faults` are broken promises, a line each."""
 
-    def __init__(self, *, is_disk_sound: bool = True) -> None:
-        """`is_disk_sound` False: the disk fails at times.
+    def __init__(self, *, is_disk_sound: bool = True, is_clock_steady: bool = True) -> None:
+        """`is_clock_steady` False: the wall clock is set at times. `is_disk_sound` False: the disk fails.
 
         Then a message may be refused without its publisher's knowledge, and the note that a session was
         connected may be lost, without which its messages are not marked as repeats.
         """
+        self.is_clock_steady = is_clock_steady
         self._is_disk_sound = is_disk_sound
         self.publications: list[Publication] = []
         self.destinations: dict[str, Destination] = {}
@@ -84,12 +112,24 @@ class Ledger:
         self._numbers: Counter[tuple[str, str]] = Counter()
 
     def destination(
-        self, name: str, *, is_once: bool = False, is_ordered: bool = True, is_copied: bool = False
+        self,
+        name: str,
+        *,
+        is_once: bool = False,
+        is_ordered: bool = True,
+        is_copied: bool = False,
+        is_marked: bool | None = None,
     ) -> Destination:
-        """Return the destination of this name; a new one does not exist yet."""
+        """Return the destination of this name; a new one does not exist yet.
+
+        `is_marked` is that of an ordered one unless it is given.
+        """
         if name not in self.destinations:
             is_session = name.startswith(("session", "$share"))
-            self.destinations[name] = Destination(name, is_once, is_ordered, is_session, is_copied)
+            marked = is_ordered if is_marked is None else is_marked
+            self.destinations[name] = Destination(
+                name, is_once, is_ordered, is_session, is_copied, is_marked=marked
+            )
         return self.destinations[name]
 
     def publish(
@@ -102,8 +142,9 @@ class Ledger:
         *,
         ttl_secs: float = NEVER,
         padding: int = 0,
+        **more: Any,
     ) -> Publication:
-        """Note a message that is about to be sent."""
+        """Note a message that is about to be sent. `more` are other fields of the publication."""
         self._numbers[publisher, address] += 1
         number = self._numbers[publisher, address]
         targets = tuple(one for one in wanted if one.exists)
@@ -117,6 +158,7 @@ class Ledger:
             now,
             ttl_secs,
             padding=padding,
+            **more,
         )
         self.publications.append(one)
         for target in targets:
@@ -143,7 +185,14 @@ class Ledger:
 
     def excuse(self, destination: Destination) -> None:
         """Note that what was sent to a destination until now may be gone."""
-        destination.excused.update(one.id for one in destination.sent)
+        for other in self.destinations.values():
+            if destination in other.group:
+                other.excused.update(one.id for one in other.sent)
+
+    def owe(self, destination: Destination, body: bytes) -> None:
+        """Note that a message that has arrived is not consumed, so that it must arrive again."""
+        id = int(body.partition(b":")[0])
+        destination.owed[id] = destination.arrivals(id)
 
     def end(self, destination: Destination) -> None:
         """Note that a destination ends now, or that it is not certain that it exists."""
@@ -151,7 +200,7 @@ class Ledger:
         self.excuse(destination)
 
     def receive(
-        self, destination: Destination, body: bytes, by: str, *, qos: int, is_repeat: bool
+        self, destination: Destination, body: bytes, by: str, *, qos: int, is_repeat: bool, now: float
     ) -> Publication | None:
         """Note that a message has arrived. `by` names the receiver among several of this destination."""
         id = int(body.partition(b":")[0])
@@ -161,11 +210,16 @@ class Ledger:
         one = self.publications[id - 1]
         if body != one.body():
             self.faults.append(f"{destination.name}: the body of {self.name_of(one)} has changed")
+        if now < one.sent_at + one.delay_secs and self.is_clock_steady:
+            self.faults.append(
+                f"{destination.name}: {self.name_of(one)} has arrived before its delay is over"
+            )
         before = destination.received[id]
         destination.received[id] += 1
         if before:
             is_doubtful = one.is_unsafe or id in destination.doubtful
-            if destination.is_once and qos == 2 and not is_doubtful:
+            is_single = destination.is_deduplicated and not is_repeat
+            if is_single or (destination.is_once and qos == 2 and not is_doubtful):
                 self.faults.append(f"{destination.name}: {self.name_of(one)} has arrived twice")
             elif not is_repeat and self._is_marked(destination, one):
                 self.faults.append(
@@ -173,7 +227,7 @@ class Ledger:
                 )
         elif destination.is_ordered and not is_repeat and not self._may_be_late(destination, one):
             line = one.qos if destination.is_ordered_by_qos else one.qos == 0  # which waits for no disk
-            key = one.publisher, one.address, f"{by} {line}"
+            key = one.publisher, one.address, f"{by} {line} {one.priority}"
             last = destination.last.get(key, 0)
             if last > one.number:
                 self.faults.append(
@@ -184,9 +238,9 @@ class Ledger:
 
     def _is_marked(self, destination: Destination, one: Publication) -> bool:
         """Return True if a repeat for this destination must say that it is one."""
-        is_recorded = self._is_disk_sound or not destination.is_session
+        is_recorded = self._is_disk_sound or not (destination.is_session or destination.is_retried)
         is_single = one.attempts == 1 and not one.is_unsafe and not destination.is_copied
-        return destination.is_ordered and is_single and is_recorded
+        return destination.is_marked and is_single and is_recorded
 
     def _may_be_late(self, destination: Destination, one: Publication) -> bool:
         """Return True if another attempt may arrive behind later messages, because the first may be gone."""
@@ -207,7 +261,8 @@ class Ledger:
         for one in self.publications:
             if one.is_accepted and now - one.sent_at < one.ttl_secs:
                 for target in one.wanted:
-                    if not target.received[one.id] and one.id not in target.excused:
+                    owed = target.owed.get(one.id, 0)
+                    if target.arrivals(one.id) <= owed and one.id not in target.excused:
                         found[target].append(one)
         return found
 
@@ -219,7 +274,8 @@ class Ledger:
                 dropped -= len(lost)
                 continue
             for one in lost[:SHOWN_MAX]:
-                self.faults.append(f"{target.name}: {self.name_of(one)} was accepted and is missing")
+                again = " again, after it was not consumed" if one.id in target.owed else ""
+                self.faults.append(f"{target.name}: {self.name_of(one)} was accepted and is missing{again}")
 
     def check_retained(self, view: Destination, address: str) -> None:
         """Note if a new subscriber, who got what is in `view`, was not sent what was retained last."""

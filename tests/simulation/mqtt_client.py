@@ -74,6 +74,7 @@ class MqttClient(SimulatedClient[Event]):
         self._machine = ClientConnection(packet_bytes_max=268_435_455)
         self._packet_id = 0
         self._unacknowledged: list[tuple[PacketType, int]] = []
+        self._unread: dict[int, tuple[Destination, bytes]] = {}  # QoS 1 without PUBACK, by packet id
         self._once: set[int] = set()  # QoS 2 ids that have been received
         self.has_session = False  # the gateway has confirmed it, and nothing has ended it
         self.is_subscribed = False
@@ -119,6 +120,9 @@ class MqttClient(SimulatedClient[Event]):
         super().give_up()
 
     def _forget(self) -> None:
+        for destination, body in self._unread.values():
+            self._site.ledger.owe(destination, body)
+        self._unread.clear()
         self._unacknowledged.clear()
 
     def _note_vanished(self, how: str) -> None:
@@ -204,6 +208,7 @@ class MqttClient(SimulatedClient[Event]):
     def acknowledge(self) -> None:
         """Send the acknowledgements that are due."""
         due, self._unacknowledged = self._unacknowledged, []
+        self._unread.clear()
         for kind, packet_id in due:
             self._machine.send(Ack(kind, packet_id))
 
@@ -255,21 +260,24 @@ class MqttClient(SimulatedClient[Event]):
             if qos == 2 and packet_id in self._once:
                 self._unacknowledged.append((PacketType.PUBREC, packet_id))
                 continue
-            self._note(topic.decode(), data, qos, is_repeat=flags & 8 > 0)
+            destination = self._note(topic.decode(), data, qos, is_repeat=flags & 8 > 0)
             if qos == 1:
+                if destination is not None:
+                    self._unread[packet_id] = destination, data
                 self._unacknowledged.append((PacketType.PUBACK, packet_id))
             elif qos == 2:
                 self._once.add(packet_id)
                 self._unacknowledged.append((PacketType.PUBREC, packet_id))
 
-    def _note(self, topic: str, body: bytes, qos: int, *, is_repeat: bool) -> None:
+    def _note(self, topic: str, body: bytes, qos: int, *, is_repeat: bool) -> Destination | None:
         site = self._site
         for wish in self.wishes:
             if fits(wish.filter, topic):
                 by = self.name if wish.destination.name.startswith("$share") else ""
-                site.ledger.receive(wish.destination, body, by, qos=qos, is_repeat=is_repeat)
-                return
+                site.ledger.receive(wish.destination, body, by, qos=qos, is_repeat=is_repeat, now=site.now)
+                return wish.destination
         site.ledger.faults.append(f"{self.name}: {topic} fits none of its subscriptions")
+        return None
 
     def _acknowledged(self, kind: PacketType, packet_id: int, reason: int) -> None:
         site = self._site

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from random import Random
-from typing import ClassVar, Final, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from tests.simulation.ledger import NEVER, Destination, Ledger, Publication
@@ -163,14 +163,17 @@ class ConfirmedClient(SimulatedClient[EventT]):
         self._again = [*self._again, *self.unconfirmed.values()]
         self.unconfirmed.clear()
 
-    def publish(self, address: str, wanted: Sequence[Destination], *, ttl_secs: int = 0) -> bool:
-        """Publish a persistent message. Return False if too many are on their way."""
+    def publish(self, address: str, wanted: Sequence[Destination], *, ttl_secs: int = 0, **more: Any) -> bool:
+        """Publish a persistent message. Return False if too many are on their way.
+
+        `more` are other fields of the publication.
+        """
         site = self._site
         if not self.is_open or len(self.unconfirmed) + len(self._again) >= UNCONFIRMED_MAX:
             return False
         padding = site.random.choice(PADDING_BYTES)
         one = site.ledger.publish(
-            self.name, address, -1, wanted, site.now, ttl_secs=ttl_secs or NEVER, padding=padding
+            self.name, address, -1, wanted, site.now, ttl_secs=ttl_secs or NEVER, padding=padding, **more
         )
         site.trace(self.name, "publishes", one.id, address)
         self._send(one)

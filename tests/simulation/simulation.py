@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, Final
+from unittest.mock import patch
 
 import structlog
 import trio
@@ -29,6 +30,7 @@ from gateway.app.operations import pause, resume
 from gateway.broker.dead_letters import Letter
 from gateway.protocols.mqtt.spec import Version
 from gateway.settings import Http, Limits, Settings, StoreSettings
+from gateway.store import database
 from tests.configured import make_listener
 from tests.simulation.amqp_client import AmqpClient
 from tests.simulation.disk import virtual_disks
@@ -38,6 +40,7 @@ from tests.simulation.mqtt_client import MqttClient, Wish
 from tests.simulation.network import VirtualSocketLoop
 from tests.simulation.plan import FAR_FAULTS, Plan
 from tests.simulation.process import without_threads
+from tests.simulation.queues import ArgumentQueues
 from tests.simulation.remote import Remote, link_settings, links_of, routes_of
 from tests.simulation.simulated_gateway import Client, Course, SimulatedGateway
 from tests.simulation.virtual_clock import virtual_time
@@ -58,6 +61,7 @@ RELOADED: Final = (
     '  - {name: more, from: {endpoint: mqtt, topic: "more/#"}, to: {endpoint: amqp091, queue: near}}\n'
 )
 TTL_SECS: Final = 2
+LARGE_BYTES: Final = 2_000  # of a row that the feature "large" puts in the heap file
 EXPIRY_SECS: Final = 3_600
 LINKED_TURNS_MAX: Final = 100
 SETTLE_TURNS_MAX: Final = 4_000
@@ -98,7 +102,8 @@ class Simulation:
         self._course = course
         self._mapping = mapping
         fast = FAST_ROUTE if "fast" in plan.features else ""
-        self._routes = MAPPING + fast + routes_of(plan)
+        self._queues = ArgumentQueues(plan, self.ledger)
+        self._routes = MAPPING + fast + self._queues.routes + routes_of(plan)
         self._addresses: dict[str, list[Destination]] = {}
         mapping.write_text(self._routes)
         self._make_clients()
@@ -133,9 +138,14 @@ class Simulation:
 
     def _make_clients(self) -> None:
         has, ledger = self.plan.features.__contains__, self.ledger
-        queues = {name: ledger.destination(name, is_ordered=name not in ("dead", "ttl")) for name in QUEUES}
+        queues = {
+            name: ledger.destination(name, is_ordered=name not in ("dead", "ttl"), is_marked=True)
+            for name in QUEUES
+        }
         for one in queues.values():
             one.exists = True
+        queues["ttl"].fallbacks = (queues["dead"],)
+        queues["dead"].is_retried = True
         version = Version.V311 if has("mqtt311") else Version.V5
         self.near.devices.append(MqttClient(self.near, "writer", expiry_secs=EXPIRY_SECS, version=version))
         self.near.devices.append(MqttClient(self.near, "passer", expiry_secs=EXPIRY_SECS))
@@ -173,18 +183,22 @@ class Simulation:
         if has("queue") or has("get"):
             self._addresses["/direct"] = [queues["direct"]]
         if has("ttl"):
-            self._addresses["/ttl"] = [queues["dead"]]
+            self._addresses["/ttl"] = [queues["ttl"]]
         if has("transactions"):
             self._addresses["/jobs"] = [queues["jobs"]]
             self.near.programs.append(
                 AmqpClient(self.near, "worker", jobs=queues["jobs"], results=queues["done"])
             )
+        self._addresses |= self._queues.addresses
         consumed = [queues[name] for name in ("near", "dead", "done")]
+        consumed += self._queues.destinations.values()
         if has("queue") and not has("get"):
             consumed.append(queues["direct"])
         self.reader = AmqpClient(self.near, "reader", queues=consumed)
         self.reader.consumes = self.random.random() < 0.7
         self.near.programs.append(self.reader)
+        if (single := self._queues.destinations.get("single")) is not None:
+            self.near.programs.append(AmqpClient(self.near, "second", queues=[single]))
         self.getter = AmqpClient(self.near, "getter", queues=[queues["direct"]]) if has("get") else None
         if self.getter is not None:
             self.getter.consumes = False
@@ -217,7 +231,7 @@ class Simulation:
             "x-dead-letter-exchange": "",
             "x-dead-letter-routing-key": "dead",
         }
-        queues.append({"name": "ttl", "arguments": arguments})
+        queues += [{"name": "ttl", "arguments": arguments}, *self._queues.declared]
         limits: dict[str, Any] = {"memory_bytes_max": 1 << 40}
         if "tight" in self.plan.features:
             limits["queue_messages_max"] = 6
@@ -236,7 +250,12 @@ class Simulation:
             "links": link_settings(self.plan),
             "declare": {
                 "queues": tuple(queues),
-                "exchanges": ({"name": "in", "type": "fanout"}, {"name": "out", "type": "fanout"}),
+                "exchanges": (
+                    {"name": "in", "type": "fanout"},
+                    {"name": "out", "type": "fanout"},
+                    *self._queues.exchanges,
+                ),
+                "bindings": tuple(self._queues.bindings),
             },
         }
         if "fast" in self.plan.features:
@@ -359,7 +378,7 @@ class Simulation:
                 continue
             client = self._publisher_of(address)
             if isinstance(client, AmqpClient | FastClient):
-                client.publish(address, wanted, ttl_secs=ttl)
+                client.publish(address, wanted, ttl_secs=ttl, **self._queues.more(address, random))
                 continue
             if client is self.near.devices[0] and "mqtt311" in self.plan.features:
                 ttl = 0
@@ -373,7 +392,7 @@ class Simulation:
             one = remote.publishers[address]
         elif " " in address:
             one = near.fast_clients[0]
-        elif address.startswith(("/", "in/", "out/")):
+        elif address.startswith(("/", "in/", "out/", "later/", "twice/")):
             one = near.programs[0]
         else:
             one = near.devices[0 if self.random.random() < 0.7 else 1]
@@ -462,7 +481,8 @@ class Simulation:
     async def _operate_on(self, gateway: Gateway, what: str) -> None:
         match what:
             case "pause":
-                name, paused = self.random.choice(("near", "once")), gateway.core.pauses.routes
+                names = ("near", "once", "unique") if self._queues.routes else ("near", "once")
+                name, paused = self.random.choice(names), gateway.core.pauses.routes
                 (resume if name in paused else pause)(gateway, "route", name)
                 self.trace("paused:", sorted(paused))
             case "reload":
@@ -470,11 +490,9 @@ class Simulation:
                 self._mapping.write_text(self._routes + (RELOADED if more else ""))
                 assert await gateway.reload_mappings()
             case "purge":
-                name = self.random.choice(QUEUES)
+                name = self.random.choice((*QUEUES, *self._queues.destinations))
                 self.trace("purged:", name)
                 self.ledger.excuse(self.ledger.destinations[name])
-                if name == "ttl":
-                    self.ledger.excuse(self.ledger.destinations["dead"])
                 if name == "jobs":
                     self.ledger.excuse(self.ledger.destinations["done"])
                 next(one for one in gateway.hosts.queues() if one.name == name).purge()
@@ -599,7 +617,12 @@ def simulate(plan: Plan) -> Result:
         clock = stack.enter_context(virtual_time(str(plan.seed)))
         disks = stack.enter_context(virtual_disks(folder / "data", folder / "far"))
         stack.enter_context(without_threads())
-        ledger = Ledger(is_disk_sound=not plan.faults & {"full-disk", "broken-disk", "far-full-disk"})
+        if "large" in plan.features:  # rows in the file of large rows
+            stack.enter_context(patch.object(database, "BYTES_MIN", LARGE_BYTES))
+        ledger = Ledger(
+            is_disk_sound=not plan.faults & {"full-disk", "broken-disk", "far-full-disk"},
+            is_clock_steady="clock" not in plan.faults,
+        )
         course = Course(ledger, Random(f"actions {plan.seed}"), clock)
         near, far = (
             SimulatedGateway(course, disk, _network(plan, name), name)
