@@ -221,7 +221,7 @@ class AmqpClient(ConfirmedClient[Event]):
     def _consume(self) -> None:
         if self.consumes:
             for at, queue in enumerate(self.queues):
-                self._machine.send_method(CONSUMES, m.BasicConsume(queue.name, f"c{at}"))
+                self._machine.send_method(CONSUMES, m.BasicConsume(queue.name, f"c{at} {queue.name}"))
 
     def start_consuming(self) -> None:
         """Consume from its queues, if it did not."""
@@ -246,11 +246,11 @@ class AmqpClient(ConfirmedClient[Event]):
         site = self._site
         for channel, consumer, tag, redelivered, _, _, body in event.contents:
             data = bytes(body)
-            site.trace(self.name, "gets", data[:12], redelivered)
+            site.trace(self.name, "gets", data[:12], redelivered, str(consumer[4:], "ascii"))
             if channel == COMMITS:
                 self._take_job(tag, data, redelivered)
             else:
-                queue = self.queues[int(consumer[2:])]
+                queue = self.queues[int(consumer[2:].split()[0])]
                 by = "" if queue.has_one_consumer else f"{self.name} {self._connections}"
                 site.ledger.receive(queue, data, by, qos=-1, is_repeat=redelivered, now=site.now)
                 self._unacknowledged.append((tag, queue, data))

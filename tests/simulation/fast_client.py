@@ -9,11 +9,13 @@ from gateway.egress.amqpfast.deliveries import Assembly
 from gateway.egress.amqpfast.login import client_machine, open_for_sending, split_name
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.client import ClientConnection
-from gateway.protocols.amqpfast.codec import Head, encode_head_properties
+from gateway.protocols.amqpfast.codec import Head, decode_message_list, encode_head_properties
 from gateway.protocols.amqpfast.dialect import SERVICES
 from gateway.protocols.amqpfast.events import (
+    NO_HANDLE,
     ChannelClosed,
     Closed,
+    CommandReceived,
     Event,
     Fragment,
     HandleClosed,
@@ -37,6 +39,12 @@ from tests.simulation.ledger import Destination, Publication
 from tests.simulation.network import HOST
 from tests.simulation.simulated_client import ConfirmedClient, Site
 
+JOBS: Final = "fast.jobs"
+RESULTS: Final = "fast.done"
+BROWSED: Final = "fast.q"
+BROWSED_MAX: Final = 3
+WORKS_AT: Final = 4  # messages of one transaction
+ROLLED_BACK: Final = 0.2  # of the transactions
 TARGET: Final = LinkUrl("amqpfast", False, HOST, 0, "/", "", "")
 
 
@@ -130,8 +138,7 @@ class FastClient(ConfirmedClient[Event]):
     def _opened(self, event: Opened) -> None:
         if self._machine.state is not State.ACTIVE:  # a CLOSE came with it
             return
-        self._channel = self._machine.open_channel(confirm=False)
-        self._consuming = self._machine.open_channel(confirm=False)
+        self._open_channels()
         for address, destination in self._consumed.items():
             service, name = address.split(" ")
             begin, end = split_name(service, name)
@@ -149,6 +156,10 @@ class FastClient(ConfirmedClient[Event]):
         self.is_open = True
         self._send_again()
         self._flush()
+
+    def _open_channels(self) -> None:
+        self._channel = self._machine.open_channel(confirm=False)
+        self._consuming = self._machine.open_channel(confirm=False)
 
     def _replied(self, event: Replies) -> None:
         site = self._site
@@ -200,3 +211,137 @@ class FastClient(ConfirmedClient[Event]):
         """True if nothing of it is on its way."""
         waits = self.unconfirmed or self._again or self._unacknowledged or self._awaited
         return self.is_open and not waits
+
+
+class FastWorker(FastClient):
+    """Consumer of jobs. It sends results, and acknowledges their jobs, in transactions of one channel."""
+
+    def __init__(self, site: Site, name: str, jobs: Destination, results: Destination) -> None:
+        super().__init__(site, name, consumed={f"queue {JOBS}": jobs}, prefetch=2 * WORKS_AT)
+        self.committed: set[int] = set()  # ids of jobs whose transaction was confirmed
+        self._jobs = jobs
+        self._results = results
+        self._work: list[tuple[int, Publication]] = []
+        self._committing: list[tuple[Publication, Publication]] = []  # jobs and results
+        self._commit_tag = 0
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._work.clear()
+        self._committing.clear()
+
+    def _open_channels(self) -> None:
+        self._channel = self._consuming = self._machine.open_channel(transacted=True, confirm=False)
+        number, self._rest = open_for_sending(self._machine, self._channel, "queue", RESULTS)
+        self._producer = Producer(self._machine, number)
+
+    def _receive(self, row: NotifyRow) -> None:
+        _, number, bits, _, given, _ = row
+        body, is_repeat, site = bytes(given), bits & REDELIVERED != 0, self._site
+        site.trace(self.name, "gets", body[:12], is_repeat)
+        job = site.ledger.receive(self._jobs, body, self.name, qos=-1, is_repeat=is_repeat, now=site.now)
+        if job is None:
+            return
+        if job.id in self.committed and job.attempts == 1:
+            site.ledger.faults.append(
+                f"{self._jobs.name}: {site.ledger.name_of(job)} comes again after its transaction"
+            )
+        self._work.append((number, job))
+
+    def _work_on(self) -> None:
+        is_due = len(self._work) >= (1 if self._site.is_ending else WORKS_AT)
+        if is_due and not self._committing and self.is_open:
+            self._commit()
+
+    def _commit(self) -> None:
+        site, machine = self._site, self._machine
+        work, self._work = self._work, []
+        for _, job in work:
+            result = site.ledger.work_on(job, self.name, f"queue {RESULTS}", self._results, site.now)
+            head = encode_head_properties(Head(persistent=True, identifier=str(result.id)))
+            self._producer.send_many([(self._rest, head, result.body())])
+            self._committing.append((job, result))
+        machine.ack(self._channel, work[-1][0])
+        if site.random.random() < ROLLED_BACK and not site.is_ending:
+            machine.send(m.ChannelRollback(self._channel))
+            site.trace(self.name, "rolls back", [job.id for job, _ in self._committing])
+            self._committing.clear()
+            return
+        self._commit_tag = machine.new_tag(self._channel)
+        machine.send(m.ChannelCommit(self._channel, self._commit_tag))
+        site.trace(self.name, "commits", [job.id for job, _ in self._committing])
+
+    def _replied(self, event: Replies) -> None:
+        super()._replied(event)
+        if any(handle == NO_HANDLE and tag == self._commit_tag for _, handle, tag, _, _ in event.rows):
+            self._site.trace(self.name, "has committed")
+            for job, result in self._committing:
+                self.committed.add(job.id)
+                self._site.ledger.accept(result)
+            self._committing.clear()
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if nothing of it is on its way."""
+        return super().is_quiet and not (self._work or self._committing)
+
+
+class FastBrowser(FastClient):
+    """Client that looks at the messages of a queue, which stay there."""
+
+    def __init__(self, site: Site, name: str, queue: Destination) -> None:
+        super().__init__(site, name)
+        self.seen = 0  # messages
+        self._queue = queue
+        self._handle = 0
+        self._is_asking = False
+        self._browsed: set[int] = set()  # confirm-tags of BROWSE that have no reply
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._is_asking = False
+        self._browsed.clear()
+
+    def _open_channels(self) -> None:
+        super()._open_channels()
+        opening = m.HandleOpen(self._channel, service_type=SERVICES["queue"], browser=True, dest_name=BROWSED)
+        self._handle = self._machine.open_handle(opening, confirm=False)
+
+    def look(self) -> None:
+        """Request the numbers of all messages."""
+        if self.is_open and not self._is_asking and not self._browsed:
+            self._is_asking = self._machine.send(m.HandleQuery(self._handle))
+            self._flush()
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, CommandReceived) and isinstance(event.command, m.HandleIndex):
+            self._is_asking = False
+            numbers = [
+                at
+                for first, last in decode_message_list(event.command.message_list)
+                for at in range(first, last + 1)
+            ]
+            self._site.trace(self.name, "sees", numbers)
+            for number in self._site.random.sample(numbers, min(len(numbers), BROWSED_MAX)):
+                tag = self._machine.new_tag(self._channel)
+                self._machine.send(m.HandleBrowse(self._handle, tag, number))
+                self._browsed.add(tag)
+        else:
+            super()._take(event)
+
+    def _replied(self, event: Replies) -> None:
+        for _, handle, tag, _, _ in event.rows:
+            if handle == self._handle:
+                self._browsed.discard(tag)
+
+    def _receive(self, row: NotifyRow) -> None:
+        _, _, bits, _, given, _ = row
+        assert not bits & DELIVERED
+        self._site.trace(self.name, "looks at", bytes(given)[:12])
+        self._site.ledger.look(self._queue, bytes(given), (f"queue {BROWSED}", "f/a"))
+        self.seen += 1
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if nothing of it is on its way."""
+        return super().is_quiet and not (self._is_asking or self._browsed)

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 SHOWN_MAX: Final = 12
 NEVER: Final = float("inf")
+EARLY_SECS: Final = 0.01  # by which clocks of milliseconds may differ
+LATE_SECS: Final = 2.0  # after which something that is due at a time should have happened
 
 
 @dataclass(eq=False)
@@ -38,6 +40,8 @@ class Publication:
     is_retained: bool = False
     is_clearing: bool = False
     """True if it has no body, and clears the retained message of its topic."""
+    is_void: bool = False
+    """True for a will whose client has come back in time: it must not arrive."""
     priority: int = 0
     delay_secs: float = 0.0
 
@@ -68,8 +72,8 @@ class Destination:
     """True if only what is marked as a repeat may arrive again, also if it was sent again."""
     fallbacks: tuple[Destination, ...] = ()
     """Destinations of its dead letters, where its messages may arrive instead."""
-    is_retried: bool = False
-    """True if the gateway itself puts messages here, and again after the disk has refused them."""
+    forbidden: tuple[str, ...] = ()
+    """Beginnings of addresses whose messages its receiver has no right to see, or its senders to publish."""
     has_one_consumer: bool = False
     """True if messages are in order over all consumers, because one of them is active at a time."""
     exists: bool = False
@@ -210,9 +214,15 @@ class Ledger:
         one = self.publications[id - 1]
         if body != one.body():
             self.faults.append(f"{destination.name}: the body of {self.name_of(one)} has changed")
-        if now < one.sent_at + one.delay_secs and self.is_clock_steady:
+        if now + EARLY_SECS < one.sent_at + one.delay_secs and self.is_clock_steady:
             self.faults.append(
                 f"{destination.name}: {self.name_of(one)} has arrived before its delay is over"
+            )
+        if one.address.startswith(destination.forbidden or ("\0",)):
+            self.faults.append(f"{destination.name}: {self.name_of(one)} has arrived without a right")
+        if one.is_void:
+            self.faults.append(
+                f"{destination.name}: {self.name_of(one)} is the will of a client that is back"
             )
         before = destination.received[id]
         destination.received[id] += 1
@@ -236,16 +246,25 @@ class Ledger:
             destination.last[key] = max(last, one.number)
         return one
 
+    def look(self, destination: Destination, body: bytes, addresses: Iterable[str]) -> None:
+        """Note that a client has seen what stays in its queue: it must have been sent to these addresses."""
+        id = int(body.partition(b":")[0])
+        one = self.publications[id - 1] if 0 < id <= len(self.publications) else None
+        if one is None or one.body() != body or one.address not in addresses:
+            self.faults.append(f"{destination.name}: a message was seen that nobody has sent: {body[:20]!r}")
+
     def _is_marked(self, destination: Destination, one: Publication) -> bool:
         """Return True if a repeat for this destination must say that it is one."""
-        is_recorded = self._is_disk_sound or not (destination.is_session or destination.is_retried)
+        is_recorded = self._is_disk_sound or not destination.is_session
         is_single = one.attempts == 1 and not one.is_unsafe and not destination.is_copied
         return destination.is_marked and is_single and is_recorded
 
     def _may_be_late(self, destination: Destination, one: Publication) -> bool:
         """Return True if another attempt may arrive behind later messages, because the first may be gone."""
         may_expire = one.ttl_secs != NEVER
-        is_gone = may_expire or one.id in destination.excused or not self._is_disk_sound
+        is_gone = (
+            may_expire or destination.fallbacks or one.id in destination.excused or not self._is_disk_sound
+        )
         # A link sends a copy again, with a time of its own, and its target may have taken those behind it.
         is_late_copy = destination.is_copied and (may_expire or not self._is_disk_sound)
         return one.is_unsafe or is_late_copy or (one.attempts > 1 and is_gone)
@@ -277,14 +296,24 @@ class Ledger:
                 again = " again, after it was not consumed" if one.id in target.owed else ""
                 self.faults.append(f"{target.name}: {self.name_of(one)} was accepted and is missing{again}")
 
-    def check_retained(self, view: Destination, address: str) -> None:
+    def see_retained(self, destination: Destination, body: bytes) -> None:
+        """Note that a retained message was sent to a new subscription: it may have arrived before."""
+        destination.received[int(body.partition(b":")[0])] += 1
+
+    def check_retained(self, view: Destination, address: str, asked_at: float) -> None:
         """Note if a new subscriber, who got what is in `view`, was not sent what was retained last."""
         of_topic = [one for one in self.publications if one.is_retained and one.address == address]
         last = max((one.id for one in of_topic if one.is_accepted), default=0)
-        seen = max((one.id for one in of_topic if view.received[one.id]), default=0)
-        is_repeat = seen > 0 and self.publications[seen - 1].attempts > 1  # it may have come after the last
-        if seen < last and not is_repeat:
-            self.faults.append(f"{address}: message {last} is not retained, but {seen or 'nothing'}")
+        found = [one for one in of_topic if view.received[one.id]]
+        for one in found:
+            if self.is_clock_steady and one.sent_at + one.ttl_secs + LATE_SECS < asked_at:
+                self.faults.append(f"{address}: message {one.id} has expired and is retained")
+        if any(one.id >= last or one.attempts > 1 for one in found) or not last:
+            return  # a repeat may have come after the last
+        possible = [one for one in of_topic if one.id >= last or one.attempts > 1]
+        if found or not any(one.is_clearing or one.ttl_secs != NEVER for one in possible):
+            seen = max((one.id for one in found), default="nothing")
+            self.faults.append(f"{address}: message {last} is not retained, but {seen}")
 
     def check_jobs(self, jobs: Destination, results: Destination, now: float) -> None:
         """Note jobs that are gone without a result: half of their transaction has taken effect."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.connection import State
@@ -21,7 +21,7 @@ from gateway.protocols.mqtt.packets import (
 from gateway.protocols.mqtt.properties import PropertyMap, encode_list
 from gateway.protocols.mqtt.runs import Acks, Publishes
 from gateway.protocols.mqtt.spec import FAILURE, PacketType, Property, Version
-from tests.simulation.ledger import NEVER, Destination, Publication
+from tests.simulation.ledger import LATE_SECS, NEVER, Destination, Publication
 from tests.simulation.simulated_client import PADDING_BYTES, SimulatedClient, Site
 
 OUTGOING_MAX: Final = 12
@@ -61,6 +61,7 @@ class MqttClient(SimulatedClient[Event]):
         receive_max: int = 10,
         version: Version = Version.V5,
         heirs: Sequence[Destination] = (),
+        will_delay_secs: int = 0,
     ) -> None:
         """`heirs` get the will of this device: it has one if there are any."""
         super().__init__(site, name)
@@ -71,6 +72,9 @@ class MqttClient(SimulatedClient[Event]):
         self._version = version
         self._heirs = list(heirs)
         self._will: Publication | None = None  # of the connection
+        self._will_delay_secs = will_delay_secs
+        self._is_seen = True  # its last connection was lost in a way that the gateway notices
+        self._left_will: Publication | None = None  # of the last connection, while its delay may not be over
         self._machine = ClientConnection(packet_bytes_max=268_435_455)
         self._packet_id = 0
         self._unacknowledged: list[tuple[PacketType, int]] = []
@@ -101,7 +105,10 @@ class MqttClient(SimulatedClient[Event]):
         self._will = will = None
         if self._heirs:
             self._will = site.ledger.publish(self.name, f"w/{self.name}", 1, self._heirs, site.now)
-            will = Will(self._will.address, self._will.body(), 1)
+            delay: PropertyMap = {Property.WILL_DELAY_INTERVAL: self._will_delay_secs}
+            will = Will(
+                self._will.address, self._will.body(), 1, properties=delay if self._will_delay_secs else {}
+            )
         packet = Connect(self.name, self._version, self._wants_clean, 0, will, properties=properties)
         self._machine.connect(packet, 0.0)
         self._flush()
@@ -128,6 +135,16 @@ class MqttClient(SimulatedClient[Event]):
     def _note_vanished(self, how: str) -> None:
         if self._will is not None and self.is_open and how != "disconnect":
             self._site.ledger.accept(self._will)
+            self._left_will = self._will if self._will_delay_secs else None
+            self._is_seen = how != "half-open"
+
+    def _came_back(self) -> None:
+        """Note that the session was resumed: a delayed will is not published any more, unless it was due."""
+        will, away, delay = self._left_will, self._site.now - self._away_since, self._will_delay_secs
+        if will is not None and not (self._is_seen and away > delay + LATE_SECS):
+            will.is_accepted = False
+            will.is_void = away < delay and self._site.ledger.is_clock_steady
+        self._left_will = None
 
     def end_session(self) -> None:
         """Note that the session ends, or that nobody knows if there is one."""
@@ -143,9 +160,12 @@ class MqttClient(SimulatedClient[Event]):
         wanted: Sequence[Destination],
         *,
         ttl_secs: int = 0,
-        retained: bool = False,
+        **more: Any,
     ) -> bool:
-        """Publish a message. Return False if too many are on their way."""
+        """Publish a message. Return False if too many are on their way.
+
+        `more` are other fields of the publication.
+        """
         site = self._site
         if not self.is_open or len(self.outgoing) >= OUTGOING_MAX:
             return False
@@ -158,9 +178,9 @@ class MqttClient(SimulatedClient[Event]):
             site.now,
             ttl_secs=ttl_secs or NEVER,
             padding=padding,
+            **more,
         )
         one.is_unsafe = self._version is not Version.V5
-        one.is_retained = retained
         packet_id = self._new_id() if qos else 0
         if qos:
             self.outgoing[packet_id] = Unfinished(one)
@@ -227,7 +247,9 @@ class MqttClient(SimulatedClient[Event]):
             if away < self.expiry_secs:
                 site.ledger.faults.append(f"{self.name}: its session is lost after {away:.1f} s")
             self.end_session()
-        if not present:
+        if present:
+            self._came_back()
+        else:
             self._once.clear()
         self.has_session = self.expiry_secs > 0
         if self.wishes and not (present and all(one.destination.exists for one in self.wishes)):
@@ -260,7 +282,8 @@ class MqttClient(SimulatedClient[Event]):
             if qos == 2 and packet_id in self._once:
                 self._unacknowledged.append((PacketType.PUBREC, packet_id))
                 continue
-            destination = self._note(topic.decode(), data, qos, is_repeat=flags & 8 > 0)
+            # What clears a retained message has no body by which to know it.
+            destination = self._note(topic.decode(), data, flags) if data else None
             if qos == 1:
                 if destination is not None:
                     self._unread[packet_id] = destination, data
@@ -269,10 +292,13 @@ class MqttClient(SimulatedClient[Event]):
                 self._once.add(packet_id)
                 self._unacknowledged.append((PacketType.PUBREC, packet_id))
 
-    def _note(self, topic: str, body: bytes, qos: int, *, is_repeat: bool) -> Destination | None:
-        site = self._site
+    def _note(self, topic: str, body: bytes, flags: int) -> Destination | None:
+        site, qos, is_retained, is_repeat = self._site, flags >> 1 & 3, flags & 1, flags & 8 > 0
         for wish in self.wishes:
             if fits(wish.filter, topic):
+                if is_retained:
+                    site.ledger.see_retained(wish.destination, body)
+                    return wish.destination
                 by = self.name if wish.destination.name.startswith("$share") else ""
                 site.ledger.receive(wish.destination, body, by, qos=qos, is_repeat=is_repeat, now=site.now)
                 return wish.destination

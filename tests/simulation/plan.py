@@ -30,6 +30,11 @@ FEATURES: Final = (
     "delay",
     "unique",
     "large",
+    "late-wills",
+    "cleared",
+    "fast-transactions",
+    "browse",
+    "rights",
     "link-mqtt",
     "link-amqp",
     "link-fast",
@@ -38,6 +43,7 @@ FEATURES: Final = (
 )
 LINKS: Final = frozenset({"link-mqtt", "link-amqp", "link-fast"})
 OF_LINKS: Final = frozenset({"link-back", "outbox"})  # features that need a link
+OF_FAST: Final = frozenset({"fast-transactions", "browse"})
 FAULTS: Final = (
     "crash",
     "stop",
@@ -93,6 +99,10 @@ class Plan:
             features -= LINKS
         if not features & LINKS:
             features -= OF_LINKS
+        if "cleared" in features:
+            features |= {"retained"}
+        if features & OF_FAST:
+            features |= {"fast"}
         known = FAULTS + FAR_FAULTS if features & LINKS else FAULTS
         faults = frozenset(one for one in known if Random(f"{one} {seed}").random() < more)
         return cls(seed, steps, features or frozenset({"sessions"}), faults)

@@ -29,6 +29,14 @@ ROUTE: Final = (
 DELAYS_SECS: Final = (0.0, 0.5, 2.0)
 
 
+def are_dead_marked(plan: Plan) -> bool:
+    """Return True if dead letters that arrive again are marked as repeats.
+
+    A dead letter may be delivered before it is on disk. Without that commit its queue sends it there again.
+    """
+    return not plan.faults & {"crash", "full-disk", "broken-disk"}
+
+
 def _to(queue: str) -> dict[str, Any]:
     return {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue}
 
@@ -56,10 +64,11 @@ class ArgumentQueues:
             self.exchanges.append({"name": "later", "type": "x-delayed-message", "arguments": arguments})
             self.bindings.append({"source": "later", "destination": "delayed"})
             self.destinations["delayed"].is_ordered = False
-            self.destinations["delayed"].is_retried = True
+            self.destinations["delayed"].is_marked = are_dead_marked(plan)
         if "unique" in plan.features:
             self.exchanges.append({"name": "twice", "type": "fanout"})
-            self.destinations["unique"].is_deduplicated = True
+            # A paused route accepts before the id is on disk (docs/reference/guarantees.md).
+            self.destinations["unique"].is_deduplicated = not {"crash", "pause"} <= plan.faults
         if "single-active" in plan.features:
             self.destinations["single"].has_one_consumer = True
 
@@ -82,7 +91,7 @@ class ArgumentQueues:
         self._add("last", {}, is_ordered=False)
         self._add("spare", arguments | _to("last") if arguments else {}, is_ordered=False)
         for name in DEAD:
-            self.destinations[name].is_retried = True
+            self.destinations[name].is_marked = are_dead_marked(self._plan)
 
     def _add(self, name: str, arguments: dict[str, Any], *, is_ordered: bool = True) -> Destination:
         one = self._ledger.destination(name, is_ordered=is_ordered, is_marked=True)

@@ -30,17 +30,18 @@ from gateway.app.operations import pause, resume
 from gateway.broker.dead_letters import Letter
 from gateway.protocols.mqtt.spec import Version
 from gateway.settings import Http, Limits, Settings, StoreSettings
+from gateway.settings.access import AmqpPermissions, FastPermissions, MqttRules, Role
 from gateway.store import database
 from tests.configured import make_listener
 from tests.simulation.amqp_client import AmqpClient
 from tests.simulation.disk import virtual_disks
-from tests.simulation.fast_client import FastClient
+from tests.simulation.fast_client import JOBS, RESULTS, FastBrowser, FastClient, FastWorker
 from tests.simulation.ledger import Destination, Ledger
 from tests.simulation.mqtt_client import MqttClient, Wish
 from tests.simulation.network import VirtualSocketLoop
 from tests.simulation.plan import FAR_FAULTS, Plan
 from tests.simulation.process import without_threads
-from tests.simulation.queues import ArgumentQueues
+from tests.simulation.queues import ArgumentQueues, are_dead_marked
 from tests.simulation.remote import Remote, link_settings, links_of, routes_of
 from tests.simulation.simulated_gateway import Client, Course, SimulatedGateway
 from tests.simulation.virtual_clock import virtual_time
@@ -56,6 +57,18 @@ routes:
 FAST_ROUTE: Final = (
     '  - {name: to-fast, from: {endpoint: mqtt, topic: "f/#"},'
     " to: {endpoint: amqpfast, service: queue, destination: fast.q}}\n"
+)
+HUSH_ROUTE: Final = (
+    "  - {name: hush, from: {endpoint: amqp091, exchange: hush},"
+    ' to: {endpoint: mqtt, topic: "secret/{routing_key}"}}\n'
+)
+ALL: Final = {"configure": ".*", "write": ".*", "read": ".*"}
+ALL_FAST: Final = {"write": "*", "read": "*", "create": "*", "browse": "*"}
+RIGHTS: Final = Role(
+    mqtt=MqttRules(publish="#", subscribe="#", deny_publish="closed/#", deny_subscribe="secret/#"),
+    amqp091={"/": AmqpPermissions(**ALL)},
+    amqpfast={"/": FastPermissions(queues=ALL_FAST, topics=ALL_FAST)},
+    hold=True,
 )
 RELOADED: Final = (
     '  - {name: more, from: {endpoint: mqtt, topic: "more/#"}, to: {endpoint: amqp091, queue: near}}\n'
@@ -99,11 +112,14 @@ class Simulation:
         self.ledger = course.ledger
         self.random = course.random
         self.remote: Remote | None = None
+        self.browser: FastBrowser | None = None
         self._course = course
         self._mapping = mapping
         fast = FAST_ROUTE if "fast" in plan.features else ""
         self._queues = ArgumentQueues(plan, self.ledger)
         self._routes = MAPPING + fast + self._queues.routes + routes_of(plan)
+        if "rights" in plan.features:
+            self._routes += HUSH_ROUTE
         self._addresses: dict[str, list[Destination]] = {}
         mapping.write_text(self._routes)
         self._make_clients()
@@ -145,7 +161,7 @@ class Simulation:
         for one in queues.values():
             one.exists = True
         queues["ttl"].fallbacks = (queues["dead"],)
-        queues["dead"].is_retried = True
+        queues["dead"].is_marked = are_dead_marked(self.plan)
         version = Version.V311 if has("mqtt311") else Version.V5
         self.near.devices.append(MqttClient(self.near, "writer", expiry_secs=EXPIRY_SECS, version=version))
         self.near.devices.append(MqttClient(self.near, "passer", expiry_secs=EXPIRY_SECS))
@@ -166,16 +182,45 @@ class Simulation:
             to = ledger.destination("session single", is_once=True)
             self._add_device("single", [Wish("once/#", 2, to)])
             self._addresses["in/a"] = [to]
-        if has("wills"):
-            to = ledger.destination("session heir")
-            self._add_device("heir", [Wish("w/#", 1, to)])
-            heirs = [] if self.plan.faults & {"full-disk", "broken-disk"} else [to]
-            self.near.devices.append(MqttClient(self.near, "mortal", heirs=heirs))
+        if has("wills") or has("late-wills"):
+            self._make_mortals()
+        if has("rights"):
+            self._make_spies()
         if has("fast"):
             self._make_fast_clients()
         if has("retained"):
             self._addresses["r/a"] = self._addresses["r/b"] = []
+            if has("cleared"):
+                to = ledger.destination("session watcher", is_once=True)
+                self._add_device("watcher", [Wish("r/#", 2, to)])
+                self._addresses["r/a"] = self._addresses["r/b"] = [to]
         self._make_programs(queues)
+
+    def _make_spies(self) -> None:
+        """Add clients that subscribe to what they may not read, and publish to what they may not write."""
+        near, ledger = self.near, self.ledger
+        spied = ledger.destination("spied", is_ordered=False)
+        spied.forbidden = ("hush/",)
+        for name, topic_filter in (("spy", "secret/#"), ("mole", "$share/spies/secret/#"), ("snoop", "#")):
+            near.devices.append(
+                MqttClient(near, name, expiry_secs=EXPIRY_SECS, wishes=[Wish(topic_filter, 2, spied)])
+            )
+        closed = ledger.destination("session closed")
+        closed.forbidden = ("closed/",)
+        self._add_device("closed", [Wish("closed/#", 2, closed)])
+        self._addresses |= {"hush/a": [], "closed/a": []}
+
+    def _make_mortals(self) -> None:
+        near, faults = self.near, self.plan.faults
+        to = self.ledger.destination("session heir")
+        self._add_device("heir", [Wish("w/#", 1, to)])
+        heirs = [] if faults & {"full-disk", "broken-disk"} else [to]
+        if "wills" in self.plan.features:
+            near.devices.append(MqttClient(near, "mortal", heirs=heirs))
+        if "late-wills" in self.plan.features:
+            near.devices.append(
+                MqttClient(near, "patient", expiry_secs=EXPIRY_SECS, heirs=heirs, will_delay_secs=3)
+            )
 
     def _make_programs(self, queues: dict[str, Destination]) -> None:
         has = self.plan.features.__contains__
@@ -213,9 +258,18 @@ class Simulation:
         topic = self.ledger.destination("fast topic")
         queue.exists = True
         near.fast_clients.append(FastClient(near, "fast sender"))
-        near.fast_clients.append(
-            FastClient(near, "fast reader", consumed={"queue fast.q": queue, "topic fast.t": topic})
-        )
+        consumed = {"queue fast.q": queue, "topic fast.t": topic}
+        if "fast-transactions" in self.plan.features:
+            jobs, results = (self.ledger.destination(f"fast {name}") for name in ("jobs", "results"))
+            jobs.exists = results.exists = True
+            near.fast_clients.append(FastWorker(near, "fast worker", jobs, results))
+            self._addresses[f"queue {JOBS}"] = [jobs]
+            consumed[f"queue {RESULTS}"] = results
+        reader = FastClient(near, "fast reader", consumed=consumed)
+        near.fast_clients.append(reader)
+        if "browse" in self.plan.features:
+            self.browser = FastBrowser(near, "fast browser", queue)
+            near.fast_clients.append(self.browser)
         self._addresses |= {"queue fast.q": [queue], "topic fast.t": [topic], "f/a": [queue]}
 
     def _add_device(self, name: str, wishes: list[Wish]) -> None:
@@ -253,15 +307,23 @@ class Simulation:
                 "exchanges": (
                     {"name": "in", "type": "fanout"},
                     {"name": "out", "type": "fanout"},
+                    {"name": "hush", "type": "fanout"},
                     *self._queues.exchanges,
                 ),
                 "bindings": tuple(self._queues.bindings),
             },
         }
+        if "rights" in self.plan.features:
+            given["roles"] = {"all": RIGHTS}
+            given["default_roles"] = {"anonymous": ("all",), "guest": ("all",)}
         if "fast" in self.plan.features:
-            names = {"queues": ["fast.q"], "topics": ["fast.t"]}
+            names = {"queues": ["fast.q", JOBS, RESULTS], "topics": ["fast.t"]}
             given["listeners"]["amqpfast"] = make_listener(
-                protocol="amqpfast", host=LOOPBACK, port=0, virtual_hosts={"/": {"destinations": names}}
+                protocol="amqpfast",
+                host=LOOPBACK,
+                port=0,
+                virtual_hosts={"/": {"destinations": names}},
+                commit_confirms="acked",  # others may be on their way to the worker
             )
         return Settings(**given)
 
@@ -350,6 +412,9 @@ class Simulation:
 
     def _client_acts(self) -> None:
         random, addresses = self.random, self._addresses
+        if self.browser is not None and random.random() < 0.1:
+            self.browser.look()
+            return
         kind = random.random()
         if kind < 0.75 and addresses:
             address = random.choice(sorted(addresses))
@@ -372,9 +437,7 @@ class Simulation:
         ttl = random.choice((1, 5, 60)) if "expiry" in self.plan.features and random.random() < 0.4 else 0
         for _ in range(count):
             if address.startswith("r/"):
-                device = self._publisher_of(address)
-                assert isinstance(device, MqttClient)
-                device.publish(address, 1, wanted, retained=True)
+                self._retain(address)
                 continue
             client = self._publisher_of(address)
             if isinstance(client, AmqpClient | FastClient):
@@ -384,6 +447,17 @@ class Simulation:
                 ttl = 0
             client.publish(address, random.choice((0, 1, 2)), wanted, ttl_secs=ttl)
 
+    def _retain(self, address: str) -> None:
+        random, device = self.random, self._publisher_of(address)
+        assert isinstance(device, MqttClient)
+        if "cleared" not in self.plan.features:
+            device.publish(address, 1, (), is_retained=True)
+        elif random.random() < 0.2:
+            device.publish(address, random.choice((1, 2)), (), is_retained=True, is_clearing=True)
+        else:
+            ttl, qos = random.choice((0, 0, 2, 60)), random.choice((0, 1, 2))
+            device.publish(address, qos, self._addresses[address], ttl_secs=ttl, is_retained=True)
+
     def _publisher_of(self, address: str) -> Client:
         """Return a client that publishes to an address, connected or about to be."""
         remote, near = self.remote, self.near
@@ -392,13 +466,13 @@ class Simulation:
             one = remote.publishers[address]
         elif " " in address:
             one = near.fast_clients[0]
-        elif address.startswith(("/", "in/", "out/", "later/", "twice/")):
+        elif address.startswith(("/", "in/", "out/", "later/", "twice/", "hush/")):
             one = near.programs[0]
         else:
             one = near.devices[0 if self.random.random() < 0.7 else 1]
         if one.wire is None:
             one.connect()
-        return near.devices[1] if address.startswith("r/") else one
+        return near.devices[1] if address.startswith(("r/", "closed/")) else one
 
     def _reconnect(self, one: Client) -> None:
         if isinstance(one, MqttClient):
@@ -557,9 +631,10 @@ class Simulation:
         viewer = MqttClient(self.near, "viewer", wishes=[Wish("r/#", 1, view)])
         self.near.devices.append(viewer)
         viewer.connect()
+        asked_at = self.now
         await self._until_quiet()
         for address in ("r/a", "r/b"):
-            self.ledger.check_retained(view, address)
+            self.ledger.check_retained(view, address, asked_at)
 
     async def _check(self) -> None:
         ledger = self.ledger
@@ -573,7 +648,9 @@ class Simulation:
         await self._fair_turns(3)
         dropped = sum(gateway.counted_drops()["queue_full"] for gateway in self.gateways)
         ledger.check_missing(self.now, dead, dropped)
-        ledger.check_jobs(ledger.destinations["jobs"], ledger.destinations["done"], self.now)
+        for jobs, results in (("jobs", "done"), ("fast jobs", "fast results")):
+            if jobs in ledger.destinations:
+                ledger.check_jobs(ledger.destinations[jobs], ledger.destinations[results], self.now)
         for one in self._clients:
             if not one.is_quiet:
                 ledger.faults.append(f"{one.name}: waits for the gateway: {one.waits_for()}")

@@ -24,6 +24,7 @@ from unittest.mock import patch
 
 from gateway.broker.deduplication import ID_BYTES_MAX, KIND
 from gateway.broker.mqtt.received_ids import DurableReceivedIds
+from gateway.broker.mqtt.retained import RetainedTopics
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.store.group import Key
@@ -68,6 +69,7 @@ class Ledger:
         self._appended: list[Appended] = []  # in this wake-up
         self._ids: list[tuple[Log, int]] = []  # in this wake-up: packet ids that no target has accepted
         self._seen: list[Key] = []  # in this wake-up: message ids beside their messages
+        self._retained: set[str] = set()  # in this wake-up: senders of messages that were retained or cleared
 
     # In the loop.
 
@@ -80,6 +82,9 @@ class Ledger:
     def seen(self, key: Key) -> None:
         self._seen.append(key)
 
+    def retain(self, message: Message) -> None:
+        self._retained.add(message.sender.client)
+
     def settle(self, log: Log, positions: Sequence[int] | range) -> None:
         if isinstance(positions, range):
             self._settled_runs[log.id].append(positions)
@@ -91,11 +96,12 @@ class Ledger:
         given = [one for one in self._appended if one.log.kind != INCOMING]
         for log, position in self._ids:
             own = [one for one in given if any(row.sender.client == log.name for row in one.messages)]
-            self._claim((log, position), own, f"packet id at {position} of {log.name!r}")
+            if own or log.name not in self._retained:  # only retained: by key, with the id
+                self._claim((log, position), own, f"packet id at {position} of {log.name!r}")
         for key in self._seen:
             own = [one for one in given if any(_is_of(row, key) for row in one.messages)] or given
             self._claim(key, own, f"message id {key!r}")
-        self._appended, self._ids, self._seen = [], [], []
+        self._appended, self._ids, self._seen, self._retained = [], [], [], set()
 
     def _claim(self, id: Place | Key, own: list[Appended], what: str) -> None:
         if not own:
@@ -158,6 +164,7 @@ def watched(*, ids_alone: bool) -> Iterator[list[str]]:
     faults: list[str] = []
     ledgers: dict[int, tuple[Store, Ledger]] = {}
     made, appended, put, flush = Store.__init__, Store.append, Store.put_with_messages, Store.flush
+    retain = RetainedTopics.set_retained
     settlements = {name: getattr(Store, name) for name in ("settle", "settle_beside")}
     write = DurableReceivedIds._write
 
@@ -185,6 +192,11 @@ def watched(*, ids_alone: bool) -> Iterator[list[str]]:
 
         return settle
 
+    def set_retained(retained: RetainedTopics, message: Message) -> bool:
+        if retained._store is not None:
+            of(retained._store).retain(message)
+        return retain(retained, message)
+
     def put_beside(store: Store, kind: str, key: Any, value: bytes) -> None:
         if kind == KIND and store.healthy:
             of(store).seen(key)
@@ -203,6 +215,7 @@ def watched(*, ids_alone: bool) -> Iterator[list[str]]:
         replacements: list[tuple[type, str, Callable[..., None]]] = [
             (Store, "__init__", open_store),
             (Store, "append", append),
+            (RetainedTopics, "set_retained", set_retained),
             (Store, "put_with_messages", put_beside),
             (Store, "flush", flush_store),
             (DurableReceivedIds, "_write", write_id),
