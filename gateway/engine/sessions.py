@@ -419,7 +419,7 @@ class SharedSessions:
             self.clients.deny_opening(opening, found.user)
             return
         owner = Owner(incarnation, found.epoch)
-        if found.ended_queue:
+        if found.ended_queue and found.before is None:  # else that owner deletes it when it has released it
             self._delete(found.ended_queue)
         self.count += found.earlier is None
         self._count_earlier(found, -1)
@@ -505,7 +505,9 @@ class SharedSessions:
         if found.present:
             self._count_earlier(found, 1)
         if found.before is None:
-            self._release(operation.key, found.epoch, found.given_back)
+            self._release(
+                operation.key, found.epoch, found.given_back, queue=found.queue if found.present else ""
+            )
 
     def _cancel(self, operation: OpenSession, queue: str, *, is_counted: bool) -> None:
         """Undo an operation, which may not have been committed, because its client was not accepted.
@@ -613,16 +615,22 @@ class SharedSessions:
         self.elsewhere.begin_leaving(session.user, session.weight)
         if session.has_queue and is_held:
             self._ending.add(session)
-        writer.leave(operation, partial(self._left, session, publish))
+        writer.leave(operation, partial(self._left, session, publish, is_held))
         if session.has_queue and is_held:
             self._queues.end(session, partial(self._free, session))
 
     def _left(
-        self, session: ClientSession, publish: Done | None, reply: Reply[LeftSession], requested_at: LeaseTime
+        self,
+        session: ClientSession,
+        publish: Done | None,
+        is_held: bool,
+        reply: Reply[LeftSession],
+        requested_at: LeaseTime,
     ) -> None:
         """Process the reply to a LeaveSession that was submitted at `requested_at` (loop-clock seconds).
 
-        Its queue is deleted if the session has ended; a will that the reply has claimed is published.
+        The queue of an ended session is deleted; if this replica has consumed it (`is_held`), when it is
+        released. A will that the reply has claimed is published.
         """
         self._forget_idle(session)
         key, epoch = SessionKey(DOMAIN, session.client_id), session.owner.epoch
@@ -635,13 +643,13 @@ class SharedSessions:
             self._consumable.discard((key.client, epoch))
             if session in self._ending:
                 self._ended.add(session)
-            elif session.has_queue:
+            elif session.has_queue and not is_held:
                 self._delete(session.queue)
         elif not session.has_queue:  # it belongs to another owner, who waits for the release
             self._release(key, epoch)
-        elif left_session is None:
+        elif left_session is None and not is_held:
             self._check_queue(key, session.queue)
-        else:
+        elif left_session is not None:
             owed = {name for name, (on, _) in session.unbound.items() if not on}
             if owed and self.on_keys_to_unbind is not None:
                 self.on_keys_to_unbind(AbsentSession(key, epoch, session.user, session.queue, {}), owed)
@@ -657,8 +665,8 @@ class SharedSessions:
     def _check_queue(self, key: SessionKey, queue: str) -> None:
         """Delete a queue if, by the database, it is not the queue of the session `key`.
 
-        Called for a session that this replica no longer owns. After a restore of the database from a backup
-        no other replica would delete the queue.
+        Called for a session that this replica no longer owns and whose queue it has not consumed. After a
+        restore of the database from a backup no other replica would delete the queue.
         """
 
         def on_view(reply: Reply[SessionView | None]) -> None:
@@ -681,17 +689,22 @@ class SharedSessions:
         else:
             key = SessionKey(DOMAIN, session.client_id)
             fingerprints = encode_fingerprints(session.fingerprints(given_back))
-            self._release(key, session.owner.epoch, fingerprints)
+            self._release(key, session.owner.epoch, fingerprints, queue=session.queue)
 
-    def _release(self, key: SessionKey, epoch: int, given_back: bytes = b"") -> None:
+    def _release(self, key: SessionKey, epoch: int, given_back: bytes = b"", *, queue: str = "") -> None:
         """Submit a ReleaseSession: the owner in `epoch` does not consume the queue any more.
 
-        `given_back` has the encoded fingerprints of requeued messages.
+        `given_back` has the encoded fingerprints of requeued messages. If the queue's name `queue` is given,
+        and the session has another queue by then, or has ended, the queue is deleted. A next owner that has
+        started clean leaves that to this one: RabbitMQ (3.10) closes the connection of a replica whose
+        consumer is starting while its queue is deleted.
         """
         self._releases += 1
 
-        def on_released(reply: Reply[None]) -> None:
+        def on_released(reply: Reply[str]) -> None:
             self._releases -= 1
+            if queue and reply.value is not None and reply.value != queue:
+                self._delete(queue)
             self._consumable.discard((key.client, epoch))
             session = self.clients.session_of(key.client)
             if session is not None and session in self._waiting:

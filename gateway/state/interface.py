@@ -182,8 +182,8 @@ class OpenedSession(NamedTuple):
 
     `epoch` is the epoch of this opening. `present` is True if an earlier session is resumed, with `contents`.
     `before` is an earlier owner that may still consume the queue, or None. `ended_queue` is the queue of an
-    earlier session that has ended: the caller deletes it and submits ForgetQueue. `given_back` has the
-    fingerprints that an earlier owner stored with ReleaseSession.
+    earlier session that has ended: it must be deleted, with ForgetQueue then, when `before` has released it.
+    `given_back` has the fingerprints that an earlier owner stored with ReleaseSession.
 
     If `refused` is True, the session belongs to another user (`user`), and nothing was changed. `wills` has
     the epoch and message of each will of an earlier connection that was claimed for the caller, who publishes
@@ -305,11 +305,12 @@ class LeaveSession(OfSession, Operation[LeftSession]):
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseSession(OfSession, Operation[None]):
+class ReleaseSession(OfSession, Operation[str]):
     """Record that an owner no longer consumes the session's queue.
 
     `epoch` is that of the owner, which may be an earlier one. `given_back` has the fingerprints of the
-    messages that it has requeued, for the next owner. The reply is never FENCED.
+    messages that it has requeued, for the next owner. The reply is never FENCED; its value is the name of the
+    session's present queue, or "" if the session has no queue or has ended.
     """
 
     epoch: int

@@ -308,7 +308,7 @@ class Sessions:
             return Reply(OperationOutcome.DONE, found)
         if isinstance(operation, ReleaseSession):
             self._release(operation, row)
-            return DONE
+            return Reply(OperationOutcome.DONE, "" if row is None else row.queue)
         if isinstance(operation, SettleWill):
             self._wills.remove((*operation.key, operation.epoch))
             return DONE

@@ -63,7 +63,8 @@ def test_a_late_owner_does_not_declare_it_again(
         one.until(lambda: any(it.has_channel for it in one.engine._connection.consumers._consumers.values()))
         way.stall("down")
         Client(other.mqtt, "late", clean=True).leave()
-        until(lambda: not is_there(rabbitmq, queue))
+        with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
+            connection.channel().queue_delete(queue)  # as a replica does whose claim to it is later
         consumers = one.ask(lambda: one.engine._connection.consumers)
         (found,) = [it for it in consumers._consumers.values() if it.target.queue == queue]
         one.ask(lambda: consumers._cancelled_by_broker(found.channel, found.name))

@@ -1040,6 +1040,25 @@ def test_a_client_that_a_restored_database_does_not_have_is_lost_with_its_queue(
     assert one.here == {"kept": kept}
 
 
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_queue_is_deleted_by_the_owner_that_consumes_it(two: tuple[World, World], is_here: bool) -> None:
+    """RabbitMQ closes the connection of a replica whose consumer begins while the queue is deleted.
+
+    `is_here`: the client is still connected to that owner when it starts clean at the other replica.
+    """
+    one, other = two
+    before = one.let_in("c")
+    if not is_here:
+        one.leave("c")
+        one.run()
+    other.let_in("c", clean=True)
+    one.run()
+    assert not one.deleted + other.deleted
+    one.ends.pop(before)([])
+    one.run()
+    assert (one.deleted, other.deleted) == ([before.queue], [])
+
+
 def test_a_session_that_moves_keeps_its_queue(two: tuple[World, World]) -> None:
     one, other = two
     before = one.let_in("c")
