@@ -59,6 +59,13 @@ class ImportResult:
         """Add a finding about a setting that could not be imported, or was imported differently."""
         self.findings.append(Finding(severity, code, text, str(file or self.source), line, column))
 
+    def leave_out(self, text: str, *at: Any) -> None:
+        """Add a warning about a setting that was not imported.
+
+        `at` are line, file and column of the setting, as far as they are known.
+        """
+        self.add_finding(Severity.WARNING, "untaken", text, *at)
+
     def refuse_file(self, text: str, *at: Any) -> None:
         """Mark the file as not of the expected kind, so that nothing is written, and add an error.
 

@@ -103,12 +103,7 @@ def import_file(file: Path, folder: Path) -> ImportResult:
         elif not KEY.fullmatch(line.key):
             made.refuse_file("not a line of a mosquitto.conf", *line.position)
         elif line.key not in MEANINGLESS:
-            made.add_finding(
-                Severity.WARNING,
-                "untaken",
-                f"{line.key} is not supported and was not imported",
-                *line.position,
-            )
+            made.leave_out(f"{line.key} is not supported and was not imported", *line.position)
     first = listeners[0].options
     if len(listeners) > 1 and not first.keys() & {"port", "bind_address"}:
         default = listeners.pop(0)  # it does not exist, but its other keys apply to all listeners
@@ -244,9 +239,7 @@ def _rules(made: ImportResult, line: ConfigurationLine) -> None:
             made.add_finding(Severity.NOTE, "role", text, *one.position)
             continue
         if one.key not in ("topic", "pattern"):
-            made.add_finding(
-                Severity.WARNING, "untaken", f"{one.key} is not supported and was not imported", *one.position
-            )
+            made.leave_out(f"{one.key} is not supported and was not imported", *one.position)
             continue
         words = one.value.split(None, 1)
         access, topic = words if words[0] in _ACCESS and len(words) > 1 else ["readwrite", one.value]

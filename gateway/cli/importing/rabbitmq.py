@@ -63,11 +63,7 @@ def import_file(file: Path, folder: Path) -> ImportResult:
         elif component == UPSTREAM and isinstance(value, dict):
             _upstream(made, one, value, document)
         else:
-            made.add_finding(
-                Severity.WARNING,
-                "untaken",
-                f"parameter {component} {name!r} is not supported and was not imported",
-            )
+            made.leave_out(f"parameter {component} {name!r} is not supported and was not imported")
     return made
 
 
@@ -86,7 +82,7 @@ def _without_streams(made: ImportResult, document: dict[str, Any]) -> dict[str, 
             f"queue {name!r} is a stream, which is not supported; the queue and its bindings were not"
             " imported"
         )
-        made.add_finding(Severity.WARNING, "untaken", text)
+        made.leave_out(text)
     result = {
         **document,
         "queues": [one for one in _rows(document, "queues") if not _is_stream(one)],
@@ -125,10 +121,8 @@ def _end(made: ImportResult, name: str, side: str, value: dict[str, Any]) -> str
     urls = [uris] if isinstance(uris, str) else [str(one) for one in uris]
     protocol = value.get(f"{side}-protocol", HERE)
     if protocol != HERE:
-        made.add_finding(
-            Severity.WARNING,
-            "untaken",
-            (f"shovel {name!r}: {side}-protocol {protocol} is not supported; the shovel was not imported"),
+        made.leave_out(
+            f"shovel {name!r}: {side}-protocol {protocol} is not supported; the shovel was not imported"
         )
         return None
     if all(not urlsplit(one).hostname for one in urls):
@@ -146,7 +140,7 @@ def _link(made: ImportResult, name: str, urls: list[str]) -> str | None:
         for one in plain:
             parse_url(one)
     except ValueError as error:
-        made.add_finding(Severity.WARNING, "untaken", f"link {name!r}: {error}")
+        made.leave_out(f"link {name!r}: {error}")
         return None
     if any("?" in one for one in urls):
         made.add_finding(
@@ -176,11 +170,7 @@ def _shovel(made: ImportResult, name: str, value: dict[str, Any]) -> None:
         captures = key
         origin |= {"exchange": str(exchange), "binding_key": key}
     elif queue is None:
-        made.add_finding(
-            Severity.WARNING,
-            "untaken",
-            f"shovel {name!r}: not imported, because it names neither a queue nor an exchange",
-        )
+        made.leave_out(f"shovel {name!r}: not imported, because it names neither a queue nor an exchange")
         return
     elif source == HERE:
         origin |= {"exchange": "", "routing_key": str(queue)}
@@ -234,13 +224,13 @@ def _upstream(
                 f"policy {policy.get('name')!r}: federated queues are not supported; the policy was"
                 " not imported"
             )
-            made.add_finding(Severity.WARNING, "untaken", text)
+            made.leave_out(text)
             continue
         try:
             pattern = Regex(str(policy.get("pattern", "")))
         except RegexError as error:
             text = f"policy {policy.get('name')!r}: its pattern is not a valid regular expression: {error}"
-            made.add_finding(Severity.WARNING, "untaken", text)
+            made.leave_out(text)
             continue
         for exchange in _rows(document, "exchanges"):
             if exchange.get("vhost", "/") == host and pattern.search(str(exchange.get("name"))):
