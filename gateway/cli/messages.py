@@ -176,7 +176,7 @@ def subscribe(
     """Print messages as they arrive, one per line. Exit code 1 if --seconds end before --count messages."""
     from gateway.cli.publish_subscribe import (
         MessagePrinter,
-        MessageSelection,
+        SubscribeOptions,
         address_of,
         check_version,
         demand,
@@ -190,8 +190,7 @@ def subscribe(
     printer = MessagePrinter(count, as_json)
     check_version(target, mqtt_version, byte_order)
     own = protocol_commands(target, timeout, ca_file)
-    selection = MessageSelection(selector, selector_type, unreliable)
-    if selection != MessageSelection() and (own is None or service == "peer"):
+    if (selector or selector_type or unreliable) and (own is None or service == "peer"):
         raise typer.BadParameter("--selector and --unreliable are for queues and topics of AMQP/Fast")
     if unreliable and (browse or transaction is not None):
         raise typer.BadParameter("--unreliable cannot be combined with --browse or --transaction")
@@ -200,15 +199,9 @@ def subscribe(
     if (own is None or service == "peer") and (browse or transaction is not None or save is not None):
         raise typer.BadParameter("--browse, --transaction and --save are for queues and topics of AMQP/Fast")
     if own is not None:
-        interrupted = own.subscribe(
-            address_of(target, service=service, destination=destination),
-            printer.show,
-            seconds=seconds,
-            browse=browse,
-            transaction=transaction,
-            save=save,
-            selection=selection,
-        )
+        options = SubscribeOptions(selector, selector_type, unreliable, browse, transaction, save)
+        address = address_of(target, service=service, destination=destination)
+        interrupted = own.subscribe(address, printer.show, seconds, options)
         printer.remaining = None if interrupted else printer.remaining
     else:
         address_options = {"topic": topic, "queue": queue, "exchange": exchange, "binding_key": binding_key}

@@ -28,7 +28,7 @@ from gateway.settings.mqtt import ByteOrder
 
 __all__ = [
     "MessagePrinter",
-    "MessageSelection",
+    "SubscribeOptions",
     "address_of",
     "body_of",
     "build_message",
@@ -108,16 +108,21 @@ def check_version(target: LinkUrl, version: str, byte_order: str) -> None:
         raise typer.BadParameter("--byte-order needs --mqtt-version 3.1 or mqipdp")
 
 
-class MessageSelection(NamedTuple):
-    """Selection of messages of an AMQP/Fast destination by a selector; "" selects all.
+class SubscribeOptions(NamedTuple):
+    """Options for receiving messages of an AMQP/Fast destination.
 
-    `selector_type` is the MIME type of the selector's language. With `unreliable` messages are not
-    acknowledged.
+    `selector` selects messages, "" all; `selector_type` is the MIME type of its language. With `unreliable`
+    messages are not acknowledged. With `browse` waiting messages are shown without being consumed.
+    `transaction` is the number of messages in each transaction; the last transaction may have fewer. `save`
+    is a folder in which bodies are saved.
     """
 
     selector: str = ""
     selector_type: str = ""
     unreliable: bool = False
+    browse: bool = False
+    transaction: int | None = None
+    save: Path | None = None
 
 
 class ProtocolCommands(Protocol):
@@ -137,15 +142,7 @@ class ProtocolCommands(Protocol):
         """Publish one message whose body is the content of `file`. Return "" or the reason of a refusal."""
 
     def subscribe(
-        self,
-        address: Address,
-        show: Show,
-        *,
-        seconds: float | None,
-        browse: bool,
-        transaction: int | None,
-        save: Path | None,
-        selection: MessageSelection,
+        self, address: Address, show: Show, seconds: float | None, options: SubscribeOptions
     ) -> bool:
         """Pass arriving messages to `show`.
 

@@ -22,7 +22,7 @@ from typing import Final
 
 import trio
 
-from gateway.cli.publish_subscribe import MessageSelection, Show
+from gateway.cli.publish_subscribe import Show, SubscribeOptions
 from gateway.egress.amqpfast.channel import ClientChannel
 from gateway.egress.amqpfast.client import ConnectionLost, RefusedByServer, ServerUnreachable, connect
 from gateway.egress.amqpfast.handles import ConsumerHandle, FastDelivery, PeerStream
@@ -40,7 +40,6 @@ PREFETCH: Final = 100
 STDIN: Final = 0
 READ_BYTES: Final = 65_536
 MEGABYTE: Final = 1_000_000
-EVERYTHING: Final = MessageSelection()
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class FastCommands:
 
     async def _send(self, message: Message, transaction: int | None, show: Show) -> None:
         """Connect and send a message; with `transaction`, send the lines of its body in transactions."""
-        address, head = _address(message), encode_properties(message)
+        address, head = message.address, encode_properties(message)
         async with connect(self.target, ca_file=self.ca_file, timeout_secs=self.timeout_secs) as client:
             channel = await client.channel(transacted=transaction is not None)
             sender = await channel.sender(address.scope, address.name)
@@ -118,7 +117,7 @@ class FastCommands:
 
     async def _upload_once(self, message: Message, file: Path, restartable: bool) -> None:
         """Connect and send a file as one message; if `restartable`, continue an interrupted transfer."""
-        address, head = _address(message), encode_properties(message)
+        address, head = message.address, encode_properties(message)
         async with connect(
             self.target,
             client_name=self._name(address, file),
@@ -143,35 +142,18 @@ class FastCommands:
     # Receiving.
 
     def subscribe(
-        self,
-        address: Address,
-        show: Show,
-        *,
-        seconds: float | None,
-        browse: bool = False,
-        transaction: int | None = None,
-        save: Path | None = None,
-        selection: MessageSelection = EVERYTHING,
+        self, address: Address, show: Show, seconds: float | None, options: SubscribeOptions
     ) -> bool:
         """Pass messages to `show` until it returns False, `seconds` are over, or the user interrupts.
 
-        Each message is acknowledged after `show` has returned. `transaction` is the number of messages in
-        each transaction; the last transaction may have fewer. With `browse`, waiting messages are shown
-        without being consumed. `save` is a folder in which bodies are saved. If the destination is a peer
-        service, copy bytes instead, from standard input to the service and from the service to standard
-        output, until the service closes. Return True if the user interrupted. Raises LinkError.
+        Each message is acknowledged after `show` has returned. If the destination is a peer service, copy
+        bytes instead, from standard input to the service and from the service to standard output, until the
+        service closes. Return True if the user interrupted. Raises LinkError.
         """
-        return trio.run(self._subscribe, address, show, seconds, browse, transaction, save, selection)
+        return trio.run(self._subscribe, address, show, seconds, options)
 
     async def _subscribe(
-        self,
-        address: Address,
-        show: Show,
-        seconds: float | None,
-        browse: bool,
-        transaction: int | None,
-        save: Path | None,
-        selection: MessageSelection,
+        self, address: Address, show: Show, seconds: float | None, options: SubscribeOptions
     ) -> bool:
         """Run `_receive` until it ends, `seconds` are over, or the user interrupts.
 
@@ -185,7 +167,7 @@ class FastCommands:
             if seconds is not None:
                 scope.deadline = trio.current_time() + seconds
             try:
-                await self._receive(address, show, browse, transaction, save, selection)
+                await self._receive(address, show, options)
             except LinkError as error:
                 failure = error  # raised again outside of the nursery, which would wrap it
             scope.cancel()
@@ -193,15 +175,7 @@ class FastCommands:
             raise failure
         return interrupted.is_set()
 
-    async def _receive(
-        self,
-        address: Address,
-        show: Show,
-        browse: bool,
-        transaction: int | None,
-        save: Path | None,
-        selection: MessageSelection,
-    ) -> None:
+    async def _receive(self, address: Address, show: Show, options: SubscribeOptions) -> None:
         """Connect, and pass the messages of a destination to `show` until it returns False."""
         async with connect(
             self.target,
@@ -212,20 +186,20 @@ class FastCommands:
             if address.scope == "peer":
                 await _exchange(await client.stream(address.name))
                 return
-            channel = await client.channel(transacted=transaction is not None)
-            if browse:
+            channel = await client.channel(transacted=options.transaction is not None)
+            if options.browse:
                 deliveries = channel.browse(
                     address.scope,
                     address.name,
-                    selector=selection.selector,
-                    selector_type=selection.selector_type,
+                    selector=options.selector,
+                    selector_type=options.selector_type,
                 )
                 async with aclosing(deliveries) as waiting:
                     async for delivery in waiting:
-                        if not show(delivery.message, await _saved(delivery, save)):
+                        if not show(delivery.message, await _saved(delivery, options.save)):
                             break
             else:
-                await _consume(channel, address, show, transaction, save, selection)
+                await _consume(channel, address, show, options)
 
 
 async def _exchange(stream: PeerStream) -> None:
@@ -254,44 +228,32 @@ async def _exchange(stream: PeerStream) -> None:
 
 
 async def _begin(
-    channel: ClientChannel, address: Address, prefetch: int, selection: MessageSelection
+    channel: ClientChannel, address: Address, prefetch: int, options: SubscribeOptions
 ) -> ConsumerHandle:
     return await channel.consume(
         address.scope,
         address.name,
         prefetch=prefetch,
-        selector=selection.selector,
-        selector_type=selection.selector_type,
-        unreliable=selection.unreliable,
+        selector=options.selector,
+        selector_type=options.selector_type,
+        unreliable=options.unreliable,
     )
 
 
-async def _consume(
-    channel: ClientChannel,
-    address: Address,
-    show: Show,
-    transaction: int | None,
-    save: Path | None,
-    selection: MessageSelection,
-) -> None:
+async def _consume(channel: ClientChannel, address: Address, show: Show, options: SubscribeOptions) -> None:
     """Consume messages, and pass them to `show` until it returns False."""
-    if transaction is not None:
-        await _consume_in_transactions(channel, address, show, transaction, save, selection)
+    if options.transaction is not None:
+        await _consume_in_transactions(channel, address, show, options.transaction, options)
         return
-    async for delivery in await _begin(channel, address, PREFETCH, selection):
-        wants = show(delivery.message, await _saved(delivery, save))
+    async for delivery in await _begin(channel, address, PREFETCH, options):
+        wants = show(delivery.message, await _saved(delivery, options.save))
         await channel.ack(delivery)
         if not wants:
             break
 
 
 async def _consume_in_transactions(
-    channel: ClientChannel,
-    address: Address,
-    show: Show,
-    count: int,
-    save: Path | None,
-    selection: MessageSelection,
+    channel: ClientChannel, address: Address, show: Show, count: int, options: SubscribeOptions
 ) -> None:
     """Pass messages to `show`, and commit after each `count` messages, or when `show` returns False.
 
@@ -301,13 +263,13 @@ async def _consume_in_transactions(
     requeued.
     """
     window = max(size for size in range(1, PREFETCH + 1) if count % size == 0)
-    consumer = await _begin(channel, address, window, selection)
+    consumer = await _begin(channel, address, window, options)
     received_count, wants = 0, True
     while wants:
         deliveries: list[FastDelivery] = []
         while wants and len(deliveries) < window:
             delivery = await anext(consumer)
-            wants = show(delivery.message, await _saved(delivery, save))
+            wants = show(delivery.message, await _saved(delivery, options.save))
             deliveries.append(delivery)
         received_count += len(deliveries)
         ends = not wants or received_count % count == 0
@@ -345,10 +307,6 @@ async def _stop_when_interrupted(scope: trio.CancelScope, interrupted: trio.Even
         async for _ in received:
             interrupted.set()
             scope.cancel()
-
-
-def _address(message: Message) -> Address:
-    return message.address
 
 
 class ProgressLine:
