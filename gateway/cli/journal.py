@@ -5,7 +5,6 @@ The commands read the files, beside a running gateway or without one.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +13,7 @@ import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile, settings_of
+from gateway.cli.pipeline.traffic import Begin, End, check_span
 from gateway.cli.progress import progress_bar
 from gateway.errors import PipelineError
 
@@ -150,12 +150,8 @@ def export(
     route: Annotated[
         list[str] | None, typer.Option(help="Route whose rows are exported; default: all; may repeat.")
     ] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Earliest time of receipt, ISO 8601.")
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Time before which rows were received, ISO 8601.")
-    ] = None,
+    since: Begin = None,
+    until: End = None,
 ) -> None:
     """Write rows into one file for other programs, without Spark.
 
@@ -170,6 +166,8 @@ def export(
         from gateway.pipeline.columns import BY_NAME
         from gateway.pipeline.journal.export import ExportSelection
         from gateway.pipeline.journal.export import export as job
+        from gateway.pipeline.journal.options import microseconds_of
+        from gateway.pipeline.times import moment
     except ImportError as error:
         raise PipelineError(
             "the export needs pyarrow, which is not installed: pip install 'gateway[parquet]'"
@@ -178,9 +176,8 @@ def export(
     names = None if columns is None else [name.strip() for name in columns.split(",")]
     if names is not None and (unknown := [name for name in names if name not in BY_NAME]):
         raise typer.BadParameter(f"unknown column {unknown[0]!r}; known: {', '.join(BY_NAME)}")
-    from_us, to_us = (None if text is None else _micros(text) for text in (since, until))
-    if from_us is not None and to_us is not None and from_us >= to_us:
-        raise typer.BadParameter(f"--since {since} must be before --until {until}")
+    check_span(since, until)
+    from_us, to_us = (None if text is None else microseconds_of(moment(text)) for text in (since, until))
     shards = None if shard is None else chosen_shards(reader, shard)
     chosen = ExportSelection(shards, frozenset(route) if route else None, from_us, to_us)
     to = parquet or arrow
@@ -192,12 +189,3 @@ def export(
     except OSError as error:
         raise PipelineError(f"{to} cannot be written: {error.strerror}") from error
     typer.echo(f"{rows} rows in {to}" + (f", {missing} missing in the journal" if missing else ""))
-
-
-def _micros(text: str) -> int:
-    try:
-        time_ = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is not a time in ISO 8601; write 2026-05-01T06:00:00Z") from error
-    elapsed = (time_ if time_.tzinfo else time_.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
-    return elapsed // timedelta(microseconds=1)

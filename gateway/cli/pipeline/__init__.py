@@ -15,19 +15,8 @@ from gateway.cli.groups import group_of
 FILES: Final = {
     name: name
     for name in (
-        *(
-            "archive",
-            "backtest",
-            "bundle",
-            "check",
-            "lineage",
-            "rates",
-            "reconcile",
-            "replay",
-            "schema",
-            "ship",
-        ),
-        "table",
+        *("archive", "backtest", "bundle", "check", "lineage", "rates", "reconcile", "replay"),
+        *("schema", "ship", "table"),
     )
 }
 """Module of each command, by the command's name."""

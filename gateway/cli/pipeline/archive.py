@@ -9,11 +9,11 @@ import typer
 
 from gateway.cli.options import ConfigFile
 from gateway.cli.pipeline.common import (
+    Follow,
     JournalFolder,
     Master,
     SparkOption,
     SummaryFile,
-    installed,
     journal_of,
     progress,
     start_session,
@@ -52,9 +52,7 @@ def archive(
     grace_minutes: Annotated[
         int, typer.Option(min=0, help="Parquet: time that merged or deleted files stay on disk.")
     ] = 60,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Continue as the journal is written.")
-    ] = False,
+    follow: Follow = False,
     every: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="Interval between two runs, with --follow.")
     ] = 60.0,
@@ -84,7 +82,6 @@ def archive(
                 f"--follow is only for parquet and tables; for {format_} start the command again"
             )
         folder = journal_of(journal, config)
-        installed()
         spark = start_session("archive", master, conf, formats=[format_])
         options = _ArchiveOptions(
             folder, to, format_, keep_days, file_mib, checkpoint, grace_minutes, not skip_lost

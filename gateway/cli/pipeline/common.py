@@ -31,6 +31,7 @@ JournalFolder = Annotated[
         help="Folder or URI of the journal; default: that of the configuration.",
     ),
 ]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Continue as the journal is written.")]
 Master = Annotated[
     str | None,
     typer.Option(help="Spark master; default: that of spark-submit, else all cores of this machine."),

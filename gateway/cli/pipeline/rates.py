@@ -9,16 +9,16 @@ import typer
 
 from gateway.cli.options import ConfigFile
 from gateway.cli.pipeline.common import (
+    Follow,
     JournalFolder,
     Master,
     SparkOption,
     SummaryFile,
     check_file,
-    installed,
     progress,
     start_session,
 )
-from gateway.cli.pipeline.traffic import Archive, check_span, recorded_in
+from gateway.cli.pipeline.traffic import Archive, Begin, End, check_span, recorded_in
 
 app = typer.Typer()
 
@@ -30,12 +30,8 @@ def rates(
     archive: Archive = None,
     window: Annotated[str, typer.Option(help="Length of a window, in Spark's notation.")] = "1 minute",
     clients: Annotated[bool, typer.Option("--clients", help="Also group by client.")] = False,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Earliest time of receipt, ISO 8601.")
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Time before which rows were received, ISO 8601.")
-    ] = None,
+    since: Begin = None,
+    until: End = None,
     to: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Folder, table or database for the rates.")
     ] = None,
@@ -52,9 +48,7 @@ def rates(
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="HTML page with charts to write.")
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Continue as the journal is written.")
-    ] = False,
+    follow: Follow = False,
     late: Annotated[
         str, typer.Option(help="Longest time that a window waits for unsettled messages.")
     ] = "10 minutes",
@@ -78,7 +72,6 @@ def rates(
             )
         check_span(since, until)
         folder = recorded_in(journal, archive, config)
-        installed()
         options: dict[str, Any] = {"window": window, "clients": clients, "report": report, "tell": progress}
         options |= {"format_": format_}
         spark = start_session("rates", master, conf, formats=[format_], archive=archive)

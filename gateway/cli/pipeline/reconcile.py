@@ -18,7 +18,6 @@ from gateway.cli.pipeline.common import (
     Master,
     SparkOption,
     SummaryFile,
-    installed,
     progress,
     start_session,
     tolerance_of,
@@ -95,7 +94,6 @@ def reconcile(
     with write_summary("reconcile", summary) as made:
         allowed = tolerance_of(tolerance)
         check_span(begin, end)
-        installed()
         spark = start_session("reconcile", master, conf, archive=archive)
         from gateway.pipeline.failures import plainly
         from gateway.pipeline.jobs import reconcile as job

@@ -15,7 +15,6 @@ from gateway.cli.pipeline.common import (
     SparkOption,
     SummaryFile,
     check_file,
-    installed,
     progress,
     start_session,
 )
@@ -84,7 +83,6 @@ def replay(
         access = _access(url, password_file, timeout, ca_file)
         protocol = access.target.protocol
         to = _to(protocol, topic, exchange, routing_key, queue, service, destination)
-        installed()
         spark = start_session("replay", master, conf, archive=archive)
         from gateway.pipeline.failures import plainly
         from gateway.pipeline.jobs import replay as job
@@ -133,13 +131,10 @@ def _send_rows(
 
 
 def _access(url: str, password_file: Path | None, timeout: float, ca_file: str | None) -> ConnectionOptions:
+    from gateway.cli.publish_subscribe import target_of
     from gateway.clients.wire import ConnectionOptions
-    from gateway.settings import parse_url
 
-    try:
-        target = parse_url(url)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    target = target_of(url)
     if password_file is not None:
         target = target._replace(password=password_file.read_text(encoding="utf-8").rstrip("\r\n"))
     return ConnectionOptions(target, timeout, ca_file)

@@ -10,11 +10,11 @@ import typer
 from gateway.cli.exits import Exit
 from gateway.cli.options import ConfigFile
 from gateway.cli.pipeline.common import (
+    Follow,
     JournalFolder,
     Master,
     SparkOption,
     SummaryFile,
-    installed,
     journal_of,
     progress,
     start_session,
@@ -55,9 +55,7 @@ def table(
             help="Field of the body with the event time, such as sent.at, or sent.at:s if it counts seconds.",
         ),
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Continue as the journal is written.")
-    ] = False,
+    follow: Follow = False,
     checkpoint: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Folder of the position, for a named table.")
     ] = None,
@@ -100,7 +98,6 @@ def table(
 
     with write_summary("table", summary) as made:
         mappings = mappings_of(files or [], config)
-        installed()
         allowed = tolerance_of(tolerance)
         spark = start_session("table", master, conf, formats=[format_])
         from gateway.pipeline.failures import plainly
