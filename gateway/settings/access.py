@@ -12,11 +12,11 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict, field_serializer
+from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
 from gateway.protocols.mqtt.data_types import is_filter
 from gateway.regexes import Regex, RegexError
-from gateway.settings.endpoints import masked_url
+from gateway.settings.endpoints import MaskedUrl
 from gateway.settings.limits import Section
 
 PLACEHOLDER: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
@@ -210,11 +210,11 @@ class HttpAuthorizer(Section):
     exchange.
     """
 
-    vhost_url: str = Field(pattern=r"^https?://[^/#]+[^#]*$")
+    vhost_url: MaskedUrl = Field(pattern=r"^https?://[^/#]+[^#]*$")
     """URL for checks of virtual hosts; receives `username` and `vhost`."""
-    resource_url: str = Field(pattern=r"^https?://[^/#]+[^#]*$")
+    resource_url: MaskedUrl = Field(pattern=r"^https?://[^/#]+[^#]*$")
     """URL for checks of queues and exchanges; also receives `resource`, `name` and `permission`."""
-    topic_url: str = Field(pattern=r"^https?://[^/#]+[^#]*$")
+    topic_url: MaskedUrl = Field(pattern=r"^https?://[^/#]+[^#]*$")
     """URL for checks of routing keys of topic exchanges; also receives `routing_key`, for MQTT
     `variable_map.client_id`."""
     method: Literal["get", "post"] = "post"
@@ -236,7 +236,3 @@ class HttpAuthorizer(Section):
     cache_entries_max: int = Field(100_000, ge=16)
     """Cached responses, of 1 KiB each on average. With more, the user who has most loses the oldest. One
     action needs up to six."""
-
-    @field_serializer("vhost_url", "resource_url", "topic_url")
-    def _hidden(self, url: str) -> str:
-        return masked_url(url)

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
-from pydantic import AfterValidator, Field, SecretStr, Strict, field_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    Strict,
+    field_serializer,
+    model_validator,
+)
 
 from gateway.documents import suggestion
 from gateway.errors import MASK, ConfigurationError, without_users
@@ -328,6 +336,10 @@ def masked_url(url: str) -> str:
     return urlunsplit(SplitResult(parts.scheme, netloc, parts.path, query, parts.fragment))
 
 
+MaskedUrl = Annotated[str, PlainSerializer(masked_url, when_used="json")]
+"""URL whose password and query are masked in JSON, in which the configuration is shown."""
+
+
 class OutboxSettings(Section):
     """Limits of the messages that wait for a link in one outbox.
 
@@ -364,10 +376,10 @@ class Remote(Section):
     This is the base class of links and of the RabbitMQ engine.
     """
 
-    url: str | None = None
+    url: MaskedUrl | None = None
     """URL of the broker: `amqps://user@host:port/virtual-host`, `mqtts://user@host:port`,
     `wss://user@host:port/path` or `amqpfasts://user@host:port/virtual-host`."""
-    urls: Annotated[tuple[str, ...], Strict(False)] = ()
+    urls: Annotated[tuple[MaskedUrl, ...], Strict(False)] = ()
     """Further URLs of the same protocol, for nodes of one cluster. They are tried in turn when a connection
     fails."""
     username: str | None = None
@@ -411,14 +423,6 @@ class Remote(Section):
         if self.reconnect_min_secs > self.reconnect_max_secs:
             raise ValueError("reconnect_min_secs must not be greater than reconnect_max_secs")
         return self
-
-    @field_serializer("url")
-    def _hidden(self, url: str | None) -> str | None:
-        return None if url is None else masked_url(url)
-
-    @field_serializer("urls")
-    def _all_hidden(self, urls: tuple[str, ...]) -> list[str]:
-        return [masked_url(url) for url in urls]
 
     @property
     def all_urls(self) -> tuple[str, ...]:

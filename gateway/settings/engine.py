@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Discriminator, Field, Tag, field_serializer, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from gateway.protocols.amqp091.dialect import AMQP091
-from gateway.settings.endpoints import FilePath, Remote, masked_url, secret_from
+from gateway.settings.endpoints import FilePath, MaskedUrl, Remote, secret_from
 from gateway.settings.limits import Section
 
 EMBEDDED: Final = "embedded"
@@ -32,7 +32,7 @@ class EmbeddedEngine(Section):
 class StateDatabase(Section):
     """PostgreSQL database, version 15 or later, in which replicas store their state."""
 
-    url: str
+    url: MaskedUrl
     """URL `postgresql://user@host:port/database`, with options of libpq after a `?`, such as
     `sslmode=verify-full&sslrootcert=/etc/ssl/ca.pem`. Several hosts, separated by commas, are tried in turn
     for one that is writable."""
@@ -48,10 +48,6 @@ class StateDatabase(Section):
         if self.password_file is not None and parts.password is not None:
             raise ValueError("set the password once: in the url, or in password_file")
         return self
-
-    @field_serializer("url")
-    def _hidden(self, url: str) -> str:
-        return masked_url(url)
 
     def password(self) -> str:
         """Return the password in `password_file`. Raises ConfigurationError if it cannot be read."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, Strict, field_serializer, model_validator
+from pydantic import AfterValidator, Field, Strict, model_validator
 
-from gateway.settings.endpoints import QUOTED, FilePath, masked_url, port_of
+from gateway.settings.endpoints import QUOTED, FilePath, MaskedUrl, port_of
 from gateway.settings.limits import Section
 
 SYMMETRIC: Final = frozenset(("HS256", "HS384", "HS512"))
@@ -46,7 +46,7 @@ def _http_url(url: str) -> str:
     return url
 
 
-HttpUrl = Annotated[str, AfterValidator(_http_url)]
+HttpUrl = Annotated[MaskedUrl, AfterValidator(_http_url)]
 
 
 class UsersBackend(Section):
@@ -138,10 +138,6 @@ class JwtBackend(Section):
             )
         return self
 
-    @field_serializer("keys_url")
-    def _hidden(self, url: str | None) -> str | None:
-        return None if url is None else masked_url(url)
-
 
 class HttpBackend(Section):
     """Back end that queries an HTTP server by the protocol of RabbitMQ's `rabbitmq_auth_backend_http`.
@@ -170,10 +166,6 @@ class HttpBackend(Section):
     """Time in seconds that a response is cached; `deny` is cached for 10 % of it. 0 disables the cache."""
     cache_entries_max: int = Field(10_000, ge=1)
     """Cached responses of each kind."""
-
-    @field_serializer("user_url")
-    def _hidden(self, url: str) -> str:
-        return masked_url(url)
 
 
 Backend = Annotated[

@@ -9,9 +9,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Final, Self
 
-from pydantic import Field, field_serializer, model_validator
+from pydantic import Field, model_validator
 
-from gateway.settings.endpoints import masked_url
+from gateway.settings.endpoints import MaskedUrl
 from gateway.settings.limits import Section
 
 NEEDS: Final = ("opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
@@ -27,7 +27,7 @@ class TracingSettings(Section):
     enabled: bool = False
     """True if messages are traced. Otherwise trace headers of messages pass unchanged, and tracing costs
     nothing."""
-    url: str | None = Field(None, pattern=r"^https?://")
+    url: MaskedUrl | None = Field(None, pattern=r"^https?://")
     """URL of the collector, such as `http://collector:4318/v1/traces`. Absent: the URL in OpenTelemetry's own
     variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `..._HEADERS`, `..._CERTIFICATE`), else port 4318 of this
     machine."""
@@ -38,10 +38,6 @@ class TracingSettings(Section):
     """Traced messages per second, whatever senders request; further messages pass untraced."""
     service: str = Field("gateway", min_length=1, max_length=200)
     """`service.name` of all spans; `service.instance.id` is `replica`."""
-
-    @field_serializer("url")
-    def _hidden(self, url: str | None) -> str | None:
-        return None if url is None else masked_url(url)
 
     @model_validator(mode="after")
     def _installed(self) -> Self:

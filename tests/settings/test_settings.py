@@ -314,7 +314,7 @@ def test_a_link_has_several_urls_with_names_of_their_own(tmp_path: Path) -> None
     assert link.addresses == ("first:5671", "[::1]:7", "third:5671")
     assert link.target() == LinkUrl("amqp091", True, "first", 5671, "/", "bob", "")
     assert link.target(1) == LinkUrl("amqp091", False, "::1", 7, "v", "bob", "one")
-    assert link.model_dump()["urls"] == [f"amqp://ann:{MASK}@[::1]:7/v", "amqps://third"]
+    assert link.model_dump(mode="json")["urls"] == [f"amqp://ann:{MASK}@[::1]:7/v", "amqps://third"]
     variables = {"GATEWAY_LINKS__ERP__URLS": "[amqp://a, amqp://b]"}
     assert load_settings(None, variables).links["erp"].addresses == ("a:5672", "b:5672")
 

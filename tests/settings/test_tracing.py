@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import ConfigurationError
-from gateway.settings import load_settings, tracing
+from gateway.settings import load_settings, masked_yaml, tracing
 
 
 def test_without_its_packages_it_is_an_error_that_says_what_to_install(
@@ -32,3 +32,11 @@ def test_what_cannot_be_is_refused(tmp_path: Path, line: str) -> None:
     with pytest.raises(ConfigurationError) as told:
         load_settings(file, {})
     assert told.value.line == 2
+
+
+def test_the_password_of_the_collector_is_sent_there_and_masked_elsewhere() -> None:
+    """The tracer is built from the model's values."""
+    url = "https://ann:secret@collector:4318/v1/traces?key=secret"
+    settings = load_settings(None, {"GATEWAY_TRACING__URL": url})
+    assert settings.tracing.model_dump()["url"] == url
+    assert "secret" not in masked_yaml(settings)
