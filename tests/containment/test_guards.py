@@ -154,12 +154,8 @@ def starve(gateway: Running, protocol: str) -> None:
             one.stream.mark()
 
 
-@pytest.mark.parametrize("protocol", ["amqp091", "amqpfast"])
-def test_a_fault_behind_the_encoding_costs_the_consumer_and_no_message(
-    monkeypatch: pytest.MonkeyPatch, gateway: Running, bystander: Mqtt, counted: Counter[str], protocol: str
-) -> None:
-    kind, name = (Deliverer, "deliver_many") if protocol == "amqp091" else (Notifier, "notify_many")
-    real = getattr(kind, name)
+def failing_once(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method `real`, which raises ODD when it is called for the first time."""
     armed = [True]
 
     def once(self: Any, *others: Any) -> Any:
@@ -167,6 +163,15 @@ def test_a_fault_behind_the_encoding_costs_the_consumer_and_no_message(
             armed.clear()
             raise ODD
         return real(self, *others)
+
+    return once
+
+
+@pytest.mark.parametrize("protocol", ["amqp091", "amqpfast"])
+def test_a_fault_behind_the_encoding_costs_the_consumer_and_no_message(
+    monkeypatch: pytest.MonkeyPatch, gateway: Running, bystander: Mqtt, counted: Counter[str], protocol: str
+) -> None:
+    kind, name = (Deliverer, "deliver_many") if protocol == "amqp091" else (Notifier, "notify_many")
 
     def consumer() -> Amqp | Fast:
         if protocol == "amqp091":
@@ -180,7 +185,7 @@ def test_a_fault_behind_the_encoding_costs_the_consumer_and_no_message(
 
     bodies = [b"%d" % number for number in range(20)]
     with consumer() as first:
-        monkeypatch.setattr(kind, name, once)
+        monkeypatch.setattr(kind, name, failing_once(getattr(kind, name)))
         if protocol == "amqp091":
             with Amqp(gateway).open() as publisher:
                 publisher.publish("", "q", *bodies)
@@ -201,22 +206,13 @@ def test_a_fault_behind_the_encoding_costs_the_consumer_and_no_message(
 def test_a_fault_behind_the_encoding_of_what_waited_for_a_reply_costs_no_message(
     monkeypatch: pytest.MonkeyPatch, gateway: Running, bystander: Mqtt, counted: Counter[str]
 ) -> None:
-    real = Notifier.notify_many
-    armed = [True]
-
-    def once(self: Any, *others: Any) -> Any:
-        if armed:
-            armed.clear()
-            raise ODD
-        return real(self, *others)
-
     bodies = [b"%d" % number for number in range(20)]
     with Fast(gateway).open() as first, Fast(gateway).open() as second:
         handle, other = first.handle("held"), second.handle("held")
         first.ask(fm.HandleFlow(handle, flow_pause=True))
         first.consume(handle)
         second.put(other, *bodies)
-        monkeypatch.setattr(Notifier, "notify_many", once)
+        monkeypatch.setattr(Notifier, "notify_many", failing_once(Notifier.notify_many))
         first.say(fm.HandleFlow(handle), fm.HandleFlow(handle, first.machine.new_tag(1)))
         first.rest()
         second.consume(other)
