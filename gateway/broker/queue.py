@@ -337,8 +337,19 @@ class Queue:
         """
         return messages
 
+    @property
+    def memory_reaches_end(self) -> bool:
+        """True if the next message can follow those in memory, whose positions are consecutive.
+
+        Settled messages may lie between what an earlier process has left in the store and the next position.
+        """
+        return not self._ready or self._first + len(self._ready) == self.next
+
     def put(self, messages: list[Message]) -> None:
-        """Append messages in memory, without delivering them to consumers yet."""
+        """Append messages in memory, without delivering them to consumers yet.
+
+        `memory_reaches_end` must be True.
+        """
         if not self._ready:
             self._first = self.next  # what was on disk alone may have ended before
         self._ready.extend(messages)
@@ -366,7 +377,7 @@ class Queue:
             withdrawn.append(ready[place])
             ready[place] = HOLE
         self.subtract_from_size(withdrawn)
-        while ready and ready[-1] is HOLE and self.next == self._first + len(ready):
+        while ready and ready[-1] is HOLE and self.memory_reaches_end:
             ready.pop()
             self.next -= 1
         self._resume_if_drained()

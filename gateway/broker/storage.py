@@ -301,8 +301,9 @@ class QueueStorage(PagedLog):
         return queued
 
     def _memory_full(self) -> bool:
+        """Return True if new messages are only written to disk, because memory cannot take them now."""
         queue = self._queue
-        if self.restrained:
+        if self.restrained or not queue.memory_reaches_end:
             return True
         return (
             len(queue) - self.count >= self._messages_max

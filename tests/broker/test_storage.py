@@ -292,3 +292,40 @@ def _transient(body: bytes) -> Message:
 
 def _durable(body: bytes) -> Message:
     return Message(amqp_address("", "q"), body, durable=True, sender=SENDER)
+
+
+def test_a_message_keeps_its_position_behind_messages_that_the_disk_has_refused(tmp_path: Path) -> None:
+    """Otherwise its acknowledgement settles another position, and it is delivered again after a restart."""
+    disk = Disk()
+    limits = {"memory_messages_max": 2, "memory_bytes_max": 1 << 20}
+    with Opened(tmp_path, factory=disk.factory()) as one:
+        queue = Queue("q")
+        kept = QueueStorage(queue, one.store, one.store.log("queue", "q"), **limits)
+        publish(queue, [_durable(b"0"), _durable(b"1")])
+        publish(queue, [_durable(b"on disk alone")])
+        assert one.commit() is ACCEPTED
+        disk.fault = "disk is full"
+        publish(queue, [_durable(b"refused")])
+        assert one.commit() is not ACCEPTED
+        disk.fault = ""
+        one.until_healthy(True)
+        taken = [queue.take(), queue.take()]
+        loaded: list[bool] = []
+        kept.when_loaded(lambda: loaded.append(True))
+        one.until(lambda: loaded)
+        publish(queue, [_durable(b"new")])
+        assert one.commit() is ACCEPTED
+        taken.append(queue.take())
+        if queue.loading:
+            loaded.clear()
+            kept.when_loaded(lambda: loaded.append(True))
+            one.until(lambda: loaded)
+        taken.append(queue.take())
+        rows = [row for row in taken if row is not None]
+        assert [row[1].body for row in rows] == [b"0", b"1", b"on disk alone", b"new"]
+        queue.acknowledged([row[0] for row in rows])
+        assert one.commit() is ACCEPTED
+    with Opened(tmp_path) as one:
+        queue = Queue("q")
+        QueueStorage(queue, one.store, one.store.log("queue", "q"), **limits)
+        assert len(queue) == 0
