@@ -26,7 +26,7 @@ from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import environment
 from tests.interop.servers import program
 
-PATIENCE_SECS: Final = 30.0
+PATIENCE_SECS: Final = 120.0
 PORTS: Final = {1883: "mqtt", 5672: "amqp091", 3018: "amqpfast"}
 GOES_ON: Final = re.compile(r"^gateway subscribe (?!.*--count)|^python consume\.py|&$")
 OPERATORS: Final = re.compile(r"gateway (clients|sessions|queues|retained|deadletters|tokens) ")

@@ -67,8 +67,10 @@ class Authority:
             builder = builder.add_revoked_certificate(row.build())
         signed = builder.sign(self.key, hashes.SHA256())
         before = self.crl.stat().st_mtime_ns if self.crl.exists() else 0
-        self.crl.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-        os.utime(self.crl, ns=(before + 1_000_000, before + 1_000_000))
+        whole = self.crl.with_suffix(".new")  # a gateway must not read half of it
+        whole.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        os.utime(whole, ns=(before + 1_000_000, before + 1_000_000))
+        whole.rename(self.crl)
 
 
 class Tls(Mqtt):

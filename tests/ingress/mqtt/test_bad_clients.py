@@ -20,7 +20,7 @@ from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_o
 
 STORM: Final = 10_000
 KNOWN_TURNS: Final = 20  # so many short ones, and a client is quick, however long its CONNECT took
-STORM_SECS_MAX: Final = 120.0  # on a machine that has much else to do
+STORM_SECS_MAX: Final = 300.0  # on a machine that has much else to do
 SPARE_DESCRIPTORS: Final = 1_000
 RESET: Final = struct.pack("ii", 1, 0)  # a close that leaves nothing behind
 
