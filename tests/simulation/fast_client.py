@@ -224,11 +224,13 @@ class FastWorker(FastClient):
         self._work: list[tuple[int, Publication]] = []
         self._committing: list[tuple[Publication, Publication]] = []  # jobs and results
         self._commit_tag = 0
+        self._rollback_tag = 0  # until its reply, what arrives belongs to the transaction that has ended
 
     def _forget(self) -> None:
         super()._forget()
         self._work.clear()
         self._committing.clear()
+        self._rollback_tag = 0
 
     def _open_channels(self) -> None:
         self._channel = self._consuming = self._machine.open_channel(transacted=True, confirm=False)
@@ -246,7 +248,8 @@ class FastWorker(FastClient):
             site.ledger.faults.append(
                 f"{self._jobs.name}: {site.ledger.name_of(job)} comes again after its transaction"
             )
-        self._work.append((number, job))
+        if not self._rollback_tag:
+            self._work.append((number, job))
 
     def _work_on(self) -> None:
         is_due = len(self._work) >= (1 if self._site.is_ending else WORKS_AT)
@@ -263,7 +266,8 @@ class FastWorker(FastClient):
             self._committing.append((job, result))
         machine.ack(self._channel, work[-1][0])
         if site.random.random() < ROLLED_BACK and not site.is_ending:
-            machine.send(m.ChannelRollback(self._channel))
+            self._rollback_tag = machine.new_tag(self._channel)
+            machine.send(m.ChannelRollback(self._channel, self._rollback_tag))
             site.trace(self.name, "rolls back", [job.id for job, _ in self._committing])
             self._committing.clear()
             return
@@ -273,6 +277,8 @@ class FastWorker(FastClient):
 
     def _replied(self, event: Replies) -> None:
         super()._replied(event)
+        if any(handle == NO_HANDLE and tag == self._rollback_tag for _, handle, tag, _, _ in event.rows):
+            self._rollback_tag = 0
         if any(handle == NO_HANDLE and tag == self._commit_tag for _, handle, tag, _, _ in event.rows):
             self._site.trace(self.name, "has committed")
             for job, result in self._committing:
@@ -283,7 +289,7 @@ class FastWorker(FastClient):
     @property
     def is_quiet(self) -> bool:
         """True if nothing of it is on its way."""
-        return super().is_quiet and not (self._work or self._committing)
+        return super().is_quiet and not (self._work or self._committing or self._rollback_tag)
 
 
 class FastBrowser(FastClient):

@@ -263,7 +263,10 @@ class Ledger:
         """Return True if another attempt may arrive behind later messages, because the first may be gone."""
         may_expire = one.ttl_secs != NEVER
         is_gone = (
-            may_expire or destination.fallbacks or one.id in destination.excused or not self._is_disk_sound
+            may_expire
+            or bool(destination.fallbacks)
+            or one.id in destination.excused
+            or not self._is_disk_sound
         )
         # A link sends a copy again, with a time of its own, and its target may have taken those behind it.
         is_late_copy = destination.is_copied and (may_expire or not self._is_disk_sound)
