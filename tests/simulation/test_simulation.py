@@ -20,7 +20,7 @@ from tests.simulation.shrinking import report, shrink
 from tests.simulation.simulation import simulate
 
 pytestmark = pytest.mark.interpreted
-SEEDS: Final = 40
+SEEDS: Final = 32
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
