@@ -226,7 +226,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     RetainedReads: ("_lines",),
     SharedRetained: ("_unsure",),
     Retaining: ("_later", "_queues"),
-    EngineSession: ("_binding", "_waiting"),
+    EngineSession: ("_binding", "_blocked", "_waiting"),
     AbsentReview: ("_pending_unbinds",),
     SharedSessions: ("_after_releases", "_waiting"),
     SessionWriter: ("_flying", "_leaving", "_callbacks"),

@@ -24,7 +24,7 @@ from gateway.egress.amqp091.consumer import AmqpLinkConsumer
 from gateway.egress.amqp091.publisher import AmqpLinkPublisher
 from gateway.egress.amqp091.session import CONTENT_FAULTS, POLITE, PUBLISH_METHOD, VERSION
 from gateway.egress.connection import QueueLinkConnection
-from gateway.engine.consumers import ClusterConsumer, Consumers, Done
+from gateway.engine.consumers import ClusterConsumer, Consumers, Done, QueueOwner
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection, Delivery
 from gateway.protocols.amqp091.events import (
@@ -134,8 +134,8 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         self._stream.mark()
 
     @abstractmethod
-    def handle_checks_complete(self) -> None:
-        """Handle that all existence checks of queues have had their replies."""
+    def handle_queue_ready(self, target: QueueOwner) -> None:
+        """Handle that replies to clients need not wait for the queue of `target` any more."""
 
     # Events.
 

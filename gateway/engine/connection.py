@@ -22,7 +22,7 @@ from gateway.engine.arguments import type_arguments
 from gateway.engine.bindings import Bindings
 from gateway.engine.cluster import ClusterConnection, DeclarationRequest
 from gateway.engine.cluster_clock import ClusterClock, dead_lettered_at
-from gateway.engine.consumers import Done
+from gateway.engine.consumers import Done, QueueOwner
 from gateway.engine.names import Names
 from gateway.engine.publisher import EnginePublisher
 from gateway.model.properties import Headers, Value, ValueType, string
@@ -70,8 +70,8 @@ class ConnectionSession(Protocol):
     def start_serving(self) -> None:
         """Handle that all exchanges and queues that the engine needs exist, and all channels are open."""
 
-    def handle_checks_complete(self) -> None:
-        """Handle that all existence checks of queues have had their replies."""
+    def handle_queue_ready(self, target: QueueOwner) -> None:
+        """Handle that replies to clients need not wait for the queue of `target` any more."""
 
     def deliver(self, wire: bytes, raw: bytes, body: Body) -> None:
         """Process a message of the replica's queue: encoded address, encoded content header, and body."""
@@ -164,9 +164,9 @@ class EngineConnection(ClusterConnection):
             method = m.QueueBind(*binding) if on else m.QueueUnbind(*binding)
             self.declare(method, partial(session.bindings.set_bound, key, on))
 
-    def handle_checks_complete(self) -> None:
-        """Inform the session that all existence checks of queues have had their replies."""
-        self._session.handle_checks_complete()
+    def handle_queue_ready(self, target: QueueOwner) -> None:
+        """Inform the session that replies to clients need not wait for the queue of `target` any more."""
+        self._session.handle_queue_ready(target)
 
     def delete_queue(self, queue: str, done: Done | None = None) -> None:
         """Delete the queue of a session that has ended; `done` is called when the broker has confirmed that.

@@ -22,6 +22,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -113,8 +114,8 @@ class ConsumerConnection(Protocol):
     def open_channel(self) -> int:
         """Open another channel. Return its number."""
 
-    def handle_checks_complete(self) -> None:
-        """Handle that all existence checks of queues have had their replies, or no queue is awaited now."""
+    def handle_queue_ready(self, target: QueueOwner) -> None:
+        """Handle that replies to clients need not wait for the queue of `target` any more."""
 
 
 class ClusterConsumer:
@@ -126,6 +127,7 @@ class ClusterConsumer:
         "channel",
         "ending",
         "has_channel",
+        "is_checked",
         "name",
         "names",
         "on_finished",
@@ -140,6 +142,7 @@ class ClusterConsumer:
         self.names: set[str] = set()  # consumer tags for which messages may still arrive
         self.channel = 0
         self.has_channel = False  # True once its channel is assigned
+        self.is_checked = False  # True while the check of its queue has no reply
         self.ending = False
         self.requeued_contents: list[Content] = []  # contents that are requeued when it ends
         self.returning: RequeueingConsumer | None = None  # requeueing in progress
@@ -306,7 +309,7 @@ class Consumers:
             return True
         if channel != self._checking or not self._checks:
             return False
-        lacking = self._checks.popleft()
+        lacking = self._take_check()
         self._checking = self._broker.open_channel()  # the other checks are repeated there
         self._report_own_queue(lacking, there=False)
         if isinstance(lacking, ClusterConsumer):
@@ -319,8 +322,6 @@ class Consumers:
             elif lacking.done is not None:
                 lacking.done()
             self._removed()
-        if not self._checks:
-            self._broker.handle_checks_complete()
         return True
 
     def _handle_missing_queue(self, consumer: ClusterConsumer, text: str) -> None:
@@ -373,12 +374,13 @@ class Consumers:
             return
         log.info("queue missing, declared", queue=consumer.target.queue)
         self._declare(consumer)
+        self._announce_if_ready(consumer.target)
 
     def process_method(self, channel: int, method: m.Method) -> bool:
         """Process a method on a channel of the consumers. Return False for other channels."""
         if channel == self._checking:
             if self._checks and isinstance(method, CHECK_REPLIES):
-                found = self._checks.popleft()
+                found = self._take_check()
                 self._sent -= 1
                 self._send_checks()
                 self._report_own_queue(found, there=True)
@@ -386,6 +388,7 @@ class Consumers:
                     found.target.set_backlog(method.message_count)
                     self._bind(found, list(found.target.unbound))
                     self._consume(found)
+                    self._announce_if_ready(found.target)
                 elif isinstance(found, RequeueingConsumer) and isinstance(method, m.QueueDeclareOk):
                     self._return(found, method.message_count)
                 elif isinstance(found, UnusedQueue) and isinstance(method, m.QueueDeclareOk):
@@ -395,8 +398,6 @@ class Consumers:
                     self._removed()
                     if found.done is not None:
                         found.done()
-                if not self._checks:
-                    self._broker.handle_checks_complete()
             return True
         if channel not in self._channels:
             return False
@@ -427,10 +428,20 @@ class Consumers:
         return self._live
 
     @property
-    def has_pending_queues(self) -> bool:
-        """True if keys wait to be bound because their queues are being checked, or if a queue is awaited."""
-        return bool(self._awaited) or any(
-            isinstance(one, ClusterConsumer) and one.target.unbound for one in self._checks
+    def awaited(self) -> AbstractSet[QueueOwner]:
+        """Owners of queues that are not consumed yet, and for which replies to clients wait."""
+        return self._awaited
+
+    def is_pending(self, target: QueueOwner) -> bool:
+        """Return True if replies to clients wait for the queue of `target`.
+
+        It is awaited, or keys of it wait to be bound because it is being checked.
+        """
+        consumer = self._consumers.get(target)
+        return target in self._awaited or (
+            consumer is not None
+            and bool(target.unbound)
+            and (consumer.is_checked or consumer in self._lacking)
         )
 
     def consumes(self, target: QueueOwner) -> bool:
@@ -560,7 +571,16 @@ class Consumers:
             self._removing += 1
             self._check(self._removals.popleft())
 
+    def _take_check(self) -> Check:
+        """Remove the oldest check, which has its reply, and return it."""
+        found = self._checks.popleft()
+        if isinstance(found, ClusterConsumer):
+            found.is_checked = False
+        return found
+
     def _check(self, check: Check) -> None:
+        if isinstance(check, ClusterConsumer):
+            check.is_checked = True
         self._checks.append(check)
         self._send_checks()
 
@@ -648,10 +668,12 @@ class Consumers:
 
     def _stop_awaiting(self, target: QueueOwner) -> None:
         """Let replies to clients wait for the queue of `target` no longer: it is consumed, or cannot be."""
-        if target in self._awaited:
-            self._awaited.discard(target)
-            if not self._awaited and not self._checks:
-                self._broker.handle_checks_complete()
+        self._awaited.discard(target)
+        self._announce_if_ready(target)
+
+    def _announce_if_ready(self, target: QueueOwner) -> None:
+        if not self.is_pending(target):
+            self._broker.handle_queue_ready(target)
 
     def _cancel(self, consumer: ClusterConsumer) -> None:
         """Cancel the present consumer tag, if there is one; before consume-ok, cancel it after that."""
@@ -712,16 +734,20 @@ class Consumers:
             returning.checked_since = 0
         self._check(returning)
 
-    def _remove_consumer(self, consumer: ClusterConsumer) -> None:
-        """Forget a consumer, and report the end to its owner."""
+    def _remove_consumer(self, consumer: ClusterConsumer, *, restarts: bool = False) -> None:
+        """Forget a consumer, and report the end to its owner.
+
+        If a new one `restarts` replies to clients go on waiting for the queue.
+        """
         for name in consumer.names:
             self._by_name.pop((consumer.channel, encode_short_string(name)), None)
             if (consumer.channel, name) in self._beginning:
                 self._beginning[consumer.channel, name] = True
         if self._consumers.get(consumer.target) is consumer:
             del self._consumers[consumer.target]
-            self._stop_awaiting(consumer.target)
             consumer.finish()
+            if not restarts:
+                self._stop_awaiting(consumer.target)
 
     def _cancelled_by_broker(self, channel: int, name: str) -> None:
         """Restart a consumer that the broker has cancelled, because its queue was deleted or moved.
@@ -738,9 +764,7 @@ class Consumers:
     def _restart(self, consumer: ClusterConsumer) -> None:
         """Forget a consumer that the broker has ended. Start a new consumer if its queue is still needed."""
         restarts = not consumer.ending and consumer.target.needs_queue
-        if restarts:
-            self._awaited.discard(consumer.target)  # and its replies wait for the new consumer
-        self._remove_consumer(consumer)
+        self._remove_consumer(consumer, restarts=restarts)
         if restarts:
             self.begin(consumer.target)
 

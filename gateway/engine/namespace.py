@@ -33,7 +33,7 @@ from gateway.broker.mqtt.system import SYS
 from gateway.engine.arguments import type_arguments
 from gateway.engine.claims import ClaimedWill
 from gateway.engine.client_session import ClientSession, SharedReceivedIds
-from gateway.engine.consumers import Consumers
+from gateway.engine.consumers import Consumers, QueueOwner
 from gateway.engine.envelope import ENGINE, Number
 from gateway.engine.pending_clients import OpeningClient, PendingOpen
 from gateway.engine.retained import SharedRetained
@@ -198,7 +198,7 @@ class EngineNamespace(MqttNamespace):
         """
         walks, self._walks = self._walks, []
         self._barrier_walks.append(walks)
-        self._engine.after_bound(partial(self._bound, session, walks, done))
+        self._engine.after_bound(session, partial(self._bound, session, walks, done))
 
     def _bound(
         self,
@@ -682,6 +682,22 @@ class EngineNamespace(MqttNamespace):
         """
         if isinstance(session, ClientSession):
             session.requeue_shared()
+
+    def pending_queue(self, session: ClientSession, consumers: Consumers) -> QueueOwner | None:
+        """Return the owner of a queue for which replies to this session's client wait, or None.
+
+        It is the session, or the queue of one of its shared filters.
+        """
+        if consumers.is_pending(session):
+            return session
+        awaited, filters = consumers.awaited, session.subscriptions
+        found: Iterable[object] = awaited
+        if len(awaited) > len(filters):
+            found = (shared for one in filters if (shared := self._shared.get(one)) in awaited)
+        for one in found:
+            if isinstance(one, SharedQueue) and one.group.filter in filters:
+                return one
+        return None
 
     def queue_sessions(self) -> list[ClientSession]:
         """Return the sessions of connected clients that have a queue on the cluster."""

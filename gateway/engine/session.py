@@ -25,6 +25,7 @@ import trio
 
 from gateway import clock
 from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.mqtt.session import Session
 from gateway.broker.routing import OneSink
 from gateway.containment import contained
 from gateway.egress.link import LinkStatus
@@ -32,7 +33,7 @@ from gateway.engine.bindings import Bindings
 from gateway.engine.client_session import ClientSession, OutcomeCallback, SessionChange
 from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.connection import EngineConnection
-from gateway.engine.consumers import Consumers, Content
+from gateway.engine.consumers import Consumers, Content, QueueOwner
 from gateway.engine.envelope import ENGINE, Arrived, Number, decode
 from gateway.engine.membership import Membership
 from gateway.engine.names import Names, names_of, topic_of
@@ -71,6 +72,8 @@ EXPIRED: Final = "expired"  # in RabbitMQ's dead-letter history
 AWAY: Final = "the cluster is unreachable"
 STOPPING: Final = "this replica is stopping"
 Done = Callable[[Outcome], None]
+BoundCallback = tuple[Session | None, Done]
+"""A session whose changes need bindings, and what is called when the cluster has confirmed them."""
 KnownAddress = tuple[Address, tuple[Recipient, ...]]
 
 
@@ -87,6 +90,9 @@ class LocalClients(Protocol):
 
         `number` is the message's number, None below QoS 2.
         """
+
+    def pending_queue(self, session: ClientSession, consumers: Consumers) -> QueueOwner | None:
+        """Return the owner of a queue for which replies to this session's client wait, or None."""
 
     def queue_sessions(self) -> list[ClientSession]:
         """Return the sessions of connected clients that have a queue on the cluster."""
@@ -173,8 +179,10 @@ class EngineSession(OneSink):
         self._up = False
         self._down_since: float | None = None
         self._pumping: dict[ClientSession, None] = {}
-        self._waiting: list[Done] = []
-        self._binding: list[Done] = []  # callbacks that wait for bindings that were requested
+        self._waiting: list[BoundCallback] = []
+        self._binding: list[BoundCallback] = []  # callbacks that wait for bindings that were requested
+        # Callbacks that wait until a queue is consumed or its keys can be bound, by the queue's owner.
+        self._blocked: dict[QueueOwner, list[BoundCallback]] = {}
         self._entries: dict[bytes, KnownAddress] = {}
         self._recipients: dict[Sink, Recipient] = {}
         self._parsed: dict[bytes, Arrived] = {}
@@ -202,7 +210,10 @@ class EngineSession(OneSink):
             "gateway_engine_retaining_messages": lambda: len(self.publisher.retaining),
             "gateway_engine_sessions": lambda: self.sessions.count,
             "gateway_engine_unconfirmed_clients": lambda: (
-                len(self._waiting) + len(self._binding) + self.sessions.pending
+                len(self._waiting)
+                + len(self._binding)
+                + sum(map(len, self._blocked.values()))
+                + self.sessions.pending
             ),
         }
 
@@ -326,6 +337,7 @@ class EngineSession(OneSink):
         self._connection = None
         self._up = False
         self.stats.blocked = False
+        self._unblock_all()
         self._waiting = self._binding + self._waiting
         self._binding = []
         self.publisher.close()
@@ -443,34 +455,60 @@ class EngineSession(OneSink):
         if key is not None and self._connection is not None:
             self._connection.bind(key, False)
 
-    def after_bound(self, done: Done) -> None:
-        """Call `done` with ACCEPTED when the broker has confirmed all bindings requested until now."""
-        self._waiting.append(done)
+    def after_bound(self, session: Session | None, done: Done) -> None:
+        """Call `done` with ACCEPTED when the broker has confirmed all bindings requested until now.
+
+        It is called later if queues that `session` needs are not consumed yet or are being checked: its own,
+        and those of its shared subscriptions. Queues of other sessions do not delay it.
+        """
+        self._waiting.append((session, done))
         self._ask_when_bound()
 
-    def handle_checks_complete(self) -> None:
-        """Request a confirmation for waiting callbacks, because all queues have been checked."""
-        self._ask_when_bound()
+    def handle_queue_ready(self, target: QueueOwner) -> None:
+        """Request a confirmation for callbacks that have waited for the queue of `target`."""
+        blocked = self._blocked.pop(target, None)
+        if blocked is not None:
+            self._waiting += blocked
+            self._ask_when_bound()
+
+    def _unblock_all(self) -> None:
+        """Let no callback wait for the queue of a session or of a shared filter."""
+        for blocked in self._blocked.values():
+            self._waiting += blocked
+        self._blocked.clear()
 
     def _ask_when_bound(self) -> None:
         """Arrange that the callbacks of `after_bound` are called once all requested bindings are confirmed.
 
-        While queues are being checked their bindings are not requested yet; then the callbacks wait. They
-        wait also for the queues of shared filters.
+        While a queue is being checked its bindings are not requested yet; then the callbacks of its session
+        wait. They wait also for the queues of its shared filters.
         """
         connection = self._connection
-        if connection is None or not self._up or not self._waiting or connection.consumers.has_pending_queues:
+        if connection is None or not self._up or not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
-        self._binding += waiting
-        connection.after_bound(partial(self._bound, connection, len(waiting)))
+        count = 0
+        for callback in waiting:
+            session = callback[0]
+            target = (
+                self.clients.pending_queue(session, connection.consumers)
+                if isinstance(session, ClientSession)
+                else None
+            )
+            if target is None:
+                self._binding.append(callback)
+                count += 1
+            else:
+                self._blocked.setdefault(target, []).append(callback)
+        if count:
+            connection.after_bound(partial(self._bound, connection, count))
 
     def _bound(self, connection: EngineConnection, count: int) -> None:
         """Call the first `count` callbacks that wait for bindings of this connection."""
         if self._connection is not connection:
             return
         bound, self._binding = self._binding[:count], self._binding[count:]
-        for done in bound:
+        for _, done in bound:
             try:
                 done(ACCEPTED)
             except Exception as error:  # it concerns one client; the others must not wait
@@ -540,6 +578,7 @@ class EngineSession(OneSink):
             session.stop()
         if self._connection is not None:
             self._connection.consumers.close()
+        self._unblock_all()
         self.sessions.release_all(sessions, partial(done, ACCEPTED))
 
     def share(self, shared: SharedQueue, *, on: bool) -> None:

@@ -39,7 +39,8 @@ class Asking:
     def __init__(self) -> None:
         self.written = Machine()
         self.machine = cast(ClientConnection, self.written)
-        self.channels = self.completions = 0
+        self.channels = 0
+        self.ready: list[Any] = []  # whose queues replies need not wait for any more
         self.asked: list[m.Method] = []  # of declarations
 
     def wake(self) -> None:
@@ -54,8 +55,8 @@ class Asking:
         self.channels += 1
         return self.channels
 
-    def handle_checks_complete(self) -> None:
-        self.completions += 1
+    def handle_queue_ready(self, target: Any) -> None:
+        self.ready.append(target)
 
 
 class Queue:
@@ -316,12 +317,12 @@ def test_replies_wait_until_a_shared_queue_is_consumed_again(
     consumers.process_method(checking, checked)
     ((channel, consume),) = asking.written.of(m.BasicConsume)
     assert isinstance(consume, m.BasicConsume)
-    assert consumers.has_pending_queues
+    assert consumers.is_pending(queue)
     consumers.process_method(channel, m.BasicConsumeOk(consume.consumer_tag))
-    assert not consumers.has_pending_queues
+    assert not consumers.is_pending(queue)
     consumers.process_method(channel, m.BasicCancel(consume.consumer_tag))
-    assert consumers.has_pending_queues
-    before = asking.completions
+    assert consumers.is_pending(queue)
+    asking.ready.clear()
     if how == "deleted":
         assert consumers.closed(checking, "NOT_FOUND - no queue 'q'")
         (confirm,) = queue.confirming
@@ -329,13 +330,13 @@ def test_replies_wait_until_a_shared_queue_is_consumed_again(
     else:
         consumers.process_method(checking, checked)
     consumer = consumers._consumers[queue]
-    assert consumers.has_pending_queues
+    assert consumers.is_pending(queue)
     if how == "deleted after it was checked":
         (*_, (channel, _)) = asking.written.of(m.BasicConsume)
         assert consumers.closed(channel, "NOT_FOUND - no queue 'q'")
-        assert consumers.has_pending_queues
+        assert consumers.is_pending(queue)
         consumers.process_method(checking, checked)
-        assert consumers.has_pending_queues
+        assert consumers.is_pending(queue)
     elif how == "refused":
         queue.refuse = lambda why: None  # type: ignore[attr-defined]
         consumers.refuse(consumer, "ACCESS_REFUSED")
@@ -345,8 +346,8 @@ def test_replies_wait_until_a_shared_queue_is_consumed_again(
         (*_, (channel, consume)) = asking.written.of(m.BasicConsume)
         assert isinstance(consume, m.BasicConsume)
         consumers.process_method(channel, m.BasicConsumeOk(consume.consumer_tag))
-    assert not consumers.has_pending_queues
-    assert asking.completions > before
+    assert not consumers.is_pending(queue)
+    assert asking.ready == [queue]
 
 
 @pytest.mark.parametrize("what", ["ended", "lost"])

@@ -10,6 +10,8 @@ from typing import Final
 import pytest
 
 from gateway.engine import shares
+from gateway.engine.consumers import ClusterConsumer, Consumers
+from gateway.engine.shares import SharedQueue
 from tests.chaos.proxy import Proxy
 from tests.engine.replicas import PATIENCE_SECS, Client, Replica, lasting, replicas
 from tests.ingress.clients import eventually
@@ -193,3 +195,30 @@ def test_who_subscribes_while_the_cluster_is_away_is_answered_when_the_queue_is_
             member.until(lambda: member.answers)
             publisher.publish(topic, b"x")
             member.until(lambda: member.messages)
+
+
+@pytest.mark.interpreted
+def test_only_members_wait_for_a_queue_that_cannot_be_consumed(
+    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one user's shared subscriptions would hold up the responses to all clients of the replica."""
+    consume, held = Consumers._consume, list[tuple[Consumers, ClusterConsumer]]()
+
+    def hold(self: Consumers, consumer: ClusterConsumer) -> None:
+        if isinstance(consumer.target, SharedQueue) and not held:
+            held.append((self, consumer))
+        else:
+            consume(self, consumer)
+
+    monkeypatch.setattr(Consumers, "_consume", hold)
+    one = Replica("one", rabbitmq.url, "sharesheld")
+    with replicas(one), lasting(one.mqtt, "member") as member, lasting(one.mqtt, "other") as other:
+        member.paho.subscribe("$share/g/held", qos=1)
+        one.until(lambda: held)
+        assert other.subscribe("t", qos=1) == ["Granted QoS 1"]
+        assert other.subscribe("$share/h/t", qos=1) == ["Granted QoS 1"]
+        member.paho.subscribe("u", qos=1)
+        assert other.subscribe("v", qos=1) == ["Granted QoS 1"]
+        assert not member.answers
+        one.ask(lambda: consume(*held[0]))
+        member.until(lambda: len(member.answers) == 2)
