@@ -75,7 +75,7 @@ from gateway.engine.shares import SharedQueue
 from gateway.engine.walks import SentRetained, SharedWalk
 from gateway.ingress.amqp091.channel import Transaction
 from gateway.ingress.amqpfast.ingress import FastIngress
-from gateway.ingress.amqpfast.peers import PeerReplyStream
+from gateway.ingress.amqpfast.peer_services import PeerReplyStream
 from gateway.ingress.mqtt.retries import Retries
 from gateway.ingress.waiting_publishes import WaitingPublishes
 from gateway.model.batch import SubBatch

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from gateway.access.http_authorization import Authorizer
 from gateway.access.principal import Principal
-from gateway.access.questions import Authorizer
 from gateway.access.rights import AllRights, Rights
 from gateway.access.rules import MqttGrant
 from gateway.access.scopes import parse_scopes

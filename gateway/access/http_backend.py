@@ -19,9 +19,9 @@ from gateway import clock
 from gateway.access.backends import Denial, LoginResultCache
 from gateway.access.credentials import Credentials
 from gateway.access.http_client import BackendHttpClient, BackendResponseError
+from gateway.access.login_queue import LoginQueue, LoginQueueFull
 from gateway.access.places import place_of
 from gateway.access.principal import Principal
-from gateway.access.turns import LoginQueue, LoginQueueFull
 from gateway.settings.identity import HttpBackend
 
 DENIED_SHARE: Final = 0.1  # of the time that `allow` is cached: a denied client may be allowed soon

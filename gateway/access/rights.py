@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple
 
+from gateway.access.http_authorization import Authorizer, AuthorizerRequest, AuthorizerResponse
 from gateway.access.principal import Principal
-from gateway.access.questions import Authorizer, AuthorizerRequest, AuthorizerResponse
 from gateway.access.rules import AmqpGrant, FastGrant, MqttGrant, NamedRoles, amqp_grants, fast_grants
 from gateway.access.scopes import PermissionScope, parse_scopes
 from gateway.access.templates import wildcard

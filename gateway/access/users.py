@@ -1,8 +1,8 @@
 """Users with passwords, from the configuration and from a file, and the default user `guest`.
 
 Hashing a password takes tens of milliseconds by design, so it runs in a thread, after a fair queue
-(turns.py). Right passwords are cached for a while as keyed digests, so that a reconnecting fleet does not
-wait for hashes; wrong passwords are cached, too. SCRAM-SHA-256 proves a password without sending it.
+(login_queue.py). Right passwords are cached for a while as keyed digests, so that a reconnecting fleet does
+not wait for hashes; wrong passwords are cached, too. SCRAM-SHA-256 proves a password without sending it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gateway import clock
 from gateway.access.backends import Denial, LoginResultCache
 from gateway.access.credentials import Credentials
 from gateway.access.failures import Failures
+from gateway.access.login_queue import LoginQueue, LoginQueueFull
 from gateway.access.places import is_loopback, place_of
 from gateway.access.principal import Principal
 from gateway.access.rabbit_passwords import is_rabbit_hash
 from gateway.access.rabbit_passwords import matches as rabbit_matches
 from gateway.access.scram import ITERATIONS, SALT_BYTES, Keys, ScramExchange
-from gateway.access.turns import LoginQueue, LoginQueueFull
 from gateway.settings.tree import ANONYMOUS, GUEST
 
 REMEMBERED_SECS: Final = 300.0

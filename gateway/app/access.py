@@ -19,10 +19,10 @@ from gateway.access.backends import Backend
 from gateway.access.certificates import Certificates
 from gateway.access.definitions import Imported
 from gateway.access.definitions import read_users as read_imported
+from gateway.access.http_authorization import HttpAuthorizerClient
 from gateway.access.http_backend import HttpUsers
 from gateway.access.http_client import BackendHttpClient
 from gateway.access.keys import KeysFile, KeysUrl
-from gateway.access.questions import HttpAuthorizerClient
 from gateway.access.scram import Keys, parse_keys
 from gateway.access.tokens import Tokens
 from gateway.access.users import is_hash

@@ -30,7 +30,7 @@ from gateway.errors import GatewayError, StoreError
 from gateway.model.shares import UserShares
 from gateway.model.spooled_bodies import Spooled
 from gateway.model.times import Monotonic
-from gateway.store.copies import is_store_copied
+from gateway.store.copy_lock import is_store_copied
 from gateway.store.gate import Gate
 from gateway.store.group import RUN_BYTES_MAX
 from gateway.store.heap import HEAP

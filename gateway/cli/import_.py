@@ -14,7 +14,7 @@ from gateway.cli.findings import documents_of, show
 from gateway.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from gateway.cli.importing.made import ImportResult
+    from gateway.cli.importing.import_result import ImportResult
 
 group = typer.Typer(
     name="import",

@@ -43,7 +43,7 @@ from gateway.broker.topics import topic_matches
 from gateway.engine.consumers import PREFETCH_MAX, ClusterConsumer, Content, Done
 from gateway.engine.envelope import Number
 from gateway.engine.names import SHORTENED_MIN, binding_of
-from gateway.engine.once import Recent
+from gateway.engine.repeated_messages import Recent
 from gateway.engine.requeue_order import RequeuedMessages, fingerprint_of
 from gateway.engine.stored_values import encode_options
 from gateway.engine.walks import SentRetained

@@ -51,8 +51,8 @@ from gateway.engine.stored_values import decode_options, decode_will
 from gateway.engine.walks import SentRetained, SharedWalk
 from gateway.errors import StoreError
 from gateway.ingress.mqtt.admission import AdmittedMqttClient
-from gateway.ingress.mqtt.guest import MqttListenerClient
 from gateway.ingress.mqtt.ingress import SentWill
+from gateway.ingress.mqtt.listener_client import MqttListenerClient
 from gateway.model.address import Address
 from gateway.model.batch import Receipt, Recipient, Sink, SubBatch
 from gateway.model.message import Message, Sender

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import trio
 
 from gateway.broker.mqtt.namespace import ConnectingClient
-from gateway.ingress.mqtt.guest import MqttListenerClient
+from gateway.ingress.mqtt.listener_client import MqttListenerClient
 from gateway.state.interface import OpenedSession, OpenSession, Owner
 
 

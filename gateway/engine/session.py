@@ -37,8 +37,8 @@ from gateway.engine.consumers import Consumers, Content, QueueOwner
 from gateway.engine.envelope import ENGINE, Arrived, Number, decode
 from gateway.engine.membership import Membership
 from gateway.engine.names import Names, names_of, topic_of
-from gateway.engine.once import DuplicateFilter, recent_chunks
 from gateway.engine.publisher import EnginePublisher, EpochOf, NumberOf
+from gateway.engine.repeated_messages import DuplicateFilter, recent_chunks
 from gateway.engine.retained import SharedRetained
 from gateway.engine.sessions import SessionClients as SessionClients
 from gateway.engine.sessions import SharedSessions

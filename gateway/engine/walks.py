@@ -24,7 +24,7 @@ from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX
 from gateway.broker.mqtt.session import Grant, Session
 from gateway.broker.topics import topic_matches
 from gateway.engine.envelope import Number
-from gateway.engine.once import Recent
+from gateway.engine.repeated_messages import Recent
 from gateway.engine.retained import SharedRetained, decode_retained
 from gateway.model.caches import make_room
 from gateway.model.message import Message

@@ -41,9 +41,9 @@ from gateway.settings.identity import USERS_ALONE, Backend, UsersBackend, check_
 from gateway.settings.journal import Journal
 from gateway.settings.limits import Limits, Section
 from gateway.settings.logins import LoginSettings
-from gateway.settings.one_way import single_broker_options
 from gateway.settings.tracing import TracingSettings
 from gateway.settings.unions import AnyLink, AnyListener
+from gateway.settings.worker_checks import single_broker_options
 
 ENDPOINT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
 PORT_MAX: Final = 65_535

@@ -2,7 +2,7 @@
 
 The copy contains the store at one moment. The database is read in one transaction, which SQLite isolates from
 the gateway's commits without delaying them. The large rows (heap.py) and the body files that the transaction
-refers to are not overwritten or deleted until the copy is complete (copies.py). The database file gets its
+refers to are not overwritten or deleted until the copy is complete (copy_lock.py). The database file gets its
 final name last, when everything else is on disk, so an interrupted copy is not mistaken for a store.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.errors import StoreError
-from gateway.store.copies import lock_for_copy
+from gateway.store.copy_lock import lock_for_copy
 from gateway.store.database import FILE, REPAIRED
 from gateway.store.folder import FolderLock
 from gateway.store.heap import HEAP, RowPlace

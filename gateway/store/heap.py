@@ -7,7 +7,7 @@ before the transaction that refers to it is committed, and its space is reused o
 no longer refers to it. So every row that the database refers to is complete, even after a crash, and all
 other space is free. No other record is needed.
 
-While another process copies the store (copies.py), space that is no longer needed is not overwritten.
+While another process copies the store (copy_lock.py), space that is no longer needed is not overwritten.
 
 Overwriting space that the file already has costs only the write itself, without an allocation. Some free
 space behind the last row therefore stays in the file while the gateway runs.
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gateway.errors import StoreError
-from gateway.store.copies import is_copied
+from gateway.store.copy_lock import is_copied
 
 HEAP: Final = "gateway.heap"
 BYTES_MIN: Final = 65_536  # bytes; a smaller row is faster in the database: here it costs one more sync

@@ -18,9 +18,9 @@ from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, Pro
 from gateway.access.authentication import Access
 from gateway.access.authorization import Roles
 from gateway.access.backends import Credentials, Denial
+from gateway.access.http_authorization import AuthorizerRequest, HttpAuthorizerClient
 from gateway.access.http_client import BackendHttpClient
 from gateway.access.principal import Principal
-from gateway.access.questions import AuthorizerRequest, HttpAuthorizerClient
 from gateway.app.access import DefinedUsers
 from gateway.app.clients import revoke
 from gateway.model.pending import Pending, completed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.access.questions import AuthorizerRequest, AuthorizerResponse
+from gateway.access.http_authorization import AuthorizerRequest, AuthorizerResponse
 from gateway.app.rules import _run_check
 from gateway.containment import counted
 from gateway.model.pending import Pending

@@ -19,7 +19,7 @@ import pika
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
-from gateway.access.questions import HttpAuthorizerClient
+from gateway.access.http_authorization import HttpAuthorizerClient
 from gateway.app.access import roles_of
 from gateway.mapping.reply_routes import ANSWERS
 from gateway.model.message import Message, Sender

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.access.turns import LoginQueue, LoginQueueFull
+from gateway.access.login_queue import LoginQueue, LoginQueueFull
 
 
 class Line:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.engine.once import (
+from gateway.engine.repeated_messages import (
     CHUNK,
     LIVES_MAX,
     RECENT_LIVES_MAX,

@@ -124,7 +124,7 @@ STANDING: Final[dict[str, str]] = {
     "ingress.amqpfast.large_deliveries.LargeDeliveries._answers": "until the client replies",
     "ingress.amqpfast.large_deliveries.LargeDeliveries._waiting": "until the client replies",
     "ingress.amqpfast.large_deliveries.LargeDeliveries.active": "until the client replies",
-    "ingress.amqpfast.peers.TunnelSession._release": "a hold, which Stream has, too",
+    "ingress.amqpfast.peer_services.TunnelSession._release": "a hold, which Stream has, too",
     "ingress.amqpfast.publisher.FastPublisher._let_publish": HELD,
     "ingress.mqtt.connection.MqttConnection._let_ids": HELD,
     "ingress.mqtt.connection.MqttConnection._let_publish": HELD,

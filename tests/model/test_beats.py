@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.model.beats import HeartbeatSchedule
+from gateway.model.heartbeats import HeartbeatSchedule
 
 
 @pytest.mark.parametrize("tick", [0.25, 1.0])

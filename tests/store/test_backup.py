@@ -14,7 +14,7 @@ from gateway.errors import StoreError
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.store import backup as backing_up
 from gateway.store.backup import back_up, restore
-from gateway.store.copies import is_store_copied
+from gateway.store.copy_lock import is_store_copied
 from gateway.store.heap import HEAP
 from gateway.store.repair import check
 from tests.store.parts import Opened, content, log_of, messages, opened

@@ -20,7 +20,7 @@ from mypy_extensions import mypyc_attr
 from gateway import clock
 from gateway.access.principal import Principal
 from gateway.broker.matching_steps import MatchingSteps, filter_steps
-from gateway.broker.mqtt.away import DisconnectedSessions
+from gateway.broker.mqtt.disconnected_sessions import DisconnectedSessions
 from gateway.broker.mqtt.durable_session import DurableSession
 from gateway.broker.mqtt.ended_sessions import EndedSessions
 from gateway.broker.mqtt.records import INCOMING, SESSION, Records, will_bytes

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from gateway.cli.importing.made import ImportResult, name_of, unused_name
+from gateway.cli.importing.import_result import ImportResult, name_of, unused_name
 from gateway.mapping.linter import Severity
 from gateway.protocols.mqtt.dialect import MQTT
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from gateway.cli.importing.made import ImportResult, name_of, unused_name
+from gateway.cli.importing.import_result import ImportResult, name_of, unused_name
 from gateway.mapping.linter import Severity
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.mqtt.dialect import MQTT

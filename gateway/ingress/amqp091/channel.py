@@ -30,7 +30,7 @@ from gateway.broker.routing import RoutingEntry
 from gateway.broker.scheduler import ScheduledCall
 from gateway.errors import ProtocolError, RemoteProtocolError
 from gateway.ingress.amqp091.admission import AmqpEntrance, HandshakingAmqpClient
-from gateway.ingress.amqp091.line import CreditQueue
+from gateway.ingress.amqp091.credit_queue import CreditQueue
 from gateway.ingress.delivery_limit import Outstanding
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Sink

@@ -35,11 +35,11 @@ from gateway.ingress.amqp091.channel import (
     Receipt,
     Touched,
 )
+from gateway.ingress.amqp091.checked_properties import resolve_special
+from gateway.ingress.amqp091.credit_queue import CreditQueue
 from gateway.ingress.amqp091.ingress import AmqpIngress
 from gateway.ingress.amqp091.large import LargeBody
-from gateway.ingress.amqp091.line import CreditQueue
 from gateway.ingress.amqp091.methods import METHODS, AmqpActions
-from gateway.ingress.amqp091.special import resolve_special
 from gateway.ingress.client import CloseReason, InFlight
 from gateway.ingress.delivery_limit import Outstanding
 from gateway.ingress.waiting_publishes import EVERY_CHANNEL, LOST_WAITING, WaitingPublishes, finish

@@ -32,7 +32,7 @@ from gateway.ingress.amqpfast.channel import (
     Receipt,
 )
 from gateway.ingress.amqpfast.ingress import FastIngress
-from gateway.ingress.amqpfast.peers import begin_session
+from gateway.ingress.amqpfast.peer_services import begin_session
 from gateway.ingress.waiting_publishes import EVERY_CHANNEL
 from gateway.model.address import Address
 from gateway.model.caches import make_room

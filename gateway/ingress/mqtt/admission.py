@@ -25,8 +25,8 @@ from gateway.broker.mqtt.namespace import ConnectingClient
 from gateway.broker.mqtt.session import Session, SubscriptionOptions
 from gateway.ingress.logins import Login
 from gateway.ingress.mqtt.authentication import Authentication, TokenAuthentication
-from gateway.ingress.mqtt.guest import MqttListenerClient
 from gateway.ingress.mqtt.ingress import MqttIngress, WillDenied
+from gateway.ingress.mqtt.listener_client import MqttListenerClient
 from gateway.ingress.mqtt.publish_checks import ServerCapabilities, topic_refusal
 from gateway.model.message import Sender
 from gateway.model.outcome import Reason

@@ -33,8 +33,8 @@ from gateway.ingress.client import CloseReason, InFlight
 from gateway.ingress.mqtt.acknowledgements import DelayedAcknowledgements, acknowledged
 from gateway.ingress.mqtt.admission import AdmittedMqttClient
 from gateway.ingress.mqtt.bursts import BURST_MIN, Burst, burst_in
-from gateway.ingress.mqtt.guest import Receipt
 from gateway.ingress.mqtt.ingress import MqttIngress
+from gateway.ingress.mqtt.listener_client import Receipt
 from gateway.ingress.mqtt.publish_checks import (
     NOT_TEXT,
     TOO_LARGE,

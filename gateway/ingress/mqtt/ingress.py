@@ -28,7 +28,7 @@ from gateway.broker.routing import NOWHERE, AnswerEntry, RoutingEntry
 from gateway.containment import contained
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.clients import IngressClients
-from gateway.ingress.mqtt.guest import MqttListenerClient, Receipt
+from gateway.ingress.mqtt.listener_client import MqttListenerClient, Receipt
 from gateway.ingress.mqtt.publish_checks import NOT_ALLOWED, ServerCapabilities, topic_refusal
 from gateway.ingress.mqtt.routing_table import DeniedEntry, RoutingTable
 from gateway.ingress.services import Services

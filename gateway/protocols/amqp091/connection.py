@@ -25,8 +25,8 @@ from struct import Struct
 from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
-from gateway.model.beats import HeartbeatSchedule
 from gateway.model.byte_buffer import ByteBuffer
+from gateway.model.heartbeats import HeartbeatSchedule
 from gateway.model.spooled_bodies import Body, BodySink, Piece, is_large, join_pieces
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (

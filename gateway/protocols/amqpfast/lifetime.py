@@ -12,7 +12,7 @@ from abc import abstractmethod
 from typing import ClassVar, Final
 
 from gateway.errors import RemoteProtocolError
-from gateway.model.beats import HeartbeatSchedule
+from gateway.model.heartbeats import HeartbeatSchedule
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import decode_command, decode_frame, encode_command
 from gateway.protocols.amqpfast.events import (

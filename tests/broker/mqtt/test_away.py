@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.broker.mqtt.away import SLACK, DisconnectedSessions
+from gateway.broker.mqtt.disconnected_sessions import SLACK, DisconnectedSessions
 from gateway.broker.mqtt.session import Session, SessionLimits, SessionTally
 
 WHO = st.tuples(st.sampled_from(["", "ann", "bob"]), st.sampled_from(["loopback", "192.0.2.7"]))

@@ -17,7 +17,7 @@ import trio
 
 from gateway import clock
 from gateway.access.http_client import BackendHttpClient, BackendResponseError
-from gateway.access.turns import LoginQueue, LoginQueueFull
+from gateway.access.login_queue import LoginQueue, LoginQueueFull
 from gateway.model.shares import UserEntries, UserShares
 from gateway.settings.access import HttpAuthorizer
 
