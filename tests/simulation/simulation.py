@@ -30,7 +30,7 @@ from gateway.app.operations import pause, resume
 from gateway.broker.dead_letters import Letter
 from gateway.protocols.mqtt.spec import Version
 from gateway.settings import Http, Limits, Settings, StoreSettings
-from gateway.settings.access import AmqpPermissions, FastPermissions, MqttRules, Role
+from gateway.settings.access import Role
 from gateway.store import database
 from tests.configured import make_listener
 from tests.simulation.amqp_client import AmqpClient
@@ -64,11 +64,13 @@ HUSH_ROUTE: Final = (
 )
 ALL: Final = {"configure": ".*", "write": ".*", "read": ".*"}
 ALL_FAST: Final = {"write": "*", "read": "*", "create": "*", "browse": "*"}
-RIGHTS: Final = Role(
-    mqtt=MqttRules(publish="#", subscribe="#", deny_publish="closed/#", deny_subscribe="secret/#"),
-    amqp091={"/": AmqpPermissions(**ALL)},
-    amqpfast={"/": FastPermissions(queues=ALL_FAST, topics=ALL_FAST)},
-    hold=True,
+RIGHTS: Final = Role.model_validate(
+    {
+        "mqtt": {"publish": "#", "subscribe": "#", "deny_publish": "closed/#", "deny_subscribe": "secret/#"},
+        "amqp091": {"/": ALL},
+        "amqpfast": {"/": {"queues": ALL_FAST, "topics": ALL_FAST}},
+        "hold": True,
+    }
 )
 RELOADED: Final = (
     '  - {name: more, from: {endpoint: mqtt, topic: "more/#"}, to: {endpoint: amqp091, queue: near}}\n'
