@@ -238,18 +238,18 @@ class MqttClient(SimulatedClient[Event]):
         if connack.reason >= FAILURE:
             self.give_up()
             return
+        present = connack.session_present
+        if present:
+            self._came_back()
         if self._machine.state is not State.OPEN:  # a DISCONNECT came with it
             return
         self.is_open = True
-        present = connack.session_present
         if self.has_session and not present:
             away = site.now - self._away_since
             if away < self.expiry_secs:
                 site.ledger.faults.append(f"{self.name}: its session is lost after {away:.1f} s")
             self.end_session()
-        if present:
-            self._came_back()
-        else:
+        if not present:
             self._once.clear()
         self.has_session = self.expiry_secs > 0
         if self.wishes and not (present and all(one.destination.exists for one in self.wishes)):

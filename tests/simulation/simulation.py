@@ -123,6 +123,7 @@ class Simulation:
         if "rights" in plan.features:
             self._routes += HUSH_ROUTE
         self._addresses: dict[str, list[Destination]] = {}
+        self._mortals: list[MqttClient] = []  # clients with a will
         mapping.write_text(self._routes)
         self._make_clients()
 
@@ -218,11 +219,12 @@ class Simulation:
         self._add_device("heir", [Wish("w/#", 1, to)])
         heirs = [] if faults & {"full-disk", "broken-disk"} else [to]
         if "wills" in self.plan.features:
-            near.devices.append(MqttClient(near, "mortal", heirs=heirs))
+            self._mortals.append(MqttClient(near, "mortal", heirs=heirs))
         if "late-wills" in self.plan.features:
-            near.devices.append(
+            self._mortals.append(
                 MqttClient(near, "patient", expiry_secs=EXPIRY_SECS, heirs=heirs, will_delay_secs=3)
             )
+        near.devices += self._mortals
 
     def _make_programs(self, queues: dict[str, Destination]) -> None:
         has = self.plan.features.__contains__
@@ -417,6 +419,9 @@ class Simulation:
         if self.browser is not None and random.random() < 0.1:
             self.browser.look()
             return
+        if self._mortals and random.random() < 0.2:
+            self._mortal_acts(random.choice(self._mortals))
+            return
         kind = random.random()
         if kind < 0.75 and addresses:
             address = random.choice(sorted(addresses))
@@ -433,6 +438,14 @@ class Simulation:
                 self.getter.purge(queue)
         else:
             self.reader.start_consuming()
+
+    def _mortal_acts(self, one: MqttClient) -> None:
+        """Have a client with a will vanish, or return, often after the will's delay."""
+        random = self.random
+        if one.is_open:
+            one.vanish(random.choice(("end", "reset", "disconnect")))
+        elif one.wire is None and random.random() < 0.5:
+            self._reconnect(one)
 
     def _publish(self, address: str, count: int) -> None:
         random, wanted = self.random, self._addresses[address]
