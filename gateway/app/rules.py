@@ -306,6 +306,9 @@ async def _run_check(look: Callable[[], None]) -> None:
     """
     try:
         if not await completed(look):
-            log.error("client not rechecked after rules reload, decisions pending", decisions=RESULTS_MAX)
+            log.error(
+                "client's rights not checked again after rules reload, too many decisions needed",
+                decisions=RESULTS_MAX,
+            )
     except Exception as error:
         contained("reload", error)

@@ -378,7 +378,7 @@ class Dispatcher:
     def _entry(
         self, endpoint: str, namespace: Namespace | None, address: Address, queue: str
     ) -> RoutingEntry:
-        """Compute a routing entry as `entry` does; errors of the routing are raised."""
+        """Return a new routing entry for an address, like `entry`, but raise the errors of the routing."""
         if endpoint not in self.links and self.router.is_return(address):
             return self._answer_entry(endpoint, address)
         sinks = () if namespace is None else namespace.sinks(address)

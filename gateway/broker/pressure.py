@@ -200,7 +200,7 @@ class HeldReceipts(Generic[R]):
         self.on = True
 
     def append(self, receipt: R) -> None:
-        """Add a message, as its receipt, that arrived while earlier ones wait for the disk."""
+        """Add the receipt of a message that has arrived while earlier messages wait for the disk."""
         self._behind.append(receipt)
 
     def take_due(self) -> list[R]:

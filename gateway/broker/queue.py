@@ -86,7 +86,7 @@ class Storage(Protocol):
         """Yield the messages that an earlier process stored from `position` on, before the store starts."""
 
     def read_messages(self) -> Iterator[Message]:
-        """Yield the messages that were read and are not handed to the queue yet."""
+        """Yield the messages that were read from disk and are not in the queue yet."""
 
     def undelivered_ranges(self) -> list[tuple[int, int]]:
         """Return the positions of messages that were never delivered, as ranges (first, end) in order."""
@@ -319,7 +319,7 @@ class Queue:
         """
         if self._lossy_at is None or self.next - self._lossy_at > len(self) // 2:
             self._lossy_at = self.next
-            log.warning("queue full, copies dropped", queue=self.name, user=self.owning_user)
+            log.warning("queue full, messages dropped", queue=self.name, user=self.owning_user)
         self._count_dropped(messages)
 
     def _count_dropped(self, messages: Sequence[Message]) -> None:

@@ -215,7 +215,7 @@ class UserQuotas:
         return {shares.resource.replace(" ", "_"): shares.evicted_count for shares in self.all()}
 
     def tick(self) -> None:
-        """Log how much was refused or replaced since the last call, for each resource."""
+        """Log for each resource how many entries were refused or replaced since the last call."""
         for shares in self.all():
             refused, evicted_count = self._logged_counts.get(shares.resource, (0, 0))
             if shares.refused > refused:

@@ -61,7 +61,7 @@ class Checked(NamedTuple):
         }
 
     def summary(self) -> str:
-        """Return the numbers of `counts` as one line of text."""
+        """Return as one line of text how many objects of each kind were checked."""
         counts = [
             f"{count} {name.replace('_', ' ').removesuffix('s' if count == 1 else '')}"
             for name, count in self.counts().items()

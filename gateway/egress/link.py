@@ -320,7 +320,7 @@ class Link:
         self._held_down[why] = None
 
     def remove_hold(self, why: str) -> None:
-        """Remove a reason to stay down; reconnect if it was the last."""
+        """Remove a reason why the link must stay disconnected. Reconnect if no reason is left."""
         self._held_down.pop(why, None)
         if not self._held_down:
             self._goes_on.set()

@@ -602,7 +602,7 @@ class EngineNamespace(MqttNamespace):
         return [one for one in self.sessions.values() if isinstance(one, ClientSession)]
 
     def is_expected(self, client: str) -> bool:
-        """Return True if the database has reported a client's session and the client is not accepted yet."""
+        """Return True if the database has reported a client's session and its CONNECT is not accepted yet."""
         return client in self._arrived
 
     def dropped(self, *, expired: bool) -> None:

@@ -108,8 +108,8 @@ class DuplicateFilter:
 class Recent:
     """Numbers of the last QoS 2 messages that the client of a session has received, by replica process.
 
-    When the memory is full, the process with the most chunks loses its lowest one. So the numbers of a lost
-    process remain although the other processes go on.
+    Numbers are stored in chunks. When the memory is full, the oldest numbers of the process with the most
+    chunks are forgotten. So the numbers of a process that has ended are kept while other processes add more.
     """
 
     __slots__ = ("_chunks", "_chunks_max", "_lives")

@@ -97,7 +97,7 @@ class SessionClients(Protocol):
         """Return the sessions of all clients that are connected to this replica."""
 
     def is_expected(self, client: str) -> bool:
-        """Return True if the database has reported a client's session and the client is not accepted yet."""
+        """Return True if the database has reported a client's session and its CONNECT is not accepted yet."""
 
     def handle_new_owner(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
         """Disconnect a client whose session has the new owner `owner` now, or None for an unknown one.
@@ -695,9 +695,9 @@ class SharedSessions:
         """Submit a ReleaseSession: the owner in `epoch` does not consume the queue any more.
 
         `given_back` has the encoded fingerprints of requeued messages. If the queue's name `queue` is given,
-        and the session has another queue by then, or has ended, the queue is deleted. A next owner that has
-        started clean leaves that to this one: RabbitMQ (3.10) closes the connection of a replica whose
-        consumer is starting while its queue is deleted.
+        and the session has another queue by then, or has ended, the queue is deleted. A next
+        owner that has started a clean session does not delete the queue itself: RabbitMQ (3.10) closes the
+        connection of a replica whose consumer is starting while its queue is deleted.
         """
         self._releases += 1
 

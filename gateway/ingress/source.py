@@ -328,7 +328,10 @@ class ListenerSource:
         async def task() -> None:
             try:
                 if not await completed(check):
-                    log.error("client not rechecked after renewal, decisions pending", decisions=RESULTS_MAX)
+                    log.error(
+                        "client's rights not checked again after token renewal, too many decisions needed",
+                        decisions=RESULTS_MAX,
+                    )
             except Exception as error:
                 connection.stream.fail(error)
             self.flush()

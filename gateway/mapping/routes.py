@@ -459,9 +459,9 @@ class Route:
 
 
 def guarantee_of(rule: RouteRule) -> Guarantee | None:
-    """Return the delivery guarantees, pairs (assurance, durable), that a rule gives to messages.
+    """Return the delivery guarantees, pairs of QoS and `durable`, that a rule gives to messages.
 
-    The result has one pair for each guarantee of the source, at the index `assurance * 2 + durable`. Return
+    The result has one pair for each guarantee of a received message, at the index `QoS * 2 + durable`. Return
     None if the rule changes no guarantee.
     """
     delivery, qos = rule.delivery, rule.to.qos
@@ -650,7 +650,7 @@ class AmendingRoute(ResolvedRoute):
         raise NotImplementedError
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """Return the message of the inner route with changed properties, or None or an Outcome."""
+        """Return the message of the wrapped route with changed properties, or None or an Outcome."""
         crossed = self._inner.cross(message)
         if type(crossed) is not Message:
             return crossed
@@ -711,7 +711,7 @@ class ConditionalRoute(ResolvedRoute):
         self._fixed = fixed
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """Return the result of the inner route if `when` is true for the message, otherwise None."""
+        """Return the result of the wrapped route if `when` is true for the message, otherwise None."""
         if self._condition.holds(message, self._fixed, self.route):
             return self.inner.cross(message)
         return None

@@ -381,7 +381,7 @@ class Reap(Operation[list[ClaimedWork]]):
 
     @property
     def subject(self) -> object:
-        """Subject of all Reap operations, so that a replica runs one at a time."""
+        """Common value of all Reap operations, so that a replica runs one at a time."""
         return "reaper"
 
 
@@ -581,7 +581,7 @@ class ListReplicas(Query[list[ReplicaView]]):
 
     @property
     def subject(self) -> object:
-        """Subject of all ListReplicas queries.
+        """Common value of all ListReplicas queries.
 
         With a subject, the query does not run in a reader; the list is short, so it does not delay
         operations.
@@ -804,7 +804,7 @@ class AddLetter(Operation[None]):
 
     @property
     def subject(self) -> object:
-        """Subject of all dead letters: they are stored in the order in which they were added."""
+        """Common value of all dead letters, so that they are stored in the order of their addition."""
         return "letters"
 
 
@@ -817,7 +817,7 @@ class OfLetters:
 
     @property
     def subject(self) -> object:
-        """Subject of all operations on dead letters, which are committed in order."""
+        """Common value of all operations on dead letters, so that they are committed in order."""
         return "letters"
 
 

@@ -151,7 +151,7 @@ class DatabaseSocket:
 
 
 class PostgreSQLDatabase(Database):
-    """Connection to PostgreSQL for the thread of one lane, whose name in the database is `lane`."""
+    """Connection to PostgreSQL of one lane, a thread of the store. `lane` is its application name."""
 
     def __init__(self, server: Server, lane: str) -> None:
         self._server = server

@@ -68,7 +68,10 @@ class LogExtent(NamedTuple):
 
 
 class LogRows:
-    """Rows of one log in order of position. Deleted rows stay as holes, with count 0, until `compact`."""
+    """Rows of one log in order of position.
+
+    A deleted row keeps its place, with 0 messages, until `compact`.
+    """
 
     __slots__ = ("_byte_count", "_counts", "_firsts", "_holes", "_ids")
 

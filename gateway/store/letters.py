@@ -1,4 +1,4 @@
-"""Dead letters on disk: the newest messages that were finally refused, with the reason.
+"""Dead letters on disk: the newest messages that were permanently refused, with the reason.
 
 The gateway has accepted these messages from their source, so storing them as dead letters is never refused;
 while the disk is full, they wait in memory. `StoredLetters` has the dead letters that must still be written
@@ -130,6 +130,8 @@ class StoredLetters:
 
     def routes(self, damage: Callable[[str], None]) -> list[tuple[int, WallTime, str]]:
         """Return id, time and route of the dead letters on disk, oldest first, without reading messages.
+
+        The time is when the message was refused, in seconds UTC since 1970.
 
         Unreadable ones are left out; `damage` is called with the text of the last error.
         """

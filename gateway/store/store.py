@@ -323,9 +323,10 @@ class Store:
         self._calls.append((Group.settle, log, positions))
 
     def settle_beside(self, log: Log, positions: Sequence[int] | range) -> None:
-        """Settle messages that move to other logs, if the messages appended in this pass are written.
+        """Settle messages that were copied to other logs, in the transaction that writes the copies.
 
-        A pass is one of the event loop. If the appended messages are refused, the settlement is dropped.
+        The copies are the messages appended in this pass of the event loop. If they are refused, nothing is
+        settled.
         """
         if not self._failure:
             self._calls.append((Group.settle_beside, log, positions))

@@ -64,11 +64,11 @@ class Timeline:
                 self.ahead_secs = scale_ahead_secs(line[0])
 
     def stored(self, utc: float) -> float:
-        """Convert a time of `clock.utc` to the time to store; NEVER stays NEVER."""
+        """Convert seconds of `clock.utc` to the seconds to store; NEVER stays NEVER."""
         return utc + self.ahead_secs if utc else NEVER
 
     def restored(self, stored: float) -> WallTime:
-        """Convert a stored time to the time of `clock.utc`; NEVER stays NEVER."""
+        """Convert stored seconds to seconds of `clock.utc`; NEVER stays NEVER."""
         return WallTime((stored - self.ahead_secs or -1.0) if stored else NEVER)
 
     def record(self, connection: sqlite3.Connection, every_secs: float = EVERY_SECS) -> None:

@@ -22,9 +22,9 @@ class Filter(Protocol):
 
     @property
     def ended(self) -> Ending | None:
-        """Reason why the layer will return no more received bytes, or None while it is open.
+        """Reason why `receive` will return no more bytes, or None while the layer is open.
 
-        After the end, the owner still writes what `send` returns, such as an alert.
+        After the end, the caller must still write the bytes that `send` returns, such as an alert of TLS.
         """
 
     @property

@@ -252,7 +252,7 @@ def test_copies_that_a_queue_loses_are_logged_once(full: Full) -> None:
         full(gateway, stack)
 
         def told() -> list[tuple[str, str]]:
-            found = [line for line in list(lines) if line["event"] == "queue full, copies dropped"]
+            found = [line for line in list(lines) if line["event"] == "queue full, messages dropped"]
             return [(line["queue"], line["user"]) for line in found]
 
         assert publish_by_mqtt(gateway, Version.V5) == [0] * MESSAGES

@@ -450,7 +450,8 @@ class FastHost:
     def is_prefix(self, name: str, *, whole: bool, slashes: bool = False, maker: str | None = None) -> bool:
         """Return True if a CONSUME of this topic name means all topics with this prefix.
 
-        A prefix includes future topics. Otherwise the name means the one topic, which exists afterwards.
+        A prefix includes future topics. Otherwise the name means one topic, which is created if it is
+        missing.
         Raises FastRefused like `find`.
         """
         if name in self.topics:

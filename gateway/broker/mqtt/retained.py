@@ -221,7 +221,8 @@ class RetainedTopics:
     ) -> tuple[list[Message], list[str] | None]:
         """Return unexpired messages whose topics match a filter, and where the search stopped.
 
-        See TopicTree.find for the arguments and the second result.
+        There are at most `most` messages, of topics after `after`, found in at most `steps` steps. The second
+        result is the next `after`, or None at the end (TopicTree.find).
         """
         found, place = self._tree.find(pattern, after, most=most, steps=steps)
         utc = clock.utc()

@@ -108,7 +108,7 @@ class FastLinkPublisher(ConfirmedSink):
     def _disable_prepare(self, server: str) -> None:
         if server not in self._prepares:
             self._prepares[server] = False
-            log.warning("PREPARE disabled, server drops connections", server=server)
+            log.warning("PREPARE no longer used, server closed connections after it", server=server)
 
     def close_over(self, code: int, text: str) -> None:
         """Handle the server's close of the channel or connection that a published message has caused."""

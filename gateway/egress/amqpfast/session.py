@@ -533,14 +533,14 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     def _pass_over(self, consumer: FastLinkConsumer | None) -> None:
         """Skip a message without the delivered flag, and log this.
 
-        It must be neither processed nor acknowledged (3.5.11). `consumer` is None if its handle was closed
-        meanwhile, or belongs to a publisher and has received a response of a peer service; then nothing is
-        logged.
+        It must be neither processed nor acknowledged (AMQP/Fast 3.5.11). `consumer` is None, and nothing is
+        logged, in two cases: the handle of the message was closed meanwhile, or it is the handle of a
+        publisher, which has received a response of a peer service.
         """
         if consumer is not None:
             self._session.stats.protocol_errors.add(NOT_DELIVERED)
             log.warning(
-                "message not marked as delivered, left unacknowledged",
+                "message without delivered flag not acknowledged",
                 link=self._session.name,
                 source=consumer.source.name,
             )

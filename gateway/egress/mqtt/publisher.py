@@ -100,7 +100,7 @@ class Terms(NamedTuple):
 
 
 class _Sent:
-    """Result of encoding messages of a part.
+    """Result of encoding messages of a SubBatch.
 
     The messages at `positions` await an acknowledgement, with packet ids `ids`; those at positions in
     `settled` already have an outcome. `written` messages, whose bodies have `byte_count` bytes in all, were

@@ -98,7 +98,7 @@ class FastListenerClient(HandshakingClient[ServerConnection]):
     @property
     @abstractmethod
     def ingress(self) -> FastSource:
-        """Source of the client's listener."""
+        """Object that receives the messages of all clients of the listener."""
 
     @property
     @abstractmethod
@@ -941,7 +941,7 @@ class FastConsumer:
             touched[queue] = None
 
     def cancelled(self, queue: Queue) -> None:
-        """Stop consuming the queue, which was deleted; a consumer of no other queue ends."""
+        """Stop consuming the queue, because it was deleted. A consumer that has no other queue ends."""
         self.queues = [one for one in self.queues if one is not queue]
         if not self.queues and self in self.handle.consumers:
             self.handle.consumers.remove(self)

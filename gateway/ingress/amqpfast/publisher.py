@@ -546,7 +546,7 @@ class FastPublisher:
             connection.close_channel(channel, code, outcome.text)
 
     def _entries_of(self, channel: FastChannel) -> dict[Address, RoutingEntry] | None:
-        """Return the entries of a transaction's addresses under the current rules and routes.
+        """Return the routing entries of a transaction's addresses by the current rules and routes.
 
         Return None after closing the channel if one of the messages may not be sent any more.
         """

@@ -239,9 +239,9 @@ class MqttConnection(AdmittedMqttClient):
     def _without_waiting(self, events: list[Event]) -> list[Event]:
         """Add the events that have to wait to `waiting`. Return those to process now.
 
-        The result begins with earlier events that need not wait any more. Publishes wait while a full queue
-        or session holds the client, and later packets that must not overtake them wait as well. Reading stops
-        when too many events wait.
+        The result begins with earlier events that need not wait any more. Publishes wait while a queue or
+        session that the client publishes to is full, and later packets that must not overtake them wait as
+        well. Reading stops when too many events wait.
         """
         waiting = self.waiting
         ready_events = waiting.take_released()

@@ -616,8 +616,9 @@ class WillDenied(Exception):
 class SentWill:
     """Handle for the outcome of a published will, whose stored record remains until the message is settled.
 
-    A will that is refused for now is published again, after a delay that doubles with each refusal; one that
-    is refused finally, or that exceeds its user's part of the limit for these wills, becomes a dead letter.
+    A will that is refused for now is published again, after a delay that doubles with each refusal. One that
+    is permanently refused, or that exceeds its user's part of the limit for these wills, becomes a dead
+    letter.
     """
 
     __slots__ = (

@@ -117,7 +117,7 @@ class OvertakenError(PipelineError):
 
 
 class Archive:
-    """Archive folder, on this machine or in a store, that one run reads and changes.
+    """Archive folder, on this machine or in an object store, that one run reads and changes.
 
     `run` is the id of the run, and `next` the number of the manifest that the run may save next.
     """

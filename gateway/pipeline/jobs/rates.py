@@ -388,10 +388,11 @@ def _windows(spark: SparkSession, to: str, number: int) -> Windows:
 
 
 def _marks(reader: JournalReader, ends: Offsets, silent: set[str], tell: Tell) -> dict[str, int | None]:
-    """Return for each shard the time up to which its rows before `ends` are complete; None if unknown.
+    """Return for each shard up to which time all its rows are among those before `ends`; None if unknown.
 
-    Times are in microseconds UTC. Shards of stopped gateways are left out, because windows do not wait for
-    them. `silent` has those shards from the last call; it is updated, and new ones are reported with `tell`.
+    `ends` has a row number for each shard. Times are in microseconds UTC. Shards of stopped gateways are left
+    out, because windows do not wait for them. `silent` has those shards from the last call; it is updated,
+    and new ones are reported with `tell`.
     """
     shards = reader.shards()
     now = silent_of(reader, shards)

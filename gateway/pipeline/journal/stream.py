@@ -137,10 +137,10 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _shard(self, name: str, first: int) -> Shard:
-        """Return the planner's state for a shard; a new state begins at row `first`.
+        """Return what is known of a shard; if nothing is known yet, reading begins at row `first`.
 
-        Raises PipelineError if `failOnDataLoss` is set and the journal ends before that row: it is another
-        journal, or its end is lost.
+        Raises PipelineError if `failOnDataLoss` is set and the journal ends before that row: then the journal
+        was replaced, or its last rows were lost.
         """
         shard = self._shards.get(name)
         if shard is None:

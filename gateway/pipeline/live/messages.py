@@ -53,7 +53,7 @@ class RowConversion:
     """Conversion of rows with one schema to messages of one protocol.
 
     The object is created in the driver and used in the tasks. `fixed` has the parts of the address, and the
-    `assurance`, that are the same for all rows. `prefix` is prepended to generated message ids.
+    QoS (`assurance`), that are the same for all rows. `prefix` is prepended to generated message ids.
     """
 
     def __init__(self, protocol: str, schema: StructType, fixed: Mapping[str, str], prefix: str) -> None:

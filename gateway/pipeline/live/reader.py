@@ -105,7 +105,7 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return partitions with the messages from `start` to before `end`.
 
-        Returns none for offsets of an earlier run, whose messages the broker redelivers.
+        Returns an empty list for offsets of an earlier run, whose messages the broker redelivers.
         """
         if end["run"] != self._run:
             return []

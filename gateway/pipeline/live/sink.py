@@ -3,7 +3,7 @@
 A task connects, publishes its rows in order with a limit of unconfirmed ones, and reports to the driver when
 the last one is confirmed. A failed attempt is not undone: the next one publishes its rows again with the same
 ids, and a route that deduplicates refuses them. Temporarily refused rows are retried with fewer unconfirmed
-ones; finally refused rows fail the task, unless `onReject` is `skip`.
+ones; permanently refused rows fail the task, unless `onReject` is `skip`.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class SinkSettings:
         return PublishedRows(rows, refused)
 
     def _publish(self, client: Client, messages: Sequence[Message]) -> int:
-        """Publish messages with retries, and return how many the broker has finally refused.
+        """Publish messages with retries, and return how many the broker has permanently refused.
 
         Raises LinkError, and PipelineError for refused messages unless `onReject` is "skip".
         """

@@ -83,7 +83,7 @@ def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, bytes,
 
 
 def frame_bytes(data: bytes, at: int) -> int:
-    """Return the size of the incomplete frame at `at` in bytes, or of its prefix if that is incomplete.
+    """Return the size of the frame at `at` in bytes, or of a frame's first fields if these are incomplete.
 
     Another attempt to decode the frame can succeed only when the data has at least this size from `at` on.
     """

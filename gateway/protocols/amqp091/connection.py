@@ -349,7 +349,7 @@ class Connection:
         return channel
 
     def _begin(self, channel: Channel, index: int, payload: bytes) -> None:
-        """Store `payload`, the method with which a content begins.
+        """Store `payload`, an encoded method that is followed by the header and body of a message.
 
         Raises RemoteProtocolError 502 if its arguments are too long.
         """

@@ -33,7 +33,7 @@ PUBLISH_REFUSED: Final = {
 
 0x10, no matching subscribers, is a success; a message that the target of a route has no queue for is refused.
 0x95, packet too large, is for DISCONNECT only: a message over one of our limits exceeds a quota. A target
-that finally refuses the message is 0x83 (valid, but not accepted); the reason string says why.
+that permanently refuses the message is 0x83 (valid, but not accepted); the reason string says why.
 """
 
 FOR_NOW: Final = frozenset((Reason.TARGET_DOWN, Reason.TARGET_REFUSED))

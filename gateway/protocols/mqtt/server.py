@@ -245,7 +245,8 @@ class ServerConnection(Connection):
     def _shorten_connect(self) -> None:
         """Drop from `connect` what is not needed after the CONNACK: the will, the password, most properties.
 
-        They may have `connect_bytes_max` bytes, and the rest is stored as long as the connection is open.
+        The dropped fields can have up to `connect_bytes_max` bytes. The other fields are stored while the
+        connection is open.
         """
         assert self.connect is not None
         properties = self.connect.properties

@@ -49,11 +49,16 @@ class RowLabels(NamedTuple):
 class SettledMessages(NamedTuple):
     """Messages that were settled together with one outcome.
 
-    `messages` are as they were passed to the destination, or None if a route refused `sources`. `sources` are
-    as they were received, or None if they are equal to `messages`. The times are in microseconds UTC. `slots`
-    are the positions of the messages in the batch in which they were received, None for 0, 1, 2 and so on.
-    `origins` are the source addresses if the route changed only the address and the hop count; then `sources`
-    is None. `bursts` are the same messages, if all of them were received in bursts.
+    - `messages`: as they were passed to the destination, or None if a route refused `sources`.
+    - `sources`: as they were received, or None if they are equal to `messages`.
+    - `origins`: the source addresses if the route changed only the address and the hop count; then `sources`
+      is None.
+    - `slots`: positions of the messages in the batch in which they were received; None means 0, 1, 2 and so
+      on.
+    - `bursts`: the same messages, if all of them were received in bursts (messages that were read together
+      and differ only in their bodies).
+
+    The times are in microseconds UTC.
     """
 
     labels: RowLabels

@@ -410,7 +410,7 @@ class JournalWriter:
 
     def _append(self) -> None:
         # An almost full disk may have space for one block.
-        """Write some of the blocks that are laid out, and count them. Raises OSError."""
+        """Write some of the encoded blocks to the file, and count the written ones. Raises OSError."""
         written = self._appender.append(self._laid[:1] if self.failure else self._laid)
         for header, *_ in self._laid[:written]:
             _, byte_count, memories = self._blocks.popleft()
