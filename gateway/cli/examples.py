@@ -33,6 +33,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "journal export": (
         "gateway journal export --parquet today.parquet --since 2026-11-27T00:00:00Z --route telemetry",
     ),
+    "journal lake": (
+        "gateway journal lake --to /data/lake/messages",
+        "gateway journal lake --journal /var/lib/gateway/journal --to /data/lake/messages --follow",
+    ),
     "journal stat": ("gateway journal stat --config gateway.yaml",),
     "journal tail": ("gateway journal tail --follow --route telemetry",),
     "journal verify": ("gateway journal verify --journal /var/lib/gateway/journal",),

@@ -1,10 +1,12 @@
-"""`gateway journal tail | stat | verify | export`: prints, measures, checks and exports the journal.
+"""`gateway journal tail | stat | verify | export | lake`: prints, measures, checks and exports the journal.
 
 The commands read the files, beside a running gateway or without one.
 """
 
 from __future__ import annotations
 
+import time
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +15,7 @@ import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile, settings_of
+from gateway.cli.pipeline.common import Follow, SummaryFile
 from gateway.cli.pipeline.traffic import Begin, End, check_span
 from gateway.cli.progress import progress_bar
 from gateway.errors import PipelineError
@@ -189,3 +192,63 @@ def export(
     except OSError as error:
         raise PipelineError(f"{to} cannot be written: {error.strerror}") from error
     typer.echo(f"{rows} rows in {to}" + (f", {missing} missing in the journal" if missing else ""))
+
+
+@journal.command()
+def lake(
+    to: Annotated[str, typer.Option(metavar="FOLDER", help="Folder of the Delta table.")],
+    config: ConfigFile = None,
+    folder: Folder = None,
+    follow: Follow = False,
+    every: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Interval between two runs, with --follow.")
+    ] = 60.0,
+    skip_lost: Annotated[
+        bool, typer.Option("--skip-lost", help="Continue where rows were damaged before they were appended.")
+    ] = False,
+    summary: SummaryFile = None,
+) -> None:
+    """Append the rows of complete files to a Delta table, without Spark and Java.
+
+    A run continues where the one before it ended, also after it was killed. This command needs deltalake,
+    which the extra `lake` includes. Exit code 1 if rows were deleted or damaged before they were appended;
+    standard error says which.
+    """
+    from gateway.cli.journal_rows import print_item, reader_of
+    from gateway.pipeline.run_summary import write_summary
+
+    with write_summary("lake", summary) as made:
+        try:
+            from gateway.pipeline.lake import LakeTable
+            from gateway.pipeline.stores import place_of
+        except ImportError as error:
+            raise PipelineError(
+                "the lake needs deltalake, which is not installed: pip install 'gateway[lake]'"
+            ) from error
+        reader = reader_of(config, folder)
+        place = place_of(to)
+        if not place.is_local:
+            raise PipelineError(
+                f"a lake is written to a folder, not to {to}; for a store use gateway pipeline archive"
+            )
+        table = LakeTable(place.path(), skip_lost=skip_lost)
+        lost = 0
+        with suppress(KeyboardInterrupt) if follow else nullcontext():
+            while True:
+                rows = missing = 0
+                for commit in table.append(reader.folder):
+                    rows += commit.rows
+                    for gap in commit.gaps:
+                        print_item(gap, as_json=False)
+                        missing += gap.rows
+                        lost += gap.rows if gap.reason in ("damage", "gone") else 0
+                if rows or missing or not follow:
+                    typer.echo(f"{rows} rows appended to {to}, {missing} rows of the journal missing")
+                for name, count in (("rows", rows), ("rows_missing", missing)):
+                    made.figures[name] = made.figures.get(name, 0.0) + count
+                if not follow:
+                    break
+                made.write(ok=not lost, running=True)
+                time.sleep(every)
+        if lost:
+            raise typer.Exit(Exit.FAILED)

@@ -52,6 +52,16 @@ def test_a_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
+def test_a_missing_extra_of_one_command_is_named(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delitem(sys.modules, "gateway.pipeline.lake", raising=False)
+    monkeypatch.setitem(sys.modules, "deltalake", None)  # type: ignore[arg-type]
+    ran = run("journal", "lake", "--journal", str(tmp_path), "--to", str(tmp_path / "lake"))
+    assert (ran.code, ran.out) == (Exit.FAILED, "")
+    assert ran.err == "the lake needs deltalake, which is not installed: pip install 'gateway[lake]'\n"
+
+
 OLD: Final = "#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n"
 
 
