@@ -37,6 +37,7 @@ SECTIONS: Final = (
     ("Tests, linters and types: the extra `dev`", ("dev",), ()),
 )
 """Headings, with the extras ("": none) and the further packages that stand under each."""
+LINE: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*==[^\\\n]+", re.MULTILINE)
 PINNED: Final = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)", re.MULTILINE)
 
 
@@ -48,6 +49,11 @@ def name_of(text: str) -> str:
 def versions_in(text: str) -> dict[str, str]:
     """Return the versions of a lock by name."""
     return {name_of(name): version for name, version in PINNED.findall(text)}
+
+
+def constraints_in(text: str) -> str:
+    """Return the versions of a lock as constraints; a package may have one for each version of Python."""
+    return "".join(f"{line.strip()}\n" for line in LINE.findall(text))
 
 
 def compiled(
@@ -86,13 +92,11 @@ def main() -> None:
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         constraints = Path(folder) / "constraints.txt"
-        before = {} if given.upgrade else versions_in(LOCK.read_text())
-        constraints.write_text("".join(f"{name}=={version}\n" for name, version in before.items()))
+        constraints.write_text("" if given.upgrade else constraints_in(LOCK.read_text()))
         every = tuple(extra for _, extras, _ in SECTIONS for extra in extras if extra)
         further = tuple(name for _, _, names in SECTIONS for name in names)
         blocks = blocks_of(compiled(given.uv, every, further, constraints, "--generate-hashes"))
-        pinned = versions_in("\n".join(blocks.values()))
-        constraints.write_text("".join(f"{name}=={version}\n" for name, version in pinned.items()))
+        constraints.write_text(constraints_in("\n".join(blocks.values())))
         text = HEAD
         for heading, extras, names in SECTIONS:
             needed = versions_in(compiled(given.uv, extras, names, constraints)) if extras or names else {}

@@ -18,6 +18,8 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from deploy.lock import constraints_in
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 PINNED: Final = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)(?: ; (.*?))? ?\\?$", re.MULTILINE)
 
@@ -33,6 +35,14 @@ def pinned(part: str = "") -> dict[str, str]:
         if not marker or Marker(marker).evaluate()  # colorama is for Windows
     ]
     return {canonicalize_name(name): version for name, version in found}
+
+
+def test_a_lock_may_have_a_package_once_for_each_python() -> None:
+    """Both versions bound what is resolved next; one alone has no solution for the other's Python."""
+    old, new = "one==1.3 ; python_full_version < '3.12'", "one==3.0 ; python_full_version >= '3.12'"
+    hashed = "\\\n    --hash=sha256:00 \\\n    --hash=sha256:01\n"
+    text = f"# Heading\n{old} {hashed}{new} {hashed}two==2"
+    assert constraints_in(text) == f"{old}\n{new}\ntwo==2\n"
 
 
 def test_the_wheel_holds_the_page_and_the_mapping_files(tmp_path: Path) -> None:
