@@ -35,8 +35,8 @@ ARCHIVE: Final = "gateway.offsets"
 """Identifier of the transactions of `gateway pipeline archive`, which has its own position."""
 
 COMMIT_ROWS: Final = 1_000_000
-COMMIT_BYTES: Final = 256 * 1_048_576
-"""Rows, and bytes in the journal, after which a commit ends: what a killed run repeats, at most."""
+COMMIT_BYTES: Final = 64 * 1_048_576
+"""Rows, and bytes in the journal, after which a commit ends. A killed run repeats it, and memory holds it."""
 
 LOG: Final = "_delta_log"
 
