@@ -643,7 +643,7 @@ class SharedSessions:
             self._consumable.discard((key.client, epoch))
             if session in self._ending:
                 self._ended.add(session)
-            elif session.has_queue and not is_held:
+            elif session.has_queue:  # not consumed, or released before the session has ended
                 self._delete(session.queue)
         elif not session.has_queue:  # it belongs to another owner, who waits for the release
             self._release(key, epoch)

@@ -1206,3 +1206,24 @@ def test_a_client_that_the_database_has_as_gone_has_to_connect_anew(
     execute(local, "UPDATE session SET connected = 0 WHERE client = 'c'")
     pass_time((one,), local, passed, int(module.SWEEP_SECS) + 1)
     assert one.lost == ["c"]
+
+@pytest.mark.parametrize("released_first", [False, True])
+def test_the_queue_of_a_session_that_ends_is_deleted_at_once(
+    two: tuple[World, World], released_first: bool
+) -> None:
+    """Its LeaveSession waits for a change that is being stored, so the queue may be released before."""
+    one, _ = two
+    session = one.let_in("c")
+    session.change().subscriptions["a"] = b""
+    one.sessions.flush()
+    session.expiry_secs = 0.0
+    one.leave("c")
+    if released_first:
+        one.ends.pop(session)([])
+        one.run()
+    else:
+        one.run()
+        assert not one.deleted
+        one.ends.pop(session)([])
+        one.run()
+    assert set(one.deleted) == {session.queue}
