@@ -108,7 +108,8 @@ class EngineNamespace(MqttNamespace):
         self._common = retained
         self._state = state
         self._change_count = 0  # see `change_count`
-        self._walks: list[Asked] = []  # walks that begin after the next `after_recorded`
+        # Walks that begin after the next `after_recorded` of their session.
+        self._walks: dict[Session | None, list[Asked]] = {}
         self._barrier_walks: list[list[Asked]] = []  # walks that begin when pending bindings are confirmed
         # Sessions with walks: None while a walk is running, else when the last one ended (monotonic).
         self._walking: dict[ClientSession, float | None] = {}
@@ -196,7 +197,7 @@ class EngineNamespace(MqttNamespace):
 
         `done` is called with another outcome if `session`, whose changes they are, has another owner.
         """
-        walks, self._walks = self._walks, []
+        walks = self._walks.pop(session, [])
         self._barrier_walks.append(walks)
         self._engine.after_bound(session, partial(self._bound, session, walks, done))
 
@@ -300,7 +301,7 @@ class EngineNamespace(MqttNamespace):
         if topic_filter.split("/", 1)[0] == SYS:
             self.system.show()
         if options.retain_handling == 0 or (options.retain_handling == 1 and before is None):
-            self._walks.append((session, topic_filter, options))
+            self._walks.setdefault(session, []).append((session, topic_filter, options))
             if isinstance(session, ClientSession):
                 session.sent_retained = session.sent_retained or SentRetained()
                 session.sent_retained.begin(topic_filter, is_first=before is None)
@@ -428,7 +429,7 @@ class EngineNamespace(MqttNamespace):
         They are known for that time because the same messages may still arrive live.
         """
         waiting: dict[Session, set[str]] = {}
-        for walking, topic_filter, _ in chain(self._walks, *self._barrier_walks):
+        for walking, topic_filter, _ in chain(*self._walks.values(), *self._barrier_walks):
             waiting.setdefault(walking, set()).add(topic_filter)
         for session, ended_at in list(self._walking.items()):
             goes_on = {*session.walks, *waiting.get(session, ())}
@@ -672,6 +673,7 @@ class EngineNamespace(MqttNamespace):
         for topic_filter in list(session.subscriptions):
             self._remove_local(session, topic_filter)
         del self.sessions[session.client_id]
+        self._walks.pop(session, None)
         self._forget_owner(session)
         self._engine.sessions.leave(session, self._lost.pop(session.client_id, None))
 

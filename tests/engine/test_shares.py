@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 
+from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.engine import shares
 from gateway.engine.consumers import ClusterConsumer, Consumers
 from gateway.engine.shares import SharedQueue
@@ -222,3 +223,37 @@ def test_only_members_wait_for_a_queue_that_cannot_be_consumed(
         assert not member.answers
         one.ask(lambda: consume(*held[0]))
         member.until(lambda: len(member.answers) == 2)
+
+
+@pytest.mark.interpreted
+def test_retained_messages_do_not_wait_for_the_shared_queue_of_another_client(
+    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A SUBSCRIBE with many filters takes several turns, in which other clients may subscribe."""
+    consume, held = Consumers._consume, list[tuple[Consumers, ClusterConsumer]]()
+
+    def hold(self: Consumers, consumer: ClusterConsumer) -> None:
+        if isinstance(consumer.target, SharedQueue) and not held:
+            held.append((self, consumer))
+        else:
+            consume(self, consumer)
+
+    monkeypatch.setattr(Consumers, "_consume", hold)
+    one = Replica("one", rabbitmq.url, "sharesretained")
+    with replicas(one), lasting(one.mqtt, "member") as member, lasting(one.mqtt, "other") as other:
+        other.publish("kept", b"retained", retain=True)
+        member.paho.subscribe("$share/g/held", qos=1)
+        one.until(lambda: held)
+
+        def subscribe() -> None:
+            namespace = one.engine.clients
+            session = namespace.sessions["other"]
+            namespace.subscribe(session, "kept", SubscriptionOptions(1))
+            namespace.after_recorded(namespace.sessions["member"], lambda outcome: None)
+            namespace.after_recorded(session, lambda outcome: session.outlet.send_due_retained())
+
+        one.ask(subscribe)
+        other.until(lambda: other.messages)
+        assert not member.answers
+        one.ask(lambda: consume(*held[0]))
+        member.until(lambda: member.answers)
