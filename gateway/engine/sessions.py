@@ -318,6 +318,7 @@ class SharedSessions:
         self._after_releases: list[Done] = []
         self._away_since: Monotonic | None = None
         self._is_looking = self._is_counting = self._is_asking = False
+        self._is_recount = False  # True if the last result was ignored for a user, so the query is repeated
         self._look_at = self._count_at = self._sweep_at = Monotonic(0.0)
         self._sweep: OwnershipSweep | None = None  # the comparison in progress
         self._strays: set[tuple[str, int]] = set()  # clients and epochs that the last comparison found stray
@@ -950,7 +951,10 @@ class SharedSessions:
     def _store_counts(self, reply: Reply[SessionCounts]) -> None:
         """Store the queried usage: the number of sessions, and each user's sessions not connected here."""
         self._is_counting = False
-        if self.elsewhere.end(None if reply.value is None else reply.value.elsewhere):
+        is_ignored = self.elsewhere.end(None if reply.value is None else reply.value.elsewhere)
+        # The query reads all sessions, and in a busy cluster some user's sessions always change meanwhile.
+        self._is_recount = is_ignored and not self._is_recount
+        if self._is_recount:
             self._count_at = clock.now()
         if reply.value is not None:
             self.count = reply.value.total

@@ -45,6 +45,7 @@ from gateway.state.interface import (
     Reply,
     SessionKey,
     SessionView,
+    WeighSessions,
     Weight,
 )
 from tests.engine.local_state import SILENT_SECS, LocalDatabase, LocalState
@@ -1207,6 +1208,7 @@ def test_a_client_that_the_database_has_as_gone_has_to_connect_anew(
     pass_time((one,), local, passed, int(module.SWEEP_SECS) + 1)
     assert one.lost == ["c"]
 
+
 @pytest.mark.parametrize("released_first", [False, True])
 def test_the_queue_of_a_session_that_ends_is_deleted_at_once(
     two: tuple[World, World], released_first: bool
@@ -1227,3 +1229,26 @@ def test_the_queue_of_a_session_that_ends_is_deleted_at_once(
         one.ends.pop(session)([])
         one.run()
     assert set(one.deleted) == {session.queue}
+
+
+def test_sessions_are_counted_twice_in_ten_seconds_however_many_change(
+    two: tuple[World, World], passed: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query reads all sessions of the database, and in a busy cluster some always change meanwhile."""
+    one, _ = two
+    counted: list[float] = []
+    query = one.store.query
+
+    def note(asked: Any, done: Any) -> None:
+        if isinstance(asked, WeighSessions):
+            counted.append(passed[0])
+            query(asked, done)
+            one.sessions.elsewhere.change(f"user-{len(counted)}", Weight(0, 1), 1)
+        else:
+            query(asked, done)
+
+    monkeypatch.setattr(one.store, "query", note)
+    for _ in range(20):
+        passed[0] += 1.0
+        one.run()
+    assert len(counted) <= 4
