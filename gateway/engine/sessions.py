@@ -696,9 +696,9 @@ class SharedSessions:
         """Submit a ReleaseSession: the owner in `epoch` does not consume the queue any more.
 
         `given_back` has the encoded fingerprints of requeued messages. If the queue's name `queue` is given,
-        and the session has another queue by then, or has ended, the queue is deleted. A next
-        owner that has started a clean session does not delete the queue itself: RabbitMQ (3.10) closes the
-        connection of a replica whose consumer is starting while its queue is deleted.
+        and the session has another queue by then, or has ended, the queue is deleted. A next owner that has
+        started a clean session does not delete the queue itself: RabbitMQ (3.10) closes the connection of a
+        replica whose consumer is starting while its queue is deleted.
         """
         self._releases += 1
 

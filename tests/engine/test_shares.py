@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 import pytest
@@ -198,20 +199,26 @@ def test_who_subscribes_while_the_cluster_is_away_is_answered_when_the_queue_is_
             member.until(lambda: member.messages)
 
 
-@pytest.mark.interpreted
-def test_only_members_wait_for_a_queue_that_cannot_be_consumed(
-    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else one user's shared subscriptions would hold up the responses to all clients of the replica."""
-    consume, held = Consumers._consume, list[tuple[Consumers, ClusterConsumer]]()
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """What goes on to consume the first shared queue, which is not consumed until it is called."""
+    consume, calls = Consumers._consume, list[Callable[[], None]]()
 
     def hold(self: Consumers, consumer: ClusterConsumer) -> None:
-        if isinstance(consumer.target, SharedQueue) and not held:
-            held.append((self, consumer))
+        if isinstance(consumer.target, SharedQueue) and not calls:
+            calls.append(partial(consume, self, consumer))
         else:
             consume(self, consumer)
 
     monkeypatch.setattr(Consumers, "_consume", hold)
+    return calls
+
+
+@pytest.mark.interpreted
+def test_only_members_wait_for_a_queue_that_cannot_be_consumed(
+    rabbitmq: RabbitMQ, held: list[Callable[[], None]]
+) -> None:
+    """Else one user's shared subscriptions would hold up the responses to all clients of the replica."""
     one = Replica("one", rabbitmq.url, "sharesheld")
     with replicas(one), lasting(one.mqtt, "member") as member, lasting(one.mqtt, "other") as other:
         member.paho.subscribe("$share/g/held", qos=1)
@@ -221,24 +228,15 @@ def test_only_members_wait_for_a_queue_that_cannot_be_consumed(
         member.paho.subscribe("u", qos=1)
         assert other.subscribe("v", qos=1) == ["Granted QoS 1"]
         assert not member.answers
-        one.ask(lambda: consume(*held[0]))
+        one.ask(held[0])
         member.until(lambda: len(member.answers) == 2)
 
 
 @pytest.mark.interpreted
 def test_retained_messages_do_not_wait_for_the_shared_queue_of_another_client(
-    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+    rabbitmq: RabbitMQ, held: list[Callable[[], None]]
 ) -> None:
     """A SUBSCRIBE with many filters takes several turns, in which other clients may subscribe."""
-    consume, held = Consumers._consume, list[tuple[Consumers, ClusterConsumer]]()
-
-    def hold(self: Consumers, consumer: ClusterConsumer) -> None:
-        if isinstance(consumer.target, SharedQueue) and not held:
-            held.append((self, consumer))
-        else:
-            consume(self, consumer)
-
-    monkeypatch.setattr(Consumers, "_consume", hold)
     one = Replica("one", rabbitmq.url, "sharesretained")
     with replicas(one), lasting(one.mqtt, "member") as member, lasting(one.mqtt, "other") as other:
         other.publish("kept", b"retained", retain=True)
@@ -255,5 +253,5 @@ def test_retained_messages_do_not_wait_for_the_shared_queue_of_another_client(
         one.ask(subscribe)
         other.until(lambda: other.messages)
         assert not member.answers
-        one.ask(lambda: consume(*held[0]))
+        one.ask(held[0])
         member.until(lambda: member.answers)
