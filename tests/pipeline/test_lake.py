@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from gateway.cli import journal as journal_commands
 from gateway.cli.exits import Exit
 from gateway.errors import PipelineError
 from gateway.pipeline import lake
@@ -313,7 +314,7 @@ def test_follow_goes_on(journal: Path, to: Path, run: Run, monkeypatch: pytest.M
             raise KeyboardInterrupt
         more(journal, len(waits) * COUNT)
 
-    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(journal_commands, "time", SimpleNamespace(sleep=sleep))
     ran = run("journal", "lake", "--journal", str(journal), "--to", str(to), "--follow", "--every", "7")
     behind = complete(journal)
     assert (ran.code, ran.err, waits) == (0, "", [7.0] * 3)

@@ -1,4 +1,4 @@
-"""The lines of the guide with which other programs read the journal's files in Parquet."""
+"""The lines of the guide with which other programs read the journal's files in Parquet and its table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from tests.pipeline.journals import convert, written
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 GUIDE: Final = ROOT / "docs" / "guides" / "journal.md"
-LINES: Final = dict(re.findall(r"^\| (DuckDB|Polars|pandas) \| `(.+)` \|$", GUIDE.read_text(), re.MULTILINE))
+OF_FILES, _, OF_LAKE = GUIDE.read_text().partition("## Append it to a Delta table")
+LINES: Final = dict(re.findall(r"^\| (DuckDB|Polars|pandas) \| `(.+)` \|$", OF_FILES, re.MULTILINE))
+LAKE: Final = "/data/lake/messages"
+LAKE_LINES: Final = dict(re.findall(r"^\| (DuckDB|Polars|pandas)[^|]* \| (.+) \|$", OF_LAKE, re.MULTILINE))
 
 
 @pytest.fixture
@@ -65,3 +68,23 @@ def test_pandas(routes: Counter[str]) -> None:
     found = eval(LINES["pandas"], {"pandas": pandas, "Path": Path})
     assert found["route"].value_counts().to_dict() == routes
     assert list(found["sequence"]) == [*range(sum(routes.values()))]
+
+
+def test_programs_read_the_delta_table(tmp_path: Path) -> None:
+    deltalake, duckdb, polars = (program(name) for name in ("deltalake", "duckdb", "polars"))
+    to = tmp_path / "lake"
+    journal = written(tmp_path / "journal", 1_000, block_rows=20, segment_bytes=20_000)
+    reader = JournalReader(journal)
+    complete = reader.segments("0")[-1].first
+    routes = Counter(row["route"] for row in reader.rows("0") if row["sequence"] < complete)  # type: ignore[operator]
+    assert len(routes) == 2
+    lake = program("gateway.pipeline.lake")
+    assert sum(commit.rows for commit in lake.LakeTable(to).append(journal)) == complete
+    lines = {name: re.findall(r"`([^`]+)`", line.replace(LAKE, str(to))) for name, line in LAKE_LINES.items()}
+    assert dict(eval(lines["Polars"][0], {"polars": polars}).iter_rows()) == routes
+    table = eval(lines["pandas"][0], {"deltalake": deltalake})
+    assert table["route"].value_counts().to_dict() == routes
+    opened, query = lines["DuckDB"]
+    known = {"deltalake": deltalake, "duckdb": duckdb}
+    exec(f"{opened}; found = {query}.fetchall()", known)
+    assert dict(known["found"]) == routes
