@@ -60,14 +60,17 @@ RefusedPositions = tuple[SubBatch, Positions, Outcome]
 
 
 class Unconfirmed(NamedTuple):
-    """Messages of one part that are to be sent, or sent again: those at `positions` of `part`."""
+    """Messages of one sub-batch that are not confirmed: those at the indexes `positions` in `part`."""
 
     part: SubBatch
     positions: Positions
 
 
 class UnconfirmedRun:
-    """Messages with consecutive numbers `first` to `last`; offset n is message `positions[n]` of `part`."""
+    """Sent messages of one sub-batch (`part`) that have the consecutive numbers `first` to `last`.
+
+    The message with the number first + n is at the index `positions[n]` in `part`; n is called its offset.
+    """
 
     __slots__ = ("done", "first", "last", "mandatory", "part", "positions", "sent", "settled")
 
@@ -95,17 +98,17 @@ class UnconfirmedRun:
             self.part.settle_at([self.positions[offset] for offset in open_offsets], outcome)
 
     def settle_some(self, offsets: list[int], outcome: Outcome) -> None:
-        """Settle the messages at these offsets with this outcome, but not those at lower offsets."""
+        """Settle only the messages at these offsets (number minus `first`) with this outcome."""
         self.settled.update(offsets)
         positions = self.positions
         self.part.settle_at([positions[offset] for offset in offsets], outcome)
 
     def open(self) -> list[int]:
-        """Return the offsets of the messages that are not settled."""
+        """Return the offsets (number minus `first`) of the messages that are not settled."""
         return [offset for offset in range(self.done, len(self.positions)) if offset not in self.settled]
 
     def unsettled_positions(self) -> Positions:
-        """Return the positions, in the part, of the messages that are not settled."""
+        """Return the indexes, in the sub-batch, of the messages that are not settled."""
         if not self.settled:
             return self.positions[self.done :]
         return [self.positions[offset] for offset in self.open()]
@@ -117,8 +120,8 @@ class ConfirmedSink:
     def __init__(self, stats: LinkStats, *, in_flight_max: int, messages_max: int, bytes_max: int) -> None:
         """Create the publisher of a link.
 
-        `in_flight_max` limits the messages that are sent and not confirmed. `messages_max` and `bytes_max`
-        limit the number and the bytes of the waiting ones.
+        At most `in_flight_max` messages are sent and not confirmed at a time. At most `messages_max` messages
+        of `bytes_max` bytes in all wait to be sent.
         """
         self.in_flight_max = in_flight_max
         self.messages_max = messages_max
@@ -144,7 +147,7 @@ class ConfirmedSink:
         self._unsent: list[tuple[Positions, Outcome]] = []
 
     def share_among(self, quotas: UserQuotas) -> None:
-        """Limit the waiting messages of each user by these quotas. Call this before the first message."""
+        """Limit the waiting messages of each user (limits.user_share). Call this before the first message."""
         self._shares = quotas.waiting_in(self.messages_max, self.bytes_max)
 
     # Interface for the protocols.
@@ -156,17 +159,14 @@ class ConfirmedSink:
 
     @abstractmethod
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
-        """Send `messages`, which are at `positions` in the part. Return the positions that have to wait.
+        """Send `messages`, which are at `positions` in the sub-batch. Return the positions that have to wait.
 
-        A message that cannot be encoded raises no error; it is passed to `_settle_unsent`.
+        A message that cannot be encoded raises no error; its position is passed to `_settle_unsent`.
         """
 
     @abstractmethod
     def _place(self, message: Message) -> Place:
-        """Return the exchange or destination of a message.
-
-        The broker may refuse all messages for it.
-        """
+        """Return the exchange or destination of a message, by which `refuse` selects messages."""
 
     # Connection.
 
@@ -188,18 +188,18 @@ class ConfirmedSink:
         )
 
     def _requeue(self, again: list[Unconfirmed]) -> int:
-        """Insert messages in front of the waiting ones. Return the number of messages."""
+        """Queue the messages `again` in front of the waiting messages. Return the number of messages."""
         for waiting in again:
             self._count_waiting(waiting, 1)
         self._waiting.extendleft(reversed(again))
         return sum(len(waiting.positions) for waiting in again)
 
     def _suspect(self, count: int, outcome: Outcome, *, window: int = 0, times: int = 1) -> Message | None:
-        """Narrow the window, as one of the first `count` waiting messages has caused a close or an error.
+        """Send fewer messages at a time, until the message that causes closes or errors is identified.
 
-        If there are several, at most `window` messages (0: half of `count`) are sent at a time from now on,
-        and None is returned. A single message is sent alone again, and None is returned. When this method was
-        called `times` times in succession, that message is settled with this outcome and returned instead.
+        It is one of the first `count` waiting messages. If there are several, at most `window` messages (0:
+        half of `count`) are in flight from now on. A single message is sent alone again; at the call number
+        `times` in succession it is settled with `outcome` and returned. Return None in all other cases.
         """
         self._blamed += 1
         if count > 1:
@@ -234,7 +234,7 @@ class ConfirmedSink:
         _settle_refused(refused)
 
     def allow(self, place: Place) -> None:
-        """Send messages for the exchange or destination `place` again, after `refuse`."""
+        """End the effect of `refuse`: send messages for the exchange or destination `place` again."""
         self._refusals.pop(place, None)
 
     # Handover to another replica.
@@ -243,22 +243,25 @@ class ConfirmedSink:
         """Return True if the broker may have unconfirmed messages that only this link can safely send again.
 
         The broker would recognise such a message as a duplicate if this link sent it, but not if another
-        replica did. Only parts for which `selects` returns True are considered.
+        replica did. Only sub-batches for which `selects` returns True are considered.
         """
         return False
 
     def release_waiting(self, selects: Callable[[SubBatch], bool], outcome: Outcome) -> None:
         """Settle waiting messages with this outcome, because another replica may send them.
 
-        Only parts for which `selects` returns True are considered. Messages that the broker may already have
-        (see `has_doubtful`) are not included.
+        Only sub-batches for which `selects` returns True are considered. Messages that the broker may already
+        have (see `has_doubtful`) are not included.
         """
         settle_all(self._withdraw_waiting(lambda part, at: selects(part)), outcome)
 
     # Sending.
 
     def publish(self, part: SubBatch) -> None:
-        """Send the part now if no message waits and the window has capacity; otherwise queue it."""
+        """Send the messages of a sub-batch, or queue them.
+
+        They are sent at once if no earlier message waits and all of them fit into the in-flight window.
+        """
         messages = part.messages
         every = range(len(messages))
         if (
@@ -274,10 +277,10 @@ class ConfirmedSink:
         self._queue_part(part, every)
 
     def _queue_part(self, part: SubBatch, positions: Positions) -> None:
-        """Queue messages of a part behind the waiting ones, and send as many as possible.
+        """Queue messages of a sub-batch behind the waiting messages, and send as many as possible.
 
-        If the limits are then exceeded, the newest of these messages are returned to their source, to be
-        retried.
+        If the waiting messages then exceed the limits, the newest of `part` are settled as released: their
+        source retries them.
         """
         refused: list[RefusedPositions] = []
         accepted = self._without_refused(part, positions, refused) if self._refusals else positions
@@ -296,9 +299,9 @@ class ConfirmedSink:
         return self.waiting_messages > self.messages_max or self.waiting_bytes > self.bytes_max
 
     def _trim_users(self) -> None:
-        """Return messages of the last waiting part to their source, if their users exceed their limits.
+        """Release messages of the sub-batch queued last whose users exceed their part of the limits.
 
-        The source retries them.
+        Their source retries them.
         """
         shares = self._shares
         if shares is None or (
@@ -317,9 +320,9 @@ class ConfirmedSink:
             part.settle_at(refused, WAITING_USER_FULL)
 
     def _trim(self) -> None:
-        """Return the newest messages of the last waiting part to their source, until the limits are observed.
+        """Release the newest messages of the sub-batch queued last, until the queue's limits are observed.
 
-        The source retries them.
+        Their source retries them.
         """
         one = self._waiting.pop()
         part, positions = one
@@ -338,7 +341,7 @@ class ConfirmedSink:
         part.settle_at(positions[fitting_count:], WAITING_FULL)
 
     def pump(self) -> None:
-        """Send waiting messages as far as the window and the stream allow, and settle expired ones."""
+        """Send waiting messages as far as the in-flight window and the stream allow. Settle expired ones."""
         while self._waiting and self._flowing:
             assert self._stream is not None
             room = self._send_capacity()
@@ -359,9 +362,9 @@ class ConfirmedSink:
     def _unwanted(
         self, part: SubBatch, positions: Positions, messages: list[Message]
     ) -> list[tuple[list[int], Outcome]]:
-        """Return positions of messages that need not be sent any more, with the outcomes of these messages.
+        """Return the positions of messages that must not be sent any more, grouped by their outcome.
 
-        They have expired, or their source gets them again from a broker to which it has reconnected.
+        Such a message has expired, or its source broker delivers it again after a reconnect.
         """
         utc = clock.utc()
         expired = [
@@ -379,15 +382,14 @@ class ConfirmedSink:
         return self._window - self.in_flight
 
     def _may_expire(self, part: SubBatch, at: int) -> bool:
-        """Return True if the message at position `at` may be settled as expired instead of being sent."""
+        """Return True if the message at index `at` of the sub-batch may be settled as expired, not sent."""
         return True
 
     def _try(self, part: SubBatch, positions: Positions, messages: list[Message]) -> bool:
-        """Send messages of a part by `_send`. Return False if some have to wait.
+        """Send messages of a sub-batch by `_send`. Return False if some of them are queued again.
 
-        The messages that have to wait are inserted in front of the waiting ones. An error closes the
-        connection, and any unconfirmed message may be its cause. After several connections, each with fewer
-        messages in flight, the faulty message is alone and thereby identified.
+        An error closes the connection, and any unconfirmed message may be its cause. After several
+        connections, each with fewer messages in flight, the faulty message is alone and thereby identified.
         """
         try:
             rest = self._send(part, positions, messages)
@@ -411,17 +413,20 @@ class ConfirmedSink:
         return not rest
 
     def _settle_unsent(self, positions: Positions, outcome: Outcome) -> None:
-        """Record messages of the part being sent, to be settled with this outcome once the others are queued.
+        """Record positions of the sub-batch being sent, to be settled with this outcome after `_send`.
 
-        Their source may publish more messages as soon as they are settled, which must not overtake the others
-        of the part.
+        Their source may publish more messages as soon as they are settled. These must not overtake the
+        messages of the sub-batch that have to wait.
         """
         self._unsent.append((positions, outcome))
 
     def _withdraw_waiting(
         self, selects: Callable[[SubBatch, int], bool], most: int = sys.maxsize
     ) -> list[Unconfirmed]:
-        """Remove waiting messages for which `selects` returns True, at most `most`. Return them unsettled."""
+        """Remove at most `most` waiting messages for which `selects` returns True. Return them unsettled.
+
+        `selects` gets the sub-batch and the message's index in it.
+        """
         withdrawn: list[Unconfirmed] = []
         waiting, self._waiting = self._waiting, deque()
         for one in waiting:
@@ -439,9 +444,10 @@ class ConfirmedSink:
         return withdrawn
 
     def _take_slice(self, room: int) -> Unconfirmed:
-        """Remove the next waiting messages of one part and return them.
+        """Remove and return the next waiting messages of one sub-batch.
 
-        They are at most `room` messages of SLICE_BYTES_MAX bytes in all, but at least one message.
+        At least one and at most `room` messages are returned, of SLICE_BYTES_MAX bytes in all unless it is
+        one.
         """
         part, positions = self._waiting.popleft()
         messages = part.messages
@@ -461,7 +467,11 @@ class ConfirmedSink:
     def _record_sent(
         self, part: SubBatch, positions: Positions, byte_count: int, *, mandatory: bool = False
     ) -> None:
-        """Assign numbers to sent messages and count them; their bodies have `byte_count` bytes in all."""
+        """Assign numbers to messages that were just encoded, and count them.
+
+        Their bodies have `byte_count` bytes in all. `mandatory` is True if the broker returns unroutable
+        messages.
+        """
         if positions:
             self._number(part, positions, clock.now(), mandatory=mandatory)
             self._count_in_flight()
@@ -470,7 +480,7 @@ class ConfirmedSink:
     def _number(self, part: SubBatch, positions: Positions, sent: float, *, mandatory: bool = False) -> range:
         """Assign the next numbers to the messages at `positions`. Return these numbers.
 
-        `sent` is the time of sending in loop-clock seconds.
+        `sent` is the time of sending in loop-clock seconds. `mandatory` is that of `_record_sent`.
         """
         first = self._next
         self._runs.append(UnconfirmedRun(first, part, positions, mandatory, sent))
@@ -479,7 +489,7 @@ class ConfirmedSink:
         return range(first, self._next)
 
     def _written(self, count: int, byte_count: int) -> None:
-        """Count messages that were encoded to the stream's send buffer.
+        """Count `count` messages that were encoded to the stream's send buffer.
 
         The buffer is written at the end of the pass of the event loop. The bodies of the messages have
         `byte_count` bytes in all.
@@ -530,7 +540,7 @@ class ConfirmedSink:
                 self._reset_window()
 
     def _settle_singles(self, numbers: list[int], outcome: Outcome) -> None:
-        """Settle the messages with these numbers, which may be in any order, with this outcome."""
+        """Settle the messages with these numbers with this outcome. The numbers may be in any order."""
         at = 0
         while at < len(numbers):
             run = self._run_of(numbers[at])
@@ -552,9 +562,9 @@ class ConfirmedSink:
         return self._runs[index]
 
     def _withdraw(self, selects: Callable[[Message], bool]) -> list[Unconfirmed]:
-        """Remove unconfirmed messages for which `selects` returns True. Return them unsettled.
+        """Remove sent, unconfirmed messages for which `selects` returns True. Return them unsettled.
 
-        Their numbers become invalid.
+        Later confirms of their numbers have no effect.
         """
         withdrawn: list[Unconfirmed] = []
         for run in self._runs:
@@ -571,7 +581,7 @@ class ConfirmedSink:
     # Counts.
 
     def _concerns(self, place: Place) -> bool:
-        """Return True if a message for the exchange or destination `place` waits."""
+        """Return True if a waiting message goes to the exchange or destination `place`."""
         return any(self._place(part.messages[at]) == place for part, left in self._waiting for at in left)
 
     def _without_refused(
@@ -579,7 +589,8 @@ class ConfirmedSink:
     ) -> Positions:
         """Return the positions of messages whose exchange or destination is not refused.
 
-        The other messages are appended to `into` with their outcome, and settled by the caller.
+        The other messages are appended to `into` with their outcome; the caller settles them by
+        `_settle_refused`.
         """
         refused: dict[Place, list[int]] = {}
         for at in positions:
@@ -614,8 +625,8 @@ class ConfirmedSink:
 def _settle_refused(refused: list[RefusedPositions]) -> None:
     """Settle refused messages with their outcomes.
 
-    Call this when the other messages are queued: the sources of settled ones may publish more messages, which
-    must not overtake those.
+    Call this after the accepted messages are queued: a source may publish more messages as soon as its
+    message is settled, and they must not overtake the accepted ones.
     """
     for part, positions, outcome in refused:
         part.settle_at(positions, outcome)

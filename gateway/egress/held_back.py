@@ -76,7 +76,8 @@ class HeldBack(Generic[R]):
         """Create the collection.
 
         `message_of` returns the message of a receipt (the link's data to acknowledge a message). `jitter`
-        returns random numbers from 0 to 1, by which delays vary.
+        returns random numbers from 0 to 1, by which delays vary. `overdue` removes messages that have waited
+        for `secs_max` seconds; None means no limit.
         """
         self.on = False
         self._secs_max = secs_max
@@ -92,7 +93,7 @@ class HeldBack(Generic[R]):
         self._named: dict[int, tuple[Message, tuple[str, ...]]] = {}
 
     def __len__(self) -> int:
-        """Return how many messages wait, without those being retried."""
+        """Return how many messages wait, not counting those that are being retried at present."""
         return sum([len(line.waiting) for line in self._lines.values()])
 
     def hold(self, key: RetryKey, receipt: R, now: Monotonic) -> None:
@@ -133,9 +134,10 @@ class HeldBack(Generic[R]):
         return id(self._message_of(receipt)) in self._tried
 
     def record_settled(self, receipt: R, *, by_target: bool = True) -> None:
-        """Forget a message that has a final outcome.
+        """Forget a message, because it is settled or dropped.
 
-        `by_target` is False if the sender no longer waits for an outcome; the back-off then does not change.
+        `by_target` is True if a target has accepted or rejected it; the delays for its routes are then
+        shortened.
         """
         key = id(self._message_of(receipt))
         self._undone.pop(key, None)
@@ -171,10 +173,11 @@ class HeldBack(Generic[R]):
     def overdue(
         self, now: Monotonic, entry_of: Callable[[R], RoutingEntry]
     ) -> list[tuple[R, tuple[str, ...]]]:
-        """Remove the messages that have waited longer than `secs_max` seconds. Return them in order.
+        """Remove the messages that have waited for `secs_max` seconds. Return their receipts, in order.
 
-        Each is returned with the names of the routes that have not accepted it. `entry_of` returns the
-        current entry of a receipt. The receipts need no `record_settled`.
+        Each receipt is returned with the names of the routes that have not accepted its message. `entry_of`
+        returns the current routing entry of a receipt. `record_settled` need not be called for these
+        receipts.
         """
         if self._secs_max is None:
             return []
@@ -194,8 +197,8 @@ class HeldBack(Generic[R]):
     def remaining_routes(self, receipt: R, entry: RoutingEntry) -> tuple[str, ...]:
         """Return the names of the routes that have not accepted a message that waited or was rejected.
 
-        They are routes of `entry`, or the names of removed routes if the entry has none of them; ("",) if no
-        name is known.
+        They are routes of `entry`, its current routing entry. If a reload has removed them all, their old
+        names are returned; the result is ("",) if no name is known.
         """
         tried = self._tried.get(id(self._message_of(receipt)))
         return self._remaining_routes(receipt, entry, None if tried is None else tried[0])
@@ -211,7 +214,10 @@ class HeldBack(Generic[R]):
         return route_names_of(entry) or self.named(receipt)
 
     def note_routes(self, receipt: R, routes: Iterable[str]) -> None:
-        """Record the routes of a message until it is settled. An empty `routes` changes nothing."""
+        """Record the names of a message's routes until the message is settled.
+
+        An empty `routes` changes nothing.
+        """
         names = tuple(routes)
         if not names:
             return
@@ -231,17 +237,18 @@ class HeldBack(Generic[R]):
         self.on = True
 
     def try_all(self, receipt: R) -> bool:
-        """Return True if one route has returned a message for a retry and another route has rejected it.
+        """Return True if one route has released a message for a retry and another route has rejected it.
 
-        The caller then retries all routes, because reporting the rejection to the sender would lose the
-        message for the route that has not accepted it.
+        The caller then retries all routes: if it reported the rejection to the sender, the message would be
+        lost for the route that has released it. Which routes they were is forgotten.
         """
         return self._undone.pop(id(self._message_of(receipt)), None) is not None
 
     def remaining_entry(self, receipt: R, entry: RoutingEntry) -> RoutingEntry:
-        """Return an entry with only the routes that have not accepted the message.
+        """Return a copy of the routing entry with only the routes that have not accepted the message.
 
-        If a reload has renamed or removed all of those, every route is returned.
+        The entry itself is returned if no such routes are recorded, or if a reload has renamed or removed
+        them.
         """
         if not entry.plan.branches:
             return entry  # the names of its routes are still needed
@@ -265,5 +272,5 @@ def _remaining(entry: RoutingEntry, names: frozenset[str]) -> RoutingEntry:
 
 
 def route_names_of(entry: RoutingEntry) -> tuple[str, ...]:
-    """Return the names of the routes of an entry. Messages with the same routes wait for each other."""
+    """Return the names of the routes of a routing entry."""
     return tuple([branch.route.name for branch in entry.plan.branches])

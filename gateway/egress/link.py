@@ -131,7 +131,7 @@ class LinkSession(Protocol):
 
     @property
     def retained(self) -> None:
-        """Destination of retained messages: None, because the remote broker retains those with the flag."""
+        """Store of retained messages: None, because the remote broker stores retained messages."""
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """Set the addresses to consume (`subscriptions`) and the targets that must exist at the broker.
@@ -245,10 +245,11 @@ class Link:
         publishes: bool = True,
         jitter: Callable[[], float] = chance.random,
     ) -> None:
-        """Create the link, which `run` connects.
+        """Create the link; `run` connects it.
 
-        `endpoint` is its name in the configuration. An endpoint has one link per direction when the
-        directions are separated; `status`, which `session` was created with, then has another name.
+        `endpoint` is the name in the configuration. If separate connections are used to consume and to
+        publish, the endpoint has two links: `consumes` and `publishes` tell which one this is, and `status`,
+        with which `session` was created, has a name of its own.
         """
         self.status = status
         self.name = status.name
@@ -286,9 +287,10 @@ class Link:
         return next(iter(self._held_down), self.status.why)
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
-        """Apply a changed mapping to the directions of this link.
+        """Apply a changed mapping: what this link has to consume, and to which targets it publishes.
 
-        `subscriptions` and `targets` are those of all routes of the endpoint.
+        `subscriptions` and `targets` are those of all routes of the endpoint. The link ignores
+        `subscriptions` if it only publishes, and `targets` if it only consumes.
         """
         self.session.route(
             subscriptions if self.consumes else Subscriptions(), targets if self._publishes else Targets()

@@ -107,12 +107,13 @@ class AmqpLinkPublisher(ConfirmedSink):
         self.pump()
 
     def renew(self, now: float) -> int:
-        """Open another channel if the present one nacks. Return its number, or 0; called once per second.
+        """Replace the channel if the broker nacks messages on it. Return the number of the new one, or 0.
 
-        The caller has to put the new channel into confirm mode. RabbitMQ (3.10) nacks, as long as a channel
-        lives, every message for a quorum queue whose leader had just failed when the channel published to it
-        first. So a channel that nacks is closed once everything sent on it is confirmed. If there is another
-        reason, such as a full queue, this costs a round trip, with growing intervals.
+        Called once per second; the caller has to put the new channel into confirm mode. RabbitMQ (3.10)
+        nacks, as long as a channel lives, every message for a quorum queue whose leader had just failed when
+        the channel published to it first. So a channel with nacks is closed once everything sent on it is
+        confirmed. If the nacks have another reason, such as a full queue, this costs a round trip, with
+        growing intervals.
         """
         machine = self._machine
         if machine is None or self._publishers is None or not self._refuses:
@@ -148,10 +149,11 @@ class AmqpLinkPublisher(ConfirmedSink):
         return super().close()
 
     def close_over(self, code: int, text: str) -> None:
-        """Handle that the broker has closed the channel or connection because of a published message.
+        """Process the broker's close of the channel or connection, which a published message has caused.
 
         If `text` names an exchange, all messages for that exchange are refused. Otherwise any unconfirmed
-        message may be the cause, and the search for it begins (`_suspect`).
+        message may be the cause, and the search for it begins (`_suspect`). `code` is the reply code of the
+        close.
         """
         unconfirmed_count = self.close()
         if not unconfirmed_count:
@@ -179,7 +181,7 @@ class AmqpLinkPublisher(ConfirmedSink):
         return _exchange_of(message)
 
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
-        """Send `messages`, which are at `positions` in the part. Return the positions that have to wait."""
+        """Send `messages`, which are at `positions` in the sub-batch. Return (): none of them has to wait."""
         assert self._publishers is not None
         recipient = part.recipient
         mandatory = not isinstance(recipient, RouteRecipient) or recipient.mandatory
@@ -201,7 +203,10 @@ class AmqpLinkPublisher(ConfirmedSink):
         return ()
 
     def _encode_header(self, message: Message, utc: float) -> bytes:
-        """Return the encoded content header, without CC, BCC and user id (see `without_orders`)."""
+        """Return the encoded content header, without CC, BCC and user id (see `without_orders`).
+
+        `utc` is the present time in UTC seconds, from which the expiration is computed.
+        """
         data = encode_properties(message, utc, ms_max=EXPIRATION_MS_MAX)
         if message.expires and outlasts(message, utc):
             self._stats.degraded.add("expiration")
@@ -217,9 +222,10 @@ class AmqpLinkPublisher(ConfirmedSink):
     def _rows_one_by_one(
         self, part: SubBatch, positions: Positions, utc: float
     ) -> tuple[list[PublishRow], list[int]]:
-        """Encode messages one at a time. Return the rows of those that can be encoded, and their positions.
+        """Encode messages one at a time. Return the rows to publish, and the positions of their messages.
 
-        The others are settled with the outcome of their encoding error.
+        A row is a message's address, content header and body. A message that cannot be encoded is settled
+        with the outcome of the error. `utc` is the present time in UTC seconds.
         """
         rows: list[PublishRow] = []
         encoded_positions: list[int] = []

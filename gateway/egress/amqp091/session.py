@@ -139,7 +139,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     # Interface for the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Process received bytes, or if `data` is empty the events left from an earlier turn."""
+        """Process received bytes, or if `data` is empty the events that an earlier call has left."""
         self._process(self._stream.postponed() or self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.request_turn()
@@ -325,7 +325,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     # Needs of the routes.
 
     def _arranged(self) -> None:
-        """Record the link as up when it can publish, and hold or resume publishing.
+        """Record the link as up once it can publish, and start or stop sending.
 
         Called when confirm mode, the declarations, or the broker's `blocked` or `flow` have changed.
         """
@@ -489,10 +489,11 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         reason: Reason,
         text: str,
     ) -> None:
-        """Make a dead letter of a malformed or oversized message, without its properties.
+        """Store a malformed or oversized message as a dead letter, without its properties.
 
-        `entry` is None if its address is malformed. If all its routes have `on_reject: retry`, the message is
-        rejected instead, so that the broker can use a dead-letter exchange of its own.
+        `reason` and `text` say why; `entry` is None if the message's address is malformed. If all its routes
+        have `on_reject: retry`, the message is rejected to the broker instead, which may have a dead-letter
+        exchange.
         """
         session = self._session
         part = BODY_LOST if isinstance(body, DiscardedBody) else PROPERTIES_LOST
@@ -525,7 +526,10 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         client_id: str,
         publishing: type[AmqpLinkPublisher] = AmqpLinkPublisher,
     ) -> None:
-        """Create the session; `publishing` is the class of its publisher."""
+        """Create the session. `publishing` is the class of its publisher.
+
+        `client_id` is the connection name, and begins the names of the link's own queues.
+        """
         publisher = publishing(
             status.stats,
             self._missing,
@@ -586,9 +590,10 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         self.retry_followers(receipts)
 
     def is_redelivered(self, receipt: Receipt) -> bool:
-        """Return True if the broker delivers a message again, whose queue is consumed again.
+        """Return True if a message's connection is lost and the broker delivers the message again.
 
-        A queue that was deleted meanwhile, perhaps with its last consumer, has lost the message.
+        Return False until its queue is consumed again, and if its queue was deleted, because the message is
+        then lost at the broker.
         """
         return receipt[0].is_repeated and super().is_redelivered(receipt)
 
@@ -598,9 +603,10 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
             self._lost_consumers.setdefault(consumer.declaration.name, []).append(consumer)
 
     def note_consumed_again(self, declaration: Declaration) -> None:
-        """Record that a queue is consumed, and drop older copies of the messages that it delivers again.
+        """Record that a queue is consumed again after the loss of a connection.
 
-        A queue that the link had to create has lost them.
+        Messages from the lost connection are dropped, because the broker delivers them again. They are not
+        dropped if the link had to create the queue.
         """
         lost = self._lost_consumers.pop(declaration.name, [])
         if lost and not declaration.made:
@@ -615,7 +621,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
     def handle_unrouted(self, entry: RoutingEntry, receipt: Receipt) -> None:
         """Record that no route accepts a message, and settle it.
 
-        If a reload has removed the routes of its queue, it is requeued instead.
+        If a reload has removed the routes of its queue, the message is requeued at the broker instead.
         """
         if receipt[0].stopping:
             self.handle_removed_routes(receipt)
@@ -648,9 +654,9 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
     # Interface for the connection.
 
     def resolve(self, queue: str, wire: bytes, entries: Entries) -> RoutingEntry:
-        """Resolve and cache the routing entry of a new address.
+        """Resolve the routing entry of a new address, cache it in `entries`, and return it.
 
-        Raises RemoteProtocolError if it is invalid.
+        `wire` is the encoded address. Raises RemoteProtocolError if it is invalid.
         """
         address = amqp_address(*decode_address(wire))
         make_room(entries, self.limits.cache_entries_max)
@@ -715,7 +721,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
             self.publisher.refuse(declaration.name, Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, why))
 
     def _missing(self, exchange: str, outcome: Outcome) -> None:
-        """Check periodically for an exchange that the broker did not find on a publish, until it exists."""
+        """Record that the broker did not find an exchange on a publish, and check for it until it exists."""
         declaration, forgotten = self.topology.declaration_of_missing(exchange)
         for old in forgotten:
             self.publisher.allow(old.name)

@@ -45,9 +45,10 @@ class DeclarationState(Enum):
 
 
 class Declaration:
-    """Object that has to exist at the broker.
+    """Exchange or queue that has to exist at the broker, with its bindings.
 
-    `consume` is True if the link consumes its messages. `keys` are the binding keys from `exchange`.
+    `consume` is True if the link consumes its messages. `keys` are the binding keys that a queue needs from
+    `exchange`; `drop` are binding keys of an earlier mapping, to be removed.
     """
 
     __slots__ = (
@@ -151,7 +152,7 @@ class Declaration:
         return self.kind == "bound" and not self.keys
 
     def _unbind(self) -> Steps:
-        """Remove the bindings in `drop`. One that does not exist, as its queue was deleted, is no error."""
+        """Remove the bindings in `drop`. A binding that does not exist is no error: its queue was deleted."""
         for key in sorted(self.drop):
             answer = yield m.QueueUnbind(self.name, self.exchange, key)
             if isinstance(answer, ChannelClosed) and answer.reply_code != ReplyCode.NOT_FOUND:
@@ -275,7 +276,7 @@ class Topology:
         return self.declarations.get((declaration.kind, declaration.name))
 
     def connected(self) -> list[Declaration]:
-        """Begin a new connection. Return all declarations, which have to be checked on it."""
+        """Reset the states of all declarations for a new connection. Return all, to be checked on it."""
         self._leftovers = self._asked_leftovers + self._leftovers
         self._asked_leftovers = []
         for declaration in self.declarations.values():
@@ -285,10 +286,10 @@ class Topology:
         return [*self.leftovers(), *self.declarations.values()]
 
     def leftovers(self) -> list[Declaration]:
-        """Return declarations that remove bindings that are no longer needed, once on each connection.
+        """Return declarations that remove unneeded bindings, and were not requested on this connection yet.
 
-        Each is to be passed to `forget_leftover` when the broker has replied. If the connection is lost
-        before, it is returned again on the next one.
+        Call `forget_leftover` with each when the broker has replied. If the connection is lost before,
+        `connected` returns the declaration again.
         """
         leftovers, self._leftovers = self._leftovers, []
         for leftover in leftovers:
@@ -299,12 +300,15 @@ class Topology:
         return leftovers
 
     def forget_leftover(self, declaration: Declaration) -> None:
-        """Forget a declaration that `leftovers` has returned, if it is one, because it is answered."""
+        """Forget a declaration that removes bindings, because the broker has replied. Others are ignored."""
         if declaration in self._asked_leftovers:
             self._asked_leftovers.remove(declaration)
 
     def take_due(self, now: float) -> list[Declaration]:
-        """Return the failed declarations whose retry is due, and mark them as being retried."""
+        """Return the failed declarations whose retry is due, and mark them as being retried.
+
+        `now` is in loop-clock seconds.
+        """
         found = [
             declaration
             for declaration in self.declarations.values()
@@ -317,8 +321,8 @@ class Topology:
     def survey(self) -> list[Declaration]:
         """Return the declarations that existed at the last check, to be checked again.
 
-        A user may have deleted an object, or created it again without its bindings. Its state changes only if
-        it is found missing.
+        A user may have deleted an object, or created it again without its bindings. The state of a
+        declaration changes only if its object is found missing.
         """
         return [one for one in self.declarations.values() if one.state is DeclarationState.THERE]
 
@@ -345,8 +349,8 @@ class Topology:
     def declaration_of_missing(self, exchange: str) -> tuple[Declaration, list[Declaration]]:
         """Return the declaration of an exchange that the broker did not find on a publish.
 
-        It is created if the mapping has none. The second result has the declarations of this kind that were
-        removed to limit their number.
+        It is created if the mapping does not name the exchange. The second result has declarations of such
+        exchanges that were removed to limit their number.
         """
         found = self.declarations.get(("exchange", exchange))
         if found is not None:
@@ -363,8 +367,8 @@ class Topology:
 class Declarer:
     """Sender of declarations to the broker, one at a time, on a channel that it opens and closes itself.
 
-    `arguments_of` returns the arguments of a queue to create. `answered` is called with each declaration and
-    the reason why it failed, or "" if it succeeded.
+    `arguments_of` gets the name of a queue to create, and returns its arguments. `answered` is called with
+    each declaration and the reason why it failed, or "" if it succeeded.
     """
 
     def __init__(
@@ -396,13 +400,13 @@ class Declarer:
             self._start_next()
 
     def send_pending(self) -> None:
-        """Send the pending method, because the channel is open now."""
+        """Send the method that waits until the channel is open."""
         if self._question is not None:
             self._machine.send_method(self.channel, self._question)
             self._question = None
 
     def process_reply(self, answer: Answer) -> None:
-        """Process the broker's reply to the pending method, or its close of the channel."""
+        """Process the broker's reply to the method sent last, or its close of the channel."""
         if isinstance(answer, ChannelClosed):
             self.channel = 0
             self._question = None

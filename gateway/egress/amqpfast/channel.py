@@ -194,8 +194,8 @@ class ClientChannel:
     async def ack(self, delivery: FastDelivery) -> None:
         """Acknowledge a delivery, without waiting for a reply.
 
-        The acknowledgement is sent once everything before it is acknowledged, too. Nothing is sent for a
-        delivery that awaits no acknowledgement.
+        The acknowledgement is sent when all earlier deliveries of the channel are acknowledged, too. Nothing
+        is sent for a delivery whose `awaits_ack` is False.
         """
         if not delivery.awaits_ack:
             return
@@ -205,7 +205,7 @@ class ClientChannel:
             self.client.flush()
 
     async def unget(self, consumer: ConsumerHandle, delivery: FastDelivery) -> None:
-        """Requeue a message for other consumers."""
+        """Requeue a delivered message at the server, for other consumers; wait for the reply."""
         tag = self.client.machine.new_tag(self.number)
         await self.send_and_wait(m.HandleUnget(consumer.number, tag, delivery.number), tag, consumer.number)
         await self.ack(delivery)
@@ -249,7 +249,7 @@ class ClientChannel:
         await awaited.wait()
 
     def await_tags(self, handle: int, tags: Sequence[int]) -> PendingReplies:
-        """Return an object that waits for the replies to all of these tags."""
+        """Return an object whose `wait` returns when all commands with these tags have a reply."""
         awaited = PendingReplies(handle, len(tags))
         for tag in tags:
             self._awaited[tag] = awaited
@@ -266,7 +266,7 @@ class ClientChannel:
         return handle
 
     def handle_reply(self, tag: int, code: int, text: str) -> None:
-        """Handle a reply to a command of this channel or its handles."""
+        """Process the server's reply to the command with this tag: complete or fail the wait for it."""
         awaited = self._awaited.pop(tag, None)
         if awaited is not None:
             failed = code >= ReplyCode.MESSAGE_NOT_FOUND
@@ -291,7 +291,10 @@ class ClientChannel:
             found.handle_created(created.dest_name)
 
     def handle_message(self, row: NotifyRow, file: IO[bytes] | None = None) -> None:
-        """Deliver a received message to its handle. `file` has a large body."""
+        """Pass a received message to its handle.
+
+        `row` has the message as decoded; if its body is large, the body is in `file` instead.
+        """
         handle, number, bits, head, body, name = row
         found = self._handles.get(handle)
         is_browsed = not bits & DELIVERED
@@ -341,14 +344,14 @@ class ClientChannel:
     def _refuse(self, handle: int, code: ReplyCode, text: str) -> None:
         """Close a handle because the server has violated the protocol on it.
 
-        Tasks that wait for its deliveries get an error.
+        Tasks that wait for its deliveries get a RefusedByServer error with this code and text.
         """
         self.client.machine.close_handle(handle, code, text)
         self.client.flush()
         self.handle_closed(handle, RefusedByServer(code, text, Scope.HANDLE))
 
     def handle_fragment(self, fragment: Fragment) -> None:
-        """Handle a fragment of a message or stream."""
+        """Process a fragment of a message or stream. The last fragment of a message delivers the message."""
         if fragment.bits & NOTIFY_STREAMING:
             stream = self._handles.get(fragment.handle)
             if isinstance(stream, StreamHandle):
@@ -394,7 +397,10 @@ class ClientChannel:
             self._awaited.pop(tag).count_reply(failure)
 
     def end(self, failure: LinkError) -> None:
-        """End the channel and its handles with the error `failure`: it or its connection was closed."""
+        """End the channel and its handles, because the channel or the connection was closed.
+
+        All tasks that wait for them get the error `failure`.
+        """
         self._failure = self._failure or failure
         if self._spool is not None:
             self._spool.close()

@@ -265,11 +265,11 @@ class FastLinkClient:
             raise self._failure
 
     def flush(self) -> None:
-        """Wake the task that writes, to send the encoded output."""
+        """Send the encoded output soon: wake the background task that writes."""
         self._to_write.set()
 
     async def drain(self) -> None:
-        """Wait until all encoded output has been handed to the network."""
+        """Wait until all encoded output has been accepted by the network."""
         self._written = trio.Event()
         self.flush()
         await self._written.wait()

@@ -29,7 +29,7 @@ Receipt = tuple["FastLinkConsumer", int, Message]
 
 
 class FastLinkConsumer:
-    """Consumer of one source.
+    """Consumer of one source of a link, on a channel of its own.
 
     `accepted` collects the numbers of settled messages until `flush`. `wake` is called with the consumer when
     there is something to acknowledge.
@@ -58,7 +58,10 @@ class FastLinkConsumer:
         wake: Callable[[FastLinkConsumer], None],
         bytes_max: int,
     ) -> None:
-        """Open the channel and the handle. Raises LocalProtocolError if there is none left."""
+        """Open the channel and the handle. Raises LocalProtocolError if no channel or handle is free.
+
+        Bodies of more than `bytes_max` bytes are skipped.
+        """
         self.source = source
         self.live = True
         self.stopping = False
@@ -81,9 +84,9 @@ class FastLinkConsumer:
         return self._machine.open_handle(command, confirm=False)
 
     def reopen(self) -> None:
-        """Open a new handle after the server has closed the last one.
+        """Open a new handle on the same channel, after the server has closed the previous handle.
 
-        Raises LocalProtocolError if there is none left.
+        Raises LocalProtocolError if no handle is free.
         """
         self.handle = self._open_handle()
         self.resting = False
@@ -94,7 +97,7 @@ class FastLinkConsumer:
         return (source.name, "") if source.prefix else split_name(source.service, source.name)
 
     def begin(self, prefetch: int) -> None:
-        """Send HANDLE CONSUME with this prefetch window."""
+        """Send HANDLE CONSUME; at most `prefetch` messages are then delivered and not acknowledged."""
         source = self.source
         topic = source.service == "topic"
         self._machine.send(
@@ -122,14 +125,18 @@ class FastLinkConsumer:
             self._wake(self)
 
     def requeue_later(self, receipt: Receipt, now: float) -> None:
-        """Return a message to its queue after RELEASE_SECS seconds, because memory is short."""
+        """Return a message to its queue after RELEASE_SECS seconds, because memory is short.
+
+        `now` is in loop-clock seconds.
+        """
         if self.live:
             self._later.append((now + RELEASE_SECS, receipt))
 
     def tick(self, now: float) -> list[Receipt]:
-        """Return messages whose wait is over to their queue by UNGET.
+        """Return messages to their queue by UNGET when the wait that `requeue_later` began is over.
 
-        Return the receipts of those that have to be retried locally.
+        The result has the receipts of messages that cannot be returned to a queue: the link retries them
+        itself.
         """
         if not self._later or not self.live:
             return []

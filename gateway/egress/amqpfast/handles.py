@@ -64,7 +64,7 @@ class FastDelivery(NamedTuple):
 
 
 class PendingReplies:
-    """One or several replies that a task waits for."""
+    """Replies of the server that one task waits for."""
 
     __slots__ = ("_done", "_failure", "_remaining", "handle")
 
@@ -75,14 +75,14 @@ class PendingReplies:
         self._done = trio.Event()
 
     def count_reply(self, failure: LinkError | None = None) -> None:
-        """Count one reply. A `failure` completes the wait for all remaining ones."""
+        """Count one reply. With a `failure`, end the wait at once, without the other replies."""
         self._remaining -= 1
         self._failure = self._failure or failure
         if not self._remaining or failure is not None:
             self._done.set()
 
     async def wait(self) -> None:
-        """Wait for all replies. Raises the failure if one was counted."""
+        """Wait for all replies. Raises the failure that `count_reply` got, if any."""
         await self._done.wait()
         if self._failure is not None:
             raise self._failure
@@ -97,10 +97,10 @@ class Carrier(Protocol):
         """Raise the error that ended the connection, if any."""
 
     def flush(self) -> None:
-        """Write what was encoded."""
+        """Send the encoded output soon."""
 
     async def drain(self) -> None:
-        """Wait until the network has accepted what was written."""
+        """Wait until all encoded output has been accepted by the network."""
 
     def hold(self) -> None:
         """Stop reading from the connection."""
@@ -120,7 +120,7 @@ class HandleChannel(Protocol):
         """Connection of the channel."""
 
     def await_tags(self, handle: int, tags: Sequence[int]) -> PendingReplies:
-        """Return an object that waits for the replies to all of these tags."""
+        """Return an object whose `wait` returns when all commands with these tags have a reply."""
 
     async def send_and_wait(self, command: m.Command, tag: int, handle: int = ...) -> None:
         """Send a command and wait for its reply."""
@@ -133,7 +133,10 @@ class HandleChannel(Protocol):
 
 
 class OpenHandle:
-    """Open handle; `async for` yields its deliveries and ends when the client closes it."""
+    """Open handle of a channel.
+
+    `async for` yields its deliveries, and ends after `aclose`.
+    """
 
     def __init__(self, channel: HandleChannel, number: int, service: str) -> None:
         self.number = number
@@ -153,7 +156,10 @@ class OpenHandle:
         return self
 
     async def __anext__(self) -> FastDelivery:
-        """Return the next delivery. Raises RefusedByServer or ConnectionLost when no more can arrive."""
+        """Return the next delivery; wait for it if necessary.
+
+        Raises StopAsyncIteration after `aclose`, and RefusedByServer or ConnectionLost if no more can arrive.
+        """
         while not self._came:
             if self._ended:
                 raise StopAsyncIteration
@@ -165,7 +171,10 @@ class OpenHandle:
         return self._came.popleft() if self._came else None
 
     async def wait_for_news(self) -> None:
-        """Wait until something arrives for the handle. Raises the error that has closed it."""
+        """Wait until something arrives for the handle, or it is closed.
+
+        Raises the error that has closed the handle, if it was closed before the call.
+        """
         self.check()
         await self._more.wait()
 
@@ -191,7 +200,7 @@ class OpenHandle:
         self._more = trio.Event()
 
     def closed(self, failure: LinkError) -> None:
-        """Record that the server has closed the handle, its channel or the connection, with this error."""
+        """Record the error with which the server has closed the handle, its channel or the connection."""
         self.failure = self.failure or failure
         self.wake()
 
@@ -263,8 +272,8 @@ class ClientSender(OpenHandle):
     ) -> None:
         """Send a body of `size` bytes in fragments, without the bytes that the server already has.
 
-        `read` returns bytes of the body from an offset, as many as requested; `digest` is the hash for
-        PREPARE.
+        `read` is called with an offset and a size, and returns these bytes of the body. `digest` is the hash
+        for PREPARE. `progress` is called with the number of bytes sent and the total.
         """
         channel = self._channel
         client = channel.client

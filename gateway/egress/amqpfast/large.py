@@ -32,8 +32,8 @@ SettledCallback = Callable[[Outcome, int], None]
 class LargeSender:
     """Sender of large messages on a channel of its own, one at a time.
 
-    `settled` is called with the outcome of a message and the code of the close (200 if none). `restartable`
-    allows PREPARE.
+    `settled` is called with the outcome of a message and the code of the server's reply or close; 200 is
+    success. If `restartable`, messages are announced by PREPARE, so that an interrupted one can be continued.
     """
 
     def __init__(
@@ -60,7 +60,10 @@ class LargeSender:
         return self._upload is not None and self._upload.prepared
 
     def tick(self, now: float) -> None:
-        """Send the message without PREPARE if the server has not responded to that in time."""
+        """Send the message without PREPARE, if the server has not replied to PREPARE within READY_SECS.
+
+        `now` is in loop-clock seconds.
+        """
         if self.announced and now - self._announced_at >= READY_SECS:
             assert self._upload is not None
             self._machine.close_handle(self._upload.handle)
@@ -93,7 +96,7 @@ class LargeSender:
         self.write()
 
     def ready(self, handle: int, held_bytes: int) -> None:
-        """Handle READY: send the part of the body behind the `held_bytes` that the server already has."""
+        """Process READY: send the body without the `held_bytes` bytes that the server already has."""
         upload = self._upload
         if upload is None or upload.handle != handle:
             return
@@ -117,7 +120,11 @@ class LargeSender:
             self._finish(ACCEPTED if code < ReplyCode.MESSAGE_NOT_FOUND else outcome_of(code, text), code)
 
     def handle_closed(self, handle: int, code: int, text: str) -> None:
-        """Handle the close of a handle: if the message was being sent on it, send it again or settle it."""
+        """Process the server's close of a handle, if the message was being sent on it.
+
+        The message is sent again if the server does not know PREPARE, or had part of another body; otherwise
+        it is settled by `code` and `text`.
+        """
         upload = self._upload
         if upload is None or upload.handle != handle:
             return
@@ -130,10 +137,10 @@ class LargeSender:
             self._finish(outcome_of(code, text), code)
 
     def channel_closed(self, code: int, text: str) -> None:
-        """Handle the close of the channel: send the message again without PREPARE, or settle it.
+        """Process the server's close of the channel: send the message again, or settle it.
 
-        It is sent again if the server has shown by `code` that it does not know PREPARE. Otherwise `code` and
-        `text` determine the outcome.
+        It is sent again, without PREPARE, if `code` shows that the server does not know PREPARE. Otherwise
+        `code` and `text` determine the outcome.
         """
         upload, self.channel = self._upload, 0
         if upload is None:

@@ -49,8 +49,8 @@ def client_machine(
 ) -> ClientConnection:
     """Return the protocol machine of a client connection to `target`.
 
-    `heartbeat` is in seconds; `channel_max` 0 means no limit. `pings` and `bounded` are those of
-    ClientConnection.
+    Sizes are in bytes, `heartbeat` is in seconds; `channel_max` 0 means no limit. `pings` allows to send
+    PING, `bounded` limits the work of each call of `receive_data`; see ClientConnection.
     """
     return ClientConnection(
         mechanism=PLAIN,
@@ -67,7 +67,10 @@ def client_machine(
 
 
 def split_name(service: str, name: str) -> tuple[str, str]:
-    """Split the name of one destination into the part for the handle and the part for its commands."""
+    """Split a destination's name at its last dot, into the part for HANDLE OPEN and that for commands.
+
+    The first part includes the dot. It is "" for a peer service, whose name is not split.
+    """
     begin, dot, end = name.rpartition(".")
     return (begin + dot, end) if end and service != "peer" else ("", name)
 

@@ -111,7 +111,11 @@ class FastLinkPublisher(ConfirmedSink):
             log.warning("PREPARE no longer used, server closed connections after it", server=server)
 
     def close_over(self, code: int, text: str) -> None:
-        """Handle the server's close of the channel or connection that a published message has caused."""
+        """Process the server's close of the channel or connection, which a published message has caused.
+
+        Unconfirmed messages are requeued. If `code` reports an error, one of them may be the cause, and the
+        search for it begins (`_suspect`).
+        """
         unconfirmed_count = self.close()
         if unconfirmed_count and code >= ReplyCode.MESSAGE_NOT_FOUND:
             self._settle_suspect(unconfirmed_count, code, text)
@@ -127,7 +131,7 @@ class FastLinkPublisher(ConfirmedSink):
         self.refuse(wire, outcome)
 
     def tick(self, now: float) -> None:
-        """Retry refused destinations whose wait is over, and run the timer of large messages."""
+        """Retry refused destinations whose wait is over, and check the deadline of a large message."""
         if self._retry_at:
             for wire in [wire for wire, at in self._retry_at.items() if at <= now]:
                 del self._retry_at[wire]
@@ -152,7 +156,10 @@ class FastLinkPublisher(ConfirmedSink):
         return message.address.wire
 
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
-        """Send `messages`, which are at `positions` in the part. Return the positions that have to wait."""
+        """Send `messages`, which are at `positions` in the sub-batch.
+
+        Return the positions that have to wait.
+        """
         rows: list[tuple[bytes, bytes, bytes]] = []
         chosen: list[int] = []
         sent: list[int] = []
@@ -195,10 +202,10 @@ class FastLinkPublisher(ConfirmedSink):
         chosen: list[int],
         sent: list[int],
     ) -> None:
-        """Send rows to one destination, and append the positions of sent messages to `sent`.
+        """Send messages to one destination, and append the positions of sent messages to `sent`.
 
-        A row is name, head and body of a message; `chosen` has the messages' positions. A message whose head
-        is too long is settled.
+        Each of `rows` is name, content header and body of a message; `chosen` has the messages' positions. A
+        message whose header is too long is not sent, but settled.
         """
         tags = destination.producer.send_many(rows)
         if -1 in tags:
@@ -213,7 +220,8 @@ class FastLinkPublisher(ConfirmedSink):
     def _destination(self, message: Message, *, alone: bool) -> Destination | None:
         """Return the open destination of a message, or None if no message can be sent to it now.
 
-        `alone` is True if no message is in flight, so that all handles may be closed to get a free one.
+        `alone` is True if no message is in flight. If no handle is free, all handles are then closed, so that
+        one is free at the next attempt.
         """
         wire = message.address.wire
         found = self._destinations.get(wire)
@@ -247,7 +255,10 @@ class FastLinkPublisher(ConfirmedSink):
         self._stream.mark()
 
     def _send_large(self, part: SubBatch, positions: Positions, message: Message) -> Positions:
-        """Send the message at the first of `positions` as a large one. Return the positions that wait."""
+        """Send `message`, which is at the first of `positions`, in fragments on a channel for large messages.
+
+        Return the positions that wait: those of the messages behind it, and its own if no handle is free.
+        """
         assert self._large is not None
         try:
             head = encode_properties(message, clock.wall_offset())
@@ -301,14 +312,17 @@ class FastLinkPublisher(ConfirmedSink):
         self.pump()
 
     def ready(self, handle: int, held_bytes: int) -> None:
-        """Handle READY: the server already has `held_bytes` bytes of a large message."""
+        """Process READY: the server already has `held_bytes` bytes of a large message's body."""
         if self._large is not None:
             assert self._stream is not None
             self._prepares[self._stream.remote] = True
             self._large.ready(handle, held_bytes)
 
     def handle_closed(self, handle: int, code: int, text: str) -> None:
-        """Handle the server's close of a handle, if it belongs to this publisher."""
+        """Process the server's close of a handle, if it is a handle of this publisher.
+
+        Its unconfirmed messages are settled if `code` refuses the destination; otherwise they are sent again.
+        """
         wire = self._wires.pop(handle, None)
         if wire is None:
             if self._large is not None:
@@ -327,12 +341,15 @@ class FastLinkPublisher(ConfirmedSink):
         self.pump()
 
     def large_closed(self, channel: int, code: int, text: str) -> None:
-        """Handle the server's close of a channel, if it is the channel for large messages."""
+        """Process the server's close of a channel, if it is the channel for large messages."""
         if self._large is not None and channel == self._large.channel:
             self._large.channel_closed(code, text)
 
     def _large_settled(self, outcome: Outcome, code: int) -> None:
-        """Settle the large message, which was the only one in flight."""
+        """Settle the large message, which was the only message in flight.
+
+        `code` is the code with which the server has closed its handle or channel, or 200.
+        """
         if outcome is ACCEPTED:
             self._advance(self._next)
         else:

@@ -110,7 +110,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     # Interface for the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Process received bytes, or if `data` is empty the events left from an earlier turn."""
+        """Process received bytes, or if `data` is empty the events that an earlier call has left."""
         self._process(self._stream.postponed() or self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.request_turn()
@@ -321,7 +321,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     # Sources of the routes.
 
     def _arranged(self) -> None:
-        """Record the link as up if the sending channel is open and the server has replied for all sources."""
+        """Record the link as up once it can publish and the server has replied for all sources."""
         session = self._session
         if not self._up and session.publisher.is_open and session.sources.surveyed:
             self._up = True
@@ -334,9 +334,9 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             consumer.begin(self._session.settings.prefetch)
 
     def _survey(self, now: float) -> None:
-        """Send QUERY for the prefixes whose check is due, to find queues that were created later.
+        """Send QUERY for each prefix of queues that is due, to find queues that were created later.
 
-        Prefixes with an unacknowledged message are not checked.
+        A prefix from which a message is unacknowledged is not queried. `now` is in loop-clock seconds.
         """
         for source, survey in self._surveys.items():
             if survey.is_due(now) and self._idle(source) is not None:
@@ -344,7 +344,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 self.machine.send(m.HandleQuery(survey.handle))
 
     def _idle(self, source: LinkSource) -> FastLinkConsumer | None:
-        """Return the consumer of a source if it is consuming and has no unacknowledged message, else None."""
+        """Return the active consumer of a source if all its messages are acknowledged, else None."""
         for consumer in self._consumers.values():
             away = consumer.stopping or consumer.resting or consumer.handle in self._unanswered
             if consumer.source is source and not away:
@@ -384,16 +384,16 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                     self._consume(source)
 
     def _abandon(self, source: LinkSource) -> None:
-        """Cancel the durable subscription of a source that is not consumed on this connection."""
+        """Cancel the durable subscription of a source, without having consumed it on this connection."""
         consumer = self._consumer(source)
         if consumer is not None:
             consumer.stop()
 
     def _consumer(self, source: LinkSource) -> FastLinkConsumer | None:
-        """Open a handle to consume a source, with a channel of its own. Return its consumer.
+        """Open a handle to consume a source, on a channel of its own. Return the new consumer.
 
-        If the server has closed only the handle of an earlier consumer, that channel is used again. Return
-        None if there is no channel or handle left.
+        If the server had closed only the handle of an earlier consumer, that consumer gets the new handle.
+        Return None if no channel or handle is free; the source is then retried later.
         """
         session = self._session
         consumer = next(
@@ -415,7 +415,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         return consumer
 
     def _drop_consumer(self, consumer: FastLinkConsumer, why: str) -> None:
-        """Forget a consumer whose channel was closed, and report the reason `why`."""
+        """Forget a consumer whose channel was closed for the reason `why`, and retry its source later."""
         consumer.live = False
         self._consumers.pop(consumer.channel, None)
         self._forget_handle(consumer)
@@ -425,7 +425,10 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         self._arranged()
 
     def _stopped(self, consumer: FastLinkConsumer) -> None:
-        """Record that the server has closed the handle of a stopped consumer, and processed its CANCEL."""
+        """Record that the server has closed the handle of a consumer that was stopped.
+
+        The server has then cancelled its durable subscription, too.
+        """
         if consumer.stopping:
             self._session.sources.mark_cancelled(consumer.source)
         self._close_stopped(consumer)
@@ -553,7 +556,11 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         outcome: Outcome,
         body: bytes | None = None,
     ) -> None:
-        """Make a dead letter of a message that is malformed, or too large (`body` is None)."""
+        """Store a malformed or oversized message as a dead letter, for the reason in `outcome`.
+
+        `number` is its delivery number, `name` its destination. `body` is None if it was too large to
+        receive.
+        """
         session = self._session
         outcome = with_loss(BODY_LOST if body is None else PROPERTIES_LOST, outcome)
         log.warning("malformed or oversized message refused", link=session.name, error=outcome.text)
@@ -595,7 +602,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
     # Interface for the link.
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
-        """Consume from new sources and stop unwanted ones, because the mapping has changed.
+        """Consume from new sources and stop those no longer needed, because the mapping has changed.
 
         `targets` is not used: destinations of an AMQP/Fast server cannot be declared.
         """
@@ -610,10 +617,10 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         return self._connection
 
     def is_redelivered(self, receipt: Receipt) -> bool:
-        """Return True if the server delivers a message again, of a queue or a durable subscription.
+        """Return True if a message's connection is lost and the server delivers the message again.
 
-        A durable subscription that no route needs any more is cancelled, and its messages with it. Messages
-        of a topic are acknowledged without a target if a reload has removed all their routes.
+        That is so for messages from queues, and for those of durable subscriptions that the mapping still
+        needs, while a route exists that can accept them.
         """
         if not super().is_redelivered(receipt):
             return False
@@ -633,10 +640,11 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
     def settle(
         self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """Acknowledge accepted messages, store rejected ones as dead letters, and store the rest for a retry.
+        """Acknowledge accepted messages, make dead letters of rejected ones, and retry released ones later.
 
-        `receipts` has (consumer, tag, message) of each message. `refused` maps a position in `receipts` to
-        the outcome of a message that was not accepted.
+        `receipts` has (consumer, number, message) of each message. `refused` maps an index in `receipts` to
+        the outcome of a message that was not accepted. `received` is when the batch was received, in
+        loop-clock seconds.
         """
         if refused:
             for at, outcome in refused.items():
@@ -656,18 +664,18 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         receipt[0].requeue_later(receipt, clock.now())
 
     def new_batch(self) -> Batch:
-        """Return an empty batch whose routes store everything that they reject.
+        """Return an empty batch whose routes store every message that they reject as a dead letter.
 
-        AMQP/Fast has no negative acknowledgement, so the server cannot be notified.
+        AMQP/Fast has no negative acknowledgement, so the server cannot be notified of a rejection.
         """
         batch = super().new_batch()
         batch.cannot_notify = self._cannot_notify_source
         return batch
 
     def _cannot_notify_source(self, receipt: Receipt, retries: bool, outcome: Outcome) -> bool:
-        """Return True: AMQP/Fast cannot notify a source, so a route stores the messages that it rejects.
+        """Return True: no AMQP/Fast server can be notified of a rejection, so the route stores the message.
 
-        The function is a `CannotNotify` of gateway.model.batch.
+        The parameters, which `CannotNotify` of gateway.model.batch requires, are not used.
         """
         return True
 
@@ -678,7 +686,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
     # Interface for the connection.
 
     def resolve(self, service: str, name: bytes, entries: Entries) -> RoutingEntry:
-        """Resolve and cache the routing entry of a new destination."""
+        """Resolve the routing entry of a new destination, cache it in `entries`, and return it."""
         make_room(entries, self.limits.cache_entries_max)
         address = fast_address(service, name.decode())
         entry = entries[name] = self.dispatcher.entry(self.name, None, address)
@@ -687,8 +695,8 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
     def settle_unrouted(self, entry: RoutingEntry, receipt: Receipt) -> None:
         """Settle a message that no route accepts.
 
-        A message from a queue becomes a dead letter if there is no route at all. Others are acknowledged,
-        because a subscription to topics may include more topics than the routes.
+        A message from a queue becomes a dead letter if no route selects its address. Others are acknowledged:
+        a subscription to topics may include more topics than the routes select.
         """
         message = receipt[2]
         if not entry.plan.branches and message.address.wire.startswith(b"queue:"):
@@ -697,7 +705,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
             self.settle([receipt], None, clock.now())
 
     def mark_met(self, source: LinkSource) -> None:
-        """Record that the server has accepted the consumption of a source."""
+        """Record that the server consumes a source for the link: its CONSUME was accepted."""
         if not self.sources.is_current(source):
             return
         if source.why:

@@ -155,7 +155,7 @@ class LinkSources:
         return self._sources.get(source.key) is source
 
     def connected(self) -> list[LinkSource]:
-        """Begin a new connection. Return all sources, which have to be consumed."""
+        """Reset the states of all sources for a new connection. Return all, to be consumed on it."""
         for source in self._sources.values():
             source.settled = False
             source.wait = RETRY_SECS_MIN
@@ -163,20 +163,23 @@ class LinkSources:
         return list(self._sources.values())
 
     def take_due(self, now: float) -> list[LinkSource]:
-        """Return the refused sources whose retry is due."""
+        """Return the refused sources whose retry is due, and mark them as being retried."""
         found = [one for one in self._sources.values() if one.retry_at and one.retry_at <= now]
         for source in found:
             source.retry_at = 0.0
         return found
 
     def mark_met(self, source: LinkSource) -> None:
-        """Record that the server has accepted the consumption of a source."""
+        """Record that the server accepts the link as consumer of a source."""
         source.settled = True
         source.why = ""
         source.retry_at = 0.0
 
     def mark_failed(self, source: LinkSource, why: str, now: float) -> bool:
-        """Record why the server refuses a source. Return True if the reason is new."""
+        """Record why the server refuses a source, and when to retry it.
+
+        Return True if the reason is new. `now` is in loop-clock seconds.
+        """
         news = source.why != why
         source.settled = True
         source.why = why

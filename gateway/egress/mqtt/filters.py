@@ -72,10 +72,11 @@ class Filters:
     def attach(self, machine: ClientConnection, *, present: bool) -> None:
         """Subscribe on a new connection. `present` is True if the broker resumed the session.
 
-        With MQTT 5 every subscription is repeated, which is harmless there. Earlier versions would then send
-        all retained messages again, so the filters of a resumed session are not repeated. After a change of
-        the version each filter is unsubscribed first: Mosquitto does not change the options of a repeated
-        subscription, so messages that the link itself publishes would be returned to it.
+        With MQTT 5 every subscription is repeated. With earlier versions the broker would then send all
+        retained messages again, so filters of a resumed session are not repeated. If the MQTT version differs
+        from that of the previous connection, each filter is unsubscribed first: Mosquitto does not change the
+        options of a repeated subscription, so messages that the link itself publishes would be returned to
+        it.
         """
         self._machine = machine
         self._clear_refusals()
@@ -98,7 +99,10 @@ class Filters:
         self._machine = None
 
     def handle_suback(self, packet_id: int, reasons: tuple[int, ...], now: float) -> None:
-        """Handle SUBACK: a granted QoS or a refusal for each filter of the packet."""
+        """Handle SUBACK: a granted QoS or a refusal for each filter of the packet.
+
+        `now` is in loop-clock seconds; a refused filter is requested again some time later.
+        """
         for one, reason in zip(self._unanswered.pop(packet_id, ()), reasons, strict=False):
             if reason >= FAILURE:
                 self._refuse(one)
@@ -141,7 +145,7 @@ class Filters:
             self._stats.filters_refused = len(self._refused)
 
     def _refuse_for_good(self, one: str, why: str) -> None:
-        """Record a filter as refused until the next connection, for the reason `why`."""
+        """Record the filter `one` as refused until the next connection, for the reason `why`."""
         self._refuse(one)
         log.error("link subscription failed", link=self._link, filter=one, why=why)
 

@@ -143,8 +143,9 @@ class MqttLinkPublisher(ConfirmedSink):
     ) -> None:
         """Create the publisher of an MQTT link.
 
-        `make_ledger` creates the record of sent messages by which messages that return in a loop are
-        recognized. It is used before MQTT 5, whose messages have a hop count.
+        `make_ledger` creates a ledger: the record of sent messages by which messages that return in a loop
+        are recognized. It gets a function that returns the unacknowledged message with a packet id. It serves
+        MQTT 3.1 and 3.1.1; messages of MQTT 5 have a hop count instead.
         """
         most = min(in_flight_max, PACKET_IDS)
         super().__init__(stats, in_flight_max=most, messages_max=messages_max, bytes_max=bytes_max)
@@ -284,17 +285,18 @@ class MqttLinkPublisher(ConfirmedSink):
     # Handover to another replica.
 
     def has_doubtful(self, selects: Callable[[SubBatch], bool]) -> bool:
-        """Return True if the broker may have QoS 2 messages of the parts that `selects` selects.
+        """Return True if the broker may have unconfirmed QoS 2 messages of the selected sub-batches.
 
-        It detects duplicates by packet id, so only this link can safely send them again.
+        `selects` returns True for these sub-batches. The broker detects duplicates by packet id, so only this
+        link can safely send such messages again.
         """
         return any(selects(part) and self._is_recognized_again(part, at) for part, at in self._packet_ids)
 
     def release_waiting(self, selects: Callable[[SubBatch], bool], outcome: Outcome) -> None:
         """Settle waiting messages with this outcome, and free their packet ids.
 
-        Only parts for which `selects` returns True are considered. QoS 2 messages that were sent before are
-        not included, because the broker may have them.
+        Only sub-batches for which `selects` returns True are considered. QoS 2 messages that were sent before
+        are not included, because the broker may have them.
         """
         withdrawn = self._withdraw_waiting(
             lambda part, at: selects(part) and not self._is_recognized_again(part, at)
@@ -319,8 +321,9 @@ class MqttLinkPublisher(ConfirmedSink):
     def _send_capacity(self) -> int:
         """Return how many messages may be sent now.
 
-        If the window is full, the result is 0 unless the next waiting message has QoS 0, which needs no
-        acknowledgement.
+        If the in-flight window is full, only messages with QoS 0 may be sent, as they need no
+        acknowledgement: the result is SLICE_MESSAGES_MAX if the next waiting message has QoS 0, and 0
+        otherwise.
         """
         room = super()._send_capacity()
         if room > 0:
@@ -330,14 +333,14 @@ class MqttLinkPublisher(ConfirmedSink):
         return 0 if self._flags[message.assurance * 2 + message.retain] > RETAIN else SLICE_MESSAGES_MAX
 
     def _may_expire(self, part: SubBatch, at: int) -> bool:
-        """Return False for a message that was sent before, because its packet id is in use."""
+        """Return False if the message at index `at` was sent before, and keeps its packet id."""
         return (part, at) not in self._packet_ids
 
     def _take_slice(self, room: int) -> UnconfirmedSlice:
-        """Remove the next waiting messages and return them.
+        """Remove and return the next waiting messages, at most `room`.
 
-        Without a connection, return the one message that is assumed to have caused its end: the oldest one
-        that the broker has not received. Its packet id is freed.
+        Without a connection, return one message: the oldest one that the broker has not received, which is
+        assumed to have caused the end of the connection. Its packet id is freed.
         """
         if self._outlet is not None:
             return super()._take_slice(room)
@@ -346,7 +349,10 @@ class MqttLinkPublisher(ConfirmedSink):
         return oldest
 
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
-        """Send `messages`, which are at `positions` in the part. Return the positions that have to wait."""
+        """Send `messages`, which are at `positions` in the sub-batch.
+
+        Return the positions that have to wait.
+        """
         outlet, stream = self._outlet, self._stream
         assert outlet is not None
         assert stream is not None
@@ -375,7 +381,11 @@ class MqttLinkPublisher(ConfirmedSink):
     def _send_at_once(
         self, outlet: PublisherOutlet, part: SubBatch, positions: Positions, messages: list[Message]
     ) -> bool:
-        """Send all messages if none has QoS 0 and all fit the window. Return True if they were sent."""
+        """Send all messages in one step, if none has QoS 0 and all fit into the in-flight window.
+
+        Return True if they were sent. Return False, with nothing sent, if they have to be sent by
+        `_send_chunk`.
+        """
         table = self._flags
         flags = [table[message.assurance * 2 + message.retain] for message in messages]
         count = len(flags)
@@ -408,10 +418,10 @@ class MqttLinkPublisher(ConfirmedSink):
     def _send_chunk(
         self, outlet: PublisherOutlet, part: SubBatch, positions: Positions, chunk: list[Message], sent: _Sent
     ) -> int:
-        """Send the first messages of `chunk`: all with QoS 0, or all with a higher QoS.
+        """Send the first messages of `chunk`, which either all have QoS 0 or all have a higher QoS.
 
-        Return how many were handled. Return 0 if the window is full, or if QoS 2 has to wait for PUBCOMPs of
-        packet ids from an earlier process (`_handle_sweep`).
+        Return how many were sent or have an outcome; `sent` records both. Return 0 if the in-flight window is
+        full, or if QoS 2 has to wait until the packet ids of an earlier process are free (`_sweep`).
         """
         table = self._flags
         flags = [table[message.assurance * 2 + message.retain] for message in chunk]
@@ -451,9 +461,10 @@ class MqttLinkPublisher(ConfirmedSink):
     def _extent(self, chunk: list[Message], flags: list[int], assured: bool, sent: int) -> int:
         """Return how many of the first messages in `chunk` may be sent together; 0 if the window is full.
 
-        They all have QoS 0, which needs no window, or all have a higher QoS (`assured`). Their bodies have at
-        most CHUNK_BYTES bytes in all, unless the first one is larger. `sent` further messages already use the
-        window.
+        With `assured`, these messages have QoS 1 or 2, and need capacity of the in-flight window, of which
+        `sent` earlier messages are not counted yet. Otherwise they have QoS 0. Their bodies have at most
+        CHUNK_BYTES bytes in all, unless the first one is larger. `flags` has the PUBLISH flags of each
+        message.
         """
         count = len(chunk)
         if assured:
@@ -471,7 +482,10 @@ class MqttLinkPublisher(ConfirmedSink):
         return count
 
     def _ids(self, part: SubBatch, positions: Positions, flags: list[int]) -> Sequence[int]:
-        """Return a packet id for each message. A repeated message keeps its id and gets the DUP flag."""
+        """Return a packet id for each message.
+
+        A message that was sent before keeps its packet id, and the DUP bit is set in its element of `flags`.
+        """
         count = len(positions)
         if not self._packet_ids:
             return self._new_ids(count)
@@ -485,7 +499,7 @@ class MqttLinkPublisher(ConfirmedSink):
         return found
 
     def _new_ids(self, count: int) -> Sequence[int]:
-        """Return `count` unused packet ids; the window guarantees that there are enough."""
+        """Return `count` unused packet ids. The in-flight window guarantees that there are enough."""
         first = self._next_id
         if first + count > PACKET_IDS:
             first = 1
@@ -503,9 +517,9 @@ class MqttLinkPublisher(ConfirmedSink):
         return ids
 
     def _rows(self, chunk: list[Message], flags: list[int], ids: Sequence[int]) -> list[PublishRow]:
-        """Return the PUBLISH packets of `chunk`.
+        """Return the PUBLISH packets of `chunk`, whose messages have these PUBLISH flags and packet ids.
 
-        Raises _UnsendableError for a message that must not be sent.
+        Raises _UnsendableError if one of the messages must not be sent.
         """
         if len(chunk[0].body) > PACKET_BYTES_MAX:
             raise _UnsendableError(TOO_LARGE)
@@ -565,9 +579,10 @@ class MqttLinkPublisher(ConfirmedSink):
         flags: list[int],
         ids: Sequence[int],
     ) -> tuple[list[PublishRow], Outcome]:
-        """Encode the messages up to the first one that must not be sent. Return their PUBLISH packets.
+        """Return the PUBLISH packets of the messages in front of the first one that must not be sent.
 
-        That message and those behind it are removed from `chunk`; its outcome is the second result.
+        The second result is the outcome of that message, or ACCEPTED if all can be sent. The message and
+        those behind it are removed from `chunk`.
         """
         outcome = ACCEPTED
         while chunk:
@@ -578,7 +593,7 @@ class MqttLinkPublisher(ConfirmedSink):
         return [], outcome
 
     def _cut(self, part: SubBatch, positions: Positions, chunk: list[Message]) -> Outcome:
-        """Remove the first message that must not be sent, and all behind it, from `chunk`.
+        """Remove from `chunk` the first message that must not be sent, and all messages behind it.
 
         Return the outcome of that message, or ACCEPTED if there is none.
         """
@@ -602,9 +617,10 @@ class MqttLinkPublisher(ConfirmedSink):
             self._patient_until = clock.now() + SWEEP_SECS
 
     def _handle_sweep(self, packet_ids: Iterable[int]) -> None:
-        """Handle PUBCOMPs for packet ids that an earlier process left, and for which PUBREL was sent.
+        """Process PUBCOMPs that reply to the PUBRELs of `_sweep`.
 
-        Each extends the deadline; after the PUBCOMP of the last id, QoS 2 messages can be sent.
+        Each PUBCOMP extends the deadline. With that of the highest packet id, QoS 2 messages can be sent
+        again.
         """
         self._sweeps = 0
         self._patient_until = clock.now() + SWEEP_SECS
@@ -639,9 +655,9 @@ class MqttLinkPublisher(ConfirmedSink):
         return strangers
 
     def _take_received(self, rows: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[int]]:
-        """Process PUBRECs: send PUBREL for accepted messages.
+        """Process PUBRECs, given as packet ids with their reason codes: send PUBREL for accepted messages.
 
-        Return the rows of refused messages, and the packet ids that are not in use.
+        Return the packet ids and reason codes of refused messages, and the packet ids that are not in use.
         """
         refused: list[tuple[int, int]] = []
         strangers: list[int] = []
@@ -717,9 +733,9 @@ class MqttLinkPublisher(ConfirmedSink):
             self._renumber()
 
     def _renumber(self) -> None:
-        """Assign new numbers to all unconfirmed messages.
+        """Assign new consecutive numbers to all unconfirmed messages.
 
-        Called when an old unconfirmed message prevents later ones from being settled in whole runs.
+        Called when NUMBERS_MAX numbers follow the oldest unconfirmed message, most of which are settled.
         """
         ids = sorted(self._numbers, key=self._numbers.__getitem__)
         runs, self._runs, self._firsts = self._runs, [], []
@@ -736,7 +752,10 @@ class MqttLinkPublisher(ConfirmedSink):
             self._clear()
 
     def _clear(self) -> None:
-        """Widen the window again if it is narrow because a connection was barren (acknowledged nothing)."""
+        """Restore the full in-flight window, after a connection that acknowledged no message.
+
+        Does nothing if the window was reduced for another reason.
+        """
         if self._barren:
             self._barren = False
             self._reset_window()

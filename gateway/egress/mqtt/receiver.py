@@ -263,18 +263,19 @@ class MqttLinkReceiver:
             self._held_back.note_routes(receipt, sorted(routes))
 
     def _cannot_notify_source(self, receipt: Receipt | None, retries: bool, outcome: Outcome) -> bool:
-        """Return True if a rejection cannot be reported to the broker, so that the route has to store it.
+        """Return True if the rejection of a message cannot be reported to the broker.
 
-        The function is a `CannotNotify` of gateway.model.batch.
+        The route then has to store the message. `retries` and `outcome`, which `CannotNotify` of
+        gateway.model.batch requires, are not used.
         """
         return receipt is not None and self._connection_for_reply(receipt) is None
 
     def _connection_for_reply(self, receipt: Receipt) -> DeliveringConnection | None:
-        """Return the connection on which a rejection can be reported to the broker, or None.
+        """Return the connection on which the broker can be notified that a message was rejected, or None.
 
-        It must use MQTT 5, and for QoS 1 it must be the one that delivered the message, because on a later
-        connection of the session the broker delivers the message again. A broker that has lost the session,
-        or may have, has lost the message, too.
+        Only MQTT 5 reports rejections. For QoS 1 it is the connection that delivered the message, because the
+        broker delivers the message again on a later one. The result is None if the broker has lost, or may
+        have lost, the session of the message.
         """
         if self._connection is None or receipt[0].epoch != self.epoch:
             return None
@@ -346,7 +347,11 @@ class MqttLinkReceiver:
     def settle(
         self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """Acknowledge or reject messages to the broker, or store them to be retried, by their outcomes."""
+        """Acknowledge or reject messages to the broker, or store them to be retried, by their outcomes.
+
+        `refused` maps an index in `receipts` to the outcome of a message that was not accepted; None means
+        that all were accepted. `received` is when the batch was received, in loop-clock seconds.
+        """
         connection = self._connection
         plain = [one[1] for one in receipts if one is not None and one[2] == 1 and one[0] is connection]
         if connection is not None and refused is None and len(plain) == len(receipts):
@@ -388,11 +393,10 @@ class MqttLinkReceiver:
                 self._connection.stream.mark()
 
     def _refuse(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Store a message that is to be retried; report a rejection to the broker with MQTT 5.
+        """Process a message that was not accepted: retry it later, or report its rejection to the broker.
 
-        A message whose rejection cannot be reported becomes a dead letter and is acknowledged, because it
-        would only block later messages. One that the broker delivers again is not retried, as its later copy
-        would wait behind it.
+        A released message is retried, unless the broker delivers it again. A rejection is reported to the
+        broker with MQTT 5. If that is not possible, the message becomes a dead letter and is acknowledged.
         """
         _, packet_id, qos, _ = receipt
         if outcome.verdict is Verdict.RELEASED or self._held_back.try_all(receipt):
@@ -430,10 +434,10 @@ class MqttLinkReceiver:
         self._settled()
 
     def _retry(self, receipt: Receipt, batch: Batch) -> None:
-        """Add a held-back message to `batch`, for the routes that have not accepted it.
+        """Add a message that waited for a retry to `batch`, for the routes that have not accepted it.
 
-        If the broker delivers the message again, forget it instead. If it has expired, or a reload has
-        removed its routes, it becomes a dead letter.
+        If the broker delivers the message again, drop it here instead. If the message has expired, or a
+        reload has removed its routes, it becomes a dead letter.
         """
         message = receipt[3]
         if self._is_certainly_redelivered(receipt):
@@ -459,9 +463,9 @@ class MqttLinkReceiver:
             self._abandon_message(receipt, ROUTE_REMOVED, routes)
 
     def _abandon_message(self, receipt: Receipt, outcome: Outcome, routes: tuple[str, ...]) -> None:
-        """Store a message as a dead letter of each of these routes, which have not accepted it.
+        """Store a message as a dead letter of each of the named routes, which have not accepted it.
 
-        Nothing is stored if its broker delivers the message again, and a route accepts it.
+        If the broker is certain to deliver the message again, it is only dropped.
         """
         if self._is_certainly_redelivered(receipt):
             self.unsettled -= 1
@@ -478,9 +482,9 @@ class MqttLinkReceiver:
         return qos == 1 and connection is not self._connection and connection.epoch == self.epoch
 
     def _is_certainly_redelivered(self, receipt: Receipt | None) -> bool:
-        """Return True as `_is_redelivered` does, but False if the message might then reach no target.
+        """Return True if the broker delivers a QoS 1 message again, and a route exists that can accept it.
 
-        That is so while the broker may have lost the session, and if a reload has removed all its routes.
+        Return False while the link is disconnected, because the broker may have lost the session.
         """
         if receipt is None or self._connection is None or not self._is_redelivered(receipt):
             return False
@@ -491,9 +495,9 @@ class MqttLinkReceiver:
         self._entries.clear()
 
     def _resolve(self, topic: bytes) -> RoutingEntry:
-        """Return the routing entry of a topic that is not cached.
+        """Resolve the routing entry of a topic, cache it, and return it.
 
-        Raises RemoteProtocolError if it is invalid.
+        Raises RemoteProtocolError if the topic is invalid.
         """
         entry = self._dispatcher.entry(self._name, None, topic_address(decode_topic(topic), topic))
         if len(topic) <= TOPIC_BYTES_MAX:
