@@ -125,11 +125,11 @@ class Authorization:
         return found
 
     def may_hold(self, user: str | None) -> bool:
-        """Return True if publishers may be held while a queue or session of this user is full (`Role.hold`).
+        """Return True if publishers to a full queue or session of `user` may be held, that is, not read.
 
-        With None, the user is the operator, whose queues may always hold publishers. The roles that a back
-        end gave at the user's last login count, until the rules change or the process restarts; then the
-        roles in the configuration count.
+        This is the setting `hold` of the user's roles. With None, the user is the operator, whose queues may
+        always hold publishers. The roles that a back end gave at the user's last login count, until the rules
+        change or the process restarts; then the roles in the configuration count.
         """
         if user is None or not self.is_configured:
             return True

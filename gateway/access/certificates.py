@@ -104,7 +104,7 @@ class Certificates:
         return principal_of(name, credentials.certificate)
 
     def accepts_name(self, name: str) -> bool:
-        """Return True if a certificate may have this name: any name, unless it must be that of a user."""
+        """Return True if `name` may log in: if it is a user, or users need not be configured."""
         return self._users is None or self._users.find_principal(name) is not None
 
     async def authenticate(self, credentials: Credentials) -> Principal | Denial:

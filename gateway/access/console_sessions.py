@@ -26,9 +26,9 @@ class ConsoleSession:
     """Session of a user who has logged in at the console.
 
     The session has all rights if `is_unrestricted` is True, otherwise the rights of the principal's roles or
-    of a token. `token` is the digest of the token with which the user logged in, "" without one. `stamp` is
-    the user's stamp at the login (`Access.stamp`). `last_used` and `expires_at` are in seconds of the clock
-    of `ConsoleSessions`.
+    of a token. `token` is the digest of the token with which the user logged in, "" without one. `stamp` is a
+    digest of the user's password at the login (`Access.stamp`). `last_used` and `expires_at` are in seconds
+    of the clock of `ConsoleSessions`.
     """
 
     __slots__ = ("csrf", "expires_at", "is_unrestricted", "last_used", "principal", "stamp", "token")
@@ -53,7 +53,7 @@ class ConsoleSession:
 
     @property
     def owner(self) -> str:
-        """Name of the user to whose number of sessions this session counts."""
+        """Name of the user whose limit of sessions this session counts against."""
         return self.principal.name
 
     def is_csrf_secret(self, secret: str) -> bool:

@@ -23,8 +23,9 @@ class Credentials(NamedTuple):
     """Login of a client, as received and not yet verified.
 
     `user` is "" if the client sent no user name. `remote` is host:port. `client` is the client identifier, or
-    "" if it is not known. `method` is the authentication method of MQTT 5 AUTH packets with a token, and ""
-    for a password. If `backend` is not "", only back ends of this kind that support `method` are queried.
+    "" if it is not known. `method` is "" for a password; for a token in MQTT 5 AUTH packets it is the
+    authentication method. If `backend` is not "", only back ends of this kind that support `method` are
+    queried.
     """
 
     user: str

@@ -29,7 +29,7 @@ DELAYS_MAX: Final = 4
 
 
 class _Tally:
-    """Number of failures of one key in the current time window, and the time until which it is refused."""
+    """Number of failures of one key in its time window, and the time until which the key is refused."""
 
     __slots__ = ("count", "refused_until", "window_start")
 
@@ -114,9 +114,9 @@ class Failures:
         return self._places.is_refused(place, now) and not self.is_trusted(remote, user)
 
     def blocks(self, remote: str) -> bool:
-        """Return True if all connections from the place of `remote` are refused.
+        """Return True if all connections from the network origin of `remote` are refused.
 
-        A place is blocked after many of its connections have broken the rules of their protocol, unless a
+        This is the case after many of these connections have broken the rules of their protocol, unless a
         user recently logged in from there.
         """
         place, now = place_of(remote), self._clock()
@@ -144,9 +144,9 @@ class Failures:
         return self._delay_secs * min(steps, DELAYS_MAX)
 
     def is_trusted(self, remote: str, user: str) -> bool:
-        """Return True if the user has logged in from this place within RIGHT_SECS.
+        """Return True if the user has logged in from the network origin of `remote` within RIGHT_SECS.
 
-        A failed login of the user at this place ends the trust.
+        A failed login of the user from there ends the trust.
         """
         pair = (place_of(remote), _user_key(user))
         return self._right.get(pair, 0.0) > self._clock()
@@ -162,7 +162,10 @@ class Failures:
         self._users.add(name, now)
 
     def succeeded(self, remote: str, user: str) -> None:
-        """Record a successful login: trust the user at this place, and delete the failures of this pair."""
+        """Record a successful login: trust the user at the network origin of `remote`.
+
+        Earlier failures of the user from there are deleted.
+        """
         pair = (place_of(remote), _user_key(user))
         self._pairs.forget(pair)
         self._right.pop(pair, None)

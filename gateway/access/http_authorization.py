@@ -171,10 +171,10 @@ class HttpAuthorizerClient:
         await self._client.close()
 
     def _remember(self, request: AuthorizerRequest, allowed: bool, secs: float) -> None:
-        """Cache a response for `secs` seconds, and drop the oldest other responses beyond the limits.
+        """Cache a response for `secs` seconds.
 
-        The response itself remains, also if it alone exceeds them: without it the check that needs it would
-        never end.
+        If the cache then exceeds its limits, its oldest responses are dropped, but never the new one: the
+        check that waits for it would otherwise query the server again and again.
         """
         self._entries.discard(request)
         self._entries.add(request, request.user, request.byte_count)

@@ -38,9 +38,10 @@ class _Waiter:
 
 
 class _RoundRobin:
-    """Waiting logins, grouped by place and user, from which the next one is chosen in turn.
+    """Waiting logins by network origin (`place`) and user, from which the next one is chosen in turn.
 
-    A place that had its turn goes to the end of the places, and a user to the end of the users at this place.
+    An origin whose login was chosen goes to the end of the origins, and its user to the end of the users at
+    this origin.
     """
 
     def __init__(self) -> None:
@@ -75,19 +76,25 @@ class _RoundRobin:
         return waiter
 
     def count(self, place: str, user: str | None = None) -> int:
-        """Return the number of waiting logins from a place, or of one user at this place."""
+        """Return the number of waiting logins from the network origin `place`.
+
+        If `user` is given, count only those with this user name.
+        """
         users = self._places.get(place, {})
         return sum(map(len, users.values())) if user is None else len(users.get(user, ()))
 
     def newest_of_largest_user(self) -> _Waiter:
-        """Return the newest login of the user with most waiting logins, at the place with most of them."""
+        """Return the newest login of the user with most waiting logins at the busiest network origin."""
         place = max(self._places, key=self.count)
         users = self._places[place]
         return next(reversed(users[max(users, key=lambda user: len(users[user]))]))
 
 
 class LoginQueue:
-    """Fair queue for logins: at most `slots` are processed at a time, and at most `waiting_max` wait."""
+    """Fair queue for logins: at most `slots` are processed at a time, and at most `waiting_max` wait.
+
+    When a slot is free, the network origins of clients take turns, and so do the users at one origin.
+    """
 
     def __init__(self, slots: int, waiting_max: int) -> None:
         self.waiting = 0
@@ -99,8 +106,9 @@ class LoginQueue:
     async def acquire(self, place: str, user: str, *, trusted: bool = False) -> None:
         """Wait until it is the login's turn. The caller must call `release` after processing the login.
 
-        Trusted logins have precedence. Raises LoginQueueFull if the queue is full, or if this login is
-        removed in favour of another login.
+        `place` is the network origin of the client. A `trusted` login, of a user who has logged in from there
+        before, has precedence. Raises LoginQueueFull if the queue is full, or if another login displaces this
+        one.
         """
         if self._free:
             self._free -= 1
@@ -133,10 +141,11 @@ class LoginQueue:
         waiters.pop_next().wake(GRANTED)
 
     def _make_room(self, place: str, user: str, trusted: bool) -> None:
-        """Remove a waiting login from the full queue to make room for a new one.
+        """Remove a waiting login from the full queue, so that a new one can be added.
 
-        A trusted login displaces any login that is not trusted. Other logins displace only a login of a place
-        or user with more waiting logins. Raises LoginQueueFull if no login can be removed.
+        A trusted login displaces any login that is not trusted. Other logins displace only a login of a
+        network origin, or of a user at the same origin, with more waiting logins. Raises LoginQueueFull if no
+        login can be removed.
         """
         others = self._others
         if not others:

@@ -68,10 +68,10 @@ class Rights:
     ) -> None:
         """Set up the rights that the roles and the principal's scopes give.
 
-        `roles` are pairs of name and role. `host` is the virtual host in which the scopes of a token apply to
-        MQTT. `authorizer` decides on actions that no rule allows or denies; with an authorizer, each check
-        may raise Pending. `shared` caches the compiled MQTT rules by role names, for all clients with the
-        same roles.
+        `roles` are pairs of name and role. `key` must be equal for clients with the same rights. `host` is
+        the virtual host in which the scopes of a token apply to MQTT. `authorizer` decides on actions that no
+        rule allows or denies; with an authorizer, each check may raise Pending. `shared` caches the compiled
+        MQTT rules by role names, for all clients with the same roles.
         """
         self._user = principal.name
         self._authorizer = authorizer
@@ -97,9 +97,9 @@ class Rights:
         self.receive_messages_per_sec_max = self._largest("receive_messages_per_sec_max")
 
     def _largest(self, word: str) -> int | None:
-        """Return the largest value that the client's roles set for the limit `word`.
+        """Return the largest value that the client's roles set for the limit named `word`.
 
-        Return 0 if a role sets no limit (0), and None if no role has a value.
+        Return 0 (no limit) if a role sets 0. Return None if no role sets the limit.
         """
         stated = [most for _, role in self._roles if (most := getattr(role, word)) is not None]
         return None if not stated else 0 if 0 in stated else max(stated)

@@ -112,9 +112,10 @@ def _rules(settings: Settings, name: str, role: Role) -> Iterator[Finding]:
 
 
 def _filters(at: str, word: str, patterns: tuple[str, ...], denied: tuple[str, ...]) -> Iterator[Finding]:
-    """Yield a finding for each MQTT filter of a role that another filter, or a denied filter, covers.
+    """Yield a finding for each MQTT filter of a role that never has an effect.
 
-    `at` is the configuration key of the rules, `word` is `publish` or `subscribe`.
+    Another filter of the role, or one of the `denied` filters, covers it. `at` is the configuration key of
+    the rules, `word` is `publish` or `subscribe`.
     """
     for text in dict.fromkeys(patterns):
         levels = text.split("/")

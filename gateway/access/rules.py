@@ -118,9 +118,9 @@ class AmqpGrant(NamedTuple):
 
 
 def _matching_host_keys(host: str, several: Mapping[str, object], variables: Variables) -> Iterable[str]:
-    """Yield the keys of `several` that apply to the virtual host `host`.
+    """Yield the keys of the mapping `several` that apply to the virtual host `host`.
 
-    A key is a name, which may contain placeholders, or EVERY_HOST.
+    A key is the name of a virtual host, which may contain placeholders, or EVERY_HOST.
     """
     for key in several:
         if key == EVERY_HOST or fill(key, variables, lambda value: value) == host:
@@ -166,9 +166,10 @@ def _amqp_grant(rule: str, permissions: AmqpPermissions, variables: Variables) -
 class FastGrant(NamedTuple):
     """AMQP/Fast rights that one role or one scope gives in one virtual host.
 
-    `names` has the permitted names by service and right; each is a name, or the beginning of names followed
-    by `*`. `folders` are permitted names of shared folders, in the same notation. A scope has `pattern`,
-    which matches names of queues and topics, and `rights` instead. `rule` names the role or scope.
+    `rule` names the role or scope. A role has `names`: the permitted names of destinations by service and
+    right, each a name, or the beginning of names followed by `*`; and `folders`: permitted names of shared
+    folders, in the same notation. A scope has `pattern`, which matches names of queues and topics, and its
+    `rights`.
     """
 
     rule: str
@@ -180,7 +181,7 @@ class FastGrant(NamedTuple):
     def concerns(self, service: str, name: str) -> bool:
         """Return True if any right may be given to a destination whose name is, or begins with, `name`.
 
-        A scope may give rights to all queues and topics.
+        For a scope, return True for all queues and topics.
         """
         if self.pattern is not None:
             return service in SERVICES
