@@ -69,8 +69,8 @@ class Database(ABC):
     def connect(self) -> int:
         """Connect or reconnect to the database, and return the number of the last committed group.
 
-        A group is the operations of one transaction. Transactions that an earlier connection has left open
-        are ended.
+        A group is the operations that one transaction commits. Transactions that an earlier connection of the
+        same thread has left open are ended.
         """
 
     @abstractmethod

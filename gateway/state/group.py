@@ -105,8 +105,8 @@ def run_group(
 ) -> tuple[list[Reply[object]], list[PendingNotice]]:
     """Run a group of operations in one new transaction, without committing it.
 
-    `number` is the number of the group, which is stored in the transaction. Return a reply for each
-    operation, and the notices that must be sent after the commit. Raises LostError and RefusedError.
+    `number` is the number of the group, which the transaction stores. Return a reply for each operation, and
+    the notices that must be sent after the commit. Raises LostError and RefusedError.
     """
     database.begin(number)
     kinds: dict[type[LockedRows], LockedRows] = {}

@@ -70,8 +70,8 @@ class Weight(NamedTuple):
 class Packet(NamedTuple):
     """Stored state of one packet identifier of a QoS 2 exchange.
 
-    `number` is the number of its message, or None if the message has none. `released` is True once PUBREC was
-    received: PUBREL must be sent next.
+    `number` identifies the message: the replica process that published it, and its number there; None if the
+    message has no such identity. `released` is True once PUBREC was received: PUBREL must be sent next.
     """
 
     number: Number | None
@@ -84,8 +84,8 @@ class Contents:
 
     `subscriptions` maps filters to encoded options. `packets` is by direction and packet identifier.
     `received` records the messages that the client has received: by replica process and chunk of 64 message
-    numbers, with a bit for each number. `unbindings` has the keys that the session's queue still has to be
-    unbound from, because their subscriptions have ended.
+    numbers, with a bit for each number. `unbindings` has the binding keys from which the session's queue
+    still has to be unbound, because their subscriptions have ended.
     """
 
     subscriptions: dict[str, bytes] = field(default_factory=dict)
@@ -137,15 +137,18 @@ class Operation(Generic[T]):
 
     @property
     def subject(self) -> object:
-        """Object that the operation changes. Operations with equal subjects are committed in order."""
+        """Object that the operation changes, such as a session's key.
+
+        Operations with equal subjects are committed in the order in which they were submitted.
+        """
         raise NotImplementedError
 
 
 class Query(Generic[T]):
     """Read access to the state that replicas share; the `value` of its reply has the type T.
 
-    A query with a subject sees the earlier operations on that subject. `is_report` is True if the query may
-    read a whole table: then it runs apart from the queries that clients wait for.
+    `is_report` is True if the query may read a whole table: then it runs apart from the queries that clients
+    wait for.
     """
 
     __slots__ = ()
@@ -153,10 +156,11 @@ class Query(Generic[T]):
 
     @property
     def subject(self) -> object:
-        """Subject whose earlier operations the query must see, or None.
+        """Object that the query is about, such as a session's key, or None.
 
-        A query with a subject is fast, because it uses an index. A query without one may run before any
-        operation, and may take long.
+        A query with a subject sees all operations on that subject that were submitted before it, and is fast,
+        because it uses an index. A query without a subject may run before any earlier operation, and may take
+        long.
         """
         return None
 
@@ -180,18 +184,21 @@ class EarlierSession(NamedTuple):
 class OpenedSession(NamedTuple):
     """Value of the reply to OpenSession: the session as its new owner finds it in the database.
 
-    `epoch` is the epoch of this opening. `present` is True if an earlier session is resumed, with `contents`.
-    `before` is an earlier owner that may still consume the queue, or None. `ended_queue` is the queue of an
-    earlier session that has ended: it must be deleted, with ForgetQueue then, when `before` has released it.
-    `given_back` has the fingerprints that an earlier owner stored with ReleaseSession.
+    If `refused` is True, the session belongs to another user (`user`), and nothing was changed. Otherwise:
 
-    If `refused` is True, the session belongs to another user (`user`), and nothing was changed. `wills` has
-    the epoch and message of each will of an earlier connection that was claimed for the caller, who publishes
-    the will and submits SettleWill. `earlier` is the session that the client already had, or None. If
-    `has_delayed_will` is True, an earlier connection has left a delayed will, which becomes void when the
-    caller submits that the client is accepted. If `has_claimed_will` is True, another replica still publishes
-    a will of an earlier connection. `expiry_secs` is the expiry of the stored session, which is the earlier
-    one until the caller submits that the client is accepted; 0 for a new session.
+    - `epoch` is the epoch of this opening; `present` is True if an earlier session is resumed, with
+      `contents`.
+    - `before` is an earlier owner that may still consume `queue`, or None. `given_back` has the fingerprints
+      of messages that an earlier owner stored with ReleaseSession.
+    - `ended_queue` is the queue of an earlier session that has ended. Once `before` has released it, the
+      caller deletes it and submits ForgetQueue.
+    - `wills` has epoch and message of each will of an earlier connection that was claimed for the caller, who
+      publishes it and submits SettleWill.
+    - `earlier` is the session that the client already had, or None.
+    - `has_delayed_will` is True if an earlier connection has left a delayed will. It becomes void when the
+      client is accepted (ChangeSession).
+    - `has_claimed_will` is True if another replica still publishes a will of an earlier connection.
+    - `expiry_secs` is the expiry of the stored session until the client is accepted; 0 for a new session.
     """
 
     epoch: int
@@ -211,7 +218,7 @@ class OpenedSession(NamedTuple):
 
 
 class LeftSession(NamedTuple):
-    """Value of the reply to LeaveSession: the state of a session after its client has disconnected.
+    """Value of the reply to LeaveSession: what the caller has to do after the client has disconnected.
 
     If `ended` is True, the session was deleted: the caller deletes its queue and submits ForgetQueue. If
     `publish_will` is True, the caller publishes the will and submits SettleWill.
@@ -237,11 +244,12 @@ class OfSession:
 class OpenSession(OfSession, Operation[OpenedSession]):
     """Make `replica` the owner of a session, in a new epoch, because the client has connected there.
 
-    An earlier session is resumed unless `clean` is True or the session has expired. `queue` is the queue for
-    a new session. `expiry_secs` (0: the session ends with the connection) and `will` replace those of the
-    earlier session, the expiry once a ChangeSession stores that the client is accepted. If `only_own` is
-    True, a session of another `user` is refused. `byte_count` is the size of the client identifier in bytes.
-    `opening` is a unique name of this operation, for CancelOpening.
+    An earlier session is resumed unless `clean` is True or the session has expired; `queue` is the queue for
+    a new session. `place` is the client's network address, `will` its will. `expiry_secs` (0: the session
+    ends with the connection) counts for a new session; an earlier one has its own expiry until the client is
+    accepted (ChangeSession). If `only_own` is True, a session of another `user` is refused. `byte_count` is
+    the size of the client identifier in bytes. `opening` is a unique name of this operation, for
+    CancelOpening.
     """
 
     replica: str
@@ -258,11 +266,11 @@ class OpenSession(OfSession, Operation[OpenedSession]):
 
 @dataclass(frozen=True, slots=True)
 class CancelOpening(OfSession, Operation[LeftSession]):
-    """Leave the session that an OpenSession has opened, because its client was not accepted.
+    """Disconnect the client that an OpenSession has connected, because it was not accepted.
 
-    A session that the OpenSession has created ends; an earlier one continues with its own expiry. Nothing is
-    changed if the session was opened again since, or if the OpenSession was not committed. The client's will
-    is deleted in any case.
+    The client's will is deleted. A session that the OpenSession has created ends; an earlier one continues
+    with its own expiry. The session is unchanged if it was opened again since, or if the OpenSession was not
+    committed.
     """
 
     opened: OpenSession
@@ -272,13 +280,15 @@ class CancelOpening(OfSession, Operation[LeftSession]):
 class ChangeSession(OfSession, Operation[None]):
     """Store the changes of a session since its last ChangeSession.
 
-    In the mappings, a value of None removes the entry. `expiry_secs` is the expiry of the session, just
-    before the client is accepted, or None. Until it is stored the client's will is void, delayed wills of its
-    earlier connections are not, an earlier session has its earlier expiry, and a new one ends with its
-    connection. The client gets no CONNACK if another replica opens the session first. `weight` is the memory
-    size in bytes of the session after the change, or None if it has not changed. `unbindings` maps keys to
-    True if the session's queue has to be unbound from the key, to False if it has been, or is bound again.
-    The reply is FENCED if the session has another epoch.
+    In the mappings, a value of None removes the entry. `unbindings` maps binding keys to True if the
+    session's queue still has to be unbound from the key, and to False if not. `weight` is the size of the
+    session after the change, or None if it has not changed. The reply is FENCED if the session has another
+    epoch.
+
+    `expiry_secs` is the new expiry of the session, or None to keep it. The caller submits it just before it
+    accepts the client by CONNACK: from then on the client's will is valid, and delayed wills of its earlier
+    connections are deleted. Before, a new session ends with its connection, and an earlier one keeps its
+    expiry.
     """
 
     epoch: int
@@ -295,8 +305,8 @@ class LeaveSession(OfSession, Operation[LeftSession]):
     """Record that the client of a session has disconnected.
 
     The session ends after `expiry_secs` seconds. The will is deleted if `discard_will` is True or the client
-    was never accepted; otherwise it becomes due. If the database has already recorded the disconnection,
-    nothing is changed, and the caller does not publish the will.
+    was never accepted; otherwise it becomes due after its delay. Nothing is changed if the disconnection is
+    recorded already.
     """
 
     epoch: int
@@ -309,8 +319,8 @@ class ReleaseSession(OfSession, Operation[str]):
     """Record that an owner no longer consumes the session's queue.
 
     `epoch` is that of the owner, which may be an earlier one. `given_back` has the fingerprints of the
-    messages that it has requeued, for the next owner. The reply is never FENCED; its value is the name of the
-    session's present queue, or "" if the session has no queue or has ended.
+    messages that this owner has requeued, for the next owner. The reply is never FENCED; its value is the
+    name of the session's present queue, or "" if the session has no queue or has ended.
     """
 
     epoch: int
@@ -319,7 +329,7 @@ class ReleaseSession(OfSession, Operation[str]):
 
 @dataclass(frozen=True, slots=True)
 class SettleWill(OfSession, Operation[None]):
-    """Delete the will of `epoch`, because it was published or must not be published."""
+    """Delete the will that a session got in `epoch`, because it was published or must not be published."""
 
     epoch: int
 
@@ -328,7 +338,7 @@ class SettleWill(OfSession, Operation[None]):
 class EndSession(OfSession, Operation[None]):
     """Delete an expired session whose queue has been deleted.
 
-    The reply is FENCED if the session was opened again.
+    The reply is FENCED if the session was opened again, or does not exist.
     """
 
     epoch: int
@@ -368,10 +378,11 @@ class Reap(Operation[list[ClaimedWork]]):
     """Claim due wills, expired sessions and queues of ended sessions, at most `limit` of each.
 
     First, other replicas that have sent no heartbeat for `silent_secs` seconds are declared dead, and their
-    sessions lose their owners; None declares no replica dead. No replica is declared dead if the database's
-    time differs by more than half of `silent_secs` from `heard_at`, the database's time at the caller's last
-    heartbeat (None: not compared). Several replicas may run this operation and share the work. It also
-    deletes expired identifiers and retained messages and, after a day, dead replicas and unused lanes.
+    sessions lose their owners; None declares no replica dead. As the database's clock may have been set, none
+    is declared dead if its time differs by more than half of `silent_secs` from `heard_at`, the database's
+    time at the last heartbeat of `replica`, the caller (None: not compared). Several replicas may run this
+    operation and share the work. It also deletes expired identifiers and retained messages and, after a day,
+    dead replicas.
     """
 
     silent_secs: float | None
@@ -418,10 +429,10 @@ class FindSession(Query[SessionView | None]):
 
 @dataclass(frozen=True, slots=True)
 class FindSuperseded(Query[list[tuple[SessionKey, int]]]):
-    """Query of the sessions that were opened in a later epoch while `replica` may still consume their queues.
+    """Query of the sessions that `replica` must release, because they were opened again in a later epoch.
 
-    The reply has their keys, and the epochs in which `replica` opened them. The query is repeated
-    periodically, because the notices that report such sessions may be lost.
+    The reply has the keys of these sessions, and the epochs in which `replica` opened them; it may still
+    consume their queues. The query is repeated periodically, because notices of such sessions may be lost.
     """
 
     replica: str
@@ -484,7 +495,7 @@ class FindAbsent(Query[list[AbsentSession]]):
 
 
 class UserSessions(NamedTuple):
-    """Totals over sessions of one user: sessions, subscriptions, and bytes."""
+    """Totals over sessions of one user: number of sessions, number of subscriptions, and bytes."""
 
     sessions: int = 0
     subscriptions: int = 0
@@ -494,7 +505,8 @@ class UserSessions(NamedTuple):
 class SessionCounts(NamedTuple):
     """Value of the reply to WeighSessions: the number of all sessions, and totals by user.
 
-    The totals cover only sessions that are not connected to the replica of the query and have been accepted.
+    The totals cover only sessions whose clients are not connected to the replica that sent the query.
+    Sessions whose first client is not accepted yet are not included.
     """
 
     total: int
@@ -505,8 +517,8 @@ class SessionCounts(NamedTuple):
 class WeighSessions(Query[SessionCounts]):
     """Query of the number of all sessions, and of totals by user.
 
-    The totals cover the sessions whose clients are not connected to `replica`, without new sessions whose
-    clients are not accepted yet.
+    The totals cover the sessions whose clients are not connected to `replica`. Sessions whose first client is
+    not accepted yet are not included.
     """
 
     replica: str
@@ -630,7 +642,10 @@ class ReleaseLease(Operation[None]):
 
 
 class RetainedCapacity(NamedTuple):
-    """Remaining capacity for retained messages: number and bytes for all users, and for one user."""
+    """Remaining capacity for retained messages, in messages and in bytes.
+
+    The first two numbers are for all users together, the others for the user of the new message.
+    """
 
     messages: int
     byte_count: int
@@ -654,14 +669,13 @@ class Retention(NamedTuple):
 class Retain(Operation[Retention]):
     """Retain a message for a topic; a `message` of None or b"" removes the retained message.
 
-    The message expires after `lifetime_secs` seconds; None means never. `user` sent it, and `weight` is its
-    size in bytes (with overhead), which counts toward limits. It is stored if the growth fits into `room`;
-    None means that there is no limit. `client`, `domain` and `epoch` identify the session in which it was
-    published (epoch 0: none). The reply is FENCED if the same client has set or cleared the topic in a later
-    session.
+    `user` sent the message, which expires after `lifetime_secs` seconds (None: never). `weight` is its size
+    in bytes, with overhead. Unless the message fits into the remaining capacity `room` (None: no limit), it
+    is not stored. If `expected` is given, nothing changes unless the topic retains exactly that message.
 
-    To detect that, a cleared topic is remembered for CLEARED_SECS, unless `remembered` is False. If
-    `expected` is given, nothing changes unless the topic retains exactly that message.
+    `client`, `domain` and `epoch` identify the session in which it was published (epoch 0: none). The reply
+    is FENCED if the same client has set or cleared the topic in a later session. To detect this, a cleared
+    topic is stored for CLEARED_SECS, unless `remembered` is False.
     """
 
     topic: str
@@ -731,7 +745,7 @@ class Claim(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OfRoute:
-    """Base of the operations on message identifiers of one deduplicating route."""
+    """Base of the operations on identifiers by which a deduplicating route recognises messages."""
 
     route: str
     ids: tuple[bytes, ...]
@@ -756,7 +770,7 @@ class ClaimIds(OfRoute, Operation[list[Claim]]):
 class AcceptIds(OfRoute, Operation[None]):
     """Record that the target of the route has accepted messages with these identifiers.
 
-    The record is valid for `window_secs` seconds.
+    For `window_secs` seconds, further messages with them are duplicates.
     """
 
     window_secs: float
@@ -764,10 +778,10 @@ class AcceptIds(OfRoute, Operation[None]):
 
 @dataclass(frozen=True, slots=True)
 class FreeIds(OfRoute, Operation[None]):
-    """Operation that ends claims of message identifiers, because the messages were not accepted.
+    """End the claims of `replica` to message identifiers, because the messages were not accepted.
 
-    An identifier is that by which a route detects repeated messages. A replica had claimed it before it sent
-    the message; after this operation a message with the identifier can be sent again.
+    A deduplicating route recognises repeated messages by these identifiers. A message with one of them may
+    then be sent again.
     """
 
 
@@ -795,8 +809,8 @@ class DeadLetter(NamedTuple):
 class AddLetter(Operation[None]):
     """Store a dead letter.
 
-    `is_repeated` is True if an earlier attempt may have been committed. Then the dead letter is not stored
-    again if it was deleted within the last DELETED_SECS seconds.
+    `is_repeated` is True if the same operation was submitted before and may have been committed. Then the
+    dead letter is not stored again if it was deleted within the last DELETED_SECS seconds.
     """
 
     letter: DeadLetter
@@ -832,15 +846,15 @@ class ClaimLetters(OfLetters, Operation[list[str]]):
 
 @dataclass(frozen=True, slots=True)
 class FreeLetters(OfLetters, Operation[None]):
-    """Release claims of `replica` to dead letters."""
+    """End the claims of `replica` to redrive these dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteLetters(OfLetters, Operation[list[str]]):
     """Delete dead letters, even if another replica has claimed them.
 
-    The reply has the ids that existed. Unless `make_room` is True, the ids are recorded, so that a repeated
-    AddLetter does not store the dead letters again.
+    The reply has the ids that existed. The ids are recorded, so that a repeated AddLetter does not store the
+    dead letters again, unless they are deleted for lack of capacity (`make_room`).
     """
 
     make_room: bool = False
@@ -935,7 +949,7 @@ class StateStore(ABC):
     def stop(self) -> None:
         """Commit the submitted operations as far as possible within some seconds, and end the threads.
 
-        The method blocks, so it must be called in another thread than the event loop's.
+        The method blocks: call it in another thread than that of the event loop.
         """
 
     @abstractmethod
@@ -960,4 +974,4 @@ class StateStore(ABC):
     @property
     @abstractmethod
     def health(self) -> Health:
-        """Reason why the database cannot be used, if any, and number of waiting operations and queries."""
+        """Why the database cannot be used, or "", and the number of waiting operations and queries."""

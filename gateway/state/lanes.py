@@ -57,12 +57,12 @@ Answer = tuple["Item", Reply[Any]]
 
 
 class NoticeReceiver(Protocol):
-    """Database connection that receives notices. `run` occupies a thread."""
+    """Interface of a database connection that receives notices in a thread, which calls `run`."""
 
     def run(self, on_notice: Callable[[Notice], None], is_slow: Callable[[], bool]) -> None:
         """Receive notices until `stop` is called, and pass them to `on_notice`.
 
-        `is_slow` returns True while a lane may be waiting for a lock.
+        `is_slow` returns True while a thread of the store may be waiting for a lock in the database.
         """
 
     def listen(self, replica: str) -> None:
@@ -76,7 +76,7 @@ class NoticeReceiver(Protocol):
 
 
 class Item:
-    """Operation or query that waits for its reply, with the callback `done` for the reply.
+    """Operation or query (`work`) that waits for its reply; `done` is called with the reply.
 
     `submitted_at` is in monotonic seconds. `is_given_up` is True once the reply UNAVAILABLE was given.
     """
@@ -100,11 +100,11 @@ class UncertainCommit(NamedTuple):
 
 
 class Committer:
-    """Lane: a thread that commits operations and runs queries, with its database connection.
+    """Thread that commits operations and runs queries, with its database connection; also called a lane.
 
-    `run` is the function of the thread, and `items` the queue to it. `waiting` has the items without a reply;
-    only the event loop uses it, so that each item gets one reply. `failure` is why the database cannot be
-    used, or "".
+    `run` is the function of the thread, and `items` the queue of operations and queries to it. `waiting` has
+    those without a reply; only the event loop uses it, so that each gets one reply. `failure` is why the
+    database cannot be used, or "". `tell` is called, in the thread, with the lane and its replies.
     """
 
     def __init__(
@@ -146,9 +146,9 @@ class Committer:
             self._database.close()
 
     def _gather(self) -> None:
-        """Move all items from the queue to the list of pending items.
+        """Move all operations and queries from the queue to the list of pending ones.
 
-        If no item is pending, wait for one. After an error, wait at most until the next attempt to connect is
+        If none is pending, wait for one. After an error, wait at most until the next attempt to connect is
         due.
         """
         patience: float | None = None
@@ -164,7 +164,7 @@ class Committer:
             return
 
     def _commit_group(self) -> None:
-        """Connect if necessary, commit one group of operations, and run its queries.
+        """Connect if necessary, commit pending operations in one transaction, and run pending queries.
 
         An error closes the connection.
         """
@@ -185,9 +185,9 @@ class Committer:
             self.busy_since = None
 
     def _work(self) -> None:
-        """Send old notices, commit pending operations as one group, then run pending queries.
+        """Send unsent notices, commit pending operations as one group, then run pending queries.
 
-        At most GROUP_MAX pending items are processed.
+        At most GROUP_MAX operations and queries are processed.
         """
         self._notify()
         some, rest = self._pending[:GROUP_MAX], self._pending[GROUP_MAX:]
@@ -202,9 +202,9 @@ class Committer:
             self._pending = queries[at + 1 :] + rest
 
     def _connect(self) -> None:
-        """Connect if there is no connection, and determine whether an unconfirmed group was committed.
+        """Connect if there is no connection, and find out if an unconfirmed group was committed.
 
-        The operations of a group that was not committed become pending again.
+        If it was, its replies are delivered; otherwise its operations become pending again.
         """
         if self._number is None:
             self._number = self._database.connect()
@@ -217,7 +217,7 @@ class Committer:
             self.failure, self._retry_secs = "", RETRY_SECS
 
     def _commit(self, items: list[Item], rest: list[Item]) -> None:
-        """Commit the operations in `items` as one group; the items in `rest` stay pending.
+        """Commit the operations in `items` as one group, in one transaction; `rest` stays pending.
 
         If the database rejects the group, its operations are committed one by one, and the rejected ones get
         the reply REFUSED.
@@ -248,16 +248,16 @@ class Committer:
         self._committed(UncertainCommit(number, items, replies, noted))
 
     def _committed(self, group: UncertainCommit) -> None:
-        """Deliver the replies of a committed group, and send its notices."""
+        """Deliver the replies of a committed group of operations, and send its notices."""
         self._answer(group.items, group.replies)
         self._noted += group.notices
         self._notify()
 
     def _notify(self) -> None:
-        """Send the notices of committed groups that were not sent yet.
+        """Send the unsent notices of committed operations.
 
         If the database cannot be used, they are sent after the next connect. If the database rejects them,
-        they are dropped, because they would block the lane; periodic queries find the same changes.
+        they are dropped, because they would block the thread; periodic queries find the same changes.
         """
         if not self._noted:
             return
@@ -284,8 +284,8 @@ class Committer:
     def _handle_loss(self, error: LostError) -> None:
         """Close the connection, because the database cannot be used.
 
-        The delay before the next attempt doubles. If the lane is stopping, all pending items get the reply
-        UNAVAILABLE, and there is no further attempt.
+        The delay before the next attempt doubles. If the thread is stopping, all pending operations and
+        queries get the reply UNAVAILABLE, and there is no further attempt.
         """
         if self.failure:
             self._retry_secs = min(2 * self._retry_secs, RETRY_SECS_MAX)
@@ -303,11 +303,11 @@ class Committer:
 
 
 class LanedStore(StateStore):
-    """Store for the shared state with several lanes: threads that commit operations and run queries.
+    """Store for the shared state with several threads that commit operations and run queries.
 
-    There is one lane for each of `databases`, and one reader for each of `readers`. Readers run the queries
-    without a subject; the last reader runs those that are reports. `listener`, if given, receives notices in
-    a further thread.
+    Each of `databases` gets a thread (lane) for operations, and for queries about the same subjects. Each of
+    `readers` gets a thread for other queries; the last of them runs those that read whole tables (reports).
+    `listener`, if given, receives notices in a further thread.
     """
 
     def __init__(
@@ -364,14 +364,17 @@ class LanedStore(StateStore):
         return not any(thread.is_alive() for thread in self._threads)
 
     def submit(self, operation: Operation[T], done: Callable[[Reply[T]], None]) -> None:
-        """Queue an operation for the lane of its subject; `done` is called with the reply."""
+        """Queue an operation for the thread that commits all operations on its subject.
+
+        `done` is called with the reply.
+        """
         self._submit(self._lanes[hash(operation.subject) % len(self._lanes)], operation, done)
 
     def query(self, query: Query[T], done: Callable[[Reply[T]], None]) -> None:
         """Queue a query; `done` is called with the reply.
 
-        A query with a subject runs in the lane of that subject, after its operations. Others run in a reader,
-        if there is one; reports have a reader of their own.
+        A query with a subject runs in the thread of that subject, after its earlier operations. Others run in
+        a reader thread, if there is one; reports have a reader of their own.
         """
         subject, lanes, readers = query.subject, self._lanes, self._readers
         if subject is not None:
@@ -387,7 +390,7 @@ class LanedStore(StateStore):
     def _submit(self, lane: Committer, work: object, done: Callable[[Reply[Any]], None]) -> None:
         """Queue `work`, an operation or query, for the thread of `lane`.
 
-        If `pending_max` items are waiting already, the reply UNAVAILABLE is given at once.
+        If `pending_max` operations and queries wait already, `done` gets the reply UNAVAILABLE instead.
         """
         if self._pending >= self.pending_max:
             self._call_soon(partial(done, UNAVAILABLE))
@@ -403,16 +406,18 @@ class LanedStore(StateStore):
             self._listener.listen(replica)
 
     def tick(self) -> None:
-        """Reply UNAVAILABLE to items that have waited too long, and end connections that do not respond."""
+        """Reply UNAVAILABLE to operations and queries that have waited too long.
+
+        Connections that do not respond are ended.
+        """
         self._expire_items(lambda lane: clock.monotonic() - lane.patience_secs)
         if any(one.busy_secs() >= STUCK_TIMES * one.patience_secs for one in self._all):
             self._interrupt([one for one in self._all if one.busy_secs() >= one.patience_secs])
 
     def _expire_items(self, oldest: Callable[[Committer], float]) -> None:
-        """Reply UNAVAILABLE to items that have waited too long.
+        """Reply UNAVAILABLE to operations and queries that have waited too long.
 
-        `oldest` returns a monotonic time for a lane: items of the lane that were submitted earlier have
-        expired.
+        `oldest` returns a monotonic time for a lane: everything submitted to the lane earlier has expired.
         """
         for lane in self._all:
             cutoff = oldest(lane)
@@ -433,7 +438,7 @@ class LanedStore(StateStore):
 
     @property
     def health(self) -> Health:
-        """First error of a lane that fails or waits too long, or "", and the number of waiting items."""
+        """Why the database cannot be used or is silent, or "", and the number of waiting operations."""
         failure = next((lane.failure for lane in self._all if lane.failure), "")
         if not failure and (slow := [one for one in self._all if one.busy_secs() >= one.patience_secs]):
             failure = f"the database has not responded for {slow[0].busy_secs():.0f} s"
@@ -454,9 +459,9 @@ class LanedStore(StateStore):
             self._call_soon(partial(self._call_done, lane, answers))
 
     def _call_done(self, lane: Committer, answers: list[Answer]) -> None:
-        """Call the callbacks of items with their replies.
+        """Call the callbacks of operations and queries with their replies.
 
-        Items that already had a reply (UNAVAILABLE) are skipped.
+        Those that already got the reply UNAVAILABLE are skipped.
         """
         for item, reply in answers:
             if lane.waiting.pop(item, item) is item:

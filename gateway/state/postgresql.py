@@ -151,7 +151,11 @@ class DatabaseSocket:
 
 
 class PostgreSQLDatabase(Database):
-    """Connection to PostgreSQL of one lane, a thread of the store. `lane` is its application name."""
+    """Connection to PostgreSQL of one thread that commits operations or runs queries (a lane).
+
+    `lane` is the thread's name: the application name in PostgreSQL, under which the number of its last
+    committed group of operations is stored.
+    """
 
     def __init__(self, server: Server, lane: str) -> None:
         self._server = server
@@ -163,15 +167,16 @@ class PostgreSQLDatabase(Database):
 
     @property
     def _open(self) -> Connection:
-        """Present connection. Raises LostError if there is none."""
+        """Connection in use. Raises LostError if there is none."""
         if self._connection is None:
             raise LostError("no connection to PostgreSQL")
         return self._connection
 
     def connect(self) -> int:
-        """Connect or reconnect, and return the number of the last group that this lane has committed.
+        """Connect or reconnect. Return the number of the last group of operations that was committed.
 
-        Transactions that an earlier connection of the lane has left open are ended.
+        Only groups of this lane count. Transactions that an earlier connection of the lane has left open are
+        ended.
         """
         self.close()
         self._server.prepare(self._wire)
@@ -186,14 +191,17 @@ class PostgreSQLDatabase(Database):
         return int(row[0])
 
     def begin(self, number: int) -> None:
-        """Record the number of the next group; `run` begins the transaction."""
+        """Record `number` as the number of the next group of operations.
+
+        The first call of `run` begins the group's transaction.
+        """
         self._number = number
         self._is_begun = False
 
     def run(self, calls: Sequence[OperationStatement]) -> list[Rows]:
-        """Run the statements in one round trip and return the result rows of each.
+        """Run the statements in one round trip, and return the result rows of each.
 
-        Raises LostError also if another connection has committed a group of this lane.
+        Raises LostError also if another connection uses the same lane name.
         """
         connection = self._open
         with _translated(connection):
@@ -205,9 +213,9 @@ class PostgreSQLDatabase(Database):
             return [[] if cursor.description is None else cursor.fetchall() for cursor in cursors]
 
     def _begin(self, connection: Connection) -> Cursor | None:
-        """Queue the begin of the transaction and the statement that stores the group's number.
+        """Queue the statements that begin the transaction and store the group's number in it.
 
-        Return the cursor of that statement, or None if the transaction has already begun.
+        Return the cursor of the latter, or None if the transaction has already begun.
         """
         if self._is_begun:
             return None
@@ -266,7 +274,8 @@ class PostgreSQLDatabase(Database):
     def notify(self, notices: Sequence[PendingNotice]) -> None:
         """Send notices in a transaction of their own.
 
-        Within the transaction of the group they would hold a server-wide lock during the write to disk.
+        In the transaction that commits operations, they would hold a server-wide lock during the write to
+        disk.
         """
         rows = [(channel_of(self._server.schema, one.replica), _payload(one)) for one in notices]
         call = OperationStatement(
@@ -291,11 +300,10 @@ Cursor = psycopg.Cursor[tuple[Any, ...]]
 
 
 class Server:
-    """Database server and schema: opens connections and migrates the schema.
+    """Database server and schema: opens connections, and migrates the schema before the first is used.
 
     `url` is a libpq URL. `password` is called for each connection; if it is None, libpq takes the password
-    from the URL, its password file or its environment variables. The first lane that connects migrates the
-    schema.
+    from the URL, its password file or its environment variables.
     """
 
     def __init__(
@@ -315,9 +323,9 @@ class Server:
     def connect(self, name: str, wire: DatabaseSocket) -> Connection:
         """Open a connection named `name`, with the schema as its search path.
 
-        Parameters in statements are written `$1`. Each statement is a transaction unless one was begun.
-        `wire` is attached to the connection. Raises psycopg.Error, and LostError if the password cannot be
-        read.
+        Parameters in statements are written `$1`. Each statement is a transaction unless one was begun. The
+        socket is recorded in `wire`, so that other threads can end the connection. Raises psycopg.Error, and
+        LostError if the password cannot be read.
         """
         own: dict[str, Any] = {
             "application_name": name,
@@ -342,7 +350,10 @@ class Server:
         return connection
 
     def prepare(self, wire: DatabaseSocket) -> None:
-        """Migrate the schema unless this process has done so. Raises LostError if it is impossible now."""
+        """Migrate the schema, if this process has not done so yet. Raises LostError if this fails.
+
+        `wire` gets the socket of the connection, so that other threads can end it.
+        """
         with self._lock:
             if not self._is_migrated:
                 try:
@@ -356,7 +367,8 @@ class Server:
     def migrate(self, wire: DatabaseSocket | None = None) -> None:
         """Create the schema or migrate it to the latest version.
 
-        Raises StoreError if that is impossible, or if a newer, incompatible program has migrated the schema.
+        `wire` is as for `prepare`. Raises StoreError if that is impossible, or if a newer, incompatible
+        program has migrated the schema.
         """
         wire = wire or DatabaseSocket()
         try:
@@ -387,7 +399,7 @@ class Server:
 
 
 def _execute(connection: Connection, call: OperationStatement) -> Cursor:
-    """Execute a statement; the columns of its rows are passed as arrays."""
+    """Execute a statement once for all of its rows: each column is passed as one array."""
     if not call.columns:
         return connection.execute(_statement(call.sql, ""), prepare=True)
     types = [part.partition(" ")[2] for part in call.columns.split(", ")]
@@ -398,7 +410,11 @@ def _execute(connection: Connection, call: OperationStatement) -> Cursor:
 
 @cache
 def _statement(sql: str, columns: str) -> str:
-    """Return the SQL text for PostgreSQL, in which `{op}`, `{lock}` and `{skip}` are replaced."""
+    """Return the SQL text for PostgreSQL: replace `{op}` by a table of the rows, and the lock clauses.
+
+    `columns` has the names and SQL types of the columns of that table. `{lock}` becomes FOR UPDATE, `{skip}`
+    FOR UPDATE SKIP LOCKED.
+    """
     parts = [part.partition(" ") for part in columns.split(", ")]
     arrays = ", ".join(f"${number}::{kind}[]" for number, (_, _, kind) in enumerate(parts, start=1))
     names = ", ".join(name for name, _, _ in parts)
@@ -425,8 +441,7 @@ def literal(values: Sequence[Any], kind: str) -> str:
 def _translated(connection: Connection | None) -> Iterator[None]:
     """Convert errors of psycopg in the block to LostError, AbortedError or RefusedError.
 
-    `connection` is the connection that runs a group's statements. If it is None, every error becomes
-    LostError.
+    `connection` runs the statements in the block. With None, every error becomes LostError.
     """
     try:
         yield
@@ -453,7 +468,7 @@ def channel_of(schema: str, replica: str) -> str:
 
 
 def _payload(noted: PendingNotice) -> str:
-    """Return the text of a notice; if it is too long for PostgreSQL, the text of a MISSED notice."""
+    """Return the text of a notice, or that of a MISSED notice if the text is too long for PostgreSQL."""
     if noted.key is None:
         return json.dumps([noted.event.value])
     payload = json.dumps([noted.event.value, *noted.key])
@@ -472,8 +487,8 @@ def _notice(payload: str) -> Notice | None:
 class NoticeListener:
     """Receiver of PostgreSQL notices, over a connection of its own.
 
-    It also ends transactions of other processes that block lanes of this process. `process` is the prefix of
-    the names of these lanes.
+    It also ends transactions of other processes that block database threads of this process. `process` is the
+    prefix of the names of these threads.
     """
 
     def __init__(self, server: Server, process: str) -> None:

@@ -50,8 +50,8 @@ class RetainedMessages:
     def load(self, database: Database, operations: Sequence[Retain]) -> None:
         """Lock and read the rows of the topics in `operations`.
 
-        All transactions lock topics in the same order. Also read the present session epochs of clients whose
-        operations may be late.
+        Also read the present session epochs of clients whose operations may have been overtaken by a later
+        session. All transactions lock topics in the same order.
         """
         topics = [(one.topic,) for one in operations]
         self._table.take(database.run(self._table.lock(topics, topics))[-1])
@@ -106,12 +106,12 @@ class RetainedMessages:
         return current != operation.epoch
 
     def writes(self) -> list[OperationStatement]:
-        """Return the statements that write the group's changes to the table."""
+        """Return the SQL statements that write the changed rows to the database."""
         return self._table.writes()
 
 
 def _has_capacity(operation: Retain, before: tuple[str, int] | None) -> bool:
-    """Return True if the growth through the new message fits into `operation.room`.
+    """Return True if the message of `operation` fits into the remaining capacity, `operation.room`.
 
     `before` has the user and the size (bytes, with overhead) of the retained message that it replaces, or is
     None.

@@ -49,8 +49,9 @@ class StoredSessionRow(NamedTuple):
     """Row of table `session`.
 
     `login` is the user, `place` the client's network address, `weight` the size in bytes. `expiry` is in
-    seconds; until the first client is accepted it is 0, and `opening` not empty. `expires_at` and `reap_at`
-    (when Reap claims the session) are in UTC seconds, and None while the client is connected.
+    seconds. `expires_at` and `reap_at` (when Reap claims the session) are in UTC seconds, and None while the
+    client is connected. Until the first client is accepted, `expiry` is 0 and `opening` is the name of its
+    OpenSession.
     """
 
     domain: str
@@ -106,7 +107,8 @@ class StoredSubscriptionRow(NamedTuple):
 class PacketRow(NamedTuple):
     """Row of table `packet`: QoS 2 state of one packet identifier in one direction.
 
-    `incarnation` and `count` are the number of the message; both are None if the message has no number.
+    `incarnation` and `count` identify the message: the replica process that published it, and its number
+    there. Both are None for a message without such an identity.
     """
 
     domain: str
@@ -119,7 +121,7 @@ class PacketRow(NamedTuple):
 
 
 class UnbindingRow(NamedTuple):
-    """Row of table `unbinding`: a key that the session's queue still has to be unbound from."""
+    """Row of table `unbinding`: a binding key from which the session's queue still has to be unbound."""
 
     domain: str
     client: str
@@ -137,7 +139,10 @@ class EndedQueueRow(NamedTuple):
 
 
 class ReceivedRow(NamedTuple):
-    """Row of table `received`: a chunk of 64 message numbers, with a bit for each received one."""
+    """Row of table `received`: which messages of one replica process the client has received.
+
+    Each row stands for 64 consecutive message numbers, and has a bit for each.
+    """
 
     domain: str
     client: str
@@ -239,7 +244,7 @@ class Sessions:
             self._add_wills(database.run([self._wills.select(rows, locking=True)])[0])
 
     def _add_wills(self, rows: Rows) -> None:
-        """Store wills that this transaction has locked."""
+        """Add wills, as database rows that this transaction has locked, to the rows in memory."""
         self._wills.add(rows)
         for domain, client, epoch, *_ in rows:
             self._will_epochs.setdefault(SessionKey(domain, client), {})[epoch] = None
@@ -260,7 +265,7 @@ class Sessions:
             self._contents[SessionKey(domain, client)].received[bytes(incarnation), chunk] = bits % BITS
 
     def _content_tables(self) -> tuple[Table[Any], ...]:
-        """Return the tables of the contents of sessions."""
+        """Return the tables with subscriptions, QoS 2 state, received messages and unbindings of sessions."""
         return self._subscriptions, self._packets, self._received, self._unbindings
 
     def _load_due(self, database: Database, reap: Reap) -> None:
@@ -324,8 +329,8 @@ class Sessions:
     def _open(self, operation: OpenSession, row: StoredSessionRow | None, now: float) -> OpenedSession:
         """Open a session for a new owner: resume the stored session, or replace it by an empty one.
 
-        `row` is the stored session, or None. If it belongs to another user and `only_own` is set, refuse and
-        change nothing.
+        `row` is the stored session, or None. If it belongs to another user and `only_own` is set, nothing is
+        changed, and the result has `refused` True.
         """
         key = operation.key
         if row is not None and operation.only_own and row.login != operation.user:
@@ -399,12 +404,12 @@ class Sessions:
     def _inherit_wills(
         self, key: SessionKey, resumed: StoredSessionRow | None, now: float
     ) -> tuple[tuple[int, bytes], ...]:
-        """Process the wills of earlier connections of a client that opens its session.
+        """Delete, keep or claim the wills of earlier connections of a client that opens its session.
 
-        The will of a client that was never accepted is deleted. A delayed will that is not due stays if the
-        session `resumed` goes on: it becomes void when the client is accepted. All others, also those that
-        have outlived their session, are claimed for the replica that opens the session (MQTT 5: 3.1.3.2.2).
-        Return (epoch, message) of each claimed will.
+        The will of a client that was never accepted is deleted. A delayed will that is not due is kept if the
+        session is resumed (`resumed`); it is deleted when the client is accepted. Each other will is claimed
+        for the replica that opens the session, which publishes it (MQTT 5: 3.1.3.2.2). Return (epoch,
+        message) of each claimed will.
         """
         claimed = []
         for will in self._unclaimed_wills(key):
@@ -428,7 +433,7 @@ class Sessions:
         return [one for one in self._wills_of(key) if not one.claimed]
 
     def _cancel(self, operation: CancelOpening, row: StoredSessionRow | None, now: float) -> LeftSession:
-        """Leave the session that the cancelled OpenSession has opened, and delete its will.
+        """Disconnect the client whose OpenSession is cancelled, and delete its will.
 
         If another replica has opened the session meanwhile, only the wills of clients that were never
         accepted are deleted.
@@ -520,7 +525,7 @@ class Sessions:
         return LeftSession(False, publish)
 
     def _release(self, operation: ReleaseSession, row: StoredSessionRow | None) -> None:
-        """Record that a replica no longer consumes the session's queue, and notify the next owner."""
+        """Record that a replica no longer consumes the session's queue, and notify the present owner."""
         if row is None or not row.holder or row.holder_epoch > operation.epoch:
             return
         holder = Owner(NOBODY, 0)
@@ -541,7 +546,8 @@ class Sessions:
     def _reap(self, now: float) -> list[ClaimedWork]:
         """Disconnect the sessions of dead replicas, and claim due work until `now` + CLAIM_SECS.
 
-        Earlier operations of the same transaction may have done some of it. Return the claimed work.
+        Only work that earlier operations of the same transaction have not done is claimed. Return the claimed
+        work.
         """
         for key, epoch in self._orphans:
             row = self._sessions.rows.get(key)
@@ -603,7 +609,7 @@ class Sessions:
         self._wipe(row.key)
 
     def _wipe(self, key: SessionKey) -> None:
-        """Delete the contents of a session, and drop earlier changes of them in this transaction."""
+        """Delete the contents of a session, with the changes that this transaction has made to them."""
         self._wiped.add(key)
         contents = self._contents.get(key)
         if contents is not None:
@@ -630,7 +636,7 @@ class Sessions:
 
 
 def _earlier_session(row: StoredSessionRow, replica: str) -> EarlierSession:
-    """Return user and size of the stored session, which `replica` opens again."""
+    """Return user, size and connection state of a stored session that `replica` opens again."""
     is_here = bool(row.connected) and row.owner == replica
     weight, is_accepted = Weight(row.subscriptions, row.weight), row.expiry > 0 or not row.opening
     return EarlierSession(row.login, weight, is_here, is_accepted)

@@ -85,7 +85,7 @@ class Table(Generic[R]):
         return OperationStatement(sql, ", ".join(self._parts[:size]), prefixes)
 
     def take(self, rows: Rows) -> None:
-        """Store the rows that the last statement of `lock` has returned.
+        """Add the rows that the last statement of `lock` has returned to the rows in memory.
 
         Blank rows count as absent, and `writes` deletes them unless `put` replaces them. Raises AbortedError
         if another transaction has deleted a row of `creating` before it was locked.
@@ -95,7 +95,7 @@ class Table(Generic[R]):
         self.add(rows)
 
     def add(self, rows: Rows) -> None:
-        """Store rows that a statement other than that of `lock` has locked."""
+        """Add rows that another statement than that of `lock` has locked to the rows in memory."""
         for values in rows:
             row = self._row(*values)
             key = row[: self._keys]
@@ -120,9 +120,9 @@ class Table(Generic[R]):
         self._removed[key] = None
 
     def forget(self, prefix: Key) -> None:
-        """Drop the changes of all rows whose keys begin with `prefix`.
+        """Drop the changes in memory of all rows whose keys begin with `prefix`.
 
-        For rows that another statement of the transaction deletes.
+        Call this if another statement of the transaction deletes these rows.
         """
         size = len(prefix)
         for changes in (self._changed, self._removed):
