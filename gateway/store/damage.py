@@ -248,9 +248,9 @@ class _Examination:
             self._spoilt_row(id, line[0], line[2], None)
 
     def _spoilt_row(self, id: int, log: int, count: int, error: Exception | None) -> None:
-        """Count the unsettled messages of a damaged row as lost.
+        """Count the unsettled messages of the damaged row `id` as lost; it has `count` positions of `log`.
 
-        `error` is None if the row could not be read.
+        `error` is why it could not be decoded, or None if it could not be read.
         """
         kind, name = self._logs.get(log, ("", ""))
         self._findings.count_lost(kind, name, messages=self._left(id, count))
@@ -259,7 +259,7 @@ class _Examination:
         self._missing = None
 
     def _left(self, id: int, count: int) -> int:
-        """Return the number of unsettled messages in row `id`, which has `count` messages."""
+        """Return the number of unsettled messages in row `id`, which has `count` positions."""
         return count - (self._bits.get(id, 0) & ((1 << min(max(count, 0), 65_536)) - 1)).bit_count()
 
     def _guess(self, low: int, high: int) -> None:
@@ -304,7 +304,7 @@ class _Examination:
     def _numbered(self, table: str, columns: str, lose: Callable[[int], None]) -> Iterator[Row]:
         """Yield the readable rows of a table whose key is a number.
 
-        Call `lose` with the key of each unreadable row.
+        `lose` is called with the key of each unreadable row, to count what is lost.
         """
         key = NUMBERED[table]
         for id in self._ids(table, key):

@@ -106,7 +106,10 @@ def _prepare(connection: sqlite3.Connection, path: Path, steps: Sequence[Step]) 
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:
-    """Check the database after an unclean shutdown. Raises sqlite3.DatabaseError with the first fault."""
+    """Check the database after an unclean shutdown.
+
+    Raises sqlite3.DatabaseError with the first fault that SQLite finds.
+    """
     tables = [""] if path.stat().st_size <= CHECK_BYTES_MAX else ["(meta)", "(logs)", "(settled)", "(things)"]
     for table in tables:
         (found,) = connection.execute(f"PRAGMA quick_check{table}").fetchone()
@@ -209,9 +212,10 @@ class StoreDatabase:
             raise StoreError(f"the store in {folder} cannot be opened: {advice}") from unreadable
 
     def _load_rows(self) -> None:
-        """Add all rows to the index.
+        """Add all rows of messages to the index.
 
-        Rows of dropped logs and transient messages are added to `garbage` instead.
+        Rows of dropped logs, and of messages that are stored only until the next start (TRANSIENT), are not
+        added; they are deleted later, as `garbage`.
         """
         of = {log.id: self.index.of(log.id).add for log in self.logs}
         id = 0
@@ -254,10 +258,10 @@ class StoreDatabase:
     # One transaction.
 
     def commit(self, group: Group) -> CommitCounts | None:
-        """Write the operations of a group in one transaction.
+        """Write the operations in `group` in one transaction.
 
-        Returns None if they cancelled out and nothing was written. Raises one of DISK_ERRORS; then nothing
-        has changed.
+        Return None if nothing was written, because the operations have no effect in sum. Raises one of
+        DISK_ERRORS; then nothing has changed.
         """
         runs = [(self._next_row(), run) for run in group.runs()]
         if not runs and not group.has_changes:
@@ -313,7 +317,10 @@ class StoreDatabase:
         insert(self.connection, "logs", 3, [(log.id, log.kind, log.name) for log in logs])
 
     def _write_settled(self, group: Group, runs: list[tuple[int, MessageRun]]) -> None:
-        """Write the settled bits of partly settled rows, and delete completely settled rows."""
+        """Write which messages of partly settled rows are settled, and delete completely settled rows.
+
+        `runs` are the new rows; positions without a message are stored as settled.
+        """
         settled_rows = self.index.settled
         whole = [id for id, change in group.changes.items() if change.bits == WHOLE]
         self._delete_rows(whole)
@@ -327,7 +334,10 @@ class StoreDatabase:
         insert(self.connection, "settled", 2, parts)
 
     def _write_things(self, group: Group) -> None:
-        """Write, replace and delete the small records of a group in the table `things`."""
+        """Write, replace and delete the small records of `group` in the table `things`.
+
+        A small record is a value by kind and key.
+        """
         connection = self.connection
         for kind, prefix in group.emptied:
             if not prefix:
@@ -354,7 +364,7 @@ class StoreDatabase:
         insert(connection, "things", 4, lines)
 
     def _delete_garbage(self) -> array[int]:
-        """Delete at most GARBAGE_MAX rows of dropped logs, and return their ids."""
+        """Delete at most GARBAGE_MAX rows of dropped logs or transient messages, and return their ids."""
         some = self.garbage[-GARBAGE_MAX:]
         self._delete_rows(some)
         delete(self.connection, "settled", "row", some)
@@ -365,9 +375,9 @@ class StoreDatabase:
         delete(self.connection, "places", "row", [id for id in ids if id in self.heap.places])
 
     def _committed(self, group: Group, runs: list[tuple[int, MessageRun]], collected: array[int]) -> None:
-        """Update the index in memory after the commit of a group.
+        """Update the index in memory after the operations in `group` were committed.
 
-        `collected` are the deleted rows of dropped logs.
+        `runs` are the new rows by row id, `collected` the ids of rows that `_delete_garbage` has deleted.
         """
         index = self.index
         settled = index.settled
@@ -402,9 +412,9 @@ class StoreDatabase:
             self.heap.free(row)
 
     def _forget_garbage(self, collected: array[int]) -> None:
-        """Free the heap space of deleted rows, and remove them from the list of rows still to be deleted.
+        """Free the heap space of deleted rows, and remove them from the list of rows to delete (`garbage`).
 
-        `collected` are the ids of these rows, which are the last ones in the list, `garbage`.
+        `collected` are the ids of these rows, which are the last ones in that list.
         """
         for id in collected:
             self._free(id)
@@ -415,10 +425,10 @@ class StoreDatabase:
     def messages(self, ids: Sequence[int], bits: Callable[[int], int]) -> list[Stored]:
         """Return the unsettled messages of the rows with these ids, each with its position and tag.
 
-        `bits` returns the settled bits of a row. A row that cannot be read is reported as damage and left
-        out. It stays in the table for `gateway store repair`. Its messages become dead letters without
-        bodies, as far as their other fields are readable. Raises ReadDelayed if a row cannot be read now, at
-        the first READS_MAX - 1 attempts.
+        `bits` returns which messages of a row are settled. A row that cannot be read is reported as damage
+        and left out. It stays in the table for `gateway store repair`. Its messages become dead letters
+        without bodies, as far as their other fields are readable. Raises ReadDelayed if a row cannot be read
+        now, at the first READS_MAX - 1 attempts.
         """
         found: list[Stored] = []
         for id in ids:
@@ -450,7 +460,10 @@ class StoreDatabase:
         return found
 
     def _delay_read(self, id: int, error: Exception) -> None:
-        """Raise ReadDelayed if `error` may be temporary, until the row could not be read READS_MAX times."""
+        """Raise ReadDelayed if `error` may be temporary and the row was tried less than READS_MAX times.
+
+        Return if the row is lost.
+        """
         if not _may_be_temporary(error):
             return
         self._attempts[id] += 1
@@ -461,8 +474,8 @@ class StoreDatabase:
     def _report_lost_row(self, id: int, data: bytes, settled: int, error: Exception) -> None:
         """Report a damaged row, and store its unsettled messages, without bodies, as dead letters.
 
-        `data` are the row's bytes as far as they could be read. No dead letters are added if an earlier
-        process has added them.
+        `data` are the row's bytes as far as they could be read; `settled` has a bit for each settled message.
+        No dead letters are added if an earlier process has added them.
         """
         self.damage(f"row {id} of the store cannot be read, its messages are skipped: {error}")
         text = f"row {id} of the store is damaged, the body is lost: {error}"
@@ -614,9 +627,9 @@ class StoreDatabase:
 
 
 def gaps_of(run: MessageRun) -> int:
-    """Return an integer whose bit k is set if position `first` + k of `run` has no message.
+    """Return the positions of `run` without a message as bits: bit k is for position `first` + k.
 
-    `run` must have `offsets`. The positions without a message are stored as settled.
+    `run` must have `offsets`. These positions are stored as settled.
     """
     assert run.offsets is not None
     live = 0

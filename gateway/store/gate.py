@@ -13,10 +13,10 @@ from gateway.containment import contained
 
 
 class Gate:
-    """Gate that is shut while refusals are being reported after a failed commit.
+    """Gate that holds messages back while a failed commit is being reported to the sources.
 
-    It is shut from the first refusal until all messages that were appended before the event loop learnt of
-    the failure are refused.
+    It is shut from the first refusal until all messages are refused that were appended before the event loop
+    got to know the failure.
     """
 
     __slots__ = ("_waiting", "shut")
@@ -30,11 +30,11 @@ class Gate:
         self._waiting.setdefault(then)
 
     def close(self) -> None:
-        """Shut the gate. Called when the first refusal is about to be reported."""
+        """Shut the gate, because the first refusal is about to be reported."""
         self.shut = True
 
     def open(self) -> None:
-        """Open the gate, and call the waiting callbacks. Called when all refusals are reported."""
+        """Open the gate, because all refusals are reported. Call the functions that `wait` got."""
         self.shut = False
         waiting, self._waiting = self._waiting, {}
         for then in waiting:

@@ -42,7 +42,7 @@ class MessageRun(NamedTuple):
 
 
 class RowSettlement(NamedTuple):
-    """Settled bits of one stored row: bit k stands for position `first + k`.
+    """Which messages of one stored row are settled: bit k of `bits` is for position `first + k`.
 
     `bits` is WHOLE if all are settled.
     """
@@ -54,9 +54,9 @@ class RowSettlement(NamedTuple):
 
 
 class _UnwrittenRun:
-    """Consecutive messages of one log that are not written yet.
+    """Consecutive messages of one log that are not written yet, from the position `first` on.
 
-    `bits` marks those that are settled already.
+    Bit k of `bits` is set if the message at position `first + k` is settled already.
     """
 
     __slots__ = ("bits", "first", "messages", "tag")
@@ -69,7 +69,7 @@ class _UnwrittenRun:
 
 
 class Group:
-    """Operations that are written in one transaction."""
+    """Operations of the store that are collected to be written in one transaction."""
 
     def __init__(self, index: Index, letters: StoredLetters) -> None:
         self.index = index
@@ -138,7 +138,10 @@ class Group:
             pieces.sort(key=_first)
 
     def settle(self, log: Log, positions: Sequence[int] | range) -> None:
-        """Settle the messages at these positions, written or not. Unknown positions are ignored."""
+        """Record that the messages at these positions are settled, whether they are on disk or not yet.
+
+        Unknown positions are ignored.
+        """
         if log.dropped:
             return
         pieces = self._pieces.get(log.id)
@@ -154,19 +157,19 @@ class Group:
                         self.changes[id] = RowSettlement(log.id, first, count, bits)
 
     def settle_beside(self, log: Log, positions: Sequence[int] | range) -> None:
-        """Settle the messages at these positions only if the messages of this group are written."""
+        """Record that these messages are settled, but only if the messages of this group are written."""
         self.moved.append((log, positions))
 
     def settle_moved(self) -> None:
-        """Apply the calls of `settle_beside`, because the messages of this group are about to be written."""
+        """Settle the messages that `settle_beside` got, before the messages of this group are written."""
         for log, positions in self.moved:
             self.settle(log, positions)
         self.moved.clear()
 
     def bits(self, row: int) -> int:
-        """Return the settled bits of a stored row as an integer; WHOLE if all its messages are settled.
+        """Return which messages of a stored row are settled, as bits; WHOLE if all of them are.
 
-        The lowest bit is for the first position.
+        The lowest bit is for the row's first position. `row` is the row's id.
         """
         change = self.changes.get(row)
         return self.index.settled.get(row, 0) if change is None else change.bits
@@ -222,7 +225,7 @@ class Group:
         self.letters.delete(ids)
 
     def barrier(self, done: Done) -> None:
-        """Call `done` with the outcome of all earlier operations, after the commit."""
+        """Call `done` after the commit, with ACCEPTED or the outcome of refused messages."""
         self.callbacks.append(done)
 
     def when_settled(self, done: Callable[[], None]) -> None:
@@ -230,7 +233,7 @@ class Group:
         self.settled_callbacks.append(done)
 
     def fence(self, reached: Callable[[], None]) -> None:
-        """Call `reached` at once: all earlier operations are in this group or were refused."""
+        """Call `reached` at once. All operations queued before are in this group then, or were refused."""
         reached()
 
     def read(self, job: Callable[[], Callable[[], None]]) -> None:
@@ -243,7 +246,7 @@ class Group:
     # What is written.
 
     def runs(self) -> Iterator[MessageRun]:
-        """Yield the unsettled messages as runs, one for each row to write."""
+        """Yield the unsettled messages that were appended, grouped into the rows to write."""
         for log, pieces in self._pieces.items():
             for piece in pieces:
                 if piece.bits != WHOLE:
@@ -294,7 +297,7 @@ def begins(key: Key, prefix: Key) -> bool:
 
 
 def _settle_pieces(pieces: list[_UnwrittenRun], start: int, stop: int) -> None:
-    """Mark positions `start` to `stop - 1` as settled in the unwritten runs `pieces`, sorted by position."""
+    """Mark positions `start` to `stop - 1` as settled in unwritten runs, which are sorted by position."""
     at = max(bisect_right(pieces, start, key=_first) - 1, 0)
     for place in range(at, len(pieces)):
         piece = pieces[place]
@@ -310,7 +313,10 @@ def _first(piece: _UnwrittenRun) -> int:
 
 
 def _runs(log: int, piece: _UnwrittenRun) -> Iterator[MessageRun]:
-    """Yield the unsettled messages of an unwritten run, split where they exceed RUN_BYTES_MAX."""
+    """Yield the rows to write for an unwritten run: its unsettled messages.
+
+    A row has at most RUN_BYTES_MAX bytes, unless it is a single message.
+    """
     messages: Sequence[Message] = piece.messages
     offsets: Sequence[int] = range(len(messages))
     if piece.bits:
@@ -333,7 +339,10 @@ def _runs(log: int, piece: _UnwrittenRun) -> Iterator[MessageRun]:
 def _run(
     log: int, piece: _UnwrittenRun, offsets: Sequence[int], messages: Sequence[Message], byte_count: int
 ) -> MessageRun:
-    """Return the run for one row, which begins with its first unsettled message and ends with its last."""
+    """Return the row to write for these messages of `piece`, which are at these offsets of it.
+
+    Its positions begin with the first of these messages and end with the last.
+    """
     start = offsets[0]
     count = offsets[-1] - start + 1
     gaps = None if count == len(offsets) else [offset - start for offset in offsets]

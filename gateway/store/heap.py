@@ -135,7 +135,10 @@ class Heap:
     # Free space.
 
     def _drop(self, start: int, end: int) -> None:
-        """Free a range of bytes, at once or when no other process copies the file any more."""
+        """Free the bytes from `start` to `end`, or note them while another process copies the file.
+
+        They are then freed when the copy has ended.
+        """
         if start != end:
             self._dropped.append((start, end))
             self._release_dropped()
@@ -147,7 +150,10 @@ class Heap:
             self._dropped.clear()
 
     def _first_fit(self, byte_count: int) -> int:
-        """Return the position of the first hole of at least `byte_count` bytes, or the end of the rows."""
+        """Return the start of a range of free bytes for `byte_count` bytes, or the end of the rows.
+
+        Only the first HOLES_TRIED_MAX free ranges are tried.
+        """
         for start, end in islice(self._holes, HOLES_TRIED_MAX):
             if end - start >= byte_count:
                 return start
@@ -212,7 +218,10 @@ class Heap:
         return former
 
     def _copy(self, former: dict[int, RowPlace]) -> None:
-        """Copy up to MOVED_BYTES_MAX bytes of rows, last row first; add their former places to `former`."""
+        """Copy at most about MOVED_BYTES_MAX bytes of rows into free space, last row first.
+
+        The former places of the rows are added to `former` by row id.
+        """
         copied = 0
         end = self._end
         while copied < MOVED_BYTES_MAX and (row := self._last.get(end)) is not None:
@@ -234,10 +243,7 @@ class Heap:
                 end = self._holes[bisect_left(self._holes, (end,)) - 1][0]
 
     def finish_move(self, former: Mapping[int, RowPlace], *, committed: bool) -> None:
-        """Free the former places of moved rows if the new places are committed.
-
-        Otherwise free the new places.
-        """
+        """Free the former places of moved rows, or their new places if these were not committed."""
         for row, place in former.items():
             freed = place if committed else self.places[row]
             if not committed:

@@ -57,8 +57,7 @@ class StoredRow(NamedTuple):
 class LogExtent(NamedTuple):
     """Summary of a log: its `count` unsettled messages are at positions `first` to `end - 1`.
 
-    `byte_count` is their size in bytes, with overhead, and includes messages that were settled since they
-    were written.
+    `byte_count` is the size in bytes, with overhead, of all messages in the log's rows, also of settled ones.
     """
 
     first: int
@@ -70,7 +69,7 @@ class LogExtent(NamedTuple):
 class LogRows:
     """Rows of one log in order of position.
 
-    A deleted row keeps its place, with 0 messages, until `compact`.
+    A deleted row leaves a hole (a row with 0 messages) until `compact` removes it.
     """
 
     __slots__ = ("_byte_count", "_counts", "_firsts", "_holes", "_ids")
@@ -121,7 +120,7 @@ class LogRows:
         self._holes += 1
 
     def compact(self) -> None:
-        """Remove the holes if there are many."""
+        """Remove the holes that deleted rows have left, if there are many."""
         holes, places = self._holes, len(self._ids)
         if holes != places and (holes < _HOLES_MIN or holes * 2 < places):
             return
@@ -138,7 +137,8 @@ class LogRows:
         """Return the ids of the next rows from `position` on, and the position behind the last of them.
 
         The rows together have at least `count` unsettled messages or `byte_count` bytes, unless the log has
-        fewer. `bits` returns the settled bits of a row; rows that are settled as a whole are skipped.
+        fewer. `bits` returns which messages of a row are settled; rows without unsettled messages are left
+        out.
         """
         chosen: list[int] = []
         end = position
@@ -167,7 +167,10 @@ class LogRows:
 
 
 class Index:
-    """Rows of every log, and the settled bits of each row."""
+    """Rows of every log, and which of their messages are settled.
+
+    `settled` has an integer for each row with settled messages: bit k is for the row's position k.
+    """
 
     def __init__(self) -> None:
         self.logs: dict[int, LogRows] = {}
@@ -196,7 +199,7 @@ class Index:
         return LogExtent(start, end, messages, sizes)
 
     def rows(self, log: int) -> list[StoredRow]:
-        """Return the rows of the log with id `log`, in order of position, with their settled bits."""
+        """Return the rows of the log with id `log`, in order of position."""
         found = self.logs.get(log)
         if found is None:
             return []
@@ -212,7 +215,10 @@ class Index:
 
 
 def ranges(positions: Sequence[int] | range) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of each stretch of consecutive `positions`, which may be unordered or repeated."""
+    """Yield (start, stop) of each range of consecutive numbers in `positions`; `stop` is not included.
+
+    The positions may be in any order, and repeated.
+    """
     if not positions:
         return
     if isinstance(positions, range) and positions.step == 1:
@@ -233,9 +239,9 @@ def ranges(positions: Sequence[int] | range) -> Iterator[tuple[int, int]]:
 
 
 def position_bits(first: int, count: int, start: int, stop: int) -> int:
-    """Return the bits of positions `start` to `stop - 1` in a row; WHOLE if these are all of its positions.
+    """Return an integer with the bits of positions `start` to `stop - 1` of a row set.
 
-    The row has `count` positions from `first` on.
+    The row has `count` positions from `first` on; bit 0 is for `first`. Return WHOLE if all bits are set.
     """
     low = start - first if start > first else 0
     high = stop - first if stop - first < count else count
@@ -245,7 +251,7 @@ def position_bits(first: int, count: int, start: int, stop: int) -> int:
 
 
 def merge_bits(bits: int, more: int, count: int) -> int:
-    """Return the union of two sets of bits of a row with `count` positions; WHOLE if it has all of them."""
+    """Return the union of two sets of bits of a row with `count` positions; WHOLE if all bits are set."""
     bits |= more
     return WHOLE if bits == WHOLE or bits == (1 << count) - 1 else bits
 
@@ -256,7 +262,7 @@ def bytes_of(bits: int, count: int) -> bytes:
 
 
 def unsettled(bits: int, count: int) -> list[int]:
-    """Return the offsets from 0 to `count - 1` whose bits in `bits` are not set."""
+    """Return the offsets, from 0 to `count - 1`, of the messages whose settled bit in `bits` is not set."""
     if bits == WHOLE:
         return []
     text = f"{bits:0{count}b}"

@@ -62,10 +62,10 @@ class StoredLetters:
         return len(self._entries)
 
     def has_room(self, messages: list[Message], added: int, added_bytes: int) -> bool:
-        """Return True if these messages fit within the limits without deleting dead letters.
+        """Return True if these messages fit within the limits, in total and by user, with no deletion.
 
-        Checks the limits in total and by user. `added` and `added_bytes` count the messages and bytes for
-        which dead letters were requested since the start, including those that are not added yet.
+        `added` and `added_bytes` count the messages, and their bytes, that were passed to the writer thread
+        as dead letters since the start, including those that are not added here yet.
         """
         return self.shares.has_room_for(messages, added_bytes - self.added_bytes, added - self.added)
 

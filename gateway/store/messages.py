@@ -69,10 +69,10 @@ Raises StoreError if it is missing.
 def encode_messages(
     messages: Sequence[Message], offsets: Sequence[int] | None = None, ahead_secs: float = 0.0
 ) -> bytes:
-    """Encode 1 to MESSAGES_MAX messages as the bytes of one run.
+    """Encode 1 to MESSAGES_MAX messages as the bytes of one row of the store.
 
-    `offsets` are the positions of the messages in their run; None means 0, 1, 2 and so on. The expiry of a
-    message is stored as its time plus `ahead_secs` (timeline.py).
+    `offsets` are the positions of the messages, counted from the row's first position; None means 0, 1, 2 and
+    so on. The expiry of a message is stored as its time plus `ahead_secs` seconds (timeline.py).
     """
     return b"".join(encode_parts(messages, offsets, ahead_secs))
 
@@ -80,7 +80,7 @@ def encode_messages(
 def encode_parts(
     messages: Sequence[Message], offsets: Sequence[int] | None = None, ahead_secs: float = 0.0
 ) -> list[bytes]:
-    """Return the bytes of `encode_messages` as a list of consecutive parts, without copying bodies."""
+    """Encode messages as `encode_messages` does, but return the bytes in pieces, without copying bodies."""
     count = len(messages)
     bodies = [message.body for message in messages]
     version = VERSION
@@ -126,10 +126,11 @@ def encode_parts(
 
 
 def _numbers(ids: list[int], messages: Sequence[Message]) -> tuple[bytes, list[Message]]:
-    """Return the encoded dictionary numbers of `ids`, and for each distinct id the message that has it.
+    """Return the encoded column with each message's number of its address, property set or sender.
 
-    `ids` are the identities (`id()`) of the messages' addresses, property sets or senders. Equal objects are
-    not merged: most are shared, and comparing values would cost more than a repeated entry.
+    Numbers count the distinct objects, of which `ids` has the identities (`id()`) by message. The second
+    result has a message with each of them, in order. Equal objects are not merged: most are shared, and
+    comparing them would cost more than to store a copy.
     """
     if ids.count(ids[0]) == len(ids):
         return _FIRST, [messages[0]]
@@ -139,9 +140,9 @@ def _numbers(ids: list[int], messages: Sequence[Message]) -> tuple[bytes, list[M
 
 
 def _column(code: str, values: Sequence[int] | Sequence[float]) -> bytes:
-    """Encode a column of numbers of the struct format `code`.
+    """Encode one number for each message as a column; `code` is the struct format of a number.
 
-    A number that all rows share is written once.
+    If all messages have the same number, it is written once.
     """
     first = values[0]
     count = len(values)
@@ -181,7 +182,7 @@ def _dictionary(entries: list[bytes]) -> bytes:
 
 
 def encode_sound(message: Message, ahead_secs: float = 0.0) -> bytes:
-    """Encode one message as a run; a message that cannot be encoded is stored without its properties."""
+    """Encode one message; if it cannot be encoded, encode it without its properties and sender."""
     return b"".join(sound_parts((message,), ahead_secs=ahead_secs))
 
 
@@ -190,8 +191,8 @@ def sound_parts(
 ) -> list[bytes]:
     """Encode messages as `encode_parts` does.
 
-    A message that cannot be encoded is stored without its properties. So one faulty message does not prevent
-    the others of its run from being stored.
+    A message that cannot be encoded is stored without its properties and sender, so that it does not prevent
+    the other messages from being stored.
     """
     try:
         return encode_parts(messages, offsets, ahead_secs)
@@ -217,20 +218,21 @@ def _storable(message: Message) -> Message:
 
 
 def encode_message(message: Message, ahead_secs: float = 0.0) -> bytes:
-    """Encode one message as a run. Raises an exception if it cannot be encoded."""
+    """Encode one message. Raises an exception if it cannot be encoded."""
     return encode_messages((message,), ahead_secs=ahead_secs)
 
 
 def _no_body(name: str, size: int) -> Spooled:
-    """Raise StoreError, because the folder of the body files is unknown to this reader."""
+    """Raise StoreError: a reader without `make_body` does not know the folder of the body files."""
     raise StoreError(f"the location of the body {name} is unknown")
 
 
 class MessageReader:
     """Decoder of the bytes that `encode_messages` returned.
 
-    Equal addresses, property sets and senders are decoded to one shared object. `ahead_secs` is subtracted
-    from each expiry. `make_body` returns the body for the name and size of a body file.
+    Equal addresses, property sets and senders are decoded to one shared object. `ahead_secs` seconds are
+    subtracted from each expiry. `make_body` gets the name and size in bytes of a body file, and returns the
+    body.
     """
 
     def __init__(self, make_body: MakeBody = _no_body) -> None:
@@ -241,7 +243,7 @@ class MessageReader:
         self._senders: dict[bytes, Sender] = {}
 
     def decode(self, data: bytes) -> tuple[Sequence[int], list[Message]]:
-        """Return the offsets of the messages in their run, and the messages.
+        """Return the messages in the bytes of a row, with their offsets from the row's first position.
 
         Raises StoreError if the bytes are damaged, or in a version that this gateway does not know.
         """
@@ -257,9 +259,9 @@ class MessageReader:
             raise StoreError(f"stored messages cannot be read: {error!r}") from error
 
     def heads(self, data: bytes) -> list[tuple[int, Message]]:
-        """Return offsets and messages of damaged bytes, with empty bodies, or [] if they cannot be decoded.
+        """Decode the bytes of a damaged row as far as possible: offsets, and messages without their bodies.
 
-        The checksum is not verified, so any part of the result may be wrong.
+        The checksum is not verified, so any field may be wrong. Return [] if the bytes cannot be decoded.
         """
         try:
             if data[_CRC.size] != VERSION:
@@ -270,11 +272,11 @@ class MessageReader:
             return []
 
     def decode_one(self, data: bytes) -> Message:
-        """Return the message of a run of one. Raises StoreError if the bytes cannot be decoded."""
+        """Return the only message in `data`. Raises StoreError if the bytes cannot be decoded."""
         return self.decode(data)[1][0]
 
     def _decode(self, data: bytes) -> tuple[Sequence[int], list[Message]]:
-        """Return offsets and messages, without verifying checksum and version."""
+        """Decode the bytes of a row as `decode` does, without verifying checksum and version."""
         _, count = _HEAD.unpack_from(data, _CRC.size)
         at = _CRC.size + _HEAD.size
         columns = []
@@ -320,9 +322,9 @@ class MessageReader:
 
 
 def _values(code: str, data: bytes, at: int, count: int) -> tuple[Sequence[Any], int]:
-    """Decode the column at byte `at`, which has `count` rows.
+    """Decode the column that begins at byte `at`; `code` is the struct format of a number.
 
-    Return its values and the position behind it.
+    Return its `count` numbers, and the position behind the column.
     """
     mark = data[at]
     if mark == COUNTING:
@@ -334,7 +336,7 @@ def _values(code: str, data: bytes, at: int, count: int) -> tuple[Sequence[Any],
 
 
 def _entries(data: bytes, at: int) -> tuple[list[bytes], int]:
-    """Decode the dictionary at byte `at`; return its entries and the position behind it."""
+    """Decode a list of byte strings that begins at byte `at`. Return it, and the position behind it."""
     (number,) = unpack_from("<I", data, at)
     lengths = unpack_from(f"<{number}I", data, at + 4)
     ends = list(accumulate(lengths, initial=at + 4 + 4 * number))
@@ -345,7 +347,10 @@ T = TypeVar("T")
 
 
 def _shared(remembered: dict[bytes, T], entry: bytes, make: Callable[[bytes], T]) -> T:
-    """Return the cached object of an encoded entry; if there is none, create it with `make` and cache it."""
+    """Return the cached object for the encoded form `entry`; if there is none, create and cache it.
+
+    `make` decodes the entry. `remembered` is the cache.
+    """
     found = remembered.get(entry)
     if found is None:
         found = make(entry)
@@ -357,7 +362,7 @@ def _shared(remembered: dict[bytes, T], entry: bytes, make: Callable[[bytes], T]
 
 
 def _split(entry: bytes) -> tuple[str, bytes]:
-    """Return the protocol's name in an encoded entry, and the bytes that follow it."""
+    """Split an encoded address or property set into its protocol's name and the bytes behind it."""
     end = 1 + entry[0]
     return entry[1:end].decode(), entry[end:]
 

@@ -72,13 +72,14 @@ def _locked(folder: Path) -> FolderLock:
 
 
 def _drop(table: str, rows: list[Row]) -> None:
-    """Do nothing with the sound rows of an examination that repairs nothing."""
+    """Ignore sound rows: `check` only examines the store. The function is a `Keep` of damage.py."""
 
 
 def _examined(folder: Path, keep: Keep) -> Findings:
-    """Examine the database and its write-ahead log; `keep` is called with each table's name and sound rows.
+    """Examine the database and its write-ahead log, and return what is damaged.
 
-    Raises StoreError, with advice for the operator, if nothing can be read.
+    `keep` is called with the name of each table and its sound rows. Raises StoreError, with advice for the
+    operator, if nothing can be read.
     """
     path = folder / FILE
     findings = Findings()

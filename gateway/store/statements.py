@@ -34,7 +34,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def insert(connection: sqlite3.Connection, table: str, columns: int, rows: Sequence[Sequence[Any]]) -> None:
-    """Insert `rows` of `columns` values each into `table`, replacing rows with the same key."""
+    """Insert `rows` into `table`, replacing rows with the same key. Each row has `columns` values."""
     one = f"({','.join('?' * columns)})"
     for at in range(0, len(rows), ROWS_MAX):
         some = rows[at : at + ROWS_MAX]

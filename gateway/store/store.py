@@ -163,7 +163,7 @@ class Store:
                 self._writer.refuse_calls()
 
     def refuse(self, done: Done) -> None:
-        """Queue a call of `done` with the refusal, behind all earlier refusals.
+        """Queue a call of `done` with the outcome `refusal`, in order behind all earlier refusals.
 
         Used while the store is not healthy.
         """
@@ -177,9 +177,10 @@ class Store:
                 done(outcome)
 
     def _health_changed(self, healthy: bool) -> None:
-        """Apply a change of health, in the event loop.
+        """Process the start or end of a disk failure, in the event loop.
 
-        A failure queues a fence for the writer thread, behind all earlier operations.
+        At the start, the writer thread is requested to report when it has refused all messages appended
+        before.
         """
         if healthy:
             self._report_refused()
@@ -193,12 +194,12 @@ class Store:
         self.flush()
 
     def _acknowledge_failure(self) -> None:
-        """Tell the writer that the event loop knows of the failure. Runs in the writer thread."""
+        """Notify the writer that the event loop knows of the failure. Runs in the writer thread."""
         self._writer.acknowledge_failure()
         self._writer.call_soon(self._report_and_open)
 
     def _report_and_open(self) -> None:
-        """Report the refusals that `refuse` has queued, and open the gate.
+        """Report the refusals that `refuse` has queued, and open the gate for messages.
 
         Called in the event loop when the writer thread has reported all refusals of its own.
         """
@@ -241,14 +242,14 @@ class Store:
         return found
 
     def drop(self, log: Log) -> None:
-        """Delete a log with its messages."""
+        """Delete a log with its messages. Later operations on it have no effect."""
         if not log.dropped:
             log.dropped = True
             del self._logs[log.kind, log.name]
             self._calls.append((Group.drop, log))
 
     def rename(self, log: Log, kind: str, name: str) -> None:
-        """Give a log another kind and name, which no other log may have; its messages stay.
+        """Change kind and name of a log, which keeps its messages. No other log may have the new ones.
 
         Raises UnicodeEncodeError if the name is not valid text.
         """
@@ -275,9 +276,9 @@ class Store:
         return self._database.index.rows(log.id)
 
     def logs_tagged(self, fits: Callable[[bytes], bool]) -> set[int]:
-        """Return the ids of logs that have messages with a tag for which `fits` returns True.
+        """Return the ids of logs with at least one message whose tag (see `append`) is accepted by `fits`.
 
-        Only valid before `start`.
+        `fits` gets a tag and returns True or False. Only valid before `start`.
         """
         self._before_start()
         return set().union(*[logs for tag, logs in self._database.tagged.items() if fits(tag)])
@@ -285,11 +286,12 @@ class Store:
     # Messages.
 
     def append(self, log: Log, first: int, messages: list[Message], done: Done, *, tag: bytes = b"") -> None:
-        """Store `messages` at the positions from `first` on, with a tag that is returned when they are read.
+        """Store `messages` in a log, at the positions from `first` on.
 
         `done` is called with ACCEPTED when they are on disk, or were settled before they were written.
-        Otherwise it is called with an outcome (RELEASED, STORE), and they are dropped. Messages with the tag
-        TRANSIENT are stored only until the next start.
+        Otherwise it is called with an outcome (RELEASED, STORE), and they are dropped. `tag` is stored with
+        the messages, and returned when they are read. Messages with the tag TRANSIENT are stored only until
+        the next start.
         """
         if self._failure:
             self.figures.refused += len(messages)
@@ -306,7 +308,10 @@ class Store:
         return self.figures.pending_bytes > self._pending_bytes_max
 
     def hold(self, releases: list[Callable[[], None]]) -> None:
-        """Call the functions `releases`, which resume sources, once the store is no longer congested."""
+        """Call the functions `releases`, each of which resumes a source, when the store is not congested.
+
+        They are called when the next outcomes are reported, at the earliest.
+        """
         self._releases += releases
 
     def _release_held(self) -> None:
@@ -316,7 +321,7 @@ class Store:
                 release()
 
     def settle(self, log: Log, positions: Sequence[int] | range) -> None:
-        """Settle the messages at these positions, so that they may be deleted.
+        """Record that the messages at these positions are settled, so that they may be deleted.
 
         Unknown positions are ignored.
         """
@@ -534,7 +539,7 @@ class Store:
 
     @property
     def letters_bytes(self) -> int:
-        """Total weight of the messages in the dead letters, in bytes."""
+        """Total size of the messages in the dead letters, in bytes with overhead."""
         return self._database.letters.shares.total
 
     def _before_start(self) -> None:

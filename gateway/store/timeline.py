@@ -24,7 +24,7 @@ EVERY_SECS: Final = 1.0  # minimum time between two records of the time
 
 
 def time_record(ahead_secs: float) -> str:
-    """Return the present time of a time scale as JSON, from which the next process continues the scale.
+    """Return a record of the present time as JSON, from which the next process continues the time scale.
 
     The scale is `ahead_secs` seconds ahead of `clock.utc`.
     """

@@ -70,7 +70,7 @@ class Figures:
 class Writer:
     """Work of the store's writer thread.
 
-    `calls` is the queue of the operations for it; None in the queue ends `run`.
+    `calls` is the queue of lists of operations for the thread; None in the queue ends `run`.
     """
 
     def __init__(
@@ -116,9 +116,9 @@ class Writer:
         database.checkpoints(0 if failure else reserve.pages)
 
     def run(self) -> None:
-        """Execute the queued calls until None is queued. Runs in the writer thread.
+        """Execute the queued operations until None is queued. Runs in the writer thread.
 
-        An exception would be a bug. It is raised again, and from then on the store refuses everything.
+        An exception would be a bug. It is raised again, and from then on the store refuses all messages.
         """
         try:
             while not self._ending:
@@ -145,7 +145,7 @@ class Writer:
         self._database.close()
 
     def refuse_calls(self) -> None:
-        """Refuse all queued calls, because the thread has ended with an exception."""
+        """Refuse the messages of all queued operations, because the thread has ended with an exception."""
         while True:
             try:
                 calls = self.calls.get_nowait()
@@ -162,9 +162,9 @@ class Writer:
                     self.call_soon(self._on_reported)
 
     def acknowledge_failure(self) -> None:
-        """Record that the event loop knows of the failure, and that all its earlier calls were refused.
+        """Record that the event loop knows that the disk fails, so that the store may recover.
 
-        The next probe is then due at once.
+        All messages that it had appended before are refused. The next attempt to write is due at once.
         """
         self._failure_reported = True
         self._probe_at = clock.monotonic()
@@ -175,10 +175,10 @@ class Writer:
         return refusal_of(self.failure)
 
     def _run_turn(self) -> None:
-        """Wait for calls or the next due work, and do it.
+        """Wait until operations are queued or other work is due, and do the work.
 
-        Calls are committed, or refused while the disk fails. Due work is a probe, a read that is tried again,
-        or housekeeping. Then the reads of the group are executed.
+        Operations are committed; while the disk fails, their messages are refused. Other work is an attempt
+        to write to the failing disk, a repeated read, or housekeeping. Reads are executed last.
         """
         calls = self._next_calls()
         if self.failure:
@@ -199,7 +199,7 @@ class Writer:
             self._commit()
 
     def _read(self) -> None:
-        """Execute the reads of the group, and those that are due again."""
+        """Execute the reads that wait for the last commit, and failed reads that are due again."""
         reads = self.group.take_reads()
         if self._delayed_reads and clock.monotonic() >= self._reads_at:
             reads += self._delayed_reads
@@ -215,10 +215,9 @@ class Writer:
                 contained("store", error)
 
     def _next_calls(self) -> Calls | None:
-        """Wait for the next calls, and return them.
+        """Wait for the next list of operations in the queue, and return it.
 
-        Returns None if the next probe, read or housekeeping is due before, or if the thread is to end
-        (`_ending`).
+        Return None if other work is due before, or if the thread has to end (`_ending`).
         """
         patience = max(self._probe_at - clock.monotonic(), 0.0) if self.failure else self._rest
         if self._delayed_reads:
@@ -243,9 +242,9 @@ class Writer:
             raise
 
     def _gather(self, calls: Calls | None) -> None:
-        """Add these calls and all others in the queue to the group, up to about GROUP_MESSAGES_MAX messages.
+        """Add these operations and all that are queued to the next transaction.
 
-        `calls` is None at the end of the queue.
+        No more are added after GROUP_MESSAGES_MAX messages. `calls` is None at the end of the queue.
         """
         while calls is not None:
             self._apply_calls(calls)
@@ -260,7 +259,7 @@ class Writer:
     # Writing.
 
     def _commit(self) -> None:
-        """Write the group and report the outcome of its messages."""
+        """Commit the collected operations, and report the outcome of their messages."""
         try:
             self._write()
         except DISK_ERRORS as error:
@@ -268,10 +267,10 @@ class Writer:
             self._refuse()
 
     def _write(self, changes_max: int | None = None) -> None:
-        """Write the group in one transaction, report success, and begin a new group.
+        """Commit the collected operations in one transaction, report success, and begin a new group.
 
-        `changes_max` limits the rows whose settled bits are written; the others stay for the next group.
-        Raises one of DISK_ERRORS; then the group is unchanged.
+        At most `changes_max` rows are updated or deleted for settled messages; the others follow in the next
+        transaction. Raises one of DISK_ERRORS; then all operations are still to be committed.
         """
         started = clock.perf_counter()
         group = self.group
@@ -309,7 +308,7 @@ class Writer:
         self.group.settled_callbacks = settled
 
     def _refuse(self) -> None:
-        """Drop the messages of the group and report a refusal.
+        """Drop the messages among the collected operations, and report their refusal.
 
         If there was nothing to write, report success.
         """
@@ -356,7 +355,7 @@ class Writer:
             self.call_soon(partial(self._on_health, False))
 
     def _probe(self) -> None:
-        """Try to write the waiting operations, in small portions, each of which may free space for the next.
+        """Try to commit the collected operations in small portions: each may free space for the next.
 
         The store becomes healthy again if the write-ahead log is empty, the reserve file is allocated, and
         the event loop knows of the failure.
