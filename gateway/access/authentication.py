@@ -216,7 +216,8 @@ class Access:
     def is_removed(self, principal: Principal) -> bool:
         """Return True if the principal has to be a configured user, and this user no longer exists.
 
-        Users with passwords have to be, and users with certificates if no back end accepts other names.
+        A principal that logged in with a password has to be a configured user. So has one that logged in with
+        a certificate, if no back end accepts names of other users.
         """
         if principal.backend == Certificates.kind and self.reads_certificates:
             return not any(backend.accepts_name(principal.name) for backend in self._certificates)

@@ -139,7 +139,7 @@ class Authorization:
         return found
 
     def _note_holder(self, user: str, names: tuple[str, ...]) -> bool:
-        """Return True if a user with the roles `names` may hold publishers when its queues are full.
+        """Return True if a user with the roles `names` may hold publishers while its queues are full.
 
         The result is cached for `may_hold`.
         """

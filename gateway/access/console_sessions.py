@@ -64,9 +64,9 @@ class ConsoleSession:
 class ConsoleSessions:
     """Console sessions and login links of a gateway.
 
-    `shares` limits the number of sessions. Beyond it, the least recently used session of a user with more
-    than an equal part of the limit is removed. A session ends after `idle_secs` without use, and at the
-    latest after `longest_secs`. `clock` returns monotonic seconds.
+    `shares` limits the number of sessions. Beyond this limit, the least recently used session of a user with
+    more than an equal part of the limit is removed. A session ends after `idle_secs` seconds without use, and
+    at the latest after `longest_secs` seconds. `clock` returns monotonic seconds.
     """
 
     def __init__(

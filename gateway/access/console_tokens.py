@@ -56,8 +56,8 @@ class Maker(NamedTuple):
     """User who created a token, at the console or by means of another token.
 
     `backend` is the kind of the back end that authenticated the user, and `roles` are the roles that the back
-    end gave. `stamp` is the user's stamp at that time (`Access.stamp`). The token becomes invalid when this
-    user is deleted or changes its password.
+    end gave. `stamp` is a digest of the user's password at that time (`Access.stamp`). The token becomes
+    invalid when this user is deleted or changes its password.
     """
 
     name: str
@@ -274,7 +274,7 @@ def _digest(text: str) -> str:
 
 
 def write_private_file(path: Path, text: str) -> None:
-    """Write a file atomically that only its owner may read.
+    """Write `text` to a file that only its owner may read, atomically.
 
     Raises OSError; an existing file of this name is then unchanged.
     """
@@ -316,7 +316,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def leave_token(port: int, text: str) -> Path | None:
-    """Write a token to a file, for commands that the same user runs on this machine.
+    """Write the token `text` to a file, for commands that the same user runs on this machine.
 
     The file is named after the HTTP port. Return its path, or None if no folder can be used.
     """

@@ -162,8 +162,8 @@ class KeysFile:
 class KeysUrl:
     """Keys from a URL, which the method `run` fetches as a task.
 
-    The keys are fetched every `refresh_secs` seconds, and are valid for `kept_secs` more. Fetches that
-    `fetch_keys` requests are at least `again_secs` apart. `clock` returns monotonic seconds.
+    The keys are fetched every `refresh_secs` seconds, and are valid for `kept_secs` seconds more. Fetches
+    that `fetch_keys` requests are at least `again_secs` seconds apart. `clock` returns monotonic seconds.
     """
 
     def __init__(

@@ -23,19 +23,19 @@ def is_loopback(remote: str) -> bool:
 
 
 def place_of(remote: str) -> str:
-    """Return the place of a client's address, which is host:port.
+    """Return the network origin (place) of a client, whose address is host:port.
 
-    The place is an IPv4 address, an IPv6 network of 64 bits, or LOOPBACK for this machine.
+    This is an IPv4 address, an IPv6 network of 64 bits, or LOOPBACK for this machine.
     """
     return place_of_host(remote.rpartition(":")[0])
 
 
 @lru_cache(maxsize=4_096)
 def place_of_host(host: str) -> str:
-    """Return the place of a client's address without a port.
+    """Return the network origin (place) of a client, whose address is `host`, without a port.
 
-    The place is an IPv4 address, an IPv6 network of 64 bits, or LOOPBACK for this machine. A text that is not
-    an IP address is returned unchanged.
+    This is an IPv4 address, an IPv6 network of 64 bits, or LOOPBACK for this machine. A text that is not an
+    IP address is returned unchanged.
     """
     address = _address(host)
     if address is None:

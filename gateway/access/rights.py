@@ -107,8 +107,8 @@ class Rights:
     def _external_decision(self, kind: Literal["vhost", "resource", "topic"], **fields: str) -> Decision:
         """Return the authorizer's decision on an action that no rule allows or denies.
 
-        `fields` are the fields of the request. Return a denial if there is no authorizer. Raises Pending if
-        the authorizer's response has not arrived yet.
+        `kind` and `fields` are those of the request. Return a denial if there is no authorizer. Raises
+        Pending if the authorizer's response has not arrived yet.
         """
         authorizer = self._authorizer
         if authorizer is None:
@@ -185,8 +185,8 @@ class Rights:
     def _topic(self, action: str, name: str, qos: int = 0) -> Decision:
         """Decide if the client may `publish` to a topic or `subscribe` to a topic filter (`action`).
 
-        A rule that denies the action has precedence over a rule that allows it. Without a rule, AMQP
-        permissions that also apply to MQTT decide.
+        `name` is the topic or filter. A rule that denies the action has precedence over a rule that allows
+        it. Without a rule, AMQP permissions that also apply to MQTT decide.
         """
         grant = self.mqtt
         denied = grant.denying_rule(action, name, self._variables)
@@ -245,7 +245,7 @@ class Rights:
     def amqp(self, host: str, permission: str, name: str, kind: str = QUEUE) -> Decision:
         """Decide if the client has a permission for an exchange or a queue of AMQP 0-9-1.
 
-        `permission` is `configure`, `write` or `read`. `kind` is `queue` or `exchange`.
+        `name` is its name. `permission` is `configure`, `write` or `read`. `kind` is `queue` or `exchange`.
         """
         for grant in self.amqp_grants(host):
             if grant.allows(permission, name):

@@ -87,7 +87,7 @@ def _holders(settings: Settings, roles: Roles) -> Iterator[Finding]:
 
 
 def _rules(settings: Settings, name: str, role: Role) -> Iterator[Finding]:
-    """Yield a finding for each rule of a role that never applies, or that another rule includes."""
+    """Yield a finding for each rule of the role `name` that never applies, or that another rule includes."""
     protocols = {*settings.endpoints().values(), *(one.protocol for one in settings.listeners.values())}
     speaks = {word: word in protocols for word in (MQTT.name, AMQP091.name, AMQPFAST.name)}
     for word, there in speaks.items():
@@ -129,7 +129,7 @@ def _filters(at: str, word: str, patterns: tuple[str, ...], denied: tuple[str, .
 
 
 def _unfed(settings: Settings, roles: Roles, routes: Iterable[Route]) -> Iterator[Finding]:
-    """Yield a finding for each route from a listener whose source address no role may publish to."""
+    """Yield a finding for each route from a listener to whose source address no role may publish."""
     for route in routes:
         if route.source not in settings.listeners:
             continue

@@ -66,14 +66,14 @@ class MqttGrant:
         ]
 
     def allowed(self, action: str, name: str, variables: Variables) -> str | None:
-        """Return the rule that allows an action on a topic or topic filter, or None if there is none.
+        """Return the rule that allows an action on the topic or topic filter `name`, or None.
 
         `action` is `publish` or `subscribe`. `variables` are the client's values for placeholders.
         """
         return self._filters[action].covering_rule(name, lambda text: topic_filter(text, variables))
 
     def denying_rule(self, action: str, name: str, variables: Variables) -> str | None:
-        """Return the rule that denies an action on a topic or topic filter, or None if there is none.
+        """Return the rule that denies an action on the topic or topic filter `name`, or None.
 
         `action` is `publish` or `subscribe`. `variables` are the client's values for placeholders.
         """

@@ -444,10 +444,9 @@ class ConfirmedSink:
         return withdrawn
 
     def _take_slice(self, room: int) -> Unconfirmed:
-        """Remove and return the next waiting messages of one sub-batch.
+        """Remove and return the next waiting messages of one sub-batch: at least one, at most `room`.
 
-        At least one and at most `room` messages are returned, of SLICE_BYTES_MAX bytes in all unless it is
-        one.
+        If they are several, their bodies have at most SLICE_BYTES_MAX bytes in all.
         """
         part, positions = self._waiting.popleft()
         messages = part.messages

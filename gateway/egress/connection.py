@@ -33,7 +33,10 @@ class LinkMachine(Protocol):
         """Send a heartbeat if one is due at `now`."""
 
     def timed_out(self, now: float) -> bool:
-        """Return True if the server has been silent for too long."""
+        """Return True if the server has been silent for too long.
+
+        `now` is in loop-clock seconds.
+        """
 
     def close(self, code: int = 0, text: str = "") -> None:
         """Send the protocol's close with a reply code and text."""
@@ -69,7 +72,10 @@ class QueueLinkConnection(Generic[MachineT, ConsumerT]):
         self._stream.end(GOODBYE)
 
     def _in_time(self, now: float) -> bool:
-        """Check the handshake deadline and heartbeats. Return False if the connection was aborted."""
+        """Check the handshake deadline and heartbeats. Return False if the connection was aborted.
+
+        `now` is in loop-clock seconds.
+        """
         if not self.open and now >= self._deadline:
             self._stats.protocol_errors.add("connect_timeout")
             self._stream.abort("the handshake timed out")

@@ -43,8 +43,8 @@ RetryKey = tuple[object, tuple[str, ...]]
 class RouteBacklog(Generic[R]):
     """Messages that wait for the same routes, with their common back-off.
 
-    `waiting` is a heap in the order of arrival. An entry has the message's number in that order, the time
-    since which it waits, and its receipt.
+    `waiting` is a heap in the order of arrival. Each element has the message's number in that order, the time
+    since which it waits in loop-clock seconds, and its receipt.
     """
 
     __slots__ = ("backoff", "in_flight", "key", "last_behind", "last_released", "waiting")
@@ -59,7 +59,7 @@ class RouteBacklog(Generic[R]):
 
 
 class HeldBack(Generic[R]):
-    """Received messages of one link that wait until a target accepts them.
+    """Received messages of one link that wait until a target of their routes accepts them.
 
     A message is stored as its receipt: what the link needs to acknowledge it. Messages with the same key,
     which stands for the same routes, are retried in order. `on` is True if messages wait, or if routes of a
@@ -97,7 +97,7 @@ class HeldBack(Generic[R]):
         return sum([len(line.waiting) for line in self._lines.values()])
 
     def hold(self, key: RetryKey, receipt: R, now: Monotonic) -> None:
-        """Store a message that a target has returned to be retried, until the target may accept it.
+        """Store a message that a target has refused for now, until the target may accept it.
 
         Messages for the same routes are retried in order; `key` stands for these routes. `receipt` is what
         the link needs to acknowledge the message to its broker, and `now` is in loop-clock seconds.
@@ -121,6 +121,7 @@ class HeldBack(Generic[R]):
         """Store a new message behind those for the same routes (`key`) that wait to be retried. Return True.
 
         Return False if no message waits for these routes, so that the new message may be published at once.
+        `now` is in loop-clock seconds.
         """
         line = self._lines.get(key)
         if line is None:
@@ -130,7 +131,7 @@ class HeldBack(Generic[R]):
         return True
 
     def is_tried(self, receipt: R) -> bool:
-        """Return True if the message was returned by a target before, and is being retried now."""
+        """Return True if the message was refused for now by a target before, and is being retried now."""
         return id(self._message_of(receipt)) in self._tried
 
     def record_settled(self, receipt: R, *, by_target: bool = True) -> None:
@@ -158,7 +159,7 @@ class HeldBack(Generic[R]):
     def take_due(self, now: Monotonic) -> list[R]:
         """Remove and return the messages to retry now, in order, as receipts.
 
-        The caller later calls `record_settled` or `hold` for each of them.
+        The caller later calls `record_settled` or `hold` for each of them. `now` is in loop-clock seconds.
         """
         found: list[R] = []
         for line in self._lines.values():
@@ -177,7 +178,7 @@ class HeldBack(Generic[R]):
 
         Each receipt is returned with the names of the routes that have not accepted its message. `entry_of`
         returns the current routing entry of a receipt. `record_settled` need not be called for these
-        receipts.
+        receipts. `now` is in loop-clock seconds.
         """
         if self._secs_max is None:
             return []
@@ -240,7 +241,7 @@ class HeldBack(Generic[R]):
         """Return True if one route has released a message for a retry and another route has rejected it.
 
         The caller then retries all routes: if it reported the rejection to the sender, the message would be
-        lost for the route that has released it. Which routes they were is forgotten.
+        lost for the route that has released it. The record of these routes is deleted.
         """
         return self._undone.pop(id(self._message_of(receipt)), None) is not None
 

@@ -53,7 +53,10 @@ class LinkConnection(StreamOwner, Protocol):
         """Protocol machine, which counts frames."""
 
     def tick(self, now: float) -> None:
-        """Send heartbeats, and check the time limit of the handshake."""
+        """Send heartbeats, and check the time limit of the handshake.
+
+        `now` is in loop-clock seconds.
+        """
 
     def shut_down(self) -> None:
         """Close the connection with the protocol's handshake and end the stream."""
@@ -78,7 +81,10 @@ class LinkStatus:
         return self.stats.up
 
     def connected(self) -> None:
-        """Prepare the status for a new connection, before its handshake."""
+        """Reset the status before the handshake of a new connection.
+
+        From then on, `wait_until_lost` waits for the end of this connection.
+        """
         self._lost = trio.Event()
 
     def mark_up(self) -> None:
@@ -104,9 +110,10 @@ class LinkStatus:
 
 
 class LinkSession(Protocol):
-    """Protocol part of a link; it outlives connections and is a namespace of the dispatcher.
+    """Part of a link that depends on its protocol; also the namespace of the remote broker's addresses.
 
-    A session is created with a LinkStatus, to which it reports connections that become usable or are lost.
+    The session outlives connections. It is created with a LinkStatus, to which it reports connections that
+    become usable or are lost.
     """
 
     @property
@@ -140,13 +147,19 @@ class LinkSession(Protocol):
         """
 
     def connect(self, stream: Stream, target: LinkUrl, now: float) -> LinkConnection:
-        """Begin the handshake on a new connection. Return the owner of its stream."""
+        """Begin the handshake on a new connection. Return the owner of its stream.
+
+        `now` is in loop-clock seconds.
+        """
 
     def end_turn(self) -> None:
         """Publish the batch collected in this pass of the event loop."""
 
     def tick(self, now: float) -> None:
-        """Run the timer, once per second, connected or not."""
+        """Run the timer, once per second, connected or not.
+
+        `now` is in loop-clock seconds.
+        """
 
 
 class UrlOrder:
@@ -201,9 +214,9 @@ async def open_socket(target: LinkUrl, timeout_secs: float) -> socket.socket:
 
 
 def tls_to(target: LinkUrl, tls: LinkTls, name: str) -> Filter | None:
-    """Return the TLS filter for a target, or None without TLS.
+    """Return the filter that encrypts a stream to `target` by TLS, or None if its URL has no TLS.
 
-    `name` is the link whose TLS files are used. Raises LinkError if they are unusable.
+    `name` is that of the link, for the error text. Raises LinkError if the files in `tls` are unusable.
     """
     if not target.tls:
         return None
@@ -314,7 +327,10 @@ class Link:
         self.remove_hold(PAUSED)
 
     def hold_down(self, why: str) -> None:
-        """Disconnect and stay down for the reason `why`, until `remove_hold` was called for each reason."""
+        """Disconnect and stay down for the reason `why`.
+
+        The link reconnects when `remove_hold` was called for each reason.
+        """
         if not self._held_down:
             self._goes_on = trio.Event()
             if self._connection is not None:
@@ -369,7 +385,7 @@ class Link:
                 await trio.sleep(pause)
 
     async def _run_connection(self) -> None:
-        """Run one connection until it ends. Raises LinkError if it cannot be made."""
+        """Connect, and run the connection until it ends. Raises LinkError if the link cannot connect."""
         self.stats.address = self.settings.addresses[self._turns.at]
         try:
             target = self.settings.target(self._turns.at)

@@ -157,7 +157,8 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
     def tick(self, now: float) -> None:
         """Retry messages that wait in the session for a target or the disk, and dead letters not stored yet.
 
-        A message waits because a target has returned it to be retried, or until the local disk works.
+        A message waits because a target has refused it for now, or until the local disk works. `now` is in
+        loop-clock seconds.
         """
         burials, self._burials = self._burials, []
         for receipt, outcome, routes in burials:
@@ -197,7 +198,12 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         refused: dict[int, Outcome] | None,
         received: Monotonic,
     ) -> None:
-        """Acknowledge accepted messages; reject or later requeue the others."""
+        """Acknowledge accepted messages; reject or later requeue the others.
+
+        `receipts` has (consumer, delivery tag, message) of each message. `refused` maps an index in
+        `receipts` to the outcome of a message that was not accepted. `received` is when the batch was
+        received, in loop-clock seconds.
+        """
 
     def accept(self, receipts: list[tuple[ConsumerT, int, Message]]) -> None:
         """Acknowledge messages, given as (consumer, tag, message), when this event-loop pass ends."""
@@ -208,10 +214,10 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             accepted.append(tag)
 
     def handle_release(self, receipt: tuple[ConsumerT, int, Message], outcome: Outcome) -> None:
-        """Store a message that a target has returned, until the target or the local disk may accept it.
+        """Store a message that was released by a target or the local disk, to be retried later.
 
-        If memory is short, or no route needs its queue any more, it is requeued at its broker instead.
-        `receipt` is (consumer, delivery tag, message); `outcome` is the reason.
+        If memory is short, or no route needs its queue any more, the message is requeued at its broker
+        instead. `receipt` is (consumer, delivery tag, message); `outcome` is the reason.
         """
         consumer = receipt[0]
         if outcome is LOW_ON_MEMORY or not consumer.live or consumer.stopping:
@@ -268,8 +274,8 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
     def hold_if_behind(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> bool:
         """Store a new message behind others that wait for the disk or for the same routes. Return True.
 
-        Return False if no others wait, so that it may be published. A message that no route accepts is never
-        stored.
+        Return False if no others wait, so that the message may be published now. `entry` is its routing
+        entry; a message that no route accepts is never stored.
         """
         if not (entry.plan.branches or entry.plan.recipients):
             return False
@@ -280,16 +286,17 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         return self.held_back.hold_if_behind((receipt[0], route_names_of(entry)), receipt, clock.now())
 
     def retry_followers(self, receipts: list[tuple[ConsumerT, int, Message]]) -> None:
-        """Record that these messages are settled, and retry the messages that waited behind them."""
+        """Record that these messages are settled, and retry messages that waited behind them."""
         if self.held_back.on:
             for receipt in receipts:
                 self.held_back.record_settled(receipt)
             self.send_held_back(clock.now())
 
     def send_held_back(self, now: Monotonic) -> None:
-        """Retry the held-back messages whose wait is over, in batches of their own.
+        """Retry the messages in `held_back` whose wait is over, in batches of their own.
 
         This may be called while another batch is being filled, and by the settlement of its own batches.
+        `now` is in loop-clock seconds.
         """
         if self._sending_held_back or not self.held_back.on:
             return
@@ -307,9 +314,9 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             self._sending_held_back = False
 
     def retry(self, receipt: tuple[ConsumerT, int, Message], batch: Batch) -> None:
-        """Publish a message again that targets have returned, to the routes that have not accepted it.
+        """Publish a message again that targets have refused for now, to the routes that have not accepted it.
 
-        If it has expired, store a dead letter for each of them instead.
+        If the message has expired, store a dead letter for each of these routes instead.
         """
         if self.dispatcher.memory.short:
             self.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
@@ -340,18 +347,18 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         self.store_dead_letter(receipt, ROUTE_REMOVED, routes)
 
     def handle_unrouted(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> None:
-        """Record that no route accepts a message, and settle it."""
+        """Record that no route accepts a message, and settle it. `entry` is its routing entry."""
         self.dispatcher.record_unrouted(entry, receipt[2], NO_TAKER, self.begun_batch().received)
         self.settle_unrouted(entry, receipt)
 
     @abstractmethod
     def settle_unrouted(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> None:
-        """Settle a message that no route accepts."""
+        """Settle a message that no route accepts. `entry` is its routing entry."""
 
     # Interface for the connection.
 
     def caches(self) -> dict[str, Entries]:
-        """Return the caches of routing entries by queue or service, after emptying stale ones."""
+        """Return the caches of routing entries by queue or service; empty them if routes have changed."""
         if self._generation != self.dispatcher.generation:
             self._generation = self.dispatcher.generation
             self._caches.clear()
@@ -366,7 +373,10 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             entries.clear()
 
     def disconnected(self, connection: ConnectionT, why: str) -> None:
-        """Forget a lost connection. Its unconfirmed messages are sent again on the next one."""
+        """Forget a connection that was lost for the reason `why`.
+
+        Its unconfirmed messages are sent again on the next connection.
+        """
         if self._connection is connection:
             self._connection = None
             self.held_receipts.take_all()

@@ -190,7 +190,7 @@ class Identifiers:
         """Claim the identifier `id` for the replica of `operation`, and return the result.
 
         The claim fails if a message with the identifier was accepted, or if another live replica has claimed
-        it.
+        it. `now` is in UTC seconds of the database's clock.
         """
         row = self._table.rows.get((operation.route, id))
         if row is not None:
@@ -297,7 +297,7 @@ class GroupLetters:
         """Delete the dead letter `id`.
 
         If `is_remembered` is True, its id is recorded for DELETED_SECS, so that a repeated AddLetter does not
-        store the dead letter again.
+        store the dead letter again. `now` is in UTC seconds of the database's clock.
         """
         del self._table.rows[id,]
         if is_remembered:

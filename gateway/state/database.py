@@ -34,8 +34,8 @@ class OperationStatement(NamedTuple):
 class PendingNotice(NamedTuple):
     """Notice to be sent to one replica.
 
-    `replica` is its incarnation, `event` the change, and `key` the session that has changed; None if the
-    notice concerns no single session.
+    `replica` is its incarnation, `event` the change, and `key` the session that has changed. `key` is None if
+    the notice concerns no single session.
     """
 
     replica: str

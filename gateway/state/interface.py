@@ -172,7 +172,8 @@ class EarlierSession(NamedTuple):
     """Session that a client already had when it connected: its user and its size.
 
     `is_here` is True if the client was connected to the replica that now opens the session. `is_accepted` is
-    False if no replica has accepted a client with the session yet: then it needs capacity like a new one.
+    False if no replica has accepted a client with the session yet: it then counts against limits like a new
+    one.
     """
 
     user: str
@@ -318,8 +319,8 @@ class LeaveSession(OfSession, Operation[LeftSession]):
 class ReleaseSession(OfSession, Operation[str]):
     """Record that an owner no longer consumes the session's queue.
 
-    `epoch` is that of the owner, which may be an earlier one. `given_back` has the fingerprints of the
-    messages that this owner has requeued, for the next owner. The reply is never FENCED; its value is the
+    `epoch` is that of the owner, which may be an earlier one. `given_back` has fingerprints by which the next
+    owner recognises the messages that this owner has requeued. The reply is never FENCED; its value is the
     name of the session's present queue, or "" if the session has no queue or has ended.
     """
 
@@ -400,8 +401,9 @@ class SessionView(NamedTuple):
     """Stored session without its contents.
 
     `expires_in` is in seconds, and None while the client is connected. `holder` is the owner that may still
-    consume the queue, or None. `given_back` has the fingerprints that the last ReleaseSession stored.
-    `has_claimed_will` is True while a replica publishes a will of an earlier connection.
+    consume the queue, or None. `given_back` has the fingerprints of requeued messages that the last
+    ReleaseSession stored. `has_claimed_will` is True while a replica publishes a will of an earlier
+    connection.
     """
 
     owner: Owner
@@ -595,8 +597,8 @@ class ListReplicas(Query[list[ReplicaView]]):
     def subject(self) -> object:
         """Common value of all ListReplicas queries.
 
-        With a subject, the query does not run in a reader; the list is short, so it does not delay
-        operations.
+        With a subject, the query runs in a thread that commits operations. The list is short, so it does not
+        delay them.
         """
         return "replicas"
 
@@ -974,4 +976,4 @@ class StateStore(ABC):
     @property
     @abstractmethod
     def health(self) -> Health:
-        """Why the database cannot be used, or "", and the number of waiting operations and queries."""
+        """Reason why the database cannot be used, or "", and number of waiting operations and queries."""

@@ -137,7 +137,7 @@ class Committer:
         self._database.interrupt()
 
     def run(self) -> None:
-        """Commit operations and run queries until the queue delivers None and every item has a reply."""
+        """Commit operations and run queries until the queue delivers None and each of them has a reply."""
         try:
             while not self._is_ending or self._pending or self._doubt is not None:
                 self._gather()
@@ -271,7 +271,7 @@ class Committer:
         self._noted = []
 
     def _read(self, item: Item) -> None:
-        """Run the query of `item` and deliver its reply: REFUSED if the database rejects its values."""
+        """Run the query in `item` and deliver its reply: REFUSED if the database rejects its values."""
         try:
             reply: Reply[Any] = Reply(OperationOutcome.DONE, run_query(self._database, item.work))
         except LostError:
@@ -329,7 +329,10 @@ class LanedStore(StateStore):
         self._on_notice: Callable[[Notice], None]
 
     def start(self, call_soon: CallSoon, on_notice: Callable[[Notice], None]) -> None:
-        """Start a thread for each lane and reader, and for the notice receiver if there is one."""
+        """Start the threads for operations and queries, and one for the notice receiver if there is one.
+
+        `call_soon` makes the event loop call a function; `on_notice` is called there with each notice.
+        """
         self._call_soon, self._on_notice = call_soon, on_notice
         runs: list[tuple[str, Callable[[], None]]] = [
             (f"state-{number}", lane.run) for number, lane in enumerate(self._all)
@@ -438,7 +441,7 @@ class LanedStore(StateStore):
 
     @property
     def health(self) -> Health:
-        """Why the database cannot be used or is silent, or "", and the number of waiting operations."""
+        """Reason why the database cannot be used or is silent, or "", and number of waiting operations."""
         failure = next((lane.failure for lane in self._all if lane.failure), "")
         if not failure and (slow := [one for one in self._all if one.busy_secs() >= one.patience_secs]):
             failure = f"the database has not responded for {slow[0].busy_secs():.0f} s"

@@ -224,7 +224,7 @@ class PostgreSQLDatabase(Database):
         return connection.execute(NEXT_GROUP, (str(self._number), self._lane), prepare=True)
 
     def commit(self) -> None:
-        """Commit the transaction of the group."""
+        """Commit the transaction that `run` began."""
         with _translated(None):
             self._open.execute("COMMIT")
 

@@ -69,7 +69,7 @@ class RetainedMessages:
         """Retain or remove the message of a topic. Return the reply of the operation.
 
         The topic is unchanged if there is no capacity, if it does not retain the expected message, or if the
-        same client has changed it in a later session.
+        same client has changed it in a later session. `now` is in UTC seconds of the database's clock.
         """
         topic, message, lifetime = operation.topic, operation.message, operation.lifetime_secs
         client, epoch = operation.client, operation.epoch
@@ -96,7 +96,7 @@ class RetainedMessages:
         """Return True if the same client has already set or cleared the topic in a later session.
 
         If the client has no session and the topic's epoch is in the future, the database's clock was set
-        back: then the operation is not late.
+        back: then the operation is not late. `now` is in UTC seconds of the database's clock.
         """
         if row.client != operation.client or not row.epoch > operation.epoch > 0:
             return False

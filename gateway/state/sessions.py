@@ -244,7 +244,7 @@ class Sessions:
             self._add_wills(database.run([self._wills.select(rows, locking=True)])[0])
 
     def _add_wills(self, rows: Rows) -> None:
-        """Add wills, as database rows that this transaction has locked, to the rows in memory."""
+        """Add to the wills in memory those in `rows`, which this transaction has read and locked."""
         self._wills.add(rows)
         for domain, client, epoch, *_ in rows:
             self._will_epochs.setdefault(SessionKey(domain, client), {})[epoch] = None
@@ -330,7 +330,7 @@ class Sessions:
         """Open a session for a new owner: resume the stored session, or replace it by an empty one.
 
         `row` is the stored session, or None. If it belongs to another user and `only_own` is set, nothing is
-        changed, and the result has `refused` True.
+        changed, and the result has `refused` True. `now` is in UTC seconds of the database's clock.
         """
         key = operation.key
         if row is not None and operation.only_own and row.login != operation.user:
@@ -409,7 +409,7 @@ class Sessions:
         The will of a client that was never accepted is deleted. A delayed will that is not due is kept if the
         session is resumed (`resumed`); it is deleted when the client is accepted. Each other will is claimed
         for the replica that opens the session, which publishes it (MQTT 5: 3.1.3.2.2). Return (epoch,
-        message) of each claimed will.
+        message) of each claimed will. `now` is in UTC seconds of the database's clock.
         """
         claimed = []
         for will in self._unclaimed_wills(key):
@@ -436,7 +436,7 @@ class Sessions:
         """Disconnect the client whose OpenSession is cancelled, and delete its will.
 
         If another replica has opened the session meanwhile, only the wills of clients that were never
-        accepted are deleted.
+        accepted are deleted. `now` is in UTC seconds of the database's clock.
         """
         opened, epoch = operation.opened, None if row is None else row.epoch
         for will in self._unclaimed_wills(operation.key):
@@ -447,7 +447,7 @@ class Sessions:
         return self._leave_session(row, LeaveSession(row.key, row.epoch, row.expiry, discard_will=True), now)
 
     def _change(self, operation: ChangeSession, row: StoredSessionRow) -> None:
-        """Apply the changes in `operation` to the rows of a session and of its contents."""
+        """Apply the changes in `operation` to the session `row`, and to the rows of its contents."""
         key = operation.key
         if operation.weight is not None:
             subscriptions, weight = operation.weight
@@ -502,7 +502,7 @@ class Sessions:
         """Record that the client of a session has disconnected.
 
         The will is deleted, claimed for the caller, or scheduled after its delay. Does nothing if the client
-        was already recorded as disconnected.
+        was already recorded as disconnected. `now` is in UTC seconds of the database's clock.
         """
         if not row.connected:  # Repeated: others may have claimed its will, or delete its queue.
             return LeftSession(False, False)
@@ -572,7 +572,8 @@ class Sessions:
     def _end_queue(self, queue: str, now: float) -> None:
         """Record that the queue of an ended session must be deleted.
 
-        Reap returns the queue after CLAIM_SECS. Does nothing if `queue` is "".
+        Reap returns the queue after CLAIM_SECS. Does nothing if `queue` is "". `now` is in UTC seconds of the
+        database's clock.
         """
         if queue:
             self._queues.put(EndedQueueRow(queue, now + CLAIM_SECS))

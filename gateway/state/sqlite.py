@@ -40,7 +40,7 @@ NEXT_GROUP: Final = "UPDATE lane SET number = ?, seen = state_now() WHERE id = ?
 
 
 class SQLiteDatabase(Database):
-    """Connection to a SQLite file for the thread of the only lane."""
+    """Connection to a SQLite file, used by the only thread of the store."""
 
     def __init__(self, path: Path, clock: Callable[[], float], on_notice: Callable[[Notice], None]) -> None:
         self._path = path
@@ -49,7 +49,7 @@ class SQLiteDatabase(Database):
         self._connection: sqlite3.Connection | None = None
 
     def connect(self) -> int:
-        """Close and reopen the file, and return the number of the last group that was committed."""
+        """Close and reopen the file. Return the number of the last group of operations that was committed."""
         self.close()
         try:
             self._connection = connection = _open(self._path, self._clock)
@@ -67,7 +67,7 @@ class SQLiteDatabase(Database):
         return self._connection
 
     def begin(self, number: int) -> None:
-        """Begin the transaction of the group with this number.
+        """Begin the transaction for the group of operations with this number.
 
         Raises LostError also if another process has changed the file.
         """
@@ -106,7 +106,7 @@ class SQLiteDatabase(Database):
         return []
 
     def commit(self) -> None:
-        """Commit the transaction of the group."""
+        """Commit the transaction that `begin` began."""
         try:
             self._open.commit()
         except sqlite3.Error as error:
@@ -197,7 +197,7 @@ def _migrate(connection: sqlite3.Connection, migrations: Migrations) -> None:
 
 
 class SQLiteState(LanedStore):
-    """Store for the shared state in a SQLite file, with one lane.
+    """Store for the shared state in a SQLite file, with one thread for all operations.
 
     Raises StoreError if the file cannot be used.
     """

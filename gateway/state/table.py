@@ -85,7 +85,7 @@ class Table(Generic[R]):
         return OperationStatement(sql, ", ".join(self._parts[:size]), prefixes)
 
     def take(self, rows: Rows) -> None:
-        """Add the rows that the last statement of `lock` has returned to the rows in memory.
+        """Add to the rows in memory those that the last statement of `lock` has read.
 
         Blank rows count as absent, and `writes` deletes them unless `put` replaces them. Raises AbortedError
         if another transaction has deleted a row of `creating` before it was locked.
@@ -95,7 +95,7 @@ class Table(Generic[R]):
         self.add(rows)
 
     def add(self, rows: Rows) -> None:
-        """Add rows that another statement than that of `lock` has locked to the rows in memory."""
+        """Add to the rows in memory those that another statement than that of `lock` has read and locked."""
         for values in rows:
             row = self._row(*values)
             key = row[: self._keys]

@@ -111,7 +111,10 @@ def _errors(folder: Path, to: Path) -> Iterator[None]:
 
 
 def _copy(folder: Path, to: Path) -> int:
-    """Copy the database, the heap and the body files, and return the disk space of the copy in bytes."""
+    """Copy the database, the heap and the body files into the folder `to`.
+
+    Return the disk space of the copy in bytes.
+    """
     (to / PARTIAL).unlink(missing_ok=True)  # of an interrupted copy
     heap: int | None = None
     with suppress(FileNotFoundError):  # a repaired store has none until a gateway starts
@@ -173,7 +176,10 @@ def _copy_heap(heap: int | None, places: list[RowPlace], path: Path) -> None:
 
 
 def _copy_spool(folder: Path, to: Path) -> None:
-    """Copy the files of message bodies; skip a file that the gateway deletes meanwhile."""
+    """Copy the files of message bodies into the folder `to`.
+
+    A file that the gateway deletes meanwhile is skipped.
+    """
     to.mkdir(mode=0o700, exist_ok=True)
     for path in sorted(folder.iterdir()):
         with suppress(FileNotFoundError):  # it was created and deleted after the transaction had begun

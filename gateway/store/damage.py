@@ -85,7 +85,10 @@ class Findings:
         return not any(lost)
 
     def count_lost(self, kind: str, name: str, *, messages: int = 0, perhaps: int = 0) -> None:
-        """Count lost messages of a log: `messages` for certain, `perhaps` possibly."""
+        """Count lost messages of the log with this kind and name.
+
+        `messages` are certainly lost, `perhaps` possibly.
+        """
         lost = self.logs.setdefault((kind, name), LostMessages())
         lost.messages += messages
         lost.perhaps += perhaps
@@ -319,7 +322,7 @@ class _Examination:
                 yield row
 
     def _ids(self, table: str, key: str) -> list[int]:
-        """Return the readable keys of a table, in order.
+        """Return the readable keys of a table, in order; `key` is the name of the key column.
 
         The unreadable ranges of keys are counted in the findings, and added to `_ranges`.
         """

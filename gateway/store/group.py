@@ -26,7 +26,7 @@ Done = Callable[[Outcome], None]
 
 
 class MessageRun(NamedTuple):
-    """Messages for one new row.
+    """Messages to be written as one new row of a log.
 
     Message k is at position `first + offsets[k]`, or `first + k` without offsets. `count` is the number of
     positions, `byte_count` the size of the messages in bytes, with overhead.
@@ -42,7 +42,7 @@ class MessageRun(NamedTuple):
 
 
 class RowSettlement(NamedTuple):
-    """Which messages of one stored row are settled: bit k of `bits` is for position `first + k`.
+    """Settled messages of one stored row: bit k of `bits` is set if the message at `first + k` is settled.
 
     `bits` is WHOLE if all are settled.
     """
@@ -112,9 +112,10 @@ class Group:
     def append(
         self, log: Log, first: int, messages: list[Message], byte_count: int, tag: bytes, done: Done
     ) -> None:
-        """Add messages for the positions from `first` on.
+        """Add messages for the positions of a log from `first` on.
 
-        `done` is called with their outcome after the commit.
+        `byte_count` is their size in bytes, with overhead. `tag` is stored with them. `done` is called with
+        their outcome after the commit.
         """
         self.callbacks.append(done)
         self.appended += len(messages)
@@ -157,7 +158,7 @@ class Group:
                         self.changes[id] = RowSettlement(log.id, first, count, bits)
 
     def settle_beside(self, log: Log, positions: Sequence[int] | range) -> None:
-        """Record that these messages are settled, but only if the messages of this group are written."""
+        """Record that these messages of `log` are settled, but only if this group's messages are written."""
         self.moved.append((log, positions))
 
     def settle_moved(self) -> None:
@@ -194,21 +195,24 @@ class Group:
             self.dropped.append(log.id)
 
     def put(self, kind: str, key: Key, value: bytes | Message | None) -> None:
-        """Set the value of a record; None deletes it."""
+        """Set the value of the small record with this kind and key; None deletes the record."""
         self.if_refused.pop((kind, key), None)
         self.things[kind, key] = value
 
     def put_with_messages(self, kind: str, key: Key, value: bytes) -> None:
-        """Set the value of a record if the messages of this group are written; otherwise delete it."""
+        """Set the value of a small record if the messages of this group are written; otherwise delete it."""
         self.things[kind, key] = value
         self.beside.append((kind, key))
 
     def put_if_refused(self, kind: str, key: Key, value: bytes) -> None:
-        """Set the value of a record if the messages of this group are refused; otherwise do nothing."""
+        """Set the value of a small record if the messages of this group are refused.
+
+        Otherwise do nothing.
+        """
         self.if_refused[kind, key] = value
 
     def empty(self, kind: str, prefix: Key) -> None:
-        """Delete the records of `kind` whose keys begin with `prefix`; without a prefix, all of them."""
+        """Delete the small records of `kind` whose keys begin with `prefix`; with no prefix, all of them."""
         for one in [one for one in self.things if one[0] == kind and begins(one[1], prefix)]:
             del self.things[one]
         self.emptied.append((kind, prefix))
@@ -255,8 +259,7 @@ class Group:
     def forget(self) -> None:
         """Drop the appended messages, and the operations that depend on their being written.
 
-        All other operations stay in the group. Records to be stored only if the messages are refused are
-        added to them.
+        All other operations stay in the group. The records of `put_if_refused` are added to them.
         """
         self._pieces.clear()
         for one in self.beside:

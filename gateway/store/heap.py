@@ -175,7 +175,7 @@ class Heap:
             self._holes[index] = (place.end, end)
 
     def _release(self, start: int, end: int) -> None:
-        """Add a range of bytes to the free space, and merge it with free neighbours."""
+        """Add the bytes from `start` to `end` to the free space, and merge them with free neighbours."""
         if start == end:
             return
         holes = self._holes

@@ -35,11 +35,11 @@ class Log:
 
 
 class StoredRow(NamedTuple):
-    """Stored row: positions `first` to `first + count - 1` of a log.
+    """Stored row of messages: those at positions `first` to `first + count - 1` of a log.
 
     `byte_count` is the size of its messages in bytes, with overhead, including those that were settled since
-    the row was written. `settled` has a bit for each position, the first in the lowest bit of the first byte;
-    None if no message is settled.
+    the row was written. In `settled`, the bit of each settled message is set, the first position in the
+    lowest bit of the first byte; None if no message is settled.
     """
 
     id: int
@@ -85,7 +85,10 @@ class LogRows:
         return len(self._ids) - self._holes
 
     def add(self, id: int, first: int, count: int, byte_count: int) -> None:
-        """Add a written row; `byte_count` is the size of its messages in bytes, with overhead."""
+        """Add a written row with the positions `first` to `first + count - 1`.
+
+        `byte_count` is the size of its messages in bytes, with overhead.
+        """
         at = len(self._firsts)
         if at and first < self._firsts[-1]:
             at = bisect_left(self._firsts, first)
@@ -112,7 +115,7 @@ class LogRows:
                 yield ids[place], first, counts[place], self._byte_count[place]
 
     def remove(self, id: int, first: int) -> None:
-        """Replace a deleted row by a hole; `first` is the row's first position."""
+        """Replace the deleted row `id` by a hole; `first` is the row's first position."""
         at = bisect_left(self._firsts, first)
         while self._ids[at] != id:
             at += 1
@@ -169,7 +172,8 @@ class LogRows:
 class Index:
     """Rows of every log, and which of their messages are settled.
 
-    `settled` has an integer for each row with settled messages: bit k is for the row's position k.
+    `settled` has an integer for each row with settled messages: bit k is for the message at the row's first
+    position + k.
     """
 
     def __init__(self) -> None:
@@ -239,7 +243,7 @@ def ranges(positions: Sequence[int] | range) -> Iterator[tuple[int, int]]:
 
 
 def position_bits(first: int, count: int, start: int, stop: int) -> int:
-    """Return an integer with the bits of positions `start` to `stop - 1` of a row set.
+    """Return the bits of the positions `start` to `stop - 1` of a row, as an integer.
 
     The row has `count` positions from `first` on; bit 0 is for `first`. Return WHOLE if all bits are set.
     """
@@ -251,13 +255,16 @@ def position_bits(first: int, count: int, start: int, stop: int) -> int:
 
 
 def merge_bits(bits: int, more: int, count: int) -> int:
-    """Return the union of two sets of bits of a row with `count` positions; WHOLE if all bits are set."""
+    """Return the union of the bits `bits` and `more` of a row with `count` positions.
+
+    Return WHOLE if all bits are set.
+    """
     bits |= more
     return WHOLE if bits == WHOLE or bits == (1 << count) - 1 else bits
 
 
 def bytes_of(bits: int, count: int) -> bytes:
-    """Return the settled bits of a row with `count` positions as bytes, in their stored form."""
+    """Return the bits of a row with `count` positions as bytes, in their stored form."""
     return (bits & ((1 << count) - 1)).to_bytes((count + 7) // 8, "little")
 
 

@@ -150,7 +150,7 @@ class StoredLetters:
 
 
 def letter(reader: MessageReader, line: Line) -> StoredDeadLetter:
-    """Return the dead letter in a row of the table `dead_letters`.
+    """Return the dead letter that is stored in `line`, a row of the table `dead_letters`.
 
     Raises StoreError if it cannot be decoded.
     """

@@ -223,7 +223,10 @@ def encode_message(message: Message, ahead_secs: float = 0.0) -> bytes:
 
 
 def _no_body(name: str, size: int) -> Spooled:
-    """Raise StoreError: a reader without `make_body` does not know the folder of the body files."""
+    """Raise StoreError, because a reader without `make_body` does not know the folder of the body files.
+
+    `name` and `size` are those of the file.
+    """
     raise StoreError(f"the location of the body {name} is unknown")
 
 

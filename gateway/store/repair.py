@@ -192,7 +192,7 @@ def _put_in_place(folder: Path) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Flush a file to the disk, or for a folder its entries."""
+    """Flush a file, or the list of files in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

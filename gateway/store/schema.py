@@ -30,7 +30,7 @@ Step = Callable[[sqlite3.Connection], None]
 
 
 def _base(connection: sqlite3.Connection) -> None:
-    """Create the tables of the layout BASE."""
+    """Create the tables of the oldest supported layout, which has the number BASE."""
     for statement in (
         "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
         "CREATE TABLE logs (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL)",
@@ -63,7 +63,7 @@ STEPS: Final[tuple[Step, ...]] = (_base,)
 
 
 def newest_layout(steps: Sequence[Step] = STEPS) -> int:
-    """Return the number of the layout after all of these steps."""
+    """Return the number of the database layout that all of these migration steps lead to."""
     return BASE + len(steps) - 1
 
 

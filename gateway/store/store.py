@@ -48,7 +48,11 @@ LETTERS_BYTES_MAX: Final = 67_108_864
 
 
 class Store:
-    """Durable store of logs of messages, small records and dead letters, for the event loop."""
+    """Durable store of logs of messages, small records and dead letters, for the event loop.
+
+    A log is a sequence of messages, such as a queue. A small record is a value with a kind and a key, such as
+    a retained message.
+    """
 
     def __init__(
         self,
@@ -371,7 +375,7 @@ class Store:
     def _do(self, job: Callable[[], Callable[[], None]]) -> None:
         """Run `job` in the writer thread, then the function that it returns in the event loop.
 
-        Before `start`, both run at once.
+        Before `start`, both are called at once.
         """
         if self._writer_thread is None:
             read_now(job)()
@@ -404,7 +408,7 @@ class Store:
     def put_with_messages(self, kind: str, key: Key, value: bytes) -> None:
         """Store a small record together with the messages appended in this pass of the event loop.
 
-        If those messages are refused, the record is deleted.
+        If those messages are refused, the record with this kind and key is deleted.
         """
         if self._failure:
             self.delete(kind, key)
@@ -412,10 +416,10 @@ class Store:
             self._calls.append((Group.put_with_messages, kind, _valid_key(key), value))
 
     def put_if_refused(self, kind: str, key: Key, value: bytes) -> None:
-        """Store a small record if the messages appended in this pass of the event loop are refused.
+        """Store a small record only if the messages appended in this pass of the event loop are refused.
 
         It is written in the transaction of the other operations of this pass. If the messages are written,
-        nothing is stored.
+        the record is not stored.
         """
         if self._failure:
             self.put(kind, key, value)

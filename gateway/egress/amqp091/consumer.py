@@ -104,12 +104,18 @@ class AmqpLinkConsumer:
             self._wake(self)
 
     def requeue_later(self, tag: int, now: float) -> None:
-        """Requeue the message with this delivery tag at the broker after RELEASE_SECS seconds."""
+        """Requeue the message with this delivery tag at the broker after RELEASE_SECS seconds.
+
+        `now` is in loop-clock seconds.
+        """
         if self.live:
             self._later.append((now + RELEASE_SECS, tag))
 
     def tick(self, now: float) -> None:
-        """Requeue messages whose wait is over."""
+        """Requeue messages whose wait is over.
+
+        `now` is in loop-clock seconds.
+        """
         if not self._later or not self.live:
             return
         due_tags = [tag for at, tag in self._later if at <= now]
@@ -121,7 +127,11 @@ class AmqpLinkConsumer:
             self._wake(self)
 
     def flush(self) -> None:
-        """Acknowledge accepted messages: up to the lowest unsettled one with `multiple`, others singly."""
+        """Send basic.ack for the accepted messages.
+
+        One ack with `multiple` is for all messages below the lowest unsettled one. Other messages get an ack
+        each.
+        """
         tags, self.accepted = self.accepted, []
         if not tags or not self.live:
             return

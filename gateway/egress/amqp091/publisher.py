@@ -113,7 +113,7 @@ class AmqpLinkPublisher(ConfirmedSink):
         nacks, as long as a channel lives, every message for a quorum queue whose leader had just failed when
         the channel published to it first. So a channel with nacks is closed once everything sent on it is
         confirmed. If the nacks have another reason, such as a full queue, this costs a round trip, with
-        growing intervals.
+        growing intervals. `now` is in loop-clock seconds.
         """
         machine = self._machine
         if machine is None or self._publishers is None or not self._refuses:

@@ -139,7 +139,10 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     # Interface for the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Process received bytes, or if `data` is empty the events that an earlier call has left."""
+        """Process received bytes, or if `data` is empty the events that an earlier call has left.
+
+        `now` is in loop-clock seconds.
+        """
         self._process(self._stream.postponed() or self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.request_turn()
@@ -164,7 +167,10 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     # Interface for the link.
 
     def tick(self, now: float) -> None:
-        """Check heartbeats and the time limit of the handshake, and process timers that are due."""
+        """Check heartbeats and the time limit of the handshake, and process timers that are due.
+
+        `now` is in loop-clock seconds.
+        """
         if not self._in_time(now):
             return
         for consumer in self._consumers.values():
@@ -474,7 +480,10 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         return postponed
 
     def _check_properties(self, raw: bytes) -> None:
-        """Check encoded properties against the limits that apply to listeners. Raises RemoteProtocolError."""
+        """Check the encoded properties `raw` against the limits that apply to listeners.
+
+        Raises RemoteProtocolError.
+        """
         limits = self._session.limits
         if len(raw) > limits.properties_bytes_max:
             raise RemoteProtocolError(f"{len(raw)} bytes of properties", reason=ReplyCode.RESOURCE_ERROR)
@@ -560,7 +569,10 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
             self._connection.update_consumers(fresh)
 
     def connect(self, stream: Stream, target: LinkUrl, now: float) -> AmqpLinkConnection:
-        """Begin the handshake on a new connection. Return the owner of its stream."""
+        """Begin the handshake on a new connection. Return the owner of its stream.
+
+        `now` is in loop-clock seconds.
+        """
         self._connection = AmqpLinkConnection(self, stream, target, now)
         return self._connection
 
@@ -571,9 +583,9 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
     ) -> None:
         """Acknowledge accepted messages to the broker, reject others, and store the rest to be retried.
 
-        `receipts` has (consumer, delivery tag, message) of each message. `refused` maps a position in
+        `receipts` has (consumer, delivery tag, message) of each message. `refused` maps an index in
         `receipts` to the outcome of a message that was not accepted. `received` is when the batch was
-        received.
+        received, in loop-clock seconds.
         """
         if refused:
             for at, outcome in refused.items():
@@ -629,7 +641,10 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
             super().handle_unrouted(entry, receipt)
 
     def handle_removed_routes(self, receipt: Receipt) -> None:
-        """Requeue a message whose queue no route consumes any more; otherwise store it as a dead letter."""
+        """Requeue a message if no route consumes its queue any more; otherwise store it as a dead letter.
+
+        Called for a message whose routes a reload has removed.
+        """
         if receipt[0].stopping:
             self.held_back.record_settled(receipt, by_target=False)
             self.requeue_later(receipt)
@@ -664,13 +679,19 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         return entry
 
     def settle_unrouted(self, entry: RoutingEntry, receipt: Receipt) -> None:
-        """Acknowledge a message that no route accepts, and store it as a dead letter if there is no route."""
+        """Acknowledge a message that no route accepts.
+
+        If `entry` has no route at all, the message is first stored as a dead letter.
+        """
         if not entry.plan.branches:
             self.dispatcher.dead_letters.add([receipt[2]], "", UNROUTED)
         self.settle([receipt], None, clock.now())
 
     def disconnected(self, connection: AmqpLinkConnection, why: str) -> None:
-        """Forget a lost connection. Its unconfirmed messages are sent again on the next one."""
+        """Forget a connection that was lost for the reason `why`.
+
+        Its unconfirmed messages are sent again on the next connection.
+        """
         if self._connection is connection:
             self.stats.blocked = False
         super().disconnected(connection, why)
@@ -694,7 +715,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         return True
 
     def count_restored(self, kind: str, declaration: Declaration) -> None:
-        """Count and log an object that was found missing at the broker and has been declared again."""
+        """Count and log an object (`kind`) that was missing at the broker and has been declared again."""
         self.stats.restored.add(kind)
         log.warning(
             "broker object lost, declared again",
@@ -704,7 +725,10 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         )
 
     def mark_failed(self, declaration: Declaration, why: str, now: float) -> None:
-        """Record why a declaration failed, and retry it later. Other declarations are not affected."""
+        """Record why a declaration failed, and retry it later. Other declarations are not affected.
+
+        `now` is in loop-clock seconds.
+        """
         if self.topology.current(declaration) is not declaration:
             return
         news = self.topology.mark_failed(declaration, why, now)

@@ -110,10 +110,10 @@ class Declaration:
         return self.name if self.kind == "queue" else ""
 
     def steps(self, declare: Declare, arguments: Headers = ()) -> Steps:
-        """Return a generator that yields the methods to send, and is sent the broker's reply to each.
+        """Return a generator that yields the methods to send to the broker, and returns why they failed.
 
-        `arguments` are those of a queue that has to be created. The generator returns the reason why the
-        object cannot be declared, or "" if it can.
+        The caller sends it the broker's reply to each method. Its return value is "" if the object is
+        declared. `arguments` are those of a queue that has to be created.
         """
         create = declare == "create" and not self.undeclared
         self.made = ""
@@ -338,7 +338,10 @@ class Topology:
         }
 
     def mark_failed(self, declaration: Declaration, why: str, now: float) -> bool:
-        """Record why a declaration failed, and when to retry it. Return True if the reason is new."""
+        """Record why a declaration failed, and when to retry it. Return True if the reason is new.
+
+        `now` is in loop-clock seconds.
+        """
         news = declaration.why != why
         declaration.why = why
         declaration.state = DeclarationState.FAILED

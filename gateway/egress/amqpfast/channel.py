@@ -77,7 +77,7 @@ class ClientChannel:
     # Opening of handles.
 
     async def sender(self, service: str, name: str) -> ClientSender:
-        """Open a handle to send to one destination of service `queue`, `topic` or `peer`."""
+        """Open a handle to send to the destination `name` of service `queue`, `topic` or `peer`."""
         self.check()
         number, own = open_for_sending(self.client.machine, self.number, service, name)
         return self._adopt(ClientSender(self, number, service, own))
@@ -139,7 +139,7 @@ class ClientChannel:
         return consumer
 
     def stream(self, peer: str, head: bytes) -> PeerStream:
-        """Open a stream to a peer service; see Client.stream."""
+        """Open a byte stream to a peer service on this channel; see FastLinkClient.stream."""
         command = m.HandleOpen(self.number, service_type=SERVICES["peer"], dest_name=peer)
         number = self.client.machine.open_handle(command, confirm=False)
         return PeerStream(self, self._adopt(StreamHandle(self, number)), head)
@@ -147,7 +147,7 @@ class ClientChannel:
     async def browse(
         self, service: str, name: str, *, selector: str = "", selector_type: str = ""
     ) -> AsyncGenerator[FastDelivery, None]:
-        """Iterate over the messages at a destination without consuming them.
+        """Iterate over the messages at the destination `name` without consuming them.
 
         Messages that are consumed in the meantime are skipped.
         """
@@ -234,7 +234,7 @@ class ClientChannel:
             raise self._failure
 
     async def send_and_wait(self, command: m.Command, tag: int, handle: int = NO_HANDLE) -> None:
-        """Send a command and wait for its reply.
+        """Send a command that has the tag `tag`, and wait for its reply.
 
         Raises RefusedByServer or ConnectionLost, or LocalProtocolError for a command that cannot be sent.
         """
@@ -256,7 +256,7 @@ class ClientChannel:
         return awaited
 
     def close_handle(self, number: int) -> None:
-        """Close a handle, because the client requests it."""
+        """Send HANDLE CLOSE for the handle with this number."""
         self.client.machine.close_handle(number)
         self.client.flush()
 
@@ -382,13 +382,13 @@ class ClientChannel:
         self.handle_message(row, file)
 
     def forget_handle(self, number: int) -> None:
-        """Forget a handle whose close the server has confirmed."""
+        """Forget the handle with this number, whose close the server has confirmed."""
         self._handles.pop(number, None)
         self._prepared.pop(number, None)
         self.client.forget((number,))
 
     def handle_closed(self, number: int, failure: LinkError) -> None:
-        """Process the server's close of a handle; its tasks get the error `failure`."""
+        """Process the server's close of the handle with this number; its tasks get the error `failure`."""
         found = self._handles.pop(number, None)
         self._prepared.pop(number, None)
         if found is not None:

@@ -120,9 +120,9 @@ async def connect(
 ) -> AsyncIterator[FastLinkClient]:
     """Open a connection, and close it with the protocol's handshake at the end of the block.
 
-    `client_name` owns durable subscriptions, temporary destinations and interrupted uploads; only one client
-    may use it at a time. Raises LinkError if the server cannot be reached or refuses the client, and
-    ValueError for a URL of another protocol.
+    The server stores durable subscriptions, temporary destinations and interrupted uploads under
+    `client_name`; only one client may use the name at a time. Raises LinkError if the server cannot be
+    reached or refuses the client, and ValueError for a URL of another protocol.
     """
     target = parse_url(url) if isinstance(url, str) else url
     if target.protocol != AMQPFAST.name:
@@ -221,7 +221,7 @@ class FastLinkClient:
     async def aclose(self) -> None:
         """Close the connection and wait for the reply.
 
-        Before it replies, the server has read everything that was sent earlier.
+        The server replies after it has read everything that was sent earlier.
         """
         stream = self._stream
         if stream is None:
@@ -253,7 +253,10 @@ class FastLinkClient:
         return channel
 
     async def stream(self, peer: str, head: bytes = PLAIN_HEAD) -> PeerStream:
-        """Open a byte stream to a peer service, on a channel of its own; `head` describes the bytes."""
+        """Open a byte stream to a peer service, on a channel of its own.
+
+        `head` is the encoded content header that describes the bytes (see `head_of`).
+        """
         channel = await self.channel()
         return channel.stream(peer, head)
 

@@ -136,7 +136,7 @@ class FastLinkConsumer:
         """Return messages to their queue by UNGET when the wait that `requeue_later` began is over.
 
         The result has the receipts of messages that cannot be returned to a queue: the link retries them
-        itself.
+        itself. `now` is in loop-clock seconds.
         """
         if not self._later or not self.live:
             return []

@@ -31,13 +31,14 @@ class Unsettled:
         return self._order[-1] if self._order else 0
 
     def add(self, number: int) -> None:
-        """Add a delivered message."""
+        """Add the number of a delivered message."""
         self._order.append(number)
 
     def settle(self, numbers: Iterable[int]) -> int:
         """Mark the messages with these numbers as settled.
 
-        Return the number to acknowledge now, which includes all lower ones, or 0 if it has not changed.
+        Return the number to acknowledge now, up to which all messages are settled, or 0 if it has not
+        changed.
         """
         order, done = self._order, self._done
         done.update(numbers)
@@ -49,7 +50,11 @@ class Unsettled:
 
 
 class JoinedMessage(NamedTuple):
-    """Complete message, built from its fragments. `body` is None if it was larger than the limit."""
+    """Complete message, built from its fragments.
+
+    `head` is its encoded content header, `size` the size of its body in bytes. `body` is None if it was
+    larger than the limit.
+    """
 
     handle: int
     number: int
@@ -64,7 +69,7 @@ class Assembly:
     """Assembly of messages from the fragments that arrive on one channel.
 
     A body of more than `bytes_max` bytes is skipped: a refusal would close the channel, and the server would
-    send the message again on each new one.
+    send the message again on each new channel.
     """
 
     __slots__ = ("_head", "_parts", "_size", "bytes_max")

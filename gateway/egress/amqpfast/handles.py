@@ -123,10 +123,10 @@ class HandleChannel(Protocol):
         """Return an object whose `wait` returns when all commands with these tags have a reply."""
 
     async def send_and_wait(self, command: m.Command, tag: int, handle: int = ...) -> None:
-        """Send a command and wait for its reply."""
+        """Send a command that has the tag `tag`, and wait for its reply."""
 
     def close_handle(self, number: int) -> None:
-        """Close a handle, because the client requests it."""
+        """Send HANDLE CLOSE for the handle with this number."""
 
     async def aclose(self) -> None:
         """Send CHANNEL CLOSE."""
@@ -221,12 +221,15 @@ class ClientSender(OpenHandle):
     async def send(self, body: bytes, head: bytes = PLAIN_HEAD) -> None:
         """Send one message. Return when the server has accepted it.
 
-        Raises RefusedByServer or ConnectionLost.
+        `head` is the encoded content header (see `head_of`). Raises RefusedByServer or ConnectionLost.
         """
         await self.send_many([body], head)
 
     async def send_many(self, bodies: Sequence[bytes], head: bytes = PLAIN_HEAD) -> None:
-        """Send messages with the same content header, without pauses. Return when all are accepted."""
+        """Send messages with the same content header (`head`), without pauses.
+
+        Return when the server has accepted all of them. Raises RefusedByServer or ConnectionLost.
+        """
         self.check()
         if not bodies:
             return
@@ -245,9 +248,10 @@ class ClientSender(OpenHandle):
     ) -> None:
         """Send a file, or bytes, of any size in fragments. Return when the server has accepted all of it.
 
-        `progress` is called with the number of bytes sent and the total. On a restartable channel, calling it
-        again with the same head, body and client-name continues an interrupted upload. A server without such
-        channels raises RefusedByServer 503 or 540; use a plain channel with it.
+        `head` is the encoded content header. `progress` is called with the number of bytes sent and the
+        total. On a restartable channel, a second call with the same head, body and client-name continues an
+        interrupted upload. A server without such channels raises RefusedByServer 503 or 540; use a plain
+        channel with it.
         """
         self.check()
         channel = self._channel

@@ -70,7 +70,7 @@ class LargeSender:
             self._resend(restartable=False)
 
     def send(self, message: Message, head: bytes) -> None:
-        """Begin to send a message. Its outcome is reported by `settled`.
+        """Begin to send a message with the encoded content header `head`; its outcome goes to `settled`.
 
         Raises LocalProtocolError if the server has no channel or handle left for it.
         """
@@ -114,7 +114,7 @@ class LargeSender:
             stream.mark()
 
     def handle_reply(self, handle: int, code: int, text: str) -> None:
-        """Settle the message with the outcome of the server's reply."""
+        """Settle the message by the code and text of the server's reply, if it was sent on this handle."""
         upload = self._upload
         if upload is not None and upload.handle == handle:
             self._finish(ACCEPTED if code < ReplyCode.MESSAGE_NOT_FOUND else outcome_of(code, text), code)

@@ -31,7 +31,10 @@ FOR_NOW: Final = frozenset((ReplyCode.INSUFFICIENT_RESOURCES, ReplyCode.TEMPORAR
 
 
 def outcome_of(code: int, text: str) -> Outcome:
-    """Return the outcome of a message that caused the close of a handle, a channel or the connection."""
+    """Return the outcome of a message that caused the server to close a handle, a channel or the connection.
+
+    `code` and `text` are those of the close.
+    """
     verdict = Verdict.RELEASED if code in FOR_NOW else Verdict.REJECTED
     return Outcome(verdict, refusal(code), f"{code} {text}".rstrip())
 

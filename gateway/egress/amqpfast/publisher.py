@@ -131,7 +131,10 @@ class FastLinkPublisher(ConfirmedSink):
         self.refuse(wire, outcome)
 
     def tick(self, now: float) -> None:
-        """Retry refused destinations whose wait is over, and check the deadline of a large message."""
+        """Retry refused destinations whose wait is over, and check the deadline of a large message.
+
+        `now` is in loop-clock seconds.
+        """
         if self._retry_at:
             for wire in [wire for wire, at in self._retry_at.items() if at <= now]:
                 del self._retry_at[wire]

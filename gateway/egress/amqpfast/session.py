@@ -110,7 +110,10 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     # Interface for the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Process received bytes, or if `data` is empty the events that an earlier call has left."""
+        """Process received bytes, or if `data` is empty the events that an earlier call has left.
+
+        `now` is in loop-clock seconds.
+        """
         self._process(self._stream.postponed() or self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.request_turn()
@@ -133,7 +136,10 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     # Interface for the link.
 
     def tick(self, now: float) -> None:
-        """Check heartbeats and the time limit of the handshake, and process timers that are due."""
+        """Check heartbeats and the time limit of the handshake, and process timers that are due.
+
+        `now` is in loop-clock seconds.
+        """
         if not self._in_time(now):
             return
         session = self._session
@@ -156,7 +162,10 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         return sum(len(consumer.unsettled) for consumer in self._consumers.values())
 
     def update_consumers(self, fresh: list[LinkSource], obsolete: list[LinkSource]) -> None:
-        """Consume from new sources and stop consuming from obsolete ones, because the mapping has changed."""
+        """Consume from new sources and stop consuming from obsolete sources.
+
+        Called when the mapping has changed.
+        """
         consumed = {
             consumer.source: consumer for consumer in self._consumers.values() if not consumer.stopping
         }
@@ -612,7 +621,10 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
             self._connection.update_consumers(fresh, obsolete)
 
     def connect(self, stream: Stream, target: LinkUrl, now: float) -> FastLinkConnection:
-        """Begin the negotiation on a new connection. Return the owner of its stream."""
+        """Begin the negotiation on a new connection. Return the owner of its stream.
+
+        `now` is in loop-clock seconds.
+        """
         self._connection = FastLinkConnection(self, stream, target, now)
         return self._connection
 
@@ -631,7 +643,10 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         return is_stored and bool(self._entry_of(receipt).plan.branches)
 
     def tick(self, now: float) -> None:
-        """Retry refused destinations, messages that wait for the disk, and dead letters not stored yet."""
+        """Retry refused destinations, messages that wait for the disk, and dead letters not stored yet.
+
+        `now` is in loop-clock seconds.
+        """
         self.publisher.tick(now)
         super().tick(now)
 

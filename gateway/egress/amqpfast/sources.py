@@ -22,7 +22,7 @@ DOUBT_SECS: Final = 1.0  # a message that still waits after this was not in flig
 
 
 def is_prefix(name: str) -> bool:
-    """Return True if the name of a subscription is a prefix of names."""
+    """Return True if a subscription to `name` includes all destinations whose names begin with `name`."""
     return not name or name.endswith(".")
 
 
@@ -68,13 +68,16 @@ class Survey:
         self._doubtful = False
 
     def is_due(self, now: float) -> bool:
-        """Return True if it is time for the next query."""
+        """Return True if it is time for the next query.
+
+        `now` is in loop-clock seconds.
+        """
         return not self.awaits_reply and now >= self._at
 
     def process_reply(self, *, waits: bool, now: float) -> bool:
         """Process the reply to a query. Return True if the prefix has to be consumed again.
 
-        `waits` is True if a message waits.
+        `waits` is True if a message waits. `now` is in loop-clock seconds.
         """
         self.awaits_reply = False
         if not waits:
@@ -163,7 +166,10 @@ class LinkSources:
         return list(self._sources.values())
 
     def take_due(self, now: float) -> list[LinkSource]:
-        """Return the refused sources whose retry is due, and mark them as being retried."""
+        """Return the refused sources whose retry is due, and mark them as being retried.
+
+        `now` is in loop-clock seconds.
+        """
         found = [one for one in self._sources.values() if one.retry_at and one.retry_at <= now]
         for source in found:
             source.retry_at = 0.0

@@ -52,8 +52,9 @@ class Digest:
 class Upload:
     """Upload of one message on an open handle.
 
-    `at` is the offset in the body of the next byte to write; the server may have had some of the bytes before
-    it already. Call `begin`, then `write` as long as the upload is `writable` and the stream accepts more.
+    `at` is the offset in the body of the next byte to write; the first bytes are not written if the server
+    has them already. Call `begin`, then `write` as long as the upload is `writable` and the stream accepts
+    more.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Upload:
     def begin(self, *, restartable: bool) -> None:
         """Send PREPARE (`restartable` True), or start to send the message at once.
 
-        Raises LocalProtocolError if the handle is closed or the head does not fit a fragment.
+        Raises LocalProtocolError if the handle is closed or the content header does not fit a fragment.
         """
         if restartable:
             self._machine.prepare(self.handle, self._head, self.size, b"", self._digest)

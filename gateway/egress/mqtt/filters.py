@@ -99,7 +99,7 @@ class Filters:
         self._machine = None
 
     def handle_suback(self, packet_id: int, reasons: tuple[int, ...], now: float) -> None:
-        """Handle SUBACK: a granted QoS or a refusal for each filter of the packet.
+        """Process SUBACK, which has a granted QoS or a refusal for each filter of the packet.
 
         `now` is in loop-clock seconds; a refused filter is requested again some time later.
         """
@@ -117,9 +117,9 @@ class Filters:
                 log.warning("link subscription granted lower QoS", link=self._link, filter=one, qos=reason)
 
     def handle_unsuback(self, packet_id: int, reasons: tuple[int, ...]) -> None:
-        """Handle UNSUBACK: the broker no longer knows the filter, unless it was requested again since.
+        """Process UNSUBACK: record that the broker has no subscription to the filter any more.
 
-        `reasons` is empty before MQTT 5.
+        A filter that was subscribed to again since is not affected. `reasons` is empty before MQTT 5.
         """
         one = self._cancelled.pop(packet_id, "")
         if one not in self._requested_filters and max(reasons, default=0) < FAILURE:

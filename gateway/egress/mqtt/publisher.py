@@ -80,7 +80,7 @@ class PublisherOutlet(Protocol):
         """False once the broker has ended the connection, even if earlier packets are not handled yet."""
 
     def send(self, rows: list[PublishRow]) -> Sequence[int]:
-        """Encode PUBLISH packets. Return the indexes of those that exceed the Maximum Packet Size."""
+        """Encode PUBLISH packets. Return the indexes of `rows` that exceed the Maximum Packet Size."""
 
     def release(self, packet_ids: list[int]) -> None:
         """Encode PUBREL packets, if the connection is open."""
@@ -100,7 +100,7 @@ class Terms(NamedTuple):
 
 
 class _Sent:
-    """Result of encoding messages of a SubBatch.
+    """Result of encoding messages of a sub-batch as PUBLISH packets.
 
     The messages at `positions` await an acknowledgement, with packet ids `ids`; those at positions in
     `settled` already have an outcome. `written` messages, whose bodies have `byte_count` bytes in all, were
@@ -118,7 +118,7 @@ class _Sent:
 
 
 class _UnsendableError(GatewayError):
-    """Error of a message that must not be sent; it has the message's outcome."""
+    """Error of a message that must not be sent; `outcome` is the outcome of the message."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.text)
@@ -185,8 +185,8 @@ class MqttLinkPublisher(ConfirmedSink):
     def attach(self, outlet: PublisherOutlet, stream: Stream, terms: Terms, *, present: bool) -> None:
         """Start sending on a new connection.
 
-        `present` is True if the broker resumed the session (5: 4.4): messages that were in flight are then
-        repeated with their packet ids. Otherwise all are published as new ones.
+        `present` is True if the broker resumed the session (MQTT 5: 4.4): messages that were in flight are
+        then sent again with their packet ids. Otherwise all of them are published as new messages.
         """
         self._outlet = outlet
         self._stream = stream
@@ -234,7 +234,7 @@ class MqttLinkPublisher(ConfirmedSink):
     def tick(self, now: float) -> None:
         """Run the ledger's timer, and abort the connection if PUBCOMPs are overdue.
 
-        Called once per second.
+        Called once per second. `now` is in loop-clock seconds.
         """
         if self._ledger is not None:
             self._ledger.tick(now)
@@ -242,7 +242,7 @@ class MqttLinkPublisher(ConfirmedSink):
             self._stream.abort("the broker does not acknowledge PUBREL")
 
     def detach(self, *, too_large: bool = False, busy: bool = False) -> None:
-        """Requeue unconfirmed messages after the connection is lost, and search for the one that caused it.
+        """Requeue unconfirmed messages after the connection is lost, and search for the cause among them.
 
         `too_large` is True if the broker reported a packet as too large. `busy` is True if the broker accepts
         no messages at present, or if the gateway has disconnected; then no message is the cause.
@@ -640,7 +640,7 @@ class MqttLinkPublisher(ConfirmedSink):
     def acked(self, kind: PacketType, rows: list[tuple[int, int]]) -> list[int]:
         """Process acknowledgements of one kind: PUBACK, PUBREC or PUBCOMP.
 
-        A row is a packet id and a reason code. Return the packet ids of PUBRECs that are not in use.
+        Each of `rows` is a packet id and a reason code. Return the packet ids of PUBRECs that are not in use.
         """
         strangers: list[int] = []
         if kind is PacketType.PUBREC:
@@ -655,9 +655,10 @@ class MqttLinkPublisher(ConfirmedSink):
         return strangers
 
     def _take_received(self, rows: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[int]]:
-        """Process PUBRECs, given as packet ids with their reason codes: send PUBREL for accepted messages.
+        """Process PUBRECs: send PUBREL for each accepted message.
 
-        Return the packet ids and reason codes of refused messages, and the packet ids that are not in use.
+        Each of `rows` is a packet id and a reason code. Return the rows of refused messages, and the packet
+        ids that are not in use.
         """
         refused: list[tuple[int, int]] = []
         strangers: list[int] = []
@@ -696,10 +697,10 @@ class MqttLinkPublisher(ConfirmedSink):
         return [packet_id for packet_id in packet_ids if packet_id not in entries]
 
     def _finish(self, rows: Iterable[tuple[int, int]], *, refuses: bool) -> None:
-        """Settle messages whose last acknowledgement has arrived. A row is a packet id and a reason code.
+        """Settle messages whose last acknowledgement has arrived.
 
-        With `refuses` False (PUBCOMP) the reason code does not affect the outcome, because the broker has
-        accepted the message by PUBREC.
+        Each of `rows` is a packet id and a reason code. With `refuses` False (PUBCOMP) the reason code is
+        ignored, because the broker has accepted the message by PUBREC.
         """
         take = self._numbers.pop
         received = self._received

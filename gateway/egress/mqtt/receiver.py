@@ -63,7 +63,7 @@ class DeliveringConnection:
         self.pubrecs: list[int] = []
 
     def refuse(self, kind: PacketType, packet_id: int, reason: int, text: str) -> None:
-        """Send a negative PUBACK or PUBREC (MQTT 5)."""
+        """Send a negative PUBACK or PUBREC (`kind`) with a reason code and reason string (MQTT 5)."""
         if not self.is_ending:
             self.machine.send_ack(kind, packet_id, reason, text)
             self.stream.mark()
@@ -142,10 +142,10 @@ class MqttLinkReceiver:
     def publish_packets(  # noqa: C901, PLR0912, PLR0915 - every message
         self, connection: DeliveringConnection, rows: list[PublishRow], now: float
     ) -> list[PublishRow]:
-        """Add a run of PUBLISH packets to the batch, which is sent at the end of the pass of the event loop.
+        """Add received PUBLISH packets to the batch, which is sent when the pass of the event loop ends.
 
         Return the packets that are left for a later time slice of the connection, if many have topics that
-        are not cached.
+        are not cached. `now` is in loop-clock seconds.
         """
         dispatcher = self._dispatcher
         if self._generation != dispatcher.generation:
@@ -233,7 +233,10 @@ class MqttLinkReceiver:
         return postponed
 
     def release(self, rows: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
-        """Process PUBRELs, which free packet ids of QoS 2. Return the known and the unknown packet ids."""
+        """Process PUBRELs, given as packet ids with their reason codes: free the packet ids of QoS 2.
+
+        Return the packet ids that were in use, and those that were not.
+        """
         known_ids: list[int] = []
         strangers: list[int] = []
         for packet_id, _ in rows:
@@ -290,7 +293,10 @@ class MqttLinkReceiver:
             batch.send()
 
     def tick(self, now: float) -> None:
-        """Retry messages that targets have returned, when their delay is over, if there is enough memory."""
+        """Retry messages that targets have refused for now, when their delay is over.
+
+        Nothing is retried while memory is short. `now` is in loop-clock seconds.
+        """
         if self._connection is None or self._dispatcher.memory.short:
             return
         if not self.batch.receipts:
@@ -318,9 +324,10 @@ class MqttLinkReceiver:
         return None, route_names_of(self._entry_of(receipt))
 
     def _send_held_back(self, now: Monotonic) -> None:
-        """Retry the messages whose wait is over, in batches of their own.
+        """Retry messages that targets have refused for now, when their delay is over, in separate batches.
 
         This may be called while another batch is being filled, and by the settlement of its own batches.
+        `now` is in loop-clock seconds.
         """
         if self._sending_held_back or not self._held_back.on or self._connection is None:
             return
@@ -474,7 +481,7 @@ class MqttLinkReceiver:
             self._store_dead_letters(receipt, outcome, routes)
 
     def _is_redelivered(self, receipt: Receipt) -> bool:
-        """Return True if the broker delivers a QoS 1 message again on a later connection of the session.
+        """Return True if the broker delivers a QoS 1 message again on the present connection.
 
         This is so if the message arrived on an earlier connection, and the broker has resumed the session.
         """
@@ -506,7 +513,7 @@ class MqttLinkReceiver:
         return entry
 
     def _first_time(self, connection: DeliveringConnection, packet_id: int) -> bool:
-        """Record the packet id of a QoS 2 message. Return False if it is already in use (5: 4.3.3).
+        """Record the packet id of a QoS 2 message. Return False if it is in use already (MQTT 5: 4.3.3).
 
         If the message with that id was accepted before, its PUBREC is sent again.
         """
@@ -520,9 +527,9 @@ class MqttLinkReceiver:
         return False
 
     def _within_limits(self, connection: DeliveringConnection, rows: list[PublishRow]) -> list[PublishRow]:
-        """Return the messages that do not exceed the size limit. The others become dead letters.
+        """Return the packets in `rows` that do not exceed the limit of message sizes.
 
-        Before MQTT 5 a client cannot announce its limit to the broker.
+        The others become dead letters. Before MQTT 5 a client cannot announce its limit to the broker.
         """
         limit = self._limits.message_bytes_max
         if not any(len(row[4]) > limit for row in rows):
@@ -536,7 +543,7 @@ class MqttLinkReceiver:
         return fitting
 
     def _reject_malformed(self, connection: DeliveringConnection, row: PublishRow, outcome: Outcome) -> None:
-        """Acknowledge a malformed or oversized message and store it as a dead letter.
+        """Acknowledge a malformed or oversized message (`row`) and store it as a dead letter.
 
         To disconnect, as MQTT requires, would cause the same message to be sent again on the next connection.
         The broker may not be at fault: RabbitMQ makes a topic of any routing key.

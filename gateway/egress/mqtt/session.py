@@ -98,7 +98,10 @@ class MqttLinkConnection(DeliveringConnection):
     # Interface for the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Process received bytes. A protocol error of the broker is counted and ends the connection."""
+        """Process received bytes. A protocol error of the broker is counted and ends the connection.
+
+        If `data` is empty, process the events that an earlier call has left. `now` is in loop-clock seconds.
+        """
         try:
             machine, stream = self.machine, self.stream
             self._process(stream.postponed() or machine.receive_data(data, now), now)
@@ -139,7 +142,10 @@ class MqttLinkConnection(DeliveringConnection):
     # Interface for the link.
 
     def tick(self, now: float) -> None:
-        """Send PINGREQ if it is due, and check the keep-alive and the time limit of the handshake."""
+        """Send PINGREQ if it is due, and check the keep-alive and the time limit of the handshake.
+
+        `now` is in loop-clock seconds.
+        """
         machine = self.machine
         if not self.opened:
             if now >= self._deadline:
@@ -179,7 +185,7 @@ class MqttLinkConnection(DeliveringConnection):
         return self.machine.state is State.OPEN
 
     def send(self, rows: list[PublishRow]) -> Sequence[int]:
-        """Encode PUBLISH packets. Return the indexes of those that exceed the Maximum Packet Size."""
+        """Encode PUBLISH packets. Return the indexes of `rows` that exceed the Maximum Packet Size."""
         sent_rows = self.machine.aliased(rows) if self.machine.alias_max else rows
         return self.machine.publish_many(sent_rows)
 
@@ -249,7 +255,10 @@ class MqttLinkConnection(DeliveringConnection):
             machine.send_ack(answer, packet_id, unknown)
 
     def _auth(self, packet: Auth) -> None:
-        """Handle AUTH during the authentication that CONNECT began; others violate the protocol."""
+        """Reply to AUTH while the authentication that CONNECT began is not complete.
+
+        Any other AUTH is a protocol error, which raises an exception.
+        """
         if self._proof is None or self.opened or packet.reason != ReasonCode.CONTINUE_AUTHENTICATION:
             raise violation("the broker sent AUTH without a request")
         try:
@@ -344,8 +353,8 @@ class MqttLinkSession(OneSink):
     def idle_but(self, held_count: int) -> bool:
         """Return True if the session is idle, except for at most `held_count` unsettled received messages.
 
-        Messages that wait in the receiver for a retry are not counted if the broker stores the session, and
-        therefore delivers them again.
+        If the broker stores the session, messages that wait in the receiver for a retry are not counted,
+        because the broker delivers them again.
         """
         if self._settings.session_expiry_secs:
             held_count += self.receiver.held_back_count
@@ -363,7 +372,10 @@ class MqttLinkSession(OneSink):
             self._connection.stream.mark()
 
     def connect(self, stream: Stream, target: LinkUrl, now: float) -> MqttLinkConnection:
-        """Send CONNECT on a new connection. Return the owner of its stream."""
+        """Send CONNECT on a new connection. Return the owner of its stream.
+
+        `now` is in loop-clock seconds.
+        """
         limits = self._limits
         version = self._version()
         five = version is Version.V5
@@ -406,7 +418,8 @@ class MqttLinkSession(OneSink):
     def tick(self, now: float) -> None:
         """Run the timers of filters, receiver and publisher; called once per second.
 
-        They retry refused filters, and messages that targets have returned, and check deadlines.
+        The timers retry refused filters, retry messages that targets have refused for now, and check
+        deadlines. `now` is in loop-clock seconds.
         """
         self.filters.tick(now)
         self.receiver.tick(now)
@@ -425,7 +438,7 @@ class MqttLinkSession(OneSink):
     def attach(self, connection: MqttLinkConnection, *, present: bool) -> None:
         """Start to send and receive after CONNACK.
 
-        `present` is True if the broker resumed the session (5: 3.2.2.1.1).
+        `present` is True if the broker resumed the session (MQTT 5: 3.2.2.1.1).
         """
         machine = connection.machine
         self._connection = connection
@@ -446,10 +459,10 @@ class MqttLinkSession(OneSink):
         connection.stream.mark()
 
     def connection_lost(self, connection: MqttLinkConnection, reason: str) -> None:
-        """Handle the loss of a connection.
+        """Process the loss of a connection.
 
-        If it was never usable, the broker may not support the MQTT version, so another version may be tried
-        next.
+        If the connection was never usable, the broker may not support its MQTT version: another one may be
+        tried next.
         """
         if connection is self._connection:
             self._connection = None
@@ -490,7 +503,10 @@ class MqttLinkSession(OneSink):
         return Version.V311 if self._older or self._other else Version.V5
 
     def _announced(self, packet_bytes_max: int) -> dict[Property, Any]:
-        """Return the properties of CONNECT (5: 3.1.2.11). `packet_bytes_max` is the Maximum Packet Size."""
+        """Return the properties of CONNECT (MQTT 5: 3.1.2.11).
+
+        `packet_bytes_max` is the Maximum Packet Size in bytes.
+        """
         found: dict[Property, Any] = {Property.MAXIMUM_PACKET_SIZE: packet_bytes_max}
         if self._settings.session_expiry_secs:
             found[Property.SESSION_EXPIRY_INTERVAL] = self._settings.session_expiry_secs
@@ -502,7 +518,7 @@ class MqttLinkSession(OneSink):
 
 
 def _authentication_properties(proof: Proof | None) -> dict[Property, Any]:
-    """Return the properties of CONNECT for an authentication by AUTH packets (5: 3.1.2.11.9)."""
+    """Return the properties of CONNECT for an authentication by AUTH packets (MQTT 5: 3.1.2.11.9)."""
     if proof is None:
         return {}
     return {Property.AUTHENTICATION_METHOD: METHOD, Property.AUTHENTICATION_DATA: proof.first}
