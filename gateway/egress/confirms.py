@@ -56,7 +56,7 @@ REDELIVERED: Final = Outcome(
 Positions = Sequence[int]
 Place = str | bytes
 RefusedPositions = tuple[SubBatch, Positions, Outcome]
-"""Messages of a part that are not sent because their place is refused, and the reason."""
+"""Messages of a sub-batch that are not sent because their place is refused, and the reason."""
 
 
 class Unconfirmed(NamedTuple):
@@ -143,7 +143,7 @@ class ConfirmedSink:
         self._window = in_flight_max
         self._suspects = 0  # number of messages for which the window stays narrow
         self._blamed = 0  # how often one of the suspects has caused a close
-        # Positions in the part being sent that have an outcome already.
+        # Positions in the sub-batch being sent that have an outcome already.
         self._unsent: list[tuple[Positions, Outcome]] = []
 
     def share_among(self, quotas: UserQuotas) -> None:

@@ -84,8 +84,8 @@ class HeldBack(Generic[R]):
         self._message_of = message_of
         self._jitter = jitter
         self._lines: dict[RetryKey, RouteBacklog[R]] = {}
-        # Messages being retried by the id of the message: line, number, since when they wait, and receipt,
-        # which keeps the id valid.
+        # Messages being retried, by the id of the message: backlog of their routes, number, time since which
+        # they wait, and receipt, which keeps the id valid.
         self._tried: dict[int, tuple[RouteBacklog[R], int, Monotonic, R]] = {}
         # Routes that have not accepted a message, by its id, and the message, which keeps the id valid.
         self._undone: dict[int, tuple[Message, frozenset[str]]] = {}
