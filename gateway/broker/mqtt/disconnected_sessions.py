@@ -62,10 +62,11 @@ class DisconnectedSessions:
             heapify(heap)
 
     def session_to_evict(self, user: str | None = None, place: str | None = None) -> Session | None:
-        """Return the session that expires first, of the holder with the most disconnected sessions.
+        """Return the session to end when there are too many, or None if no client is disconnected.
 
-        With `user` or `place` (a client address), only holders with this user or address are considered.
-        Return None if there is no session.
+        Of each user and client address the disconnected sessions are counted; of the pair that has the most,
+        the session that expires first is returned. With `user` or `place` (a client address), only pairs with
+        this user or address are considered.
         """
         largest = self._holders.largest
         # Rare: the largest holder is mostly the one that fills the table.

@@ -113,7 +113,7 @@ class DurableSession(Session):
     # Over a restart.
 
     def restore_received(self, log: Log) -> None:
-        """Restore the packet ids of QoS 2 messages that an earlier process has received.
+        """Restore from `log` the packet ids of the QoS 2 messages that an earlier process has received.
 
         Only valid before the store starts.
         """
@@ -141,12 +141,16 @@ class DurableSession(Session):
     def restore_released(self, packet_id: int) -> None:
         """Restore the packet id of a message for which PUBREL may have been sent and PUBCOMP is missing.
 
-        Must be called in the order of the messages' positions.
+        Must be called for the messages in the order of their positions in the session's log.
         """
         self.released[packet_id] = None
 
     def restore_renumbered(self, position: int, packet_id: int) -> None:
-        """Restore the packet id under which the message at this position may have been sent."""
+        """Restore the recorded packet id of the message at `position` in the session's log.
+
+        The message may have been sent with it by an earlier process. If the message is not in the log any
+        more, the record is deleted.
+        """
         extent = self._records.store.extent(self.log)
         if extent.count and position >= extent.first:
             self._other_ids().restore(position, packet_id)
@@ -160,9 +164,9 @@ class DurableSession(Session):
         return self._renumbered
 
     def _settled(self, position: int) -> None:
-        """Register that the message at this position is settled.
+        """Mark the message at this position of the session's log for deletion: its delivery has ended.
 
-        The message is deleted from disk at the end of the pass of the event loop.
+        It is deleted from disk at the end of the pass of the event loop.
         """
         self._settled_positions.append(position)
         if self._renumbered:
@@ -178,7 +182,11 @@ class DurableSession(Session):
         return super().__len__() + (0 if self._aside is None else self._aside.count)
 
     def take(self, part: SubBatch, grant: Grant) -> None:
-        """Queue the messages of a part for the client; stored ones are accepted after their commit."""
+        """Queue the messages of a sub-batch for the client, and settle them.
+
+        Messages that are written to disk are settled after their commit, the others at once. `grant` has the
+        options of the session's subscriptions that match.
+        """
         if not grant.qos:
             super().take(part, grant)
             return
@@ -210,11 +218,18 @@ class DurableSession(Session):
             self.pump()
 
     def offer(self, messages: list[Message], grant: Grant) -> None:
-        """Queue messages that no publisher waits for, such as those of `$SYS`."""
+        """Queue messages that no publisher waits for, such as those of `$SYS`.
+
+        `grant` has the options of the session's subscriptions that match.
+        """
         self._offer(messages, grant, _ignore_outcome)
 
     def _offer(self, messages: list[Message], grant: Grant, on_outcome: OutcomeCallback) -> None:
-        """Queue messages; `on_outcome` gets the outcomes of those that are stored, in one or more calls."""
+        """Queue messages, and write those of QoS 1 and 2 to disk.
+
+        `on_outcome` is called with the outcome of each write, once or several times. It is not called for
+        messages of QoS 0.
+        """
         for stored, group in groupby(messages, lambda one: one.assurance > 0 and grant.qos > 0):
             run = list(group)
             if stored:
@@ -239,10 +254,10 @@ class DurableSession(Session):
     def _handle_piece_stored(
         self, walk: RetainedWalk, returns: int, place: list[str] | None, outcome: Outcome
     ) -> None:
-        """Handle the outcome of storing a piece of retained messages that `walk` has read.
+        """Read some retained messages again if `outcome` says that the disk has refused them.
 
-        If the disk refused the piece, `walk` continues at `place` (topic levels), where the piece began.
-        Ignored if `walk` was set back since then, which `returns` detects.
+        `walk` has read them; it continues at `place`, the topic levels at which they began. Nothing is done
+        if `walk` was rewound since then, so that its count of rewinds is not `returns` any more.
         """
         if outcome is not ACCEPTED and walk.returns == returns:
             walk.rewind(place)
@@ -252,7 +267,7 @@ class DurableSession(Session):
     def _finish_walk(self, topic_filter: str, walk: PendingRetained) -> None:
         """End the delivery of retained messages for a new subscription, once all of them are on disk.
 
-        `walk` has yielded its last piece. At QoS 0 nothing is stored, and the delivery ends at once.
+        `walk` has read the last of them. At QoS 0 nothing is stored, and the delivery ends at once.
         """
         if not walk.grant.qos:
             self.end_retained(topic_filter)
@@ -261,10 +276,10 @@ class DurableSession(Session):
         self._records.store.after_commit(partial(self._handle_walk_stored, topic_filter, walk))
 
     def _handle_walk_stored(self, topic_filter: str, walk: PendingRetained, outcome: Outcome) -> None:
-        """End the delivery of retained messages for a subscription, unless the disk has refused some of them.
+        """End the delivery of retained messages for a subscription, unless `walk` must read some again.
 
-        Called after a commit. The messages may have been in earlier commits, so the outcome of this one is
-        ignored.
+        Called after a commit. Its outcome is ignored, because earlier commits may have contained the
+        messages. If the disk refused messages, `walk` was rewound.
         """
         if walk.done and self.walks.get(topic_filter) is walk:
             self.end_retained(topic_filter)
@@ -272,7 +287,7 @@ class DurableSession(Session):
                 self.outlet.send_due_retained()
 
     def _queue_in_memory(self, messages: list[Message], grant: Grant) -> None:
-        """Queue messages of QoS 0 in memory; drop and count them if the client is disconnected."""
+        """Queue messages in memory only. If the client is disconnected, drop and count them."""
         if self.outlet is None:
             self.tally.offline += len(messages)
             return
@@ -283,10 +298,11 @@ class DurableSession(Session):
     def _store_messages(
         self, messages: list[Message], grant: Grant, on_outcome: OutcomeCallback, stored_first: bool = False
     ) -> None:
-        """Append messages to the log in the store, and queue them in memory or on disk only.
+        """Append messages to the session's log on disk, and queue them in memory, too, if there is space.
 
-        `on_outcome` is called with the outcome of the commit. While the disk fails the messages are refused
-        at once: otherwise they would be sent before the refusal.
+        With `stored_first`, and for a disconnected client, they are on disk only. `on_outcome` is called with
+        the outcome of the commit. While the disk fails, the messages are refused at once and not queued, as
+        they could otherwise be sent before they are refused.
         """
         if not self._records.store.healthy:
             self._records.store.refuse(on_outcome)
@@ -310,7 +326,10 @@ class DurableSession(Session):
         return self._byte_count if self._aside is None else self._byte_count - self._aside.byte_count
 
     def _restrained_limits(self, limits: SessionLimits) -> SessionLimits:
-        """Return the limits of a restrained session: new messages are only on disk."""
+        """Return `limits` changed so that new messages are only on disk.
+
+        Used while the messages of the session's user occupy too much memory.
+        """
         return replace(limits, memory_bytes_max=0)
 
     def _memory_full(self) -> bool:
@@ -331,9 +350,10 @@ class DurableSession(Session):
         on_outcome: OutcomeCallback,
         outcome: Outcome,
     ) -> None:
-        """Pass on the outcome of writing `count` messages from position `first` on.
+        """Call `on_outcome` with the outcome of writing `count` messages from position `first`.
 
-        If the store refused them, they are removed from the queue. `alone` is True if they were only on disk.
+        If the store has refused the messages, which have `byte_count` bytes, they are removed from the queue.
+        `alone` is True if they were not in memory.
         """
         self._safe = first + count
         if outcome is not ACCEPTED:
@@ -347,9 +367,10 @@ class DurableSession(Session):
             self.pump()
 
     def _withdraw(self, first: int, end: int) -> None:
-        """Remove messages that the store has refused, at the positions `first` to before `end`.
+        """Remove the messages at the positions from `first` to before `end`, which the store has refused.
 
-        Those that were sent stay in flight, but go to no other session, because their publisher repeats them.
+        Those that were sent already stay in flight. They are not passed to another session, because their
+        publishers send them again.
         """
         for packet_id, position in self._positions.items():
             if first <= position < end:
@@ -368,7 +389,7 @@ class DurableSession(Session):
     def drop_expired(self) -> None:
         """Drop the expired messages that wait for a disconnected client, and count them.
 
-        Messages that are only on disk are read for this in pieces, which continues in the background.
+        To find expired messages that are only on disk, messages are read in pieces, in the background.
         """
         if self.failing:
             self.purge_at = clock.utc() + 1.0
@@ -399,8 +420,8 @@ class DurableSession(Session):
     def _checked(self, stays: int, found: list[Stored]) -> None:
         """Drop the expired messages among `found`, which were read from disk, and read the next messages.
 
-        `stays` is the value of `_stays` when the check for expired messages began. The check ends if the
-        client has connected or the session has ended since then, which changes `_stays`.
+        `stays` is the value that `_stays` had when the check for expired messages began. The value changes
+        when the client connects and when the session ends; the check ends then.
         """
         if not found or stays != self._stays or self._aside is None:
             self._is_checking = False
@@ -445,9 +466,9 @@ class DurableSession(Session):
             self._records.store.settle(self.log, positions)
 
     def has_stalled(self, now: float, *, is_read: bool = True) -> bool:
-        """Return True if nothing was sent for `stall_secs`, as `Session.has_stalled` does.
+        """Return True if publishers were paused for `stall_secs` while nothing was sent to the client.
 
-        Returns False while the client waits for the disk.
+        The parameters are those of `Session.has_stalled`. While the client waits for the disk, return False.
         """
         if self._stuck or (self._aside and not self._waiting):
             self.has_progressed = True
@@ -552,7 +573,8 @@ class DurableSession(Session):
     def queue_transferred(self, message: Message, grant: Grant, on_outcome: OutcomeCallback) -> None:
         """Queue a message of a shared subscription that another member of the group could not deliver.
 
-        `on_outcome` is called when it is on disk, or at once if it need not be stored.
+        `on_outcome` is called with the outcome when the message is on disk or was refused by it, and at once
+        if the message is not written to disk.
         """
         if not message.assurance or not grant.qos:
             super().queue_transferred(message, grant, on_outcome)
@@ -571,11 +593,12 @@ class DurableSession(Session):
         return not self._records.store.healthy
 
     def _pass_to_other(self, message: Message, grant: Grant, position: int, pass_on: PassOn) -> bool:
-        """Pass the message at this position to another session. Return False if none accepts the message.
+        """Pass the message at `position` to another session by `pass_on`. Return False if none accepts it.
 
-        It leaves this log in the transaction that adds it to the other one; if the disk refuses it there, it
-        is queued here again. A message of QoS 2 that the disk may still refuse is passed on when it is on
-        disk: its publisher would repeat a refused one, which another client may have already.
+        The message is deleted from this log in the transaction that adds it to the other log. If the disk
+        refuses the message there, it is queued here again. A message of QoS 2 is only passed on when it is on
+        disk here: if the disk refused it, its publisher would repeat it, and another client could have it
+        already.
         """
         if position == UNKEPT:
             return super()._pass_to_other(message, grant, position, pass_on)
@@ -588,7 +611,7 @@ class DurableSession(Session):
         return True
 
     def _pass_moving(self, position: int, pass_on: PassOn) -> bool:
-        """Pass a moving message to another session. Return False if none accepts it."""
+        """Pass a message of `_moving` to another session by `pass_on`. Return False if none accepts it."""
         message, grant, _ = self._moving[position]
         if not pass_on(message, grant, partial(self._handle_moved, position)):
             return False
@@ -597,16 +620,17 @@ class DurableSession(Session):
         return True
 
     def _pass_stored(self, position: int, pass_on: PassOn, _: Outcome) -> None:
-        """Pass on a moving message that has waited for its commit, unless the disk has refused it.
+        """Pass on a message of QoS 2 that has waited for its commit; queue it again if no session accepts it.
 
-        If the session has ended, the message is passed on with its log.
+        Nothing is done if the disk has refused the message, or if the session has ended: its log is passed on
+        then.
         """
         is_here = position in self._moving and not self._log_passed_on
         if is_here and not self._pass_moving(position, pass_on):
             self._requeue(self._moving.pop(position))
 
     def _handle_moved(self, position: int, outcome: Outcome) -> None:
-        """Process the outcome of a message passed to another session: settle it, or queue it again."""
+        """Settle a message that another session has stored, or queue it again if the disk refused it."""
         row = self._moving.pop(position, None)
         if row is None:  # it was refused here, too, and its publisher informed
             return
@@ -618,7 +642,7 @@ class DurableSession(Session):
             self._requeue(row)
 
     def _requeue(self, row: QueuedRow) -> None:
-        """Queue a message in its place again that could not be passed to another session."""
+        """Insert a message at its old place in the queue, as it could not be passed to another session."""
         if self._waiting is None:
             self._waiting = deque()
         self._waiting.insert(bisect(self._waiting, row[2], key=_position), row)

@@ -187,7 +187,11 @@ class EchoDetector:
         self._ledgers: list[Ledger] = []
 
     def ledger(self, link: str, unconfirmed: Unconfirmed) -> Ledger:
-        """Create and return the ledger of a link."""
+        """Create and return the record of the messages that one link sends.
+
+        `unconfirmed` gets a packet id, and returns the message sent with it that is not acknowledged, or
+        None.
+        """
         found = Ledger(link, unconfirmed)
         self._ledgers.append(found)
         return found

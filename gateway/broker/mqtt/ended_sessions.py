@@ -49,7 +49,11 @@ class EndedSessions:
     """Logs of ended sessions whose messages are being passed on, the oldest first."""
 
     def __init__(self, store: Store, tally: SessionTally, hand: PassToMember, shares: UserShares) -> None:
-        """Find the logs of an earlier process, before the store starts; `shares` limits all logs."""
+        """Find the logs of an earlier process, before the store starts.
+
+        Dropped messages are counted in `tally`. `hand` passes a message to a member of a shared subscription.
+        `shares` limits the bytes and number of the logs, in total and for each user.
+        """
         self._store = store
         self.shares = shares
         self._entries: UserEntries[Log] = UserEntries(shares)
@@ -71,7 +75,7 @@ class EndedSessions:
         return len(self._entries)
 
     def add(self, left_log: EndedSessionLog, user: str) -> None:
-        """Add the log of a session of `user` that has ended, and delete older ones if there are too many."""
+        """Add the log of a session of `user` that has ended. Delete old logs if a limit is exceeded."""
         log = left_log.log
         self._store.rename(log, ENDED, json.dumps([log.name, next(self._names), left_log.sent, user]))
         self._logs.append(log)
@@ -82,10 +86,10 @@ class EndedSessions:
         self._read_next()
 
     def tick(self) -> None:
-        """Retry logs whose messages could not be passed to other members of their group.
+        """Read logs again whose messages no member of their shared subscription could accept.
 
-        At most TRIED_MAX groups are retried at a time. Nothing is read from disk before the first call, which
-        means that the store has started.
+        One log is read for each shared subscription, and for at most TRIED_MAX of them at a time. Nothing is
+        read before the first call, which means that the store has started.
         """
         self._begun = True
         for topic_filter in list(itertools.islice(self._waiting, TRIED_MAX)):
@@ -93,9 +97,9 @@ class EndedSessions:
         self._read_next()
 
     def _try_again(self, topic_filter: str) -> None:
-        """Schedule a log that waits for the group with this filter to be read again.
+        """Schedule one log that waits for the shared subscription with this filter to be read again.
 
-        Other logs may still wait for the group; the group is then the last to be tried next.
+        If other logs wait for it, too, the filter becomes the last one to be retried.
         """
         waiting = self._waiting.pop(topic_filter, None)
         while waiting and waiting[0].dropped:
@@ -124,10 +128,9 @@ class EndedSessions:
             )
 
     def _read(self, log: Log, found: list[Stored]) -> None:
-        """Pass on the messages `found`, which were read from `log`.
+        """Pass on the messages `found`, which were read from `log`. If `found` is empty, delete the log.
 
-        The next messages are requested from disk once other sessions have stored these. If `found` is empty,
-        nothing is left in the log, and it is deleted.
+        The next messages are read once other sessions have stored the messages `found`.
         """
         try:
             if found:
@@ -155,9 +158,10 @@ class EndedSessions:
     def _place(
         self, log: Log, position: int, message: Message, topic_filter: str, is_sent: bool, utc: float
     ) -> bool:
-        """Pass a message of `log` to another session, or drop it. Return False if it must wait.
+        """Pass a message of `log` to another session, or drop it. Return False if the message must wait.
 
-        `is_sent` is True if no other session may get it, because it may have been sent at QoS 2.
+        `is_sent` is True if it may have been sent at QoS 2, so that no other session may get it. `utc` is the
+        present time in POSIX seconds; an expired message is dropped.
         """
         if topic_filter and message.expires and message.expires <= utc:
             self._tally.expired += 1
@@ -190,9 +194,9 @@ class EndedSessions:
         self._read_next()
 
     def _wait(self, log: Log, topic_filter: str) -> None:
-        """Move `log`, if it is the one being read, to the logs that wait for the group with this filter.
+        """Stop reading `log` until the shared subscription with this filter can accept messages.
 
-        The log will be read again from its beginning.
+        The log will be read again from its beginning. Nothing is done if another log is being read.
         """
         if self._logs and self._logs[0] is log:
             self._logs.popleft()

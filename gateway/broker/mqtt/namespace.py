@@ -62,11 +62,11 @@ LEFTOVERS_MAX: Final = 10_000  # messages of ended sessions in memory that wait 
 
 
 class SessionShares(NamedTuple):
-    """Limits of what one user, or one address, may have of all sessions and subscriptions.
+    """Limits of the sessions and subscriptions of one user, and of the sessions from one client address.
 
-    0 means the default part. With `evicts`, a session of a disconnected client is ended when a limit is
-    reached. `matching_steps_user_max` limits the steps that the filters of one user may add to the matching
-    of one message (matching_steps.py).
+    0 means the default, a part of the limit of all. With `evicts`, a session of a disconnected client is
+    ended when a limit is reached. `matching_steps_user_max` limits the work that the filters of one user may
+    add to the matching of one message (see matching_steps.py).
     """
 
     user_max: int = 0
@@ -165,8 +165,10 @@ class MqttNamespace:
     ) -> None:
         """Create the namespace, and restore it from `store`, which must not have been started.
 
-        `changed` is called with the filters (levels) that have a new or a lost subscriber. `ended_shares`
-        limits what ended sessions owe to others of their groups.
+        `changed` is called with the levels of a filter that has a new subscriber or has lost one. `limits`
+        are for each session, `shares` for each user and address. `definition_shares` limits the bytes of
+        subscriptions, client ids and wills; `ended_shares` limits the logs of ended sessions, whose messages
+        other members of shared subscriptions must get.
         """
         self.limits = limits or SessionLimits()
         self.sessions_max = sessions_max
@@ -335,14 +337,18 @@ class MqttNamespace:
         return False
 
     def after_recorded(self, session: Session | None, done: Callable[[Outcome], None]) -> None:
-        """Call `done` with the outcome when all changes recorded until now have been committed to disk."""
+        """Call `done` with the outcome once all changes recorded until now are on disk.
+
+        `session` is the session that waits for this; not used in this class.
+        """
         assert self.store is not None
         self.store.after_commit(done)
 
     def commit_notifier(self, session: Session) -> Callable[[Callable[[Outcome], None]], None] | None:
-        """Return a function that calls back after the next commit, when PUBREL and PUBCOMP may be sent.
+        """Return a function by which a connection waits for a commit before it sends PUBREL or PUBCOMP.
 
-        Returns None if they may be sent at once, because the session is not on disk.
+        The function gets a callback, which is called with the commit's outcome. Returns None if the packets
+        may be sent at once, because the session is not on disk.
         """
         return self.store.after_commit if session.is_durable and self.store is not None else None
 
@@ -390,8 +396,8 @@ class MqttNamespace:
     def subscribe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
         """Add or replace a subscription of a session.
 
-        Retained messages are sent afterwards by `Session.pull`, as the options require. A shared subscription
-        gets no retained messages (5: 4.8.2).
+        Retained messages are queued afterwards by `Session.queue_retained`, as the options require. A shared
+        subscription gets no retained messages (5: 4.8.2).
         """
         before = session.subscriptions.get(topic_filter)
         self._add_subscription(session, topic_filter, options)
@@ -464,8 +470,8 @@ class MqttNamespace:
     def requeue_shared(self, session: Session, *, ended: bool = False) -> None:
         """Pass the session's undelivered messages of shared subscriptions to other members of their groups.
 
-        The session's client was lost, or the session has `ended`. What an ended session has on disk is read
-        and passed on later, in pieces.
+        `ended` is True if the session has ended, and False if only its client was lost. The log of an ended
+        session is read later, in pieces; its messages are passed on then.
         """
         if not session.shares:
             return
@@ -482,7 +488,7 @@ class MqttNamespace:
         self._share_some(session, SHARED_FIRST)
 
     def _share_in_portions(self, session: Session, *, ended: bool) -> Iterator[int]:
-        """Pass the session's messages to other members; yield how many were examined, after each portion.
+        """Pass the messages of `requeue_shared` on; yield after each portion how many were examined.
 
         Ends early if the session's client has reconnected.
         """
@@ -512,7 +518,7 @@ class MqttNamespace:
             turns.clear()
 
     def _share_some(self, session: Session, most: int) -> None:
-        """Pass about `most` messages of a lost session on; `expire_more` continues with the others."""
+        """Examine about `most` messages of a lost session and pass them on; `expire_more` continues."""
         for examined_count in self._sharing[session]:
             most -= examined_count
             if most <= 0:
@@ -521,7 +527,7 @@ class MqttNamespace:
         session.pump()
 
     def finish_sharing(self) -> None:
-        """Pass on all messages of lost sessions that are left, at the end of the process."""
+        """Pass on all messages that `requeue_shared` has not passed on yet, at the end of the process."""
         while self._sharing:
             self._share_some(next(iter(self._sharing)), sys.maxsize)
 
@@ -534,9 +540,10 @@ class MqttNamespace:
         on_outcome: OutcomeCallback,
         outcome: Outcome,
     ) -> None:
-        """Report the outcome of passing a message to another session to `on_outcome`.
+        """Call `on_outcome` with the outcome of passing a message to another session.
 
-        If the disk refused the message, another attempt is scheduled.
+        `session` had the message. If the disk refused it, another attempt is scheduled. `shared` is the
+        filter of the shared subscription, and `ended` is True if `session` has ended.
         """
         on_outcome(outcome)
         if outcome is not ACCEPTED:
@@ -557,15 +564,16 @@ class MqttNamespace:
             self.tally.unshared += 1
 
     def _pass_to_member(self, shared: str, message: Message, on_outcome: OutcomeCallback) -> bool | None:
-        """Pass a message to a member of the group of a shared subscription (`shared` is its filter).
+        """Pass a message to a member of the shared subscription with the filter `shared`.
 
-        Return None if the group does not exist, False if no member can accept the message now.
+        Return True if a member has it, False if none can accept it now, and None if there are no members.
+        `on_outcome` is called with the outcome when a member has it.
         """
         group = self._groups.get(shared)
         return None if group is None else group.redeliver(message, None, on_outcome, away=True)
 
     def _retry_leftovers(self) -> None:
-        """Retry to pass on the messages of shared subscriptions that the failing disk has refused."""
+        """Retry messages of shared subscriptions that could not be passed on because the disk failed."""
         unshared, self._unshared = self._unshared, {}
         for session in unshared:
             if session.outlet is None and self.sessions.get(session.client_id) is session:
@@ -617,11 +625,11 @@ class MqttNamespace:
         return self._users[user]
 
     def make_room(self, user: str, place: str, client_id: str = "") -> str:
-        """Make space for another session, by ending one if necessary. Return "" if it may be created.
+        """Return "" if a user may create a session from the address `place`, else the limit that forbids it.
 
-        Otherwise return the name of the limit that forbids it. If the policy allows it, the session that
-        would expire first is ended: at the limit of one user or address one of theirs, at the total one of
-        the user with the most.
+        If a session limit is reached and the policy allows it, the disconnected session that expires first is
+        ended: one of the user, or one from this address. At the limit of all sessions it is one of those of
+        the user and address with the most.
         """
         shares, total = self._shares, self.sessions_max
         full = len(self.sessions) >= total
@@ -636,9 +644,9 @@ class MqttNamespace:
         return ""
 
     def _evict(self, user: str | None, place: str | None) -> bool:
-        """End a session whose client is disconnected, of `user` or of the address `place`; None means any.
+        """End a disconnected session of `user` or of the address `place`; None means any.
 
-        Return False if there is none or the policy forbids it.
+        Return False if there is no such session or the policy forbids it.
         """
         victim = self._away.session_to_evict(user, place) if self._shares.evicts else None
         if victim is None:
@@ -668,16 +676,16 @@ class MqttNamespace:
         return self.subscriptions
 
     def definitions_full(self, user: str, byte_count: int) -> bool:
-        """Return True if `byte_count` more bytes of definitions exceed the user's part of the limit.
+        """Return True if a limit forbids `user` to add `byte_count` bytes of definitions.
 
-        That is counted as a refusal.
+        Definitions are subscriptions, client ids and wills. A result of True is counted as a refusal.
         """
         return bool(self.definition_shares.full_with(user, byte_count))
 
     def _count_subscription(self, user: str, topic_filter: str, count: int) -> None:
-        """Add `count` subscriptions to this filter (1, or -1 to subtract) to the user's counters.
+        """Count a subscription with this filter for the user (`count` is 1), or no longer count it (-1).
 
-        The counters are those of subscriptions, bytes of definitions and matching steps.
+        Updated are the user's number of subscriptions, their bytes, and their matching work.
         """
         subscriptions = self._subscribed.get(user, 0) + count
         if subscriptions:
@@ -713,7 +721,7 @@ class MqttNamespace:
         self._count(session)
 
     def detach_session(self, session: Session, now: float) -> None:
-        """Start the expiry of a session whose client has disconnected."""
+        """Start the expiry of a session whose client has disconnected at `now` (monotonic seconds)."""
         session.expires_at = now + session.expiry_secs
         self._away.add(session)
 
@@ -775,16 +783,20 @@ class MqttNamespace:
             self.records.put_will(client_id, will, sender, principal)
 
     def will_full(self, user: str, client_id: str, will: Will) -> bool:
-        """Return True if a will of this client exceeds the user's part of the limit on definitions.
+        """Return True if a limit forbids the user to store `will`, instead of the client's earlier will.
 
-        The will replaces the client's earlier one. An excess is counted as a refusal.
+        The limit is on the bytes of subscriptions, client ids and wills. A result of True is counted as a
+        refusal.
         """
         owner, before = self._defined_wills.get(client_id, (user, 0))
         more = will_bytes(will) - (before if owner == user else 0)
         return more > 0 and self.definitions_full(user, more)
 
     def _count_will(self, key: str, will: Will | None, user: str) -> None:
-        """Count a will as a definition of its user, instead of the earlier will `key`; None is no will."""
+        """Count the bytes of a will for its user, instead of those of the earlier will with the same `key`.
+
+        With None as the will, only the earlier one is subtracted.
+        """
         before = self._defined_wills.pop(key, None)
         if before is not None:
             self.definition_shares.remove(*before)
@@ -833,9 +845,9 @@ class MqttNamespace:
     ) -> None:
         """Schedule a will: `publish` is called at `at` (monotonic seconds), or when the session ends before.
 
-        Instead of a client id, `new_will_key` is for a will that does not depend on the session. OVERDUE
-        means at one of the next ticks, but not before `retry_at`, the oldest first, or when the client
-        returns before. `dropped` is called instead of `publish` if this gateway does not publish the will.
+        If the will does not depend on the session, a key from `new_will_key` is given instead of a client id.
+        With OVERDUE as `at`, `publish` is called at a later tick, not before `retry_at`, or when the client
+        reconnects before. `dropped` is called instead of `publish` if this gateway does not publish the will.
         """
         self._wills[client_id] = DelayedWill(at, publish, dropped or _do_nothing, retry_at)
 
@@ -899,7 +911,7 @@ class MqttNamespace:
     def expire_more(self, now: float) -> bool:
         """Discard sessions that `expire` has found, and continue to pass on messages of lost sessions.
 
-        Takes about EXPIRE_SECS. Return True if something is left.
+        Runs for about EXPIRE_SECS. `now` is in monotonic seconds. Return True if more work remains.
         """
         deadline = clock.perf_counter() + EXPIRE_SECS
         while self._sharing:

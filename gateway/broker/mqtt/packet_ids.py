@@ -87,7 +87,7 @@ class RenumberedMessages:
             self._unrecorded[position] = False
 
     def retry(self) -> None:
-        """Write again the records that the disk has refused, if it works now."""
+        """Retry to write the records that the disk has refused, unless the disk still fails."""
         if self._unrecorded and self._records.store.healthy:
             for position, is_pending in list(self._unrecorded.items()):
                 if not is_pending:

@@ -158,7 +158,7 @@ class DurableReceivedIds(ReceivedIds):
         return True
 
     def record_local_delivery(self, packet_id: int) -> None:
-        """Write the packet id in the transaction of this pass, which stores the message at local targets."""
+        """Write the packet id in the transaction in which the local targets store the message."""
         entry = self._entries.get(packet_id)
         if entry is None or entry.settled or entry.accepted or entry.refused:
             return
@@ -174,9 +174,10 @@ class DurableReceivedIds(ReceivedIds):
         self._store.append(self._log, position, [mark], partial(self._written, packet_id, position))
 
     def _written(self, packet_id: int, position: int, outcome: Outcome) -> None:
-        """Send PUBREC when the write of the packet id is over, if the message was accepted before.
+        """Mark the write of the packet id as finished, and send PUBREC if the message was accepted before.
 
-        A packet id that the disk refused is in memory only.
+        If the disk has refused the packet id, it is in memory only. Nothing is done for an outdated
+        `position`.
         """
         entry = self._entries.get(packet_id)
         if entry is None or entry.position != position:
@@ -209,10 +210,10 @@ class DurableReceivedIds(ReceivedIds):
         return entry is not None and entry.accepted and entry.settled
 
     def mark_refused(self, packet_id: int) -> None:
-        """Delete the packet id from disk, because a target has refused the message and is retried.
+        """Delete the packet id from disk, because a target has refused the message and delivery is retried.
 
-        An id on disk without its message could lose the message. The id is written when the message is
-        accepted.
+        If the gateway crashed now, an id on disk without its message would make the client's repeat count as
+        a duplicate, and the message would be lost. The id is written again when the message is accepted.
         """
         entry = self._entries.get(packet_id)
         if entry is not None:

@@ -1,13 +1,13 @@
 """Retained messages: the latest of each topic, for later subscribers. A sink of the dispatcher.
 
-With a store each is written, too, and restored after a restart. The publisher of one at QoS 1 or 2 is
-informed after the commit; while the disk fails the publisher is refused, and the message is written later.
-Beyond the limits, or the share of the user who published it, a message is refused rather than acknowledged
-and lost, and the topic keeps its earlier message. The user is the message's sender, also after a restart.
-Expired messages are removed at a tick, or when another message needs the space.
+With a store each message is also written to disk, and restored after a restart. The publisher of a message at
+QoS 1 or 2 is informed after the commit; while the disk fails the publisher is refused, and the message is
+written later. A message beyond the limits of all users or of its publisher is refused, rather than
+acknowledged and lost, and the topic keeps its earlier message. Messages count for the user who published
+them, also after a restart. Expired messages are removed at a tick, or when another message needs the space.
 
-New subscribers get them in pieces, by a Walk through the topics: a filter may match all of them, and so may
-the next two hundred filters.
+New subscribers get retained messages in pieces (RetainedWalk), because a filter may match all topics, and so
+may the next two hundred filters.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class RetainedTopics:
     ) -> None:
         """Create the collection, and restore it from `store`, which must not have been started.
 
-        A message beyond the limits, or its user's part of them, is refused and counted in `refused`. `shares`
-        replaces the limits, and has the part of them that one user may fill.
+        `messages_max` and `bytes_max` limit all messages. `shares` replaces these limits, and limits the
+        messages of each user, too. A message beyond a limit is refused and counted in `refused`.
         """
         self.messages_max = messages_max
         self.shares = shares or UserShares(
@@ -96,7 +96,7 @@ class RetainedTopics:
                     self._left_out.discard(key)
 
     def publish(self, part: SubBatch) -> None:
-        """Retain each message of a part for its topic, and settle the part."""
+        """Retain each message of a sub-batch for its topic, and settle the sub-batch."""
         refused = [at for at, message in enumerate(part.messages) if not self.set_retained(message)]
         if refused:
             part.settle_at(refused, RETAINED_FULL)
@@ -135,16 +135,16 @@ class RetainedTopics:
         return True
 
     def show(self, message: Message) -> None:
-        """Retain `message` in memory only, because the next process creates it again."""
+        """Retain `message` in memory and not in the store, because each process builds it itself."""
         self._set(message, clock.utc())
 
     def _set(self, message: Message, utc: float, *, restoring: bool = False) -> bool | None:
         """Store a topic's retained message in memory, or remove it if the body is empty. Return the result.
 
-        The result is True if the message is stored, False if the topic's message was removed, and None if
-        there is no capacity. `utc` is the present time in POSIX seconds, by which expired messages are
-        removed to make space. With `restoring` (at the start, from disk) the limits apply, but not the part
-        of them that one user may fill.
+        The result is True if the message is stored, False if the topic's message was removed, and None if a
+        limit forbids it. `utc` is the present time in POSIX seconds; expired messages are removed to make
+        space. With `restoring` (at the start, from disk) the limits of all messages apply, but not those of
+        one user.
         """
         topic = message.address.name
         if not len(message.body):
@@ -219,10 +219,11 @@ class RetainedTopics:
     def find(
         self, pattern: list[str], after: list[str] | None, most: int, steps: int
     ) -> tuple[list[Message], list[str] | None]:
-        """Return unexpired messages whose topics match a filter, and where the search stopped.
+        """Return unexpired messages whose topics match a filter, and the topic at which the search stopped.
 
-        There are at most `most` messages, of topics after `after`, found in at most `steps` steps. The second
-        result is the next `after`, or None at the end (TopicTree.find).
+        At most `most` messages are found, of topics after `after`, while at most `steps` nodes of the topic
+        tree are visited. The second result is the value of `after` for the next call, or None at the end.
+        Topics and `pattern` (the filter) are lists of levels.
         """
         found, place = self._tree.find(pattern, after, most=most, steps=steps)
         utc = clock.utc()
@@ -230,9 +231,9 @@ class RetainedTopics:
 
 
 def retained_weight(message: Message) -> int:
-    """Return the weight of a retained message in bytes: that of the message, and of a deep topic.
+    """Return how many bytes of the limit a retained message uses: its size, and more for a deep topic.
 
-    Each level of the topic is a node of the tree, and a short topic may have 200 of them.
+    Each level of the topic is a node of the topic tree, and even a short topic may have 200 levels.
     """
     address = message.address
     return message.byte_count + max(filter_bytes(address.name) - ADDRESS_BYTES_FEW, 0) - address.excess_bytes

@@ -106,7 +106,6 @@ class Grant:
         return (self.session.client_id, self.shared, *options)
 
     def __eq__(self, other: object) -> bool:
-        """Compare session and options: equal grants of one session are one recipient for all topics."""
         if other is self:
             return True
         return isinstance(other, Grant) and other.session is self.session and other._key() == self._key()
@@ -115,7 +114,7 @@ class Grant:
         return self._hash
 
     def publish(self, part: SubBatch) -> None:
-        """Queue the messages for the session's client; the session settles the part."""
+        """Queue the messages of a sub-batch for the session's client. The session settles them."""
         self.session.take(part, self)
 
     def encode(self) -> bytes:
@@ -461,14 +460,17 @@ class Session:
         return 0 if self.full else self.limits.messages_max - len(self)
 
     def grant_for(self, options: SubscriptionOptions) -> Grant:
-        """Return the grant of one subscription, for topics that no other one of this session matches."""
+        """Return the grant for topics that match only one subscription of this session (with `options`)."""
         grant = self._grant
         if grant is None or not grant.is_of(options):
             grant = self._grant = Grant(self, [options])
         return grant
 
     def take(self, part: SubBatch, grant: Grant) -> None:
-        """Queue the messages of the part for the client, and accept the part."""
+        """Queue the messages of a sub-batch for the client, and accept them.
+
+        `grant` has the options of the session's subscriptions that match.
+        """
         messages = self._without_own(part.messages, grant)
         if self.outlet is not None and self.may_pause_sources:
             self._hold_if_late(part)
@@ -490,8 +492,8 @@ class Session:
     def offer(self, messages: list[Message], grant: Grant) -> None:
         """Queue `messages` for the client; messages of QoS 0 only while it is connected.
 
-        The publishers to a connected client are paused at the limit, so only messages of those that cannot be
-        paused are dropped, at twice the limit. For a client that is disconnected or has stalled, the newest
+        While the client is connected, publishers are paused at the session's limit. Messages of publishers
+        that cannot be paused are dropped at twice the limit. If the client is disconnected or stalled, new
         messages beyond the limit are dropped and counted.
         """
         if self.outlet is None:
@@ -699,7 +701,7 @@ class Session:
             self.pressure.resume_sources()
 
     def _hold_if_late(self, part: SubBatch) -> None:
-        """Pause the publishers of `part` if the session is full, or its messages would wait too long."""
+        """Pause the publishers of a sub-batch if the session is full, or its messages would wait too long."""
         if self.full:
             self._tight = True
             if self.limits.may_hold(self.user):
@@ -715,7 +717,7 @@ class Session:
                 self.pressure.hold_sources(part)
 
     def review_hold(self) -> None:
-        """Resume paused publishers if the session's user may no longer pause them after a change of rules."""
+        """Resume paused publishers if changed rules no longer let the session's user pause publishers."""
         if self.pressure and not self.limits.may_hold(self.user):
             if self._tight:
                 self.may_pause_sources = False
@@ -740,10 +742,10 @@ class Session:
     def has_stalled(self, now: float, *, is_read: bool = True) -> bool:
         """Return True if publishers were paused for `stall_secs` while nothing was sent to the client.
 
-        Must be called once a second, with `now` in monotonic seconds. Afterwards the session pauses no
-        publisher until half of its limits is free. With `is_read` False, the gateway does not read what the
-        client sends, so that its acknowledgements may be on their way: this is not the client's fault, and
-        the result is False if that was so at any call since something was sent.
+        Must be called once a second, with `now` in monotonic seconds. After `stall_secs`, the session pauses
+        no publisher until half of its limits is free. `is_read` is False if the gateway does not read from
+        the client now, so that an acknowledgement may be unread. The result is False if this was so at any
+        call since something was last sent, because the client may not be the cause.
         """
         if not self.has_progressed and self._pace is not None:
             self._end_pacing()  # sources do not wait early for an inactive client
@@ -780,9 +782,10 @@ class Session:
         return rows
 
     def _cancel_resend(self, packet_id: int) -> None:
-        """Do not resend a message that the client has acknowledged before it was resent.
+        """Remove an acknowledged message from those to be resent on this connection.
 
-        A message that has taken no credit on this connection (DUP) gives none back.
+        If the message was not resent yet, it has used no credit (Receive Maximum), and none is returned for
+        it.
         """
         row = self._again.pop(packet_id, None)
         if row is not None and row.dup:
@@ -821,7 +824,6 @@ class Session:
             self._plan_purge()
 
     def _wait(self, rows: Sequence[QueuedRow]) -> None:
-        """Append rows (message, grant, position) to the waiting messages."""
         if rows:
             if self._waiting is None:
                 self._waiting = deque()
@@ -841,12 +843,12 @@ class Session:
         return False
 
     def share(self, pass_on: PassOn) -> Iterator[tuple[int, int]]:
-        """Pass undelivered messages of shared subscriptions to other sessions, because the client was lost.
+        """Pass undelivered messages of shared subscriptions of a lost client to other sessions (5: 4.8.2).
 
-        See MQTT 5 §4.8.2. `pass_on` queues a message at another session, and returns False if none accepts
-        it. Messages that were sent at QoS 2 stay in this session, because the client may have them. Yields
-        after some messages (examined, unshared): how many were examined, and how many of these no session
-        has accepted, so that they stay, too. The session may not be connected meanwhile.
+        `pass_on` queues a message at another session, and returns False if none accepts it; the message then
+        stays here. Messages sent at QoS 2 stay, too, because the client may have them. Yields (examined,
+        unshared) now and then: how many messages were examined since the last yield, and how many of these
+        were not accepted. The client must not reconnect meanwhile.
         """
         in_flight = list(self.in_flight.items())
         for start in range(0, len(in_flight), SHARED_AT_ONCE):
@@ -921,7 +923,7 @@ class Session:
         return None
 
     def discarded(self) -> None:
-        """Release what the session refers to, because it has ended."""
+        """Release the session's references and received packet ids, because the session has ended."""
         self._grant = None  # it refers to the session
         self.received_ids.drop()
 

@@ -41,7 +41,10 @@ class SharedGroup:
         self.members[session] = Grant(session, [options], shared=self.filter)
 
     def publish(self, part: SubBatch) -> None:
-        """Distribute the messages of a part among the members; each settles its own messages."""
+        """Distribute the messages of a sub-batch among the members, whose sessions settle them.
+
+        Messages that no member can get are accepted and dropped.
+        """
         here = [grant for session, grant in self.members.items() if session.outlet is not None]
         away = [] if here else [grant for session, grant in self.members.items() if session.persistent]
         candidates = here or [grant for grant in away if grant.qos] or away
@@ -74,7 +77,7 @@ class SharedGroup:
             nobody.accept()
 
     def take_turn(self, count: int) -> int:
-        """Return the index of the next of `count` members, whether it has credit or not."""
+        """Return the index of the next member in turn, below `count`, whether it has credit or not."""
         at = self._turn % max(count, 1)
         self._turn = at + 1
         return at
@@ -101,8 +104,8 @@ class SharedGroup:
     ) -> bool:
         """Queue a message for the next member in turn, except the session `but`.
 
-        Return False if no member can accept it. With `away` the member's client need not be connected.
-        `on_outcome` is called with the outcome.
+        Return False if no member can accept it. With `away`, disconnected members may get it if none is
+        connected. `on_outcome` is called with the outcome.
         """
         return MemberTurns(self, but, away=away).redeliver(message, on_outcome)
 
@@ -112,9 +115,9 @@ class SharedGroup:
 
 
 class MemberTurns:
-    """Members of a group that messages of a lost or ended session may go to, in turn.
+    """Members of a shared subscription that get the messages of a lost or ended session, in turn.
 
-    There may be very many messages and members, so the members are examined once for all the messages.
+    The members are examined once for all messages, because there may be very many of both.
     """
 
     __slots__ = ("_candidates", "_group", "_has_room", "_here", "_rooms")
@@ -122,7 +125,7 @@ class MemberTurns:
     def __init__(self, group: SharedGroup, but: Session | None, *, away: bool) -> None:
         """Find the members that can accept a message, except the session `but`.
 
-        With `away` their clients need not be connected.
+        With `away`, disconnected members are used if none is connected.
         """
         able = [one for one in group.members if one is not but and not one.full and not one.failing]
         here = [one for one in able if one.outlet is not None]
