@@ -1,10 +1,10 @@
-"""Routing of exchanges of type `x-consistent-hash`: one destination for each hash, in shares by weight.
+"""Routing of exchanges of type `x-consistent-hash`: one destination for each hash, chosen by weight.
 
 The key of a binding is its destination's weight, a positive integer. Each destination gets a score from the
 hash of a message and its own name; the highest score, scaled by the weight, wins (rendezvous hashing).
-Therefore a new destination takes its share from all others, and nothing moves between these; the share of an
-unbound one is spread over the remaining ones. The choice depends on names and weights alone: it is the same
-after a restart and whatever the order of the bindings.
+Therefore a new destination takes over some messages of all others, and no message moves between these; the
+messages of an unbound destination are spread over the remaining ones. The choice depends on names and weights
+alone: it is the same after a restart and whatever the order of the bindings.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
-"""Dead-lettering: messages that leave a queue without being consumed, and where they go.
+"""Dead-lettering: routing of messages that leave a queue without being consumed.
 
-A death (expired, rejected, maxlen) is noted when it happens, and processed when the queue has finished its
-work: dead letters are routed by the queue's dead letter exchange and put into the queues there. The store
-adds a dead letter and settles its message in one commit; if the disk refuses, the death waits until it works.
-Many deaths are processed in turns, in which the users of the queues take turns, too. Those that wait are not
-settled, and count in number, in bytes and in memory for the user of their queue: while very many wait, that
-user's queues deliver nothing that could be rejected, too. `x-death` lists where a message has died before. A
-dead letter does not return to a queue in which it has died, unless a consumer rejected it on the way;
-otherwise it would travel forever.
+A message that expires, is rejected or exceeds the queue's length is noted as dead, and processed when the
+queue has finished its work: its dead letter is routed by the queue's dead letter exchange and put into the
+queues there. The store adds the dead letter and settles the dead message in one commit; if the disk refuses,
+the dead message is retried when the disk works.
+
+The users who own queues take turns in this work. Dead messages that wait for it are not settled, and count in
+number, in bytes and in memory for the owner of their queue. While very many wait, the owner's queues deliver
+nothing, because consumers could reject it, too. `x-death` lists where a message has died before. A dead
+letter does not return to a queue in which it has died, unless a consumer has rejected it since; otherwise it
+would circulate forever.
 """
 
 from __future__ import annotations
@@ -133,9 +135,10 @@ class DeadMessage:
         position: int | None,
         delay: Delay | None = None,
     ) -> None:
-        """Create the entry of a message that was at `position`; None if it never was in the queue.
+        """Record a message that has left `queue` for `reason`, a reason of `x-death`.
 
-        `delay` is the queue of delayed messages if the message did not die, but is due.
+        `position` is where it was in the queue; None if it never was there. If the message did not die, but
+        its delay is over, `delay` is the queue of delayed messages.
         """
         self.queue = queue
         self.message = message
@@ -161,9 +164,10 @@ class DeadLetterRouter(Protocol):
 
 
 class WaitingDeaths:
-    """Dead messages of all queues that wait to be routed, in one line for each user who owns queues.
+    """Dead messages of all queues that wait to be routed, in one list for each user who owns queues.
 
-    The users take turns. The waiting messages count in `shares` for the owner of their queue.
+    The users take turns. The waiting messages count against the limits in `shares`, for the owner of their
+    queue.
     """
 
     def __init__(self, shares: UserShares) -> None:
@@ -180,7 +184,7 @@ class WaitingDeaths:
         return len(self._lines.get(user, ()))
 
     def add(self, death: DeadMessage, *, first: bool = False) -> None:
-        """Add a dead message behind the waiting ones of its user; `first` adds it to the beginning."""
+        """Append a dead message to the list of its queue's owner, or insert it at the beginning (`first`)."""
         user = user_of(death.queue)
         line = self._lines.get(user)
         if line is None:
@@ -206,9 +210,10 @@ class WaitingDeaths:
         return death
 
     def spend(self, death: DeadMessage, count: int) -> None:
-        """Add `count` (dead letters and target queues of `death`) to the work of the user's present turn.
+        """Count the work that the dead message `death` has caused, for the user whose turn it is.
 
-        When the work of the turn has reached BURIED_OF_USER, the next user has the turn.
+        `count` is the number of its dead letters and of the queues that got them. When the work of the turn
+        has reached BURIED_OF_USER, it is the next user's turn.
         """
         user = user_of(death.queue)
         line = self._lines.get(user)
@@ -220,7 +225,7 @@ class WaitingDeaths:
 
 
 class DeadLettering:
-    """Dead messages of one virtual host that wait to be routed; source of their dead letters."""
+    """Dead messages of one virtual host that wait to be routed, and the publisher of their dead letters."""
 
     def __init__(self, host: DeadLetterRouter, lost: Lost | None = None) -> None:
         """Create the dead-lettering of the virtual host `host`.
@@ -291,7 +296,8 @@ class DeadLettering:
     def claims(self) -> Iterator[tuple[DeathsClaim, int, str]]:
         """Yield (claim, bytes, user) for each user whose dead messages wait to be routed.
 
-        The method `restrain` of a claim lowers the limit of these messages in bytes (memory_shares.py).
+        A claim represents the memory of these messages. Its method `restrain` lowers their limit in bytes
+        (memory_shares.py).
         """
         for user, byte_count in self.waiting_deaths.shares.bytes_by_user().items():
             yield DeathsClaim(self, user), byte_count, "" if user == OPERATOR else user
@@ -334,7 +340,7 @@ class DeadLettering:
         self.waiting_deaths.add(DeadMessage(delay, message, DELAYED, position, delay))
 
     def send_dead_messages(self) -> None:
-        """Route the registered messages, including those that die while this happens.
+        """Route the waiting dead messages, and messages that become dead meanwhile.
 
         If there are many, the rest is routed in later passes of the event loop.
         """
@@ -357,9 +363,10 @@ class DeadLettering:
         self.send_dead_messages()
 
     def _postpone(self, death: DeadMessage) -> bool:
-        """Keep a dead message, which stays on disk, until the disk works.
+        """Retry a dead message later, because the failing disk has refused it. Return True.
 
-        A message whose delay is over is requeued instead. Return False if its exchange is deleted.
+        A message whose delay is over is requeued instead. If its exchange is deleted, False is returned, and
+        the caller drops the message.
         """
         if death.delay is not None and death.position is not None:
             return death.delay.requeue_refused(death.position, death.message)
@@ -418,9 +425,10 @@ class DeadLettering:
         return count
 
     def _routed(self, death: DeadMessage, utc: float) -> tuple[Message, Sequence[DeadLetteringQueue]]:
-        """Return the dead letter of a message, or a message whose delay is over, and its queues.
+        """Return the message to send for `death`, and the queues that get it.
 
-        If there are no queues, it is dropped, or becomes a dead letter of the gateway.
+        It is a dead letter, or a message whose delay is over. `utc` is the present time in POSIX seconds. If
+        there are no queues, it is dropped here, or becomes a dead letter of the gateway.
         """
         queue, message, delay = death.queue, death.message, death.delay
         targets: Sequence[DeadLetteringQueue] | None
@@ -447,11 +455,10 @@ class DeadLettering:
     def _letter(
         self, queue: DeadLetteringQueue, message: Message, reason: str, utc: float
     ) -> tuple[Sequence[DeadLetteringQueue] | None, Message]:
-        """Build the dead letter of a message that left `queue` for `reason`.
+        """Build the dead letter of a message that left `queue` for `reason`. Return its queues and itself.
 
-        Return the queues to which it is routed, and the dead letter. The queues are None if the message has
-        died too often without being rejected by a consumer, and so may circulate forever. `utc` is the
-        present time in POSIX seconds.
+        The queues are None if the message has died too often without being rejected by a consumer, so that it
+        may circulate forever. `utc` is the present time in POSIX seconds.
         """
         address = message.address
         exchange, key = queue.options.dead_letter_exchange, queue.options.dead_letter_key
@@ -498,10 +505,11 @@ class DeadLettering:
         refused: dict[int, Outcome] | None,
         received: Monotonic,
     ) -> None:
-        """Settle dead messages, and those whose delay is over, with the outcomes at their queues.
+        """Settle dead messages, and messages whose delay is over, with the outcomes of their target queues.
 
-        A message that a queue refused is counted, and reported to `lost`. A message that the failing disk
-        refused is retried.
+        `receipts` has each message and what was sent for it; `refused` has the outcomes of refused ones by
+        index, None if there are none. A message that a queue refused is counted and reported to `lost`. A
+        message that the failing disk refused is retried. `received` is not used.
         """
         settled: dict[DeadLetteringQueue, list[int]] = {}
         for at, (death, letter) in enumerate(receipts):
@@ -527,7 +535,7 @@ class DeadLettering:
 
 
 def user_of(queue: DeadLetteringQueue) -> str:
-    """Return the user in whose share the dead messages of a queue count: its owner, or OPERATOR."""
+    """Return the user against whose limit the dead messages of a queue count: its owner, or OPERATOR."""
     user = queue.owning_user
     return OPERATOR if user is None else user
 
@@ -548,11 +556,11 @@ def _settle_beside(sent: Iterable[DeadMessage]) -> None:
 def own_properties(
     queue: DeadLetteringQueue, message: Message, utc: float, returns: int | None = None
 ) -> bytes:
-    """Return the encoded properties of a message as a consumer of `queue` gets them.
+    """Return the encoded properties of a message for a consumer of `queue`, at the POSIX time `utc`.
 
-    `returns` is how often the message was returned, and is added as a header; None adds none. The result
-    excludes what only the queue has added: an expiry by its time to live, and durability of a quorum queue.
-    Raises RemoteProtocolError for properties that the sender malformed.
+    An expiration from the queue's `x-message-ttl` and the durability from a quorum queue are left out.
+    `returns` (how often the message was returned) is added as a header, unless it is None. Raises
+    RemoteProtocolError for properties that the sender malformed.
     """
     if returns is not None:
         native = decode_properties(own_properties(queue, message, utc))
@@ -744,7 +752,7 @@ def _visited(headers: Headers) -> set[str]:
 
 
 class DeathsClaim(NamedTuple):  # behind DeadLettering, which mypyc needs for its fields
-    """Memory that the waiting dead messages of one user's queues occupy."""
+    """Memory of one user's dead messages that wait to be routed; `restrain` limits it (memory_shares.py)."""
 
     dead_lettering: DeadLettering
     user: str

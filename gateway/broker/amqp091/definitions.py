@@ -51,9 +51,9 @@ class Definitions(HostRecords):
         memory_messages_max: int,
         memory_bytes_max: int,
     ) -> None:
-        """Open the records, and read how often messages of quorum queues were returned.
+        """Open the records of the virtual host `host`. The parameters are those of HostRecords.
 
-        The arguments are those of HostRecords.
+        Also restores how often messages of quorum queues were returned.
         """
         super().__init__(
             store,
@@ -101,8 +101,8 @@ class Definitions(HostRecords):
     def exchanges(self, find: Callable[[str], Exchange | None], steps: MatchingSteps) -> list[Exchange]:
         """Return new exchanges from the records, without their bindings.
 
-        `find` returns an exchange by its name, and `steps` counts how many comparisons their bindings add to
-        a message.
+        `find` returns the exchange of a name, or None. Each exchange adds to `steps` how many comparisons its
+        bindings need for a message.
         """
         found = []
         for words, record in self._records(EXCHANGE):

@@ -101,9 +101,10 @@ class DelayedMessages(PriorityQueue):
     """Queue of the messages that one exchange delays, in the order in which they are due."""
 
     def __init__(self, name: str, host: DelayHost, route: Route, *, durable: bool, user: str | None) -> None:
-        """Create the queue of the exchange `name`, which `user` has declared.
+        """Create the queue of delayed messages of the exchange `name`, which `user` has declared.
 
-        `route` returns the queues to which the exchange routes a message with these keys.
+        `route` returns the queues to which the exchange routes a message, given its routing keys and the
+        message.
         """
         super().__init__(
             name,
@@ -145,15 +146,16 @@ class DelayedMessages(PriorityQueue):
         return address.scope == self.name and address.protocol == AMQP091.name
 
     def claims(self) -> Iterator[tuple[SenderClaim, int, str]]:
-        """Yield (claim, bytes, user) for each user who sent messages that wait.
+        """Yield (claim, bytes, user) for each user who sent messages that are delayed now.
 
-        The method `restrain` of a claim lets the exchange count as full for the user (memory_shares.py).
+        A claim represents the memory of these messages. Its method `restrain` makes the exchange count as
+        full for the user (memory_shares.py).
         """
         for user, byte_count in self._shares.bytes_by_user().items():
             yield SenderClaim(self, user), byte_count, user
 
     def restrain_sender(self, user: str, on: bool) -> None:
-        """Let the exchange count as full for a user who occupies too much memory (`on`), or end that.
+        """Treat the exchange as full for a user whose messages occupy too much memory (`on`), or end that.
 
         A repeated call has no effect.
         """
@@ -165,7 +167,7 @@ class DelayedMessages(PriorityQueue):
     # In.
 
     def publish(self, part: SubBatch) -> None:
-        """Queue the messages of a part until their delays are over, and settle the part."""
+        """Queue the messages of a sub-batch until their delays are over, and settle the sub-batch."""
         if self.deleted:  # after a transaction had routed the messages
             self._dead_lettering.dropped["delayed_deleted"] += len(part.messages)
             part.accept()
@@ -185,10 +187,10 @@ class DelayedMessages(PriorityQueue):
                 self._resume_user(user)
 
     def _within_shares(self, part: SubBatch) -> SubBatch:
-        """Refuse the messages of users who exceed their limits of delayed messages.
+        """Refuse messages of users who exceed their limits of delayed messages. Return the other messages.
 
-        Return the part of the other messages. If the exchange may pause publishers, a user's connections are
-        paused at the limit, and messages are refused only at twice the limit.
+        If the exchange may pause publishers, the connections of a user are paused at the limit, and messages
+        are refused only at twice the limit.
         """
         shares = self._shares
         count = shares.count + len(part.messages)
@@ -224,10 +226,10 @@ class DelayedMessages(PriorityQueue):
         return part.select([at for at in range(len(part.messages)) if at not in without])
 
     def _excess(self, user: str, count: int, byte_count: int) -> float:
-        """Return the ratio of a user's messages to the user's limit, including new ones.
+        """Return how many times a user's limit is used, if `count` messages of `byte_count` bytes are added.
 
-        `count` and `byte_count` are those of the new messages. Above 1 the limit is exceeded; 2 is twice the
-        limit. Up to 1 the value only says that the messages fit.
+        The limits are those of delayed messages. Above 1 the limit is exceeded; 2 is twice the limit. A
+        result up to 1 only says that the messages fit, and is not exact.
         """
         shares = self._shares
         all_bytes = shares.of(user) + byte_count
@@ -238,7 +240,7 @@ class DelayedMessages(PriorityQueue):
         return excess
 
     def prepare_messages(self, messages: list[Message]) -> list[Message]:
-        """Return copies of the messages whose expiry is the time when they are due."""
+        """Return copies of the messages that expire when their delay is over."""
         utc = clock.utc()
         return [with_expiry(one, utc + delay_of(one.properties.headers) / 1000) for one in messages]
 
@@ -325,10 +327,10 @@ class DelayedMessages(PriorityQueue):
             self._user_pressure.resume_user(user)
 
     def release(self, message: Message, utc: float) -> tuple[Sequence[DeadLetteringQueue], Message]:
-        """Return the queues of a message whose delay is over, and the message as these queues get it.
+        """Return the queues for a message whose delay is over, and a copy of the message for these queues.
 
-        `utc` is the present time in POSIX seconds. The message has a negative `x-delay`, and its expiration
-        begins now.
+        The copy has a negative `x-delay`, and its expiration begins now. `utc` is the present time in POSIX
+        seconds.
         """
         expiration_ms = essentials(message.property_set).expiration_ms
         own = message if expiration_ms is not None else with_expiry(message, NEVER)
@@ -392,13 +394,13 @@ class DelayedMessages(PriorityQueue):
 
 
 class SenderClaim(NamedTuple):
-    """Memory occupied by the messages of one user that an exchange delays."""
+    """Memory of one user's messages that an exchange delays; `restrain` limits it (memory_shares.py)."""
 
     delayed: DelayedMessages
     user: str
 
     def restrain(self, on: bool) -> None:
-        """Let the exchange count as full for the user (`on`), or end that."""
+        """Treat the exchange as full for the user (`on`), or end that."""
         self.delayed.restrain_sender(self.user, on)
 
 

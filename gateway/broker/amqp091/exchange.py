@@ -232,10 +232,9 @@ class Exchange:
             self._add_steps(user, -self._index.remove(conditions, destination, user))
 
     def _charge(self, destination: Queue | Exchange, user: str | None, steps: int) -> None:
-        """Add to the number of steps that a destination's bindings add to each message.
+        """Add `steps` to the comparisons that the bindings of `destination` need for each message.
 
-        The steps count for the user who bound the destination first. A step is a comparison
-        (matching_steps.py).
+        They count for the user who bound the destination first (matching_steps.py).
         """
         first, before = self._destination_steps.get(destination, (user, 0))
         self._destination_steps[destination] = (first, before + steps)
@@ -247,7 +246,7 @@ class Exchange:
             self._steps.add(user, steps)
 
     def release_steps(self) -> None:
-        """Subtract the steps of all bindings from their users, because the exchange is deleted."""
+        """Subtract the comparisons of all bindings from those of their users: the exchange is deleted."""
         for user, steps in self._own_steps.items():
             self._steps.add(user, -steps)
         self._own_steps = {}

@@ -71,10 +71,9 @@ class HeaderIndex(Generic[T]):
         self._levels: dict[tuple[str | None, str, int], dict[int, int]] = {}  # number of conditions, by steps
 
     def add(self, required: HeaderConditions, destination: T, user: str | None) -> int:
-        """Add a binding of a user.
+        """Add a binding of a user. Return how many comparisons it adds in the worst case.
 
-        Return how many steps (comparisons) it adds to the message that needs most steps for the bindings of
-        this user.
+        The worst case is the message that needs the most comparisons for the bindings of this user.
         """
         if not required.conditions:
             if required.all:
@@ -101,10 +100,9 @@ class HeaderIndex(Generic[T]):
         return more
 
     def remove(self, required: HeaderConditions, destination: T, user: str | None) -> int:
-        """Remove a binding of a user.
+        """Remove a binding of a user. Return how many comparisons are saved in the worst case.
 
-        Return how many steps (comparisons) it removes from the message that needs most steps for the bindings
-        of this user.
+        The worst case is the message that needs the most comparisons for the bindings of this user.
         """
         if not required.conditions:
             if required.all:
@@ -159,9 +157,9 @@ class HeaderIndex(Generic[T]):
         return (0 if listed is None else len(listed), len(condition) == 1)
 
     def _charge(self, user: str | None, condition: Condition, steps: int) -> int:
-        """Add steps to a condition of a user.
+        """Add `steps` comparisons to a header condition of a user. Return how many the worst case gains.
 
-        Return how many steps this adds to a message whose value of the header needs most steps.
+        The worst case is the value of this header that needs the most comparisons. Negative numbers subtract.
         """
         levels = self._levels.setdefault((user, condition[0], len(condition)), {})
         most = max(levels, default=0)
@@ -227,7 +225,7 @@ def parse_conditions(arguments: Headers) -> HeaderConditions:
 
 
 def comparable(value: Value) -> Any:
-    """Return an argument or header value in a form in which equal values compare as equal."""
+    """Convert an argument or header value so that equal values compare as equal in Python."""
     if value.type in UNIQUE_TYPES:
         return value.type, without_order(value).value  # as bindings are stored: a table has no order
     if value.type is ValueType.BYTES:

@@ -35,10 +35,11 @@ class AmqpHosts(dict[str, VirtualHost]):
         full_queues: FullQueues | None = None,
         definition_shares: UserShares | None = None,
     ) -> None:
-        """Create the virtual hosts. Must be called before the store starts.
+        """Create the virtual hosts `names`. Must be called before the store starts.
 
-        `changed` is called when routing may have changed. `lost` is called with dead letters that a queue
-        refused. `bodies` is required with a store.
+        `changed` is called when routing may have changed, and `lost` with dead letters that a queue refused.
+        `bodies` is required with a store. `policies` are by virtual host. `full_queues` and
+        `definition_shares` are as in VirtualHost.
         """
         super().__init__()
         self.alarms = CallScheduler()
@@ -85,10 +86,10 @@ class AmqpHosts(dict[str, VirtualHost]):
             yield from host.delays()
 
     def claims(self) -> Iterator[tuple[SenderClaim | DeathsClaim, int, str]]:
-        """Yield (claim, bytes, user) for the memory that delayed and dead messages of each user occupy.
+        """Yield (claim, bytes, user) for delayed messages and for dead messages that wait to be routed.
 
-        Dead messages count while they wait to be routed. The method `restrain` of a claim stops this memory
-        from growing, because the user occupies too much (memory_shares.py).
+        A claim represents the memory that such messages of one user occupy. Its method `restrain` stops this
+        memory from growing (memory_shares.py).
         """
         for delayed in list(self.delays()):
             yield from delayed.claims()

@@ -54,8 +54,8 @@ class PolicyError(ValueError):
 class Policy(NamedTuple):
     """Policy for queues of some types, or exchanges, whose names match a pattern.
 
-    `types` has the types of queues, and EXCHANGES for exchanges. `arguments` are those that queues get, and
-    `alternate` is the alternate exchange that exchanges get. `document` is its form in the export.
+    `types` has the types of queues, and EXCHANGES for exchanges. Queues get `arguments`; exchanges get
+    `alternate` as their alternate exchange. `document` is the policy's JSON object in RabbitMQ's export.
     """
 
     pattern: Regex
@@ -126,7 +126,10 @@ def _kind(own: Mapping[str, Value]) -> str:
 
 
 def with_policy(policies: Iterable[Policy], name: str, arguments: Headers) -> Headers:
-    """Return the arguments of a queue with those of the policy that applies to it."""
+    """Return a queue's arguments together with the arguments of the policy that applies to it.
+
+    If both have an argument, the declared value applies, but of two numbers the lower one.
+    """
     policy = applicable_policy(policies, name, arguments)
     if policy is None:
         return arguments

@@ -112,7 +112,7 @@ class AmqpQueue(PriorityQueue):
     # Bodies, which `x-max-length-bytes` limits.
 
     def attach_storage(self, storage: Storage, end: int, byte_count: int, gate: Gate) -> None:
-        """Store the queue's messages in `storage` from now on, as `Queue.attach_storage` does.
+        """Store the queue's messages in `storage` from now on, with the parameters of Queue.attach_storage.
 
         If `x-max-length-bytes` limits the queue, all stored messages are read to count the bytes of their
         bodies: the store has recorded only sizes that include properties.
@@ -159,7 +159,7 @@ class AmqpQueue(PriorityQueue):
     # In.
 
     def publish(self, part: SubBatch) -> None:
-        """Queue the messages of a part; a queue that refuses excess messages accepts as many as fit."""
+        """Queue the messages of a sub-batch; with an `x-overflow` that rejects, only those that fit."""
         if self._refuses:
             self._publish_what_fits(part)
         else:
@@ -171,7 +171,7 @@ class AmqpQueue(PriorityQueue):
         self._arriving = BEYOND
 
     def _publish_what_fits(self, part: SubBatch) -> None:
-        """Queue the messages of a part in pieces, and refuse or drop those that exceed the queue's limits.
+        """Queue the messages of a sub-batch, and refuse or drop those that exceed the queue's limits.
 
         Messages that consumers receive at once make space for the next ones.
         """
@@ -376,10 +376,10 @@ class AmqpQueue(PriorityQueue):
         return self.options.dead_letter_exchange is not None and self._dead_lettering.is_blocked(self)
 
     def when_takeable(self, then: Callable[[], None]) -> bool:
-        """Call `then` when `take` may return a message, although it has returned None now.
+        """Call `then` once, when `take`, which has returned None now, may return a message. Return True.
 
-        Return False if that is not to be expected soon: no message is left, or the failing disk keeps expired
-        ones or dead ones of the same owner.
+        Return False without a later call if that is not to be expected soon: no message is left, or the
+        failing disk holds back expired messages or dead messages of the same owner.
         """
         if self.loading:
             assert self.storage is not None
@@ -419,7 +419,7 @@ class AmqpQueue(PriorityQueue):
             self.dispatch()
 
     def settle_head(self) -> None:
-        """Drop expired messages at the head, so that they are not included in a message count."""
+        """Drop expired messages at the head of the queue, so that no message count includes them."""
         self.drop_expired(self._expire_max())
         self.finish_dispatch()
 
@@ -508,10 +508,10 @@ class AmqpQueue(PriorityQueue):
 
 
 class AmqpPriorityQueue(AmqpQueue):
-    """Queue with `x-max-priority`. A higher priority counts as the maximum.
+    """Queue with `x-max-priority`. A higher priority of a message counts as the maximum.
 
-    A message expires at the head of its priority. While messages are sorted, `_lines` has a heap of positions
-    for each priority, in which consumed messages stay until they are at its head.
+    A message expires only at the head of its priority. While messages are sorted, `_lines` has a heap of
+    positions for each priority, in which consumed messages stay until they are at its head.
     """
 
     def __init__(self, name: str, host: QueueHost, *, options: QueueArguments, **more: Any) -> None:
@@ -533,7 +533,10 @@ class AmqpPriorityQueue(AmqpQueue):
         super()._wait(position, message, redelivered=redelivered)
 
     def _head_of(self, line: list[int]) -> tuple[int, Message] | None:
-        """Return position and message of the first message of a priority that waits, or None."""
+        """Return (position, message) of the first waiting message of a priority, or None.
+
+        `line` is the heap of positions of this priority; consumed messages at its head are removed.
+        """
         while line:
             found = self._waiting.get(line[0])
             if found is not None:
@@ -542,11 +545,14 @@ class AmqpPriorityQueue(AmqpQueue):
         return None
 
     def _heads(self) -> list[tuple[int, Message]]:
-        """Return position and message of the first sorted message of each priority."""
+        """Return (position, message) of the first sorted message of each priority."""
         return [head for line in self._lines.values() if (head := self._head_of(line)) is not None]
 
     def _next_expiry(self) -> float:
-        """Return when the first head expires; NEVER if none does, or none is in memory."""
+        """Return when the first message at the head of a priority expires (POSIX seconds).
+
+        Returns NEVER if none of them expires, or no message is in memory.
+        """
         if not self._sorted:
             return super()._next_expiry()
         return min((message.expires for _, message in self._heads() if message.expires), default=NEVER)
@@ -667,9 +673,9 @@ def _any(message: Message) -> bool:
 
 
 def part_of(part: SubBatch, start: int, stop: int) -> SubBatch:
-    """Return the messages `start` to before `stop` of a part, as a part that is settled by itself.
+    """Return messages of a sub-batch, from index `start` to before `stop`, as their own sub-batch.
 
-    Returns the part itself if these are all of its messages.
+    It is settled by itself. If these are all of its messages, `part` itself is returned.
     """
     if start == 0 and stop >= len(part.messages):
         return part

@@ -1,6 +1,6 @@
 """Errors of operations on a virtual host, with RabbitMQ's reply codes and texts.
 
-RabbitMQ's clients distinguish errors by them.
+Clients that were written for RabbitMQ distinguish errors by these codes and texts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Direct reply-to: a reply goes from its publisher's channel to the requester's, without a queue.
 
 A client that consumes from REPLY_TO gets a unique name, which is put into the reply-to of its requests. A
-message that is published to that name through the default exchange is delivered to it at once, or dropped.
+message that is published to that name through the default exchange is delivered to the client at once, or
+dropped if the client cannot receive it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class ReplyTo:
         self.deliver = deliver
 
     def publish(self, part: SubBatch) -> None:
-        """Deliver replies to the requester; they are accepted even if it cannot receive them."""
+        """Deliver replies to the requester, and accept them even if the requester cannot receive them."""
         self.deliver(part.messages)
         part.accept()
 

@@ -23,11 +23,10 @@ def unbound(
 ) -> list[Finding]:
     """Return a finding for each mandatory route to an AMQP listener that leads to no declared queue.
 
-    `hosts` has the virtual hosts with the objects that the configuration declares. `declaring` has the names
-    of those virtual hosts for which there are declarations. A route from a link gets a warning if its virtual
-    host is in `declaring`, and otherwise a note. A route from a listener gets a note if its virtual host is
-    in `declaring`, and otherwise no finding, because each publisher is informed that its message was not
-    routed.
+    `hosts` has the virtual hosts with all declared objects, and `declaring` the names of those that have any.
+    If its virtual host is in `declaring`, a route from a link gets a warning, and one from a listener a note.
+    Otherwise a route from a link gets a note, and one from a listener gets none: each publisher is informed
+    that its message was not routed.
     """
     return [finding for route in routes for finding in _unbound(route, settings, hosts, declaring)]
 

@@ -104,12 +104,12 @@ class VirtualHost:
         arguments_max: int = 64,
         matching_steps_per_user_max: int = NO_LIMIT,
     ) -> None:
-        """Create the virtual host, and restore what `definitions` has recorded.
+        """Create the virtual host, and restore what `definitions` has recorded; without it nothing is stored.
 
-        Without `definitions` nothing survives a restart. `lost` is called with dead letters that a queue
-        refused. `policies` add arguments to the declarations of queues. `full_queues` is shared by the queues
-        of all hosts, and `definition_shares` counts the bytes of the definitions of clients. A binding and
-        its matching steps count toward the per-user limit of the user who made it.
+        `lost` is called with dead letters that a queue refused. `policies` add arguments to the declarations
+        of queues. `full_queues` is shared by the queues of all hosts. `definition_shares` counts the bytes of
+        what clients declare. A binding, and the comparisons that it needs for a message, count against the
+        limits of the user who made it.
         """
         self.steps = MatchingSteps(matching_steps_per_user_max)
         self.shares = UserShares("definitions") if definition_shares is None else definition_shares
@@ -311,7 +311,7 @@ class VirtualHost:
     ) -> Exchange:
         """Create the exchange, or check that an existing one has these properties. Raises AmqpRefused.
 
-        A new exchange belongs to `user`, and counts toward the user's part of the limit; None is the
+        A new exchange belongs to `user` and counts against that user's limit. With None it belongs to the
         configuration, which has no per-user limit.
         """
         if not name:
@@ -401,7 +401,7 @@ class VirtualHost:
     def _remove(self, exchange: Exchange) -> list[Exchange]:
         """Remove the exchange with its bindings and delayed messages.
 
-        Return the exchanges from which it was bound, which may be unused now.
+        Return the source exchanges to which it was bound; they may be unused now.
         """
         del self.exchanges[exchange.name]
         if exchange.user is not None:
@@ -493,9 +493,9 @@ class VirtualHost:
     ) -> AmqpQueue:
         """Create the queue, or check that an existing one has these properties. Raises AmqpRefused.
 
-        An empty name is replaced by `generated` or a new name. A new queue belongs to `user`, and counts
-        toward the user's part of the limit; None is the configuration, which has no per-user limit. `owner`
-        is the connection. An exclusive queue is deleted with its connection, and so is not durable.
+        An empty name is replaced by `generated` or a new name. A new queue belongs to `user` and counts
+        against that user's limit; with None it belongs to the configuration, which has no per-user limit.
+        `owner` is the connection. An exclusive queue is deleted with its connection, and so is not durable.
         """
         requested_name, said_durable = name, durable
         durable = durable and not exclusive
@@ -537,9 +537,9 @@ class VirtualHost:
     def _redeclared(
         self, name: str, owned: object, owner: object, durable: bool, auto_delete: bool, arguments: Headers
     ) -> AmqpQueue:
-        """Return the existing queue, if it is as declared and the connection `owner` may use it.
+        """Return the existing queue, if it equals the declaration and the connection `owner` may use it.
 
-        Raises AmqpRefused.
+        `owned` is the connection for an exclusive declaration, otherwise None. Raises AmqpRefused.
         """
         queue = self.queue(name, owner)
         if queue.owner is not owned:
@@ -612,10 +612,10 @@ class VirtualHost:
         *,
         user: str | None = "",
     ) -> None:
-        """Bind a queue or exchange to the exchange `source`, for `user`.
+        """Bind a queue or exchange to the exchange `source`, for `user`. Raises AmqpRefused.
 
-        The binding counts toward the user's part of the limit. A `user` of None is the configuration, which
-        has no per-user limit.
+        The binding counts against the limits of `user`. None is the configuration, which has no per-user
+        limit.
         """
         exchange = self.bindable(source)
         arguments = as_table(arguments)
@@ -683,9 +683,10 @@ class VirtualHost:
         self.shares.remove(user, text_bytes(key) + argument_bytes(arguments))
 
     def _check_definition(self, user: str | None, resource: str, arguments: Headers, byte_count: int) -> None:
-        """Check a new definition of `byte_count` bytes before it is added.
+        """Check the arguments and size of a new queue, exchange or binding before it is added.
 
-        Raises AmqpRefused if it has too many arguments or exceeds the user's part of the limit.
+        `resource` names it in errors; it needs `byte_count` bytes. Raises AmqpRefused if it has too many
+        arguments or exceeds the user's limit.
         """
         if argument_count(arguments) > self._arguments_max:
             raise precondition_failed(
