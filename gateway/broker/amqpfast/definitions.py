@@ -78,7 +78,10 @@ class FastDefinitions(HostRecords):
         self._untouched.record_ranges(queue.storage, kind, *words)
 
     def add_subscription(self, client: str, identifier: str, interest: Interest, maker: str | None) -> None:
-        """Record a durable subscription. It replaces an earlier one of the same client and identifier."""
+        """Record a durable subscription, which the user `maker` has created.
+
+        It replaces an earlier one of the same client and identifier.
+        """
         record = {
             "name": interest.name,
             "prefix": interest.prefix,
@@ -100,8 +103,8 @@ class FastDefinitions(HostRecords):
     def subscriptions(self) -> list[tuple[str, str, Interest, str | None]]:
         """Return the recorded subscriptions as (client, identifier, interest, user).
 
-        A stored selector that this version no longer accepts selects nothing until the client sends another
-        one. The waiting messages are not lost, and the other subscriptions are restored.
+        If this version no longer accepts a stored selector, the subscription selects no new messages until
+        its client sends another selector. Its waiting messages are not lost.
         """
         found = []
         for words, record in self._records(SUBSCRIPTION):

@@ -209,8 +209,8 @@ class TopicSubscription(PriorityQueue):
     def publish(self, part: SubBatch) -> None:
         """Queue the messages that the selector and no-local select; accept and drop the others.
 
-        The selector has limited time in each pass of the event loop. Messages that it was not evaluated for
-        wait until the next pass, and later messages wait behind them.
+        The selector has limited time in each pass of the event loop. Messages for which it was not evaluated
+        wait until the next pass, and so do all later messages.
         """
         if self.local is None and self.interest.selects is None:
             super().publish(part)
@@ -233,9 +233,9 @@ class TopicSubscription(PriorityQueue):
         self._work.postpone(self._select_more)
 
     def _select(self, part: SubBatch) -> SubBatch | None:
-        """Queue the messages of a part that the selector selects, and accept the others.
+        """Queue the messages of a sub-batch that the selector selects, and accept and drop the others.
 
-        Return the messages that the selector had no time for as a part, or None.
+        If the selector's time ends before, return a sub-batch of the remaining messages, otherwise None.
         """
         local, selects, work = self.local, self.interest.selects, self._work
         positions: list[int] = []
@@ -297,7 +297,10 @@ class TopicSubscription(PriorityQueue):
 
 
 def _section(part: SubBatch, places: Iterable[int]) -> SubBatch:
-    """Return the messages at these positions of a part, as a part that is settled by itself."""
+    """Return the messages of a sub-batch at the indexes `places`, as their own sub-batch.
+
+    It is settled by itself.
+    """
     chosen = SubBatch(part.batch, part.recipient)
     chosen.messages = [part.messages[at] for at in places]
     chosen.slots = [part.slots[at] for at in places]

@@ -23,7 +23,7 @@ class NamedClient(Protocol):
     """Connection of a client that may have a client-name."""
 
     def handle_takeover(self) -> None:
-        """Handle the takeover of the client-name by another connection."""
+        """Close this connection, because another one has taken over its client-name."""
 
 
 class ActiveClients:
@@ -43,7 +43,7 @@ class ActiveClients:
         return name in self._clients
 
     def enter(self, name: str, client: NamedClient) -> None:
-        """Add an active connection under its name; it replaces one of the same name."""
+        """Add the active connection `client` under its name, instead of an earlier one with this name."""
         self._clients[name] = client
 
     def remove(self, name: str, client: NamedClient) -> None:

@@ -60,7 +60,8 @@ class Partials:
     def __init__(self, spool: Spool, store: Store | None, *, shares: UserShares, age_secs: float) -> None:
         """Restore the transfers from the store, before the store starts.
 
-        `shares` limits idle transfers. An idle transfer is dropped when it is older than `age_secs` seconds.
+        `shares` limits the number and bytes of idle transfers, in total and for each user. A transfer that is
+        idle for more than `age_secs` seconds is dropped.
         """
         self._spool = spool
         self._store = store

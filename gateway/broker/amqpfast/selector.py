@@ -39,11 +39,11 @@ class PropertyLookup(Protocol):
 
 
 class TooManySteps(Exception):
-    """Error of an evaluation that has used up its steps."""
+    """Error of an evaluation that has used all its steps (units of work, see the module)."""
 
 
 class SelectorEvaluation:
-    """State of one evaluation: the properties of the message and the number of unused steps."""
+    """State of one evaluation: the properties of the message, and how many steps of work remain."""
 
     __slots__ = ("properties", "steps_left")
 
@@ -52,7 +52,7 @@ class SelectorEvaluation:
         self.steps_left = STEPS_MAX
 
     def check(self, steps: int) -> None:
-        """Raise TooManySteps if a single operation of `steps` steps is no longer allowed."""
+        """Raise TooManySteps if an operation that needs `steps` steps of work is not allowed any more."""
         if steps > STEPS_MAX or self.steps_left < 0:
             raise TooManySteps
 
@@ -155,7 +155,10 @@ class _SelectorParser:
         return found
 
     def _accept(self, *signs: str) -> str:
-        """Skip the next token if it is one of these signs, and return it; otherwise return ""."""
+        """Skip the next token if it is one of the operators or brackets `signs`, and return it.
+
+        Otherwise return "".
+        """
         kind, word, _ = self._peek()
         if kind == "sign" and word in signs:
             self._at += 1
@@ -333,10 +336,10 @@ def _constant(value: Any) -> Value:
 
 
 def _chain(parts: list[Value], by: bool) -> Value:
-    """Return the function that evaluates a disjunction (`by` is True) or conjunction of parts.
+    """Return the function that evaluates `parts` joined by OR (`by` is True) or AND (`by` is False).
 
-    One True decides a disjunction, and one False a conjunction. The result is None if no part decides and one
-    is unknown.
+    One True decides an OR, and one False an AND. The function returns None if no part decides and a part is
+    unknown.
     """
 
     def decide(evaluation: SelectorEvaluation) -> bool | None:
@@ -443,7 +446,7 @@ class _LikePiece(NamedTuple):
     def find(self, text: str, at: int, end: int, evaluation: SelectorEvaluation) -> int:
         """Return the first index between `at` and `end` at which the piece matches, or -1.
 
-        Raises TooManySteps.
+        The work is subtracted from the steps of `evaluation`. Raises TooManySteps.
         """
         if self.search is None:
             each = min(self.size, LITERAL_COST)

@@ -62,7 +62,7 @@ class FastRefused(GatewayError):
 
 
 class MissingDestination:
-    """Destination end of a route whose target destination does not exist. It refuses all messages."""
+    """End of a route whose target destination does not exist. It refuses all messages."""
 
     def publish(self, part: SubBatch) -> None:
         """Refuse the messages with the reason that there is no route."""
@@ -96,9 +96,8 @@ class FastHost:
         """Create the virtual host with its declared and its stored destinations.
 
         `changed` is called when routing may have changed. `queues`, `topics` and `peers` are the declared
-        names. `definitions` has the records that survive a restart. `full_queues` is the state that the
-        queues of all hosts share for the time when they are full. `definition_shares` counts the bytes of
-        client definitions. `work` limits the time of selectors.
+        names, and `definitions` has the stored records. `full_queues` is shared by the queues of all hosts.
+        `definition_shares` counts the bytes of what clients create. `work` limits the time of selectors.
         """
         self.name = name
         self.auto_create = auto_create
@@ -223,8 +222,9 @@ class FastHost:
     ) -> list[NamedDestination]:
         """Return the destinations of a name in a command that sends, consumes or queries.
 
-        `whole` allows the name to be a prefix. With `creates`, a missing destination is created where that is
-        allowed, for the user `maker`. Raises FastRefused with 404, 502 or 506.
+        `whole` allows the name to be a prefix, and `slashes` allows a new name to contain "/". With
+        `creates`, a missing destination is created where that is allowed, for the user `maker`. Raises
+        FastRefused with 404, 502 or 506.
         """
         destinations: dict[str, FastQueue] | dict[str, Topic] = (
             self.queues if service == "queue" else self.topics
@@ -263,9 +263,9 @@ class FastHost:
         return self.auto_create and name not in destinations and not self._begins(name)
 
     def check_open(self, service: str, name: str, *, slashes: bool = False, maker: str | None = None) -> None:
-        """Check that a handle may be opened for this name, creating its destination if allowed.
+        """Check that a handle may be opened for this name, and create its destination if that is allowed.
 
-        Raises FastRefused like `find`.
+        `slashes` and `maker` are as in `find`, and so are the errors.
         """
         if service == "peer":
             self.find_peers(name, whole=True)
@@ -330,9 +330,10 @@ class FastHost:
         byte_count: int,
         replaced: TopicSubscription | None = None,
     ) -> None:
-        """Check the limits of the host and of one user before a definition of `byte_count` bytes is added.
+        """Check the limits of the host and of the user `maker` before a definition is added.
 
-        The definition takes the place of `replaced`. Raises FastRefused with 506 at a limit.
+        `count` is the number of existing definitions of this kind, and `byte_count` the size of the new one.
+        A durable subscription that it replaces is not counted. Raises FastRefused with 506 at a limit.
         """
         own = 0
         if replaced is not None:
@@ -412,10 +413,11 @@ class FastHost:
         slashes: bool = False,
         maker: str | None = None,
     ) -> NamedDestination:
-        """Create a queue or topic of `client` that is deleted with `channel`.
+        """Create a queue or topic of the client `client`, which is deleted with `channel`.
 
-        An empty `name` makes the server generate one. An existing queue of the same client is emptied and
-        returned. Raises FastRefused with 403 if the name belongs to another client, 502 or 506.
+        An empty `name` is replaced by a generated one. An existing queue of the same client is emptied and
+        returned. `slashes` is as in `find`. Raises FastRefused with 502 or 506, or with 403 if the name
+        belongs to another client.
         """
         destinations: dict[str, FastQueue] | dict[str, Topic] = (
             self.queues if service == "queue" else self.topics
@@ -448,11 +450,10 @@ class FastHost:
     # Subscriptions.
 
     def is_prefix(self, name: str, *, whole: bool, slashes: bool = False, maker: str | None = None) -> bool:
-        """Return True if a CONSUME of this topic name means all topics with this prefix.
+        """Return True if a CONSUME of this topic name means all topics with this prefix, also future ones.
 
-        A prefix includes future topics. Otherwise the name means one topic, which is created if it is
-        missing.
-        Raises FastRefused like `find`.
+        Otherwise the name means one topic, which is created if it is missing. `whole`, `slashes` and the
+        errors are as in `find`.
         """
         if name in self.topics:
             return False
@@ -469,10 +470,10 @@ class FastHost:
     ) -> TopicSubscription:
         """Return a new subscription, or the existing durable one of `key` if its interest is equal.
 
-        `key` is (client, identifier) of a durable subscription, None for others. `maker` is the user. A
-        durable subscription to the same topics but with another selector is replaced. Raises FastRefused with
-        507 if the existing subscription is being consumed, or is to other topics: then its messages stay
-        until the client cancels it.
+        `key` is (client, identifier) of a durable subscription, None for others; `maker` is the user. A
+        durable subscription to the same topics with another selector is replaced. Raises FastRefused: 507 if
+        the existing one is being consumed or is to other topics, so that its messages stay until it is
+        cancelled; 506 at a limit.
         """
         before = self.durable.get(key) if key is not None else None
         if key is not None and before is not None:
@@ -510,10 +511,10 @@ class FastHost:
         return self.known_durable(key, user)
 
     def known_durable(self, key: tuple[str, str], user: str | None = None) -> TopicSubscription | None:
-        """Return the durable subscription with the key (client, identifier), or None.
+        """Return the durable subscription with the key (client, identifier) in this process, or None.
 
-        Only subscriptions that this process knows are found. Raises FastRefused with 403 if the subscription
-        belongs to a user other than `user`; None skips that check.
+        Raises FastRefused with 403 if the subscription belongs to a user other than `user`; None skips that
+        check.
         """
         found = self.durable.get(key)
         if found is not None and user is not None and found.maker != user:

@@ -53,7 +53,8 @@ log = structlog.get_logger(limited=True)
 class Letter(NamedTuple):
     """Dead letter: message, route ("" if none), outcome, and time in POSIX seconds.
 
-    `crossed` is True if the message is in the form that its route has built, and False if it is as received.
+    `crossed` is True if the message is as its route has built it for the target, and False if it is as
+    received.
     """
 
     id: str
@@ -112,7 +113,10 @@ class CommonLetters(Protocol):
         crossed: bool,
         then: Callable[[], None] | None,
     ) -> None:
-        """Store `messages` as dead letters. `then` is called when they are stored safely."""
+        """Store `messages` as dead letters. `then` is called when they are stored safely.
+
+        `crossed` is True if the messages are as the route has built them for its target.
+        """
 
     def is_one(self, id: str) -> bool:
         """Return True if `id` has the form of a shared dead letter's id, whether that exists or not."""
@@ -127,7 +131,7 @@ class CommonLetters(Protocol):
         """Call `then` with times and ids of all dead letters of a route (None: of all), oldest first."""
 
     def find(self, ids: Iterable[str], then: Callable[[list[Letter]], None]) -> None:
-        """Call `then` with those of the dead letters that exist, in any order."""
+        """Call `then` with the existing dead letters among those with these ids, in any order."""
 
     def claim(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
         """Claim dead letters, so that no other replica redrives them.
@@ -217,9 +221,9 @@ class DeadLetters:
     ) -> None:
         """Create the storage, which uses `common` or else `store`; without either it is in memory only.
 
-        `messages_max` and `bytes_max` limit the dead letters in memory (`shares` replaces them if there is
-        neither a store nor `common`), and the unwanted messages. The store and `common` have limits of their
-        own.
+        `messages_max` and `bytes_max` limit the unwanted messages, and the dead letters in memory. If there
+        is neither a store nor `common`, `shares` replaces the limits of dead letters, and has limits for each
+        user, too. The store and `common` have limits of their own.
         """
         self.messages_max = messages_max
         self.bytes_max = bytes_max
@@ -292,10 +296,10 @@ class DeadLetters:
     ) -> None:
         """Store `messages` as dead letters. `then` is called when they are stored safely.
 
-        `crossed` is True if they are in the form that the route has built for its target. `was_accepted` is
-        True if a queue had accepted them before, so that they are lost if they are not stored. If there is no
-        space, `full` is called instead with LETTERS_FULL, and the source keeps its messages. Without `full`
-        the oldest dead letters are deleted.
+        `crossed` is True if they are as the route has built them for its target, and `was_accepted` if a
+        queue had accepted them, so that they would be lost otherwise. If there is no space, `full` is called
+        instead with LETTERS_FULL, and the source keeps its messages. Without `full` the oldest dead letters
+        are deleted.
         """
         unwanted = _is_unwanted(route, outcome, was_accepted)
         is_awaited = then is not None
@@ -320,7 +324,8 @@ class DeadLetters:
         """Read the bodies of messages into memory, and store the messages as dead letters.
 
         Messages whose body cannot be read now are retried at the next tick; with `is_last` they are stored
-        with an empty body instead.
+        with an empty body instead. `unwanted` is the result of `_is_unwanted`; the other parameters are those
+        of `add`.
         """
         whole: list[Message] = []
         bodiless: list[Message] = []
@@ -353,7 +358,10 @@ class DeadLetters:
         crossed: bool,
         unwanted: bool,
     ) -> None:
-        """Store messages whose bodies are in memory, and forward copies of them."""
+        """Store messages as dead letters, and forward copies. The parameters are those of `_add_with_bodies`.
+
+        The bodies are in memory, or were lost.
+        """
         is_awaited = then is not None
         utc = clock.utc()
         if self._forward is not None and not unwanted:
@@ -385,7 +393,7 @@ class DeadLetters:
         *,
         crossed: bool,
     ) -> None:
-        """Store dead letters in memory; delete others if a limit is exceeded."""
+        """Store dead letters in memory, listed in `entries`. Delete others if a limit is exceeded."""
         for message in messages:
             self._last += 1
             id, user = f"{MEMORY}{self._last}", message.sender.user

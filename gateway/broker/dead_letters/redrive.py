@@ -46,7 +46,7 @@ Receipt = tuple[str, LetterOutcomeCallback]
 
 
 class Redriving:
-    """Publisher of dead letters that operators send again, and source of their batches.
+    """Publisher of dead letters that operators redrive (send again).
 
     `_open` has the ids of dead letters that were published again and are not settled.
     """
@@ -113,8 +113,9 @@ class Redriving:
     ) -> Outcome | None:
         """Add the message of a dead letter to a batch. Return None, or the outcome if that is not possible.
 
-        A message of a route is added to `placed`, for the route's target. A message without a route, or a
-        refused reply, is added to `published` and routed again. `recipients` caches the recipients of routes.
+        A dead letter of a route is added to `placed`, for the route's target. If it has no route, or is a
+        reply that is as received, it is added to `published` and routed again. `recipients` caches the
+        recipients of routes.
         """
         receipt: Receipt = (letter.id, on_outcome)
         if letter.lost_part:

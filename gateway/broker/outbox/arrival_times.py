@@ -1,8 +1,8 @@
 """Approximate arrival times of the messages in an outbox.
 
-Now and then the position of the next message is recorded with the time, as a *mark*. The messages up to the
-next mark arrived at that time or later. Thus the age of messages costs nothing per message and survives a
-restart.
+Now and then the position of a message that arrives is recorded with the time, as a *mark*. The messages from
+there to the next mark arrived at that time or later. Thus the age of messages costs nothing per message and
+survives a restart.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ RECORDS_MAX: Final = 2_000
 
 
 class ArrivalTimes:
-    """Marks (position, POSIX seconds) of one outbox, in memory and in the store."""
+    """Times at which messages of one outbox arrived, in memory and in the store.
+
+    Not every time is recorded: a *mark* is the position of a message and its time of arrival in POSIX
+    seconds.
+    """
 
     def __init__(self, store: Store, name: str) -> None:
         self.interval = RECORD_SECS
@@ -32,7 +36,10 @@ class ArrivalTimes:
 
     @staticmethod
     def load(store: Store) -> dict[str, list[tuple[int, WallTime]]]:
-        """Return the stored marks of all outboxes, by outbox name. Only valid before the store starts."""
+        """Return the stored marks of all outboxes as (position, POSIX seconds), by outbox name.
+
+        Only valid before the store starts.
+        """
         found: dict[str, list[tuple[int, WallTime]]] = {}
         for key, value in store.records(KIND):
             assert isinstance(key, str)
@@ -44,10 +51,10 @@ class ArrivalTimes:
         return found
 
     def recover(self, marks: Iterable[tuple[int, WallTime]], first: int, end: int, utc: WallTime) -> None:
-        """Restore the marks of messages at positions from `first` to before `end`.
+        """Restore the marks that concern messages at positions from `first` to before `end`; delete others.
 
-        Marks of other positions are deleted from the store. A mark later than `utc` (POSIX seconds) was made
-        by a wrong clock and is set to `utc`, the latest possible time.
+        A mark later than `utc` (POSIX seconds) was made by a wrong clock and is set to `utc`, the latest
+        possible time.
         """
         for position, came in sorted(marks):
             if position < end:
@@ -57,7 +64,10 @@ class ArrivalTimes:
         self.forget_before(first)
 
     def note(self, position: int, utc: WallTime) -> None:
-        """Add a mark for a message that arrives at `utc`, unless the last mark is newer than the interval."""
+        """Record that the message at `position` arrives at `utc` (POSIX seconds), as a mark.
+
+        Does nothing if the last mark is less than `interval` seconds old.
+        """
         if self._marks and utc - self._marks[-1][1] < self.interval:
             return
         self._marks.append((position, utc))

@@ -2,15 +2,15 @@
 
 An outbox belongs to one link and one route. Its only consumer sends batches to the link's session while the
 link is up, never more than the link's window at a time, and settles what the broker has confirmed. If the
-link releases a message, it is requeued and the outbox waits, as often as necessary. Then a single message is
-sent, and more at a time as long as they are accepted.
+link releases a message (refuses it for now), the message is requeued and the outbox waits, as often as
+necessary. Then a single message is sent, and more at a time as long as they are accepted.
 
 A message that the broker refuses is retried on its own while later ones overtake it. After `attempts_max`
 refusals, or a final one, it becomes a dead letter. The number of refusals is not stored over a restart.
 
-One user has no more than a share of each limit (`limits.user_share`): further messages of that user are
-refused. With a policy that removes the oldest messages, they are refused only when the outbox is full and
-messages of other users, which would be removed, wait in it.
+One user may use only a part of each limit (`limits.user_share`): further messages of that user are refused.
+With a policy that removes the oldest messages, they are refused only when the outbox is full and messages of
+other users, which would be removed, wait in it.
 
 An outbox whose route is removed from the mapping files keeps its messages until the route is added again.
 """
@@ -71,9 +71,9 @@ DepartureCallback = Callable[[Route, list[Message], Outcome, Monotonic], None]
 
 
 def exit_outcome(word: str, outcome: Outcome) -> Outcome:
-    """Return the outcome for the journal of messages that left the outbox.
+    """Return `outcome` with a text that begins with `word`, for the journal.
 
-    `word` names how they left it (delivered, dropped, dead letter); `outcome` has the reason.
+    `word` says how messages have left the outbox (delivered, dropped, dead letter).
     """
     return outcome._replace(text=f"{word}: {outcome.text}" if outcome.text else word)
 
@@ -141,12 +141,12 @@ class OutboxState(NamedTuple):
 
 
 class OutboxRecipient(RouteRecipient):
-    """Recipient for messages from an outbox to its link. The outbox handles refusals and retries."""
+    """Link as the recipient of messages from an outbox. The outbox handles refusals and retries."""
 
     __slots__ = ()
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Count delivered messages of the route, and settle them in their batch with the link's outcome.
+        """Settle messages in the batch of `part` with the link's outcome, and count delivered ones.
 
         `slots` are the positions of `messages` in that batch.
         """
@@ -316,9 +316,10 @@ class Outbox(OneSink):
         return "" if self._target.up() else "the link is down"
 
     def publish(self, part: SubBatch) -> None:
-        """Store the part. Transient messages in memory are accepted at once, others when they are on disk.
+        """Store the messages of a sub-batch, and settle them.
 
-        If the outbox was deleted after the messages were routed, their source must route them again.
+        Transient messages in memory are accepted at once, others after their commit. If the outbox was
+        deleted after the messages were routed, their source must route them again.
         """
         if self._queue.deleted:
             part.settle(OUTBOX_REMOVED)
@@ -342,9 +343,9 @@ class Outbox(OneSink):
         self._make_room()
 
     def _within_shares(self, part: SubBatch) -> SubBatch:
-        """Return messages beyond their user's part of the outbox's limit to the source, to be retried.
+        """Refuse, to be retried by the source, messages beyond the limit of their user in this outbox.
 
-        Return the part with the messages of all other users.
+        Return the sub-batch without these messages.
         """
         shares, messages = self._shares, part.messages
         count, byte_count = len(messages), weight_of(messages)
@@ -454,9 +455,10 @@ class Outbox(OneSink):
         return min(target.window - len(self._open), self._backoff.window - sent)
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
-        """Send messages of the queue to the link, except those that have expired or no longer fit it.
+        """Send messages of the queue to the link. Their positions are consecutive and begin with `position`.
 
-        Their positions are consecutive and begin with `position`.
+        Messages that have expired, or whose address is of another protocol than the link's, become dead
+        letters.
         """
         waited = messages
         self._byte_count += weight_of(messages)
@@ -471,10 +473,10 @@ class Outbox(OneSink):
         self._shares.remove_messages(waited)
 
     def _deliverable(self, positions: Iterable[int]) -> list[int]:
-        """Return the positions of messages that have not expired and whose address fits the link's protocol.
+        """Return the positions of unexpired messages whose address is of the link's protocol.
 
-        An address may not fit if the mapping or the link was changed after the message was routed. The other
-        messages become dead letters.
+        An address may be of another protocol if the mapping or the link was changed after the message was
+        routed. Messages at the other positions become dead letters, or are requeued if there is no space.
         """
         route = self._route
         assert route is not None
@@ -554,11 +556,11 @@ class Outbox(OneSink):
         self._queue.acknowledged(positions)
 
     def _refused(self, rows: list[tuple[int, Outcome]]) -> None:
-        """Handle messages that the link has refused; `rows` has (position, outcome).
+        """Requeue, retry or give up messages that the link has refused; `rows` has (position, outcome).
 
-        A message that the link has returned to be retried is requeued. A rejected message is retried after a
-        delay, unless the reason is final or the attempts are used up: then it becomes a dead letter, or is
-        requeued if there is no space for that.
+        A released message is requeued. A rejected message is retried after a delay, unless the reason is
+        final or all attempts are used: then it becomes a dead letter, or is requeued if there is no space for
+        that.
         """
         now = self._clock()
         back: list[tuple[int, Message]] = []
@@ -589,9 +591,9 @@ class Outbox(OneSink):
             self._route.retried += retried
 
     def _add_dead_letters(self, messages: list[Message], outcome: Outcome) -> None:
-        """Store dead letters of messages.
+        """Store `messages` as dead letters of the route, for the reason in `outcome`.
 
-        They are in the same commit as the settlement of the messages, which the caller makes.
+        The caller settles the messages in the same pass, so that both are in one commit.
         """
         if self._route is not None:
             self._route.failed += len(messages)
@@ -599,14 +601,14 @@ class Outbox(OneSink):
         self._dead_letters.add(messages, self.route_name, outcome, crossed=True)
 
     def _note(self, messages: list[Message], outcome: Outcome, word: str) -> None:
-        """Report messages that have left the outbox to the journal; `word` names how, and `outcome` why."""
+        """Report to the journal that messages have left the outbox. `word` says how, and `outcome` why."""
         if self._on_departure is not None and self._route is not None and messages:
             self._on_departure(self._route, messages, exit_outcome(word, outcome), self._clock())
 
     # Timer.
 
     def tick(self) -> None:
-        """Send messages again whose retry is due, and remove expired and too old messages.
+        """Send messages whose retry is due, and remove messages that have expired or are too old.
 
         Called several times a second.
         """

@@ -42,9 +42,9 @@ class Outboxes:
     ) -> None:
         """Create the outboxes of a store, without any target or route.
 
-        `memory_messages_max` and `memory_bytes_max` (bytes) limit the part of one outbox in memory; messages
-        beyond them are only on disk. `on_departure` is called for messages that leave an outbox. `quotas` has
-        the share of one user in each outbox; without it one user may fill them.
+        `memory_messages_max` and `memory_bytes_max` limit what one outbox has in memory; messages beyond are
+        only on disk. `on_departure` is called for messages that leave an outbox. `quotas` limits each user's
+        messages in an outbox; without it one user may fill it. `jitter`, `clock` and `utc` are as in Outbox.
         """
         self._store = store
         self._dead_letters = dead_letters
@@ -72,7 +72,7 @@ class Outboxes:
         return [outbox.state() for outbox in self._boxes.values()]
 
     def add_target(self, link: str, target: OutboxTarget) -> None:
-        """Add a link to which outboxes send, under its name."""
+        """Add the link with the name `link`, to which outboxes send messages."""
         self._targets[link] = target
 
     def use(self, routes: Iterable[Route]) -> None:
