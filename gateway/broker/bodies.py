@@ -28,7 +28,7 @@ class SpooledBodies:
     def __init__(self, limits: Limits, store: Store | None, shares: UserShares | None = None) -> None:
         """Open the spool, before the store starts. Raises StoreError.
 
-        `shares` has the limits of the spool and the part that one user may fill.
+        `shares` has the limits of the spool in bytes, in total and for each user.
         """
         self.spool = Spool(
             None if store is None else store.folder / "spool",
@@ -80,10 +80,10 @@ class SpooledStorage(QueueStorage):
         self._bodies = bodies.of(log)
 
     def take(self, part: SubBatch, messages: list[Message]) -> list[Message]:
-        """Queue the messages, in memory or on disk only, and store those that must survive a restart.
+        """Queue `messages` of the sub-batch `part`, and store those that must survive a restart.
 
-        Settles `part`: stored messages after their commit, others at once. Return the queued messages: all of
-        `messages`, unless the store is read-only now.
+        They are queued in memory or on disk only. `part` is settled: stored messages after their commit,
+        others at once. Return the queued messages: all of `messages`, unless the store is read-only now.
         """
         first = self._queue.next
         queued = super().take(part, messages)

@@ -48,7 +48,7 @@ def dispatcher_of(
 ) -> Dispatcher:
     """Return a new dispatcher that records messages in the journal, and traces them, if configured.
 
-    `journaling` and `tracing` are None if they are off.
+    `surroundings` has the objects that it works with. `journaling` and `tracing` are None if they are off.
     """
     arguments = (router, dead_letters, surroundings)
     if tracing is None:
@@ -196,9 +196,10 @@ class BrokerCore:
             self.outboxes.pause(self.pauses.routes)
 
     def targets(self, link: str, targets: Targets) -> Targets:
-        """Return `targets` of a link's routes, plus the target of dead letter copies if they go to that link.
+        """Return the exchanges and queues that must exist at the broker of the link `link`.
 
-        `targets` are the exchanges and queues that must exist at the link's broker.
+        They are those in `targets` (of the link's routes), and the target of dead letter copies if the copies
+        go to this link.
         """
         forward = self._forward
         if forward is None or forward.endpoint != link or not forward.dialect.queue_word:

@@ -77,7 +77,7 @@ class Ids:
         self.is_loaded = True
 
     def accept(self, id: str, user: str, expires_at: float) -> None:
-        """Add the id of a message that this user has sent, as the newest one."""
+        """Add the id of a message that this user has sent. It is known until `expires_at` (POSIX seconds)."""
         self.discard(id)
         self.accepted[id] = expires_at
         self._entries.add(id, user, 0)
@@ -88,7 +88,7 @@ class Ids:
             self._entries.discard(id)
 
     def evict(self, user: str) -> str | None:
-        """Remove and return the id that is to be forgotten because `user` has added one; None if all fit."""
+        """Remove and return an id, because `user` has added one and there are too many; None if all fit."""
         id = self._entries.entry_to_evict(user)
         if id is not None:
             self.discard(id)
@@ -98,8 +98,8 @@ class Ids:
     def bound(self, latest: float, ids_max: int) -> None:
         """Limit the number of accepted ids to `ids_max`.
 
-        The times of ids that were loaded from the store are reduced to `latest` (POSIX seconds), the time
-        until which an id accepted now is known: a wrong clock may have written later times.
+        `latest` (POSIX seconds) is the time until which an id accepted now is known. Later times of ids that
+        were loaded from the store are reduced to it, because a wrong clock has written them.
         """
         self._entries.shares.set_limits(ids_max, NO_LIMIT)
         if self.is_loaded:
@@ -110,11 +110,11 @@ class Ids:
 class RouteEnd(NamedTuple):
     """End of a route, as the duplicate check (Guard) in front of it uses it.
 
-    `recipients_of` returns the recipients of a message. `unrouted` is the outcome of a message without a
-    recipient. `local` is True if the target accepts each message in the pass of the event loop that brings
-    it: in memory, or in the transaction of that pass. Messages for which `postponed_count` (how often
-    selectors were postponed to a later pass) has changed are an exception. `accepts_in_memory` returns True
-    while targets receive messages that were held or postponed in an earlier pass.
+    `recipients_of` returns the recipients of a message, and `unrouted` is the outcome of a message that has
+    none. `local` is True if the target accepts each message in the pass of the event loop in which it
+    arrives: in memory, or in the transaction of that pass. A selector may postpone messages to a later pass;
+    then the result of `postponed_count` has increased. `accepts_in_memory` returns True while targets receive
+    messages that were held or postponed in an earlier pass.
     """
 
     route: Route
@@ -147,7 +147,7 @@ class Deduplication:
         return found
 
     def guard(self, end: RouteEnd) -> Guard:
-        """Return a new guard for the end of a route."""
+        """Return a new duplicate check (Guard) for a route whose end is `end`."""
         return Guard(self, end)
 
     def use(self, routes: Iterable[Route]) -> None:
@@ -201,7 +201,7 @@ class Deduplication:
 
 
 class Guard(OneSink):
-    """Stage (sink and namespace) in front of the end of a route that deduplicates.
+    """Duplicate check in front of the end of a route that deduplicates; a sink and namespace.
 
     It is replaced when the route's end changes.
     """
@@ -224,7 +224,7 @@ class Guard(OneSink):
         self.ids.bound(deduplication.utc() + self._window, rule.ids_max)
 
     def publish(self, part: SubBatch) -> None:
-        """Pass on messages with new ids, and settle repeats.
+        """Forward messages with new ids to the route's end, and settle repeats.
 
         Repeats of accepted messages are accepted and dropped; repeats of unsettled messages are returned to
         the source, to be retried.
@@ -271,10 +271,10 @@ class Guard(OneSink):
             self._record_what_is_written(part, batch, passed)
 
     def _record_what_is_written(self, part: SubBatch, batch: Batch, passed: list[str]) -> None:
-        """Store the ids of messages that their targets are writing in this pass of the event loop.
+        """Store the ids of messages that local targets are writing to disk, in the same transaction.
 
-        The ids are in the transaction that has the messages. They are those of `passed` whose messages are
-        neither settled nor refused by a target. `batch` has the messages of `part` that were passed on.
+        `batch` has the messages of `part` that were forwarded, and `passed` their ids. Ids of messages that
+        are settled or that a target has refused are not stored.
         """
         open_, expires_at = self.ids.open, self._deduplication.utc() + self._window
         refused = [batch.receipts[slot] for slot in batch.unaccepted_slots]
@@ -285,7 +285,7 @@ class Guard(OneSink):
                 self._deduplication.record(self.ids, id, expires_at, beside=True)
 
     def _repeated(self, part: SubBatch, positions: list[int]) -> None:
-        """Accept and count messages that repeat accepted ones; `positions` are their positions in `part`."""
+        """Accept and count messages of `part` that repeat accepted ones, at the indexes `positions`."""
         if positions:
             self.route.duplicates += len(positions)
             part.settle_at(positions)
@@ -324,9 +324,9 @@ class Guard(OneSink):
     ) -> None:
         """Settle messages of `part` with the target's outcome, and remember the ids of accepted messages.
 
-        Each of `rows` is (position in `part`, id or ""). If `local` is True, every target got its messages in
-        the pass of the event loop in which they arrived, and the ids are already written or need not be.
-        Otherwise accepted messages are settled once their ids are on disk.
+        Each of `rows` is (index in `part`, id or ""). With `local`, every target got its messages in the pass
+        of the event loop in which they arrived, and the ids are already written or need not be. Otherwise
+        accepted messages are settled once their ids are on disk.
         """
         positions = [at for at, _ in rows]
         message_ids = [id for _, id in rows if id]
@@ -355,11 +355,11 @@ class Guard(OneSink):
         expires_at: float,
         written: Outcome,
     ) -> None:
-        """Settle messages that the target has accepted, and remember their ids in memory.
+        """Settle messages that the target has accepted, and remember their ids until `expires_at`.
 
-        `positions` are those of the messages in `part`; each of `owners` is (id, user who sent the message).
-        `written` is the outcome of writing the ids to disk. The messages are accepted even if the disk has
-        failed: the store keeps trying to write the ids.
+        The messages are at the indexes `positions` in `part`; `owners` has (id, user who sent the message) of
+        each. `written` (outcome of writing the ids) is not used: if the disk has failed, the store retries to
+        write the ids.
         """
         ids = self.ids
         for id, user in owners:
@@ -371,9 +371,9 @@ class Guard(OneSink):
 
 
 class PassedBatch:
-    """Source of the messages of one part that a guard passes on.
+    """Source of the messages of one sub-batch that a duplicate check forwards.
 
-    A receipt is (position in the part, id or "").
+    A receipt is (index in the sub-batch, id or "").
     """
 
     __slots__ = ("_guard", "_part", "local")
@@ -402,7 +402,10 @@ class PassedBatch:
 
 
 def owners_of(part: SubBatch, rows: list[tuple[int, str]]) -> list[tuple[str, str]]:
-    """Return the ids in `rows` of (position in `part`, id or ""), each with the user who sent the message."""
+    """Return (id, user who sent the message) for each of `rows`, which are (index in `part`, id or "").
+
+    Rows without an id are left out.
+    """
     return [(id, part.messages[at].sender.user) for at, id in rows if id]
 
 

@@ -57,7 +57,7 @@ AddressOf = Callable[[str], Address | None]
 
 
 def sinks_of(namespace: Namespace, message: Message) -> tuple[Sink, ...]:
-    """Return the destinations (sinks) of a message in a namespace, except that for retained messages."""
+    """Return the sinks of a message in a namespace. The sink for retained messages is not included."""
     found = namespace.sinks(message.address)
     return namespace.choose(message) if found is None else found
 
@@ -126,8 +126,9 @@ class RouteRecipient(Recipient):
         """Create the recipient for a destination (`sink`) and the route that leads to it.
 
         Without `dead_letters` the source is informed of every rejection. `buries` is True if every message
-        that the target rejects becomes a dead letter, whoever has published it. `latency` observes the time
-        in seconds since messages were read; None does not measure.
+        that the target rejects becomes a dead letter, whoever has published it. `recorder` writes settled
+        messages to the journal. `latency` observes the seconds since messages were read. None turns either
+        off.
         """
         super().__init__(sink, recorder)
         self.route = route
@@ -154,10 +155,10 @@ class RouteRecipient(Recipient):
         self.route.in_flight += count
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Count settled messages of the route, record them in the journal, and settle them in their batch.
+        """Count, record and settle messages of `part`: in the route's counters, the journal and the batch.
 
-        `slots` are the positions of `messages` in that batch. A rejected message becomes a dead letter if the
-        route requires that, and is accepted once the dead letter is on disk.
+        `slots` are the positions of `messages` in the batch of `part`. A rejected message becomes a dead
+        letter if the route requires that, and is accepted once the dead letter is on disk.
         """
         if self._recorder is not None:
             self._recorder.record(part, messages, slots, outcome)
@@ -171,16 +172,16 @@ class RouteRecipient(Recipient):
         self.answer(part, messages, slots, outcome)
 
     def observe(self, part: SubBatch, count: int) -> None:
-        """Measure the latency of `count` accepted messages of the part."""
+        """Measure how long `count` accepted messages of a sub-batch were on the way."""
         if self._latency is not None:
             self._latency.observe(clock.now() - part.batch.received, count)
 
     def answer(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Settle messages in their batch, and store dead letters of rejected messages where necessary.
+        """Settle messages of `part`, and store dead letters of rejected messages where necessary.
 
-        `slots` are the positions of `messages` in that batch. A rejected message becomes a dead letter if the
-        route requires that, or if its source cannot be informed of the rejection. It is settled when the dead
-        letter is stored.
+        `slots` are the positions of `messages` in the batch of `part`. A rejected message becomes a dead
+        letter if the route requires that, or if its source cannot be informed of the rejection. It is settled
+        when the dead letter is stored.
         """
         batch, letters = part.batch, self._dead_letters
         if outcome.verdict is Verdict.REJECTED:
@@ -231,9 +232,9 @@ class StagedRecipient(RouteRecipient):
         """Do nothing: the messages are not sent to the target yet."""
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Settle messages in their batch, and record in the journal those that an outbox has accepted.
+        """Settle messages of `part`, and record in the journal those that an outbox has accepted.
 
-        `slots` are the positions of `messages` in that batch.
+        `slots` are the positions of `messages` in the batch of `part`.
         """
         if self.route.settle == "stored" and outcome is ACCEPTED:
             self.observe(part, len(messages))
@@ -346,7 +347,7 @@ class Dispatcher:
         self._clear_caches()
 
     def filters_since(self, generation: int) -> list[list[str]] | None:
-        """Return the filters that `invalidate_filter` has received since the generation `generation`.
+        """Return the filters that were passed to `invalidate_filter` since `generation` had this value.
 
         Returns None if `invalidate` was called since then, so that all entries are invalid.
         """
@@ -608,7 +609,11 @@ class Dispatcher:
         return (*recipients, *retaining), fixed_sinks is not None and not retaining
 
     def _retaining(self, namespace: Namespace, message: Message, endpoint: str = "") -> list[Recipient]:
-        """Return the recipient that stores a retained message; [] if it is not retained in the namespace."""
+        """Return the recipient that stores a retained message, in a list.
+
+        Returns [] if the message is not to be retained, or the namespace retains none. `endpoint` is where
+        the message was published.
+        """
         if not message.retain or namespace.retained is None:
             return []
         return [self._recipient(namespace.retained, None, endpoint)]
@@ -761,8 +766,8 @@ class Dispatcher:
     ) -> None:
         """Add (recipient, message) to `placed` for each recipient of a message that has crossed a route.
 
-        `crossed` is the message in the form that the route has built. If the route refused the message,
-        `crossed` is the outcome, and (route, outcome) is added to `refused`.
+        `crossed` is the message as the route has built it. If the route refused the message, `crossed` is the
+        outcome, and (route, outcome) is added to `refused`.
         """
         route = branch.route
         if isinstance(crossed, Outcome):
@@ -939,7 +944,11 @@ def log_reply_kept(route: Route, message: Message) -> None:
 
 
 def settle_at_route(batch: Batch, slots: list[int], route: Route, outcome: Outcome) -> None:
-    """Settle the messages in `slots` of a batch with their outcome on one route."""
+    """Settle the messages in `slots` of a batch with `outcome`, and record that `route` is responsible.
+
+    `outcome` is the result at the target of `route`; a refusal is returned to the source with the route's
+    name.
+    """
     if outcome.verdict is Verdict.RELEASED:
         batch.returned_by(slots, route.name)
     elif outcome.verdict is Verdict.REJECTED:

@@ -85,11 +85,11 @@ class OpenBatches:
 class RecordedBatch(Batch):
     """Batch that stores its messages as they were received, and is tracked until it is settled.
 
-    `sources` has, for each slot, the message as received. If a message has a single recipient, whose route
-    changes only the address, `sources` has the original address alone, so that the message can be freed;
-    `bare` counts these slots. If this batch passes on messages of another batch, `origins` has their slots in
-    that batch. `bursts` has the messages that were published in bursts. `private` has, by slot, the redactor
-    of fields that a route's `private` hides.
+    A slot is the position of a message in the batch. `sources` has the message of each slot as received, or
+    only its original address if a single recipient gets it, by a route that changes nothing else: so the
+    message can be freed. `bare` counts these slots. If this batch passes on messages of another batch,
+    `origins` has their slots in that batch. `bursts` has the messages that were published in bursts.
+    `private` has, by slot, the redactor of fields that a route's `private` hides.
     """
 
     __slots__ = (
@@ -123,7 +123,7 @@ class RecordedBatch(Batch):
         self.private: dict[int, Redactor] = {}
 
     def record_source(self, source: Message | Address) -> None:
-        """Store the message in the newest slot as it was received, or its original address."""
+        """Store the newest message as it was received (`source`), or only its original address."""
         sources = self.sources
         if not sources and self._open_batches is not None:
             self._open_batches.add(self)
@@ -134,7 +134,8 @@ class RecordedBatch(Batch):
     def record_burst(self, messages: list[Message], target: Address, *, changed: bool) -> None:
         """Store the newest messages, which form a burst, as they were received.
 
-        `target` is their address behind the route; `changed` is True if they crossed one.
+        `target` is the address that they have now. `changed` is True if they took a route, which changed the
+        address.
         """
         if not self.sources and self._open_batches is not None:
             self._open_batches.add(self)
@@ -154,9 +155,10 @@ class RecordedBatch(Batch):
         return batch
 
     def add_from(self, origin: int, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]]) -> int:
-        """Add a message that was in slot `origin` of the previous batch, as that batch had received it.
+        """Add a message that was in slot `origin` of the batch from which this one passes messages on.
 
-        Return its slot in this batch.
+        `placed` has its recipients, each with the message as the recipient gets it. Return the message's slot
+        in this batch.
         """
         self.origins.append(origin)
         if self._before is not None and self._before.sources:
@@ -166,7 +168,7 @@ class RecordedBatch(Batch):
         return self.add(receipt, placed)
 
     def send(self) -> None:
-        """Pass each destination (sink) its part of the batch, which it may settle at once."""
+        """Send each recipient its sub-batch, which the recipient may settle at once."""
         self._sent = True
         super().send()
         self._close()
@@ -210,7 +212,7 @@ class RecipientRecorder:
             contained("journal", error)
 
     def _record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Write settled messages to the journal, with their form as received and redacted.
+        """Write settled messages of `part` to the journal, each as received and as delivered, redacted.
 
         `slots` are the positions of `messages` in the batch of `part`.
         """
@@ -272,10 +274,10 @@ def _redacted(message: Message, redactor: Redactor | None) -> Message:
 def _alike(
     sources: list[Message | Address], messages: list[Message], *, mixed: bool
 ) -> list[Message] | list[Address]:
-    """Return `sources` as a list of messages only, or of addresses only.
+    """Return `sources` (messages as received, or original addresses) as a list of one type only.
 
-    `mixed` is True if the batch has both kinds. Then each address is replaced by a copy of the delivered
-    message with that address.
+    If the batch has both types (`mixed`), each address is replaced by a copy of the message in `messages`
+    with that address.
     """
     if mixed and Message in (kinds := set(map(type, sources))) and len(kinds) > 1:
         return [
@@ -306,9 +308,9 @@ def _before_crossing(address: Address, message: Message) -> Message:
 class UnroutedRows:
     """Messages without a target that wait to be written to the journal together.
 
-    Messages that arrived together and have the same outcome share one part of a journal block, because a part
-    for each would cost as much as the message. They have no slot in a batch; the journal numbers them from
-    SLOTS_UNROUTED on, and `first_slot` is the number of the first waiting message.
+    Messages that arrived together and have the same outcome are written in one piece, because a piece for
+    each would cost as much as the message. They are in no batch; the journal numbers them from SLOTS_UNROUTED
+    on, and `first_slot` is the number of the first waiting message.
     """
 
     __slots__ = ("first_slot", "messages", "outcome", "received")

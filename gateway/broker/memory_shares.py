@@ -48,7 +48,7 @@ class Holder(Protocol):
 
 
 class IncompleteMessages(NamedTuple):
-    """Incomplete messages of one connection, whose memory only the end of the connection frees."""
+    """Incomplete messages of one connection. Only the end of the connection frees their memory."""
 
     publisher: HeldPublisher
 
@@ -82,10 +82,10 @@ Claim = tuple[Holder | None, int, str, str]
 
 
 class MemoryShares:
-    """Shares of memory of users and addresses, and the holders whose growth is stopped.
+    """Limits of the memory that one user or one address may occupy, as fractions of the memory watermark.
 
-    `claims` yields (holder, bytes, user, address) for all holders of messages and caches. The shares are
-    fractions of the memory watermark.
+    `claims` yields (holder, bytes, user, address) for all holders of messages and caches. The growth of
+    holders is stopped while their user or address exceeds its limit.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ class Publishing:
     # Interface of a batch's source.
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Pause nobody and return an empty list: operators publish single messages."""
+        """Return [] because nothing is paused: operators publish single messages."""
         return []
 
     def settle(

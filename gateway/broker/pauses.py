@@ -83,10 +83,10 @@ class PauseGate(OneSink):
         self._expires = NEVER  # no message that waits expires earlier
 
     def publish(self, part: SubBatch) -> None:
-        """Hold the messages of the part until the route is resumed, as far as limits allow.
+        """Hold the messages of a sub-batch until the route is resumed, as far as limits allow.
 
-        Messages beyond the total limit, or beyond the part of it that one user may fill, are returned to
-        their source, to be retried.
+        Messages beyond the total limit, or beyond the limit of their user, are returned to their source, to
+        be retried.
         """
         if beyond := self._shares.refuse_over_share(part.messages):
             self.route.failed += len(beyond)
@@ -156,14 +156,17 @@ class PauseGate(OneSink):
             part.settle_at(range(count), REDELIVERED)
 
     def waiting_parts(self) -> Iterator[tuple[SubBatch, int]]:
-        """Yield each part (SubBatch) that waits, with the number of its messages that wait.
+        """Yield (sub-batch, count) for each sub-batch of which some messages wait.
 
-        These are the first messages of the part; the others were refused.
+        Its first `count` messages wait; the others were refused.
         """
         yield from self._waiting
 
     def release(self, most: int) -> None:
-        """Deliver the oldest waiting parts, until `most` or slightly more messages are delivered."""
+        """Deliver the sub-batches that have waited longest, until about `most` messages are delivered.
+
+        The last sub-batch is delivered completely, so there may be some more.
+        """
         remaining = most
         while self._waiting and remaining > 0:
             part, count = self._waiting.popleft()
@@ -172,7 +175,7 @@ class PauseGate(OneSink):
             self._forward(part, count)
 
     def _forward(self, part: SubBatch, count: int) -> None:
-        """Send the first `count` messages of a part to the recipients behind the gate."""
+        """Send the first `count` messages of a sub-batch to the recipients at the route's end."""
         batch = part.batch.forwarded_batch(PassedPart(part))
         batch.redelivered = part.is_redelivered
         utc = clock.utc()
@@ -199,9 +202,9 @@ class PauseGate(OneSink):
 
 
 class PassedPart:
-    """Recipient of the outcomes of messages that were held by a paused route and are delivered now.
+    """Source of messages that a paused route has held and that are delivered now.
 
-    A receipt is the position of a message in the part (SubBatch) that was held.
+    A receipt is the index of a message in the sub-batch that was held.
     """
 
     __slots__ = ("_part",)
@@ -210,7 +213,7 @@ class PassedPart:
         self._part = part
 
     def settle(self, receipts: list[int], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
-        """Settle the messages in their original part, with the outcomes of the target."""
+        """Settle the messages in the sub-batch that was held, with the outcomes of the target."""
         if refused is None:
             self._part.settle_at(receipts)
             return

@@ -39,8 +39,8 @@ def permit_always(user: str | None) -> bool:
 class FullQueues:
     """Settings and counters for full queues, shared by all queues of a gateway.
 
-    `may_hold` returns True if a user's queues may pause publishers. `user_shares` returns a new object that
-    limits each user's part of messages that wait to be routed: those that an exchange delays, and dead
+    `may_hold` gets a user, and returns True if this user's queues may pause publishers. `user_shares` returns
+    a new object with the limits of each user's messages that wait to be routed: delayed messages and dead
     letters.
     """
 
@@ -68,7 +68,7 @@ def reduced_limit(allowed: int, byte_count: int) -> int:
 
 
 def hold_sources(part: SubBatch) -> list[Callable[[], None]]:
-    """Pause reading from the connections that published `part`.
+    """Pause reading from the connections that published the messages of a sub-batch.
 
     Return functions, each of which resumes some of them.
     """
@@ -84,7 +84,7 @@ class Pressure:
         self._waiting: list[Callable[[], None]] = []
 
     def hold_sources(self, part: SubBatch) -> None:
-        """Pause reading from the connections that published `part`, until `resume_sources` is called."""
+        """Pause the connections that published a sub-batch's messages, until `resume_sources` is called."""
         self._waiting += hold_sources(part)
 
     def resume_sources(self) -> None:
@@ -108,7 +108,7 @@ class PressureByUser(Pressure):
         self._users: dict[str, list[Callable[[], None]]] = {}
 
     def hold_sources(self, part: SubBatch) -> None:
-        """Pause reading from the connections that published `part`, until their user is resumed."""
+        """Pause the connections that published a sub-batch's messages, until their user is resumed."""
         by_user: dict[str, set[Sender]] = {}
         for message in part.messages:
             by_user.setdefault(message.sender.user, set()).add(message.sender)
@@ -176,10 +176,10 @@ class ConsumerRate:
 
 
 class HeldReceipts(Generic[R]):
-    """Messages of one source that wait until the disk works, as receipts.
+    """Receipts of messages of one source that wait until the disk works.
 
-    While `on` is True, the source must add the receipt (its data to acknowledge a message) of each further
-    message with `append`.
+    A receipt is what the source needs to acknowledge a message. While `on` is True, the source must add the
+    receipt of each further message with `append`.
     """
 
     __slots__ = ("_behind", "_healthy", "_refused", "on")
@@ -192,7 +192,7 @@ class HeldReceipts(Generic[R]):
         self._behind: list[R] = []
 
     def add_refused(self, receipt: R) -> None:
-        """Add a message that the disk refused, as its receipt.
+        """Add the receipt of a message that the disk has refused.
 
         Must be called in the order in which the messages were published.
         """
@@ -211,9 +211,9 @@ class HeldReceipts(Generic[R]):
         return self.take_all() if self.on and self._healthy() else []
 
     def take_all(self) -> list[R]:
-        """Remove and return the receipts of all messages, in order; the source will not publish these again.
+        """Remove and return all receipts, in order of arrival, for messages that are not published again.
 
-        Either they are given up, or their senders resend them.
+        The source gives these messages up, or their senders resend them.
         """
         receipts = self._refused + self._behind
         self.on = False

@@ -67,7 +67,7 @@ class PriorityQueue(Queue):
         """Create an empty queue.
 
         `priority` returns the priority of a message; None gives all messages the same. `work` limits the time
-        in which selectors are evaluated.
+        in which selectors are evaluated. `expired` gets each expired message. The limits are those of Queue.
         """
         super().__init__(
             name,
@@ -107,10 +107,9 @@ class PriorityQueue(Queue):
             self._wait(position, message, redelivered=False)
 
     def refill(self, first: int, messages: list[Message]) -> None:
-        """Add messages that were on disk only to memory.
+        """Copy messages from disk into memory, at consecutive positions that begin with `first`.
 
-        Must be called when memory has no messages that were never delivered. `first` is the position of the
-        first message; the positions are consecutive.
+        Must be called when memory has no messages that were never delivered.
         """
         self._unsorted = not self._sorted and not self._has_one_priority(messages)
         if not self._sorted:
@@ -221,7 +220,7 @@ class PriorityQueue(Queue):
         return withdrawn
 
     def requeue(self, deliveries: Iterable[tuple[int, Message]]) -> None:
-        """Return (position, message) pairs to their positions in the queue, to be redelivered."""
+        """Requeue (position, message) pairs at their old positions, to be redelivered."""
         messages = list(deliveries)
         if not self._sorted and self._has_one_priority([message for _, message in messages]):
             super().requeue(messages)
@@ -312,7 +311,8 @@ class PriorityQueue(Queue):
     def _dispatch_sorted(self) -> bool:
         """Deliver sorted messages to consumers with credit, in turn.
 
-        Return True if no message is left, so that the queue is plain again.
+        Return True if no message is left in memory. The queue then no longer sorts, unless a consumer has a
+        selector.
         """
         while self._waiting:
             open_ = [] if self.reads.shut else self._open()
@@ -458,7 +458,7 @@ class PriorityQueue(Queue):
                 yield position, message
 
     def messages_in_memory(self) -> Iterator[Message]:
-        """Yield all messages that wait in memory, in any order, with expired ones and those read ahead."""
+        """Yield all messages that wait in memory, in any order, including expired and read-ahead ones."""
         yield from super().messages_in_memory()
         yield from (message for message, _ in self._waiting.values())
 

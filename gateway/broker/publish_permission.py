@@ -39,7 +39,7 @@ class PublishChecker(Checker, Protocol):
         """Rights of the sender; None for an operator, who may publish everywhere."""
 
     def refuse_publish(self, resource: str, rule: str) -> NoReturn:
-        """Log that `rule` denies writing to `resource`, and raise Refused 403."""
+        """Log that `rule` denies writing to `resource`, and raise AmqpRefused (403)."""
 
 
 def permitted_entry(
@@ -70,11 +70,11 @@ def amqp_entry(
     *,
     is_accepted: bool = False,
 ) -> RoutingEntry:
-    """Return the routing entry of a message for an exchange of a virtual host, without its copies.
+    """Return the routing entry of a message for an exchange, if the publisher may publish it.
 
-    `copies` are the further keys in CC and BCC. `is_accepted`: the message was accepted into a transaction,
-    and the exchange may have been deleted since. Raises Refused: 403, or 404 for an exchange that does not
-    exist; or Pending.
+    `copies` are the further routing keys in CC and BCC; they are checked, but not in the entry. `is_accepted`
+    is True if a transaction has accepted the message, so that the exchange may have been deleted since.
+    Raises AmqpRefused (403, or 404 for an exchange that does not exist) or Pending.
     """
     exchange = address.scope
     publisher.check("write", "exchange", exchange)
@@ -100,12 +100,12 @@ def amqp_entry(
 def redriven_entry(
     dispatcher: Dispatcher, endpoint: str, local: Namespace | None, address: Address, *, is_reply: bool
 ) -> RoutingEntry:
-    """Return the routing entry under which a dead letter is published again.
+    """Return the routing entry under which a dead letter is published again. Raises PublishRefused.
 
-    The rights of the dead letter's sender are unknown, and a user can create dead letters with an address to
-    which that user may not publish, by the arguments of a queue. Therefore the entry has no route that
-    requires a role. A return address is allowed only if the dead letter is a reply that was refused there
-    (`is_reply`), which its sender was permitted to publish. Raises PublishRefused.
+    The rights of its sender are unknown, and by the arguments of a queue users can create dead letters with
+    addresses to which they may not publish. The entry therefore has no route that requires a role, and a
+    return address is only allowed for a reply that was refused there (`is_reply`). `local` is the endpoint's
+    namespace.
     """
     if not is_reply and endpoint not in dispatcher.links and dispatcher.router.is_return(address):
         raise PublishRefused(RETURN_ADDRESS)

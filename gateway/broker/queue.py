@@ -65,7 +65,7 @@ class Consumer(Protocol):
 
 
 class Storage(Protocol):
-    """Storage of a queue on disk: its messages that are not in memory, and copies of durable ones that are.
+    """Storage of a queue on disk: all of its durable messages, and others that are not in memory.
 
     A storage registers itself with the queue for which it is created.
     """
@@ -92,10 +92,10 @@ class Storage(Protocol):
         """Return the positions of messages that were never delivered, as ranges (first, end) in order."""
 
     def take(self, part: SubBatch, messages: list[Message]) -> list[Message]:
-        """Queue the messages, in memory or on disk only, and store those that must survive a restart.
+        """Queue `messages` of the sub-batch `part`, and store those that must survive a restart.
 
-        Settles `part`: stored messages after their commit, others at once. Return the queued messages: all of
-        `messages`, unless the store is read-only now.
+        They are queued in memory or on disk only. `part` is settled: stored messages after their commit,
+        others at once. Return the queued messages: all of `messages`, unless the store is read-only now.
         """
 
     def delivered(self, position: int) -> tuple[bool, int]:
@@ -109,7 +109,7 @@ class Storage(Protocol):
         """Delete the messages at these positions from the disk, because they are settled."""
 
     def forget_beside(self, positions: Sequence[int]) -> None:
-        """Delete settled messages in the transaction that stores the publishes of this event-loop pass.
+        """Delete settled messages in the transaction that stores what is published in this event-loop pass.
 
         If that transaction fails, they stay on disk. `forget` is called for them when it has succeeded.
         """
@@ -250,11 +250,11 @@ class Queue:
             self._resume_if_drained()
 
     def publish(self, part: SubBatch) -> None:
-        """Queue the messages of `part`; accept them at once, or after the commit if they are stored on disk.
+        """Queue the messages of a sub-batch; accept them at once, or after the commit if they are stored.
 
-        A full queue pauses the connections that publish to it. A connection that cannot be paused (because it
-        also consumes and must acknowledge) is refused at twice the limit. A queue whose owner may not pause
-        publishers drops its own copies instead.
+        A full queue pauses the connections that publish to it. Messages of a connection that cannot be paused
+        (because it also consumes and must acknowledge) are refused at twice the limit. If the queue's owner
+        may not pause publishers, new messages are dropped or refused instead (`_overflow`).
         """
         if self.full:
             if not self.may_hold:
@@ -339,9 +339,9 @@ class Queue:
 
     @property
     def memory_reaches_end(self) -> bool:
-        """True if the next message can follow those in memory, whose positions are consecutive.
+        """True if the next message to arrive can be added to those in memory, at the following position.
 
-        Settled messages may lie between what an earlier process has left in the store and the next position.
+        It cannot if an earlier process has settled the last messages, so that their positions lie between.
         """
         return not self._ready or self._first + len(self._ready) == self.next
 
@@ -357,10 +357,9 @@ class Queue:
         self.add_to_size(messages)
 
     def refill(self, first: int, messages: list[Message]) -> None:
-        """Add messages that were on disk only to memory.
+        """Copy messages from disk into memory, at consecutive positions that begin with `first`.
 
-        Must be called when memory has no messages that were never delivered. `first` is the position of the
-        first message; the positions are consecutive.
+        Must be called when memory has no messages that were never delivered.
         """
         assert not self._ready
         self._first = first
@@ -544,7 +543,7 @@ class Queue:
                 yield position, message
 
     def messages_in_memory(self) -> Iterator[Message]:
-        """Yield all messages that wait in memory, in any order, with expired ones and those read ahead."""
+        """Yield all messages that wait in memory, in any order, including expired and read-ahead ones."""
         yield from self._ready
         yield from (message for _, message in self._returned)
         yield from (aside.message for aside in self._aside.values())
@@ -593,24 +592,21 @@ class Queue:
             self.storage.forget(positions)
 
     def requeue(self, deliveries: Iterable[tuple[int, Message]]) -> None:
-        """Return (position, message) pairs to their positions in the queue, to be redelivered."""
+        """Requeue (position, message) pairs at their old positions, to be redelivered."""
         for position, message in deliveries:
             heapq.heappush(self._returned, (position, message))
             self.unacknowledged -= 1
             self.add_to_size((message,))
 
     def put_back(self, deliveries: Iterable[tuple[int, Message]]) -> None:
-        """Return messages that were removed from the queue but sent to no client.
+        """Requeue messages that were removed from the queue but sent to no client.
 
         Unlike `requeue` this does not count as a failed delivery.
         """
         self.requeue(deliveries)
 
     def hold_back(self, deliveries: Iterable[tuple[int, Message]], gate: Gate) -> None:
-        """Return messages whose bodies cannot be read from disk now.
-
-        The queue delivers nothing until `gate` opens.
-        """
+        """Requeue messages whose bodies cannot be read from disk now. Deliver nothing until `gate` opens."""
         self.put_back(deliveries)
         if self.reads is not gate:
             self.reads = gate
@@ -701,11 +697,11 @@ class Queue:
             self._deliver_run(consumer, 1)
 
     def _pop(self, count: int) -> tuple[int, list[Message]]:
-        """Remove and return up to `count` unexpired messages from the head of the queue.
+        """Remove up to `count` messages from the head of the queue. Return (first position, messages).
 
-        Return the position of the first, and the messages; their positions are consecutive. Expired messages
-        at the head are dropped. The result ends before the next expired one, which is dropped as well, or
-        before messages that exceed DISPATCH_BYTES_MAX. All other messages stay in the queue.
+        The messages are unexpired and have consecutive positions. Expired messages in front of them are
+        dropped, and so is one directly behind them. Fewer than `count` are returned before an expired
+        message, and before messages that exceed DISPATCH_BYTES_MAX.
         """
         ready = self._ready
         if count >= len(ready):
@@ -741,10 +737,10 @@ class Queue:
         return byte_count
 
     def _without_expired(self, messages: list[Message]) -> tuple[int, list[Message]]:
-        """Drop the expired messages at the start. Return the messages before the next expired one.
+        """Drop expired messages, and return (first position, messages) of the first unexpired run.
 
-        The result is the position of the first returned message, and the messages. Messages after the next
-        expired one are put back for the next round, because the returned positions must be consecutive.
+        Messages behind the next expired one are put back into the queue, because the positions of the
+        returned messages must be consecutive.
         """
         utc = clock.utc()
         remaining: list[Message] = []

@@ -110,9 +110,10 @@ class Redactor:
         )
 
     def _redact_body(self, body: Body) -> Body:
-        """Return the redacted form of a body.
+        """Return a body as the rules require.
 
-        That is the body unchanged, with hidden fields, hashed, truncated, or only its size.
+        The result is the body itself, a body with hidden fields, a hash, the beginning of the body, or only
+        its size.
         """
         if isinstance(body, Spooled):  # the journal has only its size; to people it is not examined either
             return WithheldBody(len(body)) if self._body is not None or self._fields else body
@@ -144,7 +145,7 @@ class Redactor:
             return None
 
     def _walk(self, found: Any, path: tuple[str, ...], action: Action) -> None:
-        """Apply an action to the field at the end of the path, in a parsed JSON body.
+        """Apply an action to the field at the end of `path` in `found`, a parsed JSON body.
 
         Lists on the way are searched in all their elements, however deeply they are nested.
         """

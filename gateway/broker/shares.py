@@ -91,7 +91,7 @@ class Shares:
 
 
 class UserQuotas:
-    """Shares of users in all resources that users have in common."""
+    """Limits for each user of the resources that all users share, such as stored messages."""
 
     def __init__(
         self,
@@ -103,10 +103,10 @@ class UserQuotas:
     ) -> None:
         """Create the per-user limits.
 
-        `several` returns True while there may be more than one user: a single user may have everything.
-        `definition_bytes_max` is the limit in bytes of all definitions together, and a second limit of the
-        same size applies to the channels and handles of connections. `console_sessions_max` limits the
-        sessions of the console.
+        While `several` returns False, there is one user, who may use all of a resource, except for
+        definitions. `definition_bytes_max` limits the bytes of all definitions (queues, exchanges, bindings,
+        subscriptions) together, and also those of the channels and handles of connections.
+        `console_sessions_max` limits the sessions of the console.
         """
         self.definitions = UserShares(
             "definitions",
@@ -211,11 +211,11 @@ class UserQuotas:
         return {shares.resource.replace(" ", "_"): shares.refused for shares in self.all()}
 
     def evicted_counts(self) -> dict[str, int]:
-        """Return how many entries were deleted in favour of newer ones, by resource."""
+        """Return how many objects (messages, sessions) were deleted in favour of newer ones, by resource."""
         return {shares.resource.replace(" ", "_"): shares.evicted_count for shares in self.all()}
 
     def tick(self) -> None:
-        """Log for each resource how many entries were refused or replaced since the last call."""
+        """Log for each resource how many objects were refused or replaced since the last call."""
         for shares in self.all():
             refused, evicted_count = self._logged_counts.get(shares.resource, (0, 0))
             if shares.refused > refused:
@@ -256,7 +256,10 @@ class UserQuotas:
 
 
 def text_bytes(*texts: str) -> int:
-    """Return the size in bytes that a definition with these texts occupies in memory and in the store."""
+    """Return the bytes that a queue, exchange, binding or subscription with these texts occupies.
+
+    Both memory and the store are counted.
+    """
     return 2 * sum([len(text.encode()) for text in texts])
 
 
@@ -267,7 +270,7 @@ def filter_bytes(topic_filter: str) -> int:
 
 
 def argument_bytes(arguments: Headers) -> int:
-    """Return the size in bytes of a definition's arguments, including nested ones."""
+    """Return the size in bytes of the arguments of a queue, exchange or binding, including nested ones."""
     return sum([ENTRY_BYTES + text_bytes(name) + _value_bytes(value) for name, value in arguments])
 
 

@@ -287,7 +287,7 @@ class Spool:
             self.shares.add(owner, byte_count, 0)
 
     def draft(self, user: str = "") -> SpoolFile:
-        """Return a new file for a body that begins to arrive from `user`, in the user's part of the limit.
+        """Return a new file for a body that `user` begins to send. Its bytes count against the user's limit.
 
         Raises SpoolFull.
         """

@@ -47,9 +47,9 @@ class PagedLog:
         log: Log,
         arrived: Callable[[int], None],
     ) -> None:
-        """Create an empty part of `log`.
+        """Create an object for the messages of `log` that are only on disk, without messages.
 
-        `arrived` is called after each piece was read, with the number of bytes that were counted but do not
+        `arrived` is called after each read from disk, with the number of bytes that were counted but do not
         exist: messages that were settled after they were written count until everything is read. The number
         is negative if an earlier version, which did not count long addresses, has written the messages.
         """
@@ -113,9 +113,10 @@ class PagedLog:
             )
 
     def _read(self, epoch: int, end: int, found: list[Stored]) -> None:
-        """Accept messages that were read from disk; `end` was the end of the log when they were requested.
+        """Add messages that were read from disk; `end` was the end of the log when they were requested.
 
-        A result that was requested in another `epoch` is ignored.
+        `epoch` is the value that `_epoch` had then. If it has changed, because messages were unloaded or
+        removed, the result is ignored.
         """
         if epoch != self._epoch:
             self._arrived(0)  # the callers that wait must check again
@@ -135,10 +136,9 @@ class PagedLog:
         self._arrived(self._recount())
 
     def _recount(self) -> int:
-        """Set `count` and `byte_count` to what was read, unless more is on disk.
+        """Correct `count` and `byte_count` by the messages that were read. Return the bytes counted too much.
 
-        If more is on disk, `byte_count` becomes at least what was read. Return by how many bytes it was too
-        high.
+        While more messages are on disk, only a `byte_count` that is too low is corrected.
         """
         lacking = self.byte_count - weight_of(self.read_messages())
         if self._runs:
@@ -256,10 +256,10 @@ class QueueStorage(PagedLog):
     # In.
 
     def take(self, part: SubBatch, messages: list[Message]) -> list[Message]:
-        """Queue the messages, in memory or on disk only, and store those that must survive a restart.
+        """Queue `messages` of the sub-batch `part`, and store those that must survive a restart.
 
-        Settles `part`: stored messages after their commit, others at once. Return the queued messages: all of
-        `messages`, unless the store is read-only now.
+        They are queued in memory or on disk only. `part` is settled: stored messages after their commit,
+        others at once. Return the queued messages: all of `messages`, unless the store is read-only now.
         """
         queue = self._queue
         alone = bool(self) or self._memory_full() or part.recipient.stored_first
@@ -289,8 +289,8 @@ class QueueStorage(PagedLog):
     def _take_unwritten(self, part: SubBatch, messages: list[Message], alone: bool) -> list[Message]:
         """Queue only transient messages that fit into memory, because the store is read-only now.
 
-        The others are refused and not queued, so that they are not delivered before the refusal. Return the
-        queued messages.
+        Other messages are refused and not queued, so that they are not delivered before they are refused.
+        `alone` is True if no message may be in memory only. Return the queued messages.
         """
         positions = [] if alone else [at for at, message in enumerate(messages) if not message.durable]
         queued = [messages[at] for at in positions]
@@ -320,7 +320,11 @@ class QueueStorage(PagedLog):
     def _written(
         self, part: SubBatch, start: int, stop: int, first: int, alone: bool, outcome: Outcome
     ) -> None:
-        """Accept messages after their commit, or remove them from the queue if the commit failed."""
+        """Settle messages of `part` after their commit; if it failed, remove them from the queue.
+
+        They are at the indexes `start` to before `stop` in `part`, and have positions from `first` on.
+        `alone` is True if they were not in memory.
+        """
         if outcome is not ACCEPTED:
             messages = part.messages[start:stop]
             if alone:
@@ -345,7 +349,7 @@ class QueueStorage(PagedLog):
             self._store.settle(self.log, positions)
 
     def forget_beside(self, positions: Sequence[int]) -> None:
-        """Delete settled messages in the transaction that stores the publishes of this event-loop pass.
+        """Delete settled messages in the transaction that stores what is published in this event-loop pass.
 
         If that transaction fails, they stay on disk.
         """

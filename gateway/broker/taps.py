@@ -39,9 +39,10 @@ class TappedMessage(NamedTuple):
 
 
 class Tap:
-    """Tap on messages of one route or endpoint, or of matching names.
+    """Tap on the messages of one route or endpoint, whose names (topic, key) match.
 
-    "" and None match all. At most `per_second` messages a second are stored.
+    "" as `route` or `endpoint`, and None as `name_matches`, match all. At most `per_second` messages a second
+    are stored.
     """
 
     def __init__(

@@ -37,9 +37,10 @@ class UndeliveredRecords:
         store.delete_all(kind, json.dumps([host])[:-1])
 
     def restore_ranges(self, storage: QueueStorage, *words: str) -> None:
-        """Inform a queue's storage which of its messages the record says were never delivered.
+        """Set in `storage` which messages of a queue the earlier process has never delivered.
 
-        `words` identify the queue, as in `record_ranges`. Without a record, the storage gets no positions.
+        `words` identify the queue, as in `record_ranges`. Without a record, any message may have been
+        delivered.
         """
         storage.set_undelivered(self._noted.pop(words, []))
 
