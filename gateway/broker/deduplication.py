@@ -151,7 +151,7 @@ class Deduplication:
         return Guard(self, end)
 
     def use(self, routes: Iterable[Route]) -> None:
-        """Do nothing: ids of routes that are removed are kept, because the routes may be added again."""
+        """Do nothing: the ids of a removed route stay, because the route may be added again."""
 
     def _load(self, store: Store) -> None:
         utc = self.utc()
@@ -386,7 +386,7 @@ class PassedBatch:
     def settle(
         self, receipts: list[tuple[int, str]], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """Pass the target's outcomes to the guard."""
+        """Report the target's outcomes to the duplicate check (Guard)."""
         if refused is None:
             self._guard.settle_messages(self._part, receipts, ACCEPTED, self.local)
             return

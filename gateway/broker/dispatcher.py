@@ -490,9 +490,10 @@ class Dispatcher:
         return None if found is None or there is None else (found.endpoint, there)
 
     def end(self, route: Route) -> Namespace | None:
-        """Return the namespace at a route's end: its endpoint, its outbox or, if it is paused, its gate.
+        """Return the namespace at a route's end: that of its endpoint, or its outbox.
 
-        Returns None if this gateway does not have the endpoint.
+        If the route is paused and has no outbox, return the gate (PauseGate) in which messages wait. Returns
+        None if this gateway does not have the endpoint.
         """
         end = self._final_namespace(route)
         pauses = self.pauses
@@ -658,8 +659,8 @@ class Dispatcher:
     ) -> bool:
         """Publish a message whose body may be on disk and too large for routes.
 
-        Queues in its own namespace keep the body on disk. Recipients behind a route get it in memory, or
-        refuse the message if it has more than `bytes_max` bytes.
+        Queues of the endpoint where it is published keep the body on disk. Recipients behind a route get the
+        body in memory, or refuse the message if it has more than `bytes_max` bytes.
         """
         everybody = entry.for_large_body(bytes_max, retained=message.retain)
         return self.publish(batch, everybody, message, receipt)
@@ -876,7 +877,7 @@ class Dispatcher:
             )
 
     def _is_new(self, batch: Batch, key: tuple[str, object]) -> bool:
-        """Return True the first time that `key` is passed in a pass of the event loop, to limit log lines.
+        """Return True the first time that `key` is used in a pass of the event loop, to limit log lines.
 
         A log line costs more time than a message.
         """

@@ -352,8 +352,9 @@ class Journaling:
     ) -> None:
         """Create the connection for the routes of `router`.
 
-        `open_batches` are the unsettled batches, which tell `writer` up to which time the journal is
-        complete.
+        `all_` also records routes without `journal`, and `unrouted` then messages without a target.
+        `open_batches` are the unsettled batches, from which `writer` gets the time up to which the journal is
+        complete. `hash_key` is the key with which private fields are hashed.
         """
         self.writer = writer
         self.router = router  # the one in force

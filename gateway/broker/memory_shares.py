@@ -156,11 +156,11 @@ class MemoryShares:
                 await trio.lowlevel.checkpoint()
 
     def gauges(self) -> dict[str, Callable[[], float]]:
-        """Return functions that read the gauges of memory shares, by metric name."""
+        """Return functions that read the number of users and addresses beyond their limit, by metric name."""
         return {"gateway_memory_shares_full": lambda: len(self.owners_over_share)}
 
     async def run(self, flush: Callable[[], None]) -> None:
-        """Enforce the shares several times a second and when memory use rises, until cancelled.
+        """Enforce the limits several times a second and when memory use rises, until cancelled.
 
         `flush` is called afterwards to write the results.
         """

@@ -144,7 +144,7 @@ class PauseGate(OneSink):
         return room
 
     def drop_redelivered(self) -> None:
-        """Return waiting messages to their sources if a remote broker delivers them again."""
+        """Return waiting messages to their sources, to be retried, if a remote broker delivers them again."""
         waiting, self._waiting = self._waiting, deque()
         dropped: list[tuple[SubBatch, int]] = []
         for part, count in waiting:
@@ -258,7 +258,10 @@ class Pauses:
         log.warning("operator paused route or link", kind=kind, name=name)
 
     def resume(self, kind: str, name: str) -> None:
-        """Resume a route or a link. Messages that wait at a gate are delivered before new ones."""
+        """Resume a route or a link; `kind` is `route` or `link`.
+
+        Messages that wait for the route are delivered before new ones.
+        """
         (self.routes if kind == "route" else self.links).discard(name)
         if self._store is not None:
             self._store.delete(KIND, f"{kind}/{name}")
@@ -283,9 +286,9 @@ class Pauses:
             self.resume("route", name)
 
     def empty(self, name: str) -> None:
-        """Deliver all messages that wait at a route's gate.
+        """Deliver all messages that wait for the route `name`, because the route has got an outbox.
 
-        Called when the route has got an outbox, in which new messages wait from now on.
+        New messages wait in the outbox from now on.
         """
         if name in self.gates:
             self._release(name, HELD_MESSAGES_MAX)
@@ -313,16 +316,16 @@ class Pauses:
             self._changed()
 
     def is_releasing(self) -> bool:
-        """Return True while a gate is delivering messages that it held.
+        """Return True while messages that waited for a resumed route are being delivered.
 
         Local targets that accept them at once have them in memory only.
         """
         return self._releasing
 
     def waiting_by_sender(self) -> Counter[Sender]:
-        """Return the number of messages of each sender that wait at gates.
+        """Return the number of messages of each sender that wait for paused routes.
 
-        A message that waits at several gates is counted once.
+        A message that waits for several routes is counted once.
         """
         found = {
             (id(part.batch), slot): message.sender.connection
@@ -333,6 +336,6 @@ class Pauses:
         return Counter(found.values())
 
     def waiting_by_route(self) -> dict[str, int]:
-        """Return the number of messages that wait at the gate of each paused route, by route name."""
+        """Return the number of messages that wait for each paused route, by route name."""
         names = (*sorted(self.routes), *(name for name in self.gates if name not in self.routes))
         return {name: self.gates[name].messages if name in self.gates else 0 for name in names}

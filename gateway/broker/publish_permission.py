@@ -45,7 +45,7 @@ class PublishChecker(Checker, Protocol):
 def permitted_entry(
     dispatcher: Dispatcher, rights: Rights, address: Address, find: Find, host: str = "/"
 ) -> RoutingEntry:
-    """Return the routing entry of a message that a client of MQTT or AMQP/Fast publishes.
+    """Return the routing entry of a message, if a client of MQTT or AMQP/Fast may publish it.
 
     `find` returns the entry of an address without checking rights. `host` is the client's virtual host.
     Raises PublishRefused if the rights forbid the address, or Pending if the decision is not available yet.

@@ -207,7 +207,7 @@ class Queue:
 
     @property
     def full(self) -> bool:
-        """True if its sources should stop reading until it has drained."""
+        """True if publishers should be paused until the queue has drained."""
         return len(self) >= self.messages_max or self.byte_count >= self.bytes_max
 
     @property
@@ -554,9 +554,10 @@ class Queue:
         return [(position, self._aside[position].message) for position in sorted(self._aside)]
 
     def drop_expired(self, most: int = sys.maxsize) -> float:
-        """Drop expired messages at the head. Return when the new head expires (POSIX seconds), or NEVER.
+        """Drop up to `most` expired messages at the head of the queue.
 
-        At most `most` messages are dropped; after that the head may be an expired message.
+        Return when the first message that remains expires (POSIX seconds), or NEVER. It may have expired
+        already if `most` messages were dropped.
         """
         if self._aside:
             self._drop_expired_aside()

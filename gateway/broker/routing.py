@@ -223,8 +223,7 @@ class RoutingEntry:
 class AnswerEntry(RoutingEntry):
     """Routing entry of a return address, with one branch that leads to the requester.
 
-    `requester` is None if there is none. `lost` is the reason why a message to the address reaches no
-    requester, if it does not.
+    If no requester is reached, `requester` may be None, and `lost` has the reason.
     """
 
     __slots__ = ("lost", "requester")

@@ -37,7 +37,7 @@ log = structlog.get_logger(limited=True)
 def share_of(total: int, configured: int) -> int:
     """Return how many of `total` objects, such as sessions, one user or address may have.
 
-    `configured` is the number from the configuration; 0 means the default share of `total`.
+    `configured` is the number from the configuration; 0 means the default part of `total`.
     """
     return configured or ceil(total * SHARE)
 

@@ -196,8 +196,8 @@ class Spool:
     ) -> None:
         """Open the folder; None creates a temporary folder for this process when it is needed.
 
-        `shares` has the limit `bytes_max` (bytes) and the part of it that one user may fill. Raises
-        StoreError.
+        `bytes_max` limits the bytes of the folder; `shares` replaces it and has a limit for each user, too.
+        `memory_bytes_max` limits one body in memory, and `memory_total_max` all of them. Raises StoreError.
         """
         self.is_persistent = folder is not None
         self.shares = shares or UserShares(
@@ -271,7 +271,7 @@ class Spool:
         return self.shares.total
 
     def check_room(self, byte_count: int, user: str = "", owner: str | None = None) -> None:
-        """Raise SpoolFull if `byte_count` more bytes would exceed the total or the user's part of the limit.
+        """Raise SpoolFull if `byte_count` more bytes would exceed the limit of all users or of `user`.
 
         `owner` is the digest of the user, if it is known.
         """

@@ -180,8 +180,8 @@ class PagedLog:
 class QueueStorage(PagedLog):
     """Storage of a durable queue.
 
-    Messages of an earlier process may have been delivered by it, except for those that it recorded as never
-    delivered at its end.
+    An earlier process may have delivered any message that it stored, except for those that it recorded as
+    never delivered when it ended.
     """
 
     def __init__(

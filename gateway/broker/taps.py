@@ -39,10 +39,10 @@ class TappedMessage(NamedTuple):
 
 
 class Tap:
-    """Tap on the messages of one route or endpoint, whose names (topic, key) match.
+    """Copy of passing messages for an operator, selected by route, endpoint and name (topic, key).
 
-    "" as `route` or `endpoint`, and None as `name_matches`, match all. At most `per_second` messages a second
-    are stored.
+    "" as `route` or `endpoint`, and None as `name_matches`, select all. At most `per_second` messages a
+    second are stored.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Tap:
         return self.route in ("", route) and self.endpoint in ("", endpoint)
 
     def offer(self, route: str, endpoint: str, messages: list[Message], outcome: Outcome) -> None:
-        """Store settled messages that match until they are fetched; count those beyond the limits."""
+        """Store settled messages that match, until `fetch` removes them; count those beyond the limits."""
         now = clock.now()
         most = max(self._per_second, 1.0)
         self._allowed = min(most, self._allowed + (now - self._refilled_at) * self._per_second)

@@ -50,9 +50,10 @@ class HashRing(Generic[T]):
         self._rows: dict[T, tuple[int, float]] = {}  # seed, 1 / weight
 
     def add(self, destination: T, name: str, key: str) -> bool:
-        """Add a binding of a destination, whose unique name is `name`. Return False if it had one already.
+        """Add a binding of `destination`, whose unique name is `name`, with the weight in `key`.
 
-        `key` is the weight; of several bindings the largest weight applies.
+        Return True if the destination has no binding with another key. Of several bindings the largest weight
+        applies.
         """
         weights = self._weights.setdefault(destination, {})
         weights[key] = weight_of(key)
@@ -113,7 +114,10 @@ class HashedPart:
         return self.header is None and self.property is None
 
     def of(self, key: str, message: Message | None) -> bytes:
-        """Return the bytes to hash for a message; they are equal for all messages that lack the part."""
+        """Return the bytes to hash for a message; `key` is its routing key.
+
+        They are equal for all messages without the header or property that is hashed.
+        """
         if self.is_key:
             return key.encode()
         return b"" if message is None else _canonical(self._value(message))

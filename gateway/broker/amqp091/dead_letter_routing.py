@@ -278,7 +278,7 @@ class DeadLettering:
     def is_blocked(self, queue: DeadLetteringQueue) -> bool:
         """Return True if `queue` may deliver nothing, because too many dead messages wait to be routed.
 
-        Then the queue is dispatched again when fewer wait.
+        The queue is then dispatched again once fewer dead messages wait.
         """
         user = user_of(queue)
         if not self._has_too_many(user):

@@ -51,9 +51,10 @@ class Definitions(HostRecords):
         memory_messages_max: int,
         memory_bytes_max: int,
     ) -> None:
-        """Open the records of the virtual host `host`. The parameters are those of HostRecords.
+        """Open the records of the virtual host `host`, and restore the return counts in quorum queues.
 
-        Also restores how often messages of quorum queues were returned.
+        A return count is how often a message was returned. `bodies` has spooled bodies of messages. Beyond
+        `memory_messages_max` and `memory_bytes_max` the messages of a durable queue are only on disk.
         """
         super().__init__(
             store,
@@ -209,7 +210,7 @@ class Definitions(HostRecords):
         return lasting
 
     def remove_bindings(self, source: Exchange, to: Queue | Exchange, keys: Keys) -> bool:
-        """Delete the records of all bindings from the source to the destination, which have these keys.
+        """Delete the records of all bindings from `source` to the destination `to`; `keys` has their keys.
 
         Return True if something was written.
         """

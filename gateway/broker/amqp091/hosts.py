@@ -38,8 +38,8 @@ class AmqpHosts(dict[str, VirtualHost]):
         """Create the virtual hosts `names`. Must be called before the store starts.
 
         `changed` is called when routing may have changed, and `lost` with dead letters that a queue refused.
-        `bodies` is required with a store. `policies` are by virtual host. `full_queues` and
-        `definition_shares` are as in VirtualHost.
+        `bodies` is required with a store. `policies` are by virtual host. `full_queues` is shared by all
+        queues, and `definition_shares` counts the bytes of what clients declare.
         """
         super().__init__()
         self.alarms = CallScheduler()

@@ -143,7 +143,8 @@ class AmqpQueue(PriorityQueue):
     def subtract_missing_bytes(self, byte_count: int) -> None:
         """Subtract bytes that were counted but are not on disk.
 
-        Called by the storage when it has read messages. If it has read all, the bodies are counted again.
+        Called by the storage when it has read messages. If all messages are in memory now, their bodies are
+        counted again.
         """
         if byte_count and self.options.bytes_max is not None:
             messages = list(self.messages_in_memory())
@@ -257,7 +258,7 @@ class AmqpQueue(PriorityQueue):
     def add_ranked(self, consumer: Consumer, rank: int, *, exclusive: bool) -> None:
         """Add a consumer; `rank` is its priority (`x-priority`).
 
-        With `exclusive` no other consumer may be added until it is removed.
+        With `exclusive` no other consumer may be added until this one is removed.
         """
         if exclusive:
             self.exclusive_consumer = consumer
@@ -302,8 +303,9 @@ class AmqpQueue(PriorityQueue):
     def _open(self) -> list[tuple[Consumer, int]]:
         """Return the consumers that may get the next message, each with the number that it accepts.
 
-        These are the single active consumer, or those of the highest priority that have credit. None may get
-        it while more messages have expired than may be dropped at once, or while too many dead letters wait.
+        These are the single active consumer, or the consumers of the highest priority, if they have credit.
+        The list is empty while more messages have expired than may be dropped at once, and while too many
+        dead letters wait.
         """
         if self._is_blocked():
             return []
@@ -343,7 +345,8 @@ class AmqpQueue(PriorityQueue):
     def _keeps_expired(self) -> bool:
         """True while expired messages must stay in the queue, because they cannot become dead letters.
 
-        That is so while the failing disk would refuse the dead letters, or while too many dead messages wait.
+        That is so while the failing disk would refuse the dead letters, and while too many dead messages
+        wait.
         """
         if self.options.dead_letter_exchange is None:
             return False
@@ -411,9 +414,9 @@ class AmqpQueue(PriorityQueue):
         self._die(position, message, REJECTED)
 
     def wake(self) -> None:
-        """Read the first messages from disk after a restart, so that they expire without consumers, too.
+        """Read the first messages from disk after a restart, so that they expire even without consumers.
 
-        Does nothing for a queue without `x-message-ttl` and dead letter exchange.
+        Does nothing for a queue that has neither `x-message-ttl` nor a dead letter exchange.
         """
         if self.options.ttl_ms is not None or self.options.dead_letter_exchange is not None:
             self.dispatch()
@@ -567,9 +570,9 @@ class AmqpPriorityQueue(AmqpQueue):
         )
 
     def drop_expired(self, most: int = BEYOND) -> float:
-        """Drop up to `most` expired messages at the heads of all priorities.
+        """Drop expired messages at the head of each priority, at most `most` in total.
 
-        Return when the next one expires (POSIX seconds), or NEVER.
+        Return when the next message expires (POSIX seconds), or NEVER.
         """
         if self._unsorted:
             self._sort()

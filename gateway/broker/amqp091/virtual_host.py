@@ -359,7 +359,7 @@ class VirtualHost:
         internal: bool,
         arguments: Headers,
     ) -> None:
-        """Raise AmqpRefused if an existing exchange differs from its declaration."""
+        """Raise AmqpRefused if the existing exchange `found` differs from a declaration of the same name."""
         for word, was, now in (
             ("type", found.kind, kind),
             ("durable", found.durable, durable),

@@ -43,7 +43,10 @@ class FastDefinitions(HostRecords):
         memory_messages_max: int,
         memory_bytes_max: int,
     ) -> None:
-        """Open the records of a virtual host. The parameters are those of HostRecords."""
+        """Open the records of the virtual host `host`. `bodies` has spooled bodies of messages.
+
+        Beyond `memory_messages_max` and `memory_bytes_max` the messages of a durable queue are only on disk.
+        """
         super().__init__(
             store,
             host,

@@ -27,7 +27,7 @@ PARTIAL: Final = "fast-partial"
 
 
 class Partial:
-    """Restartable transfer of one message body, whose first part is in `file`.
+    """Restartable transfer of one message body. `file` has the bytes that were received until now.
 
     `key` is "" if the transfer cannot be resumed.
     """
@@ -105,8 +105,9 @@ class Partials:
     def claim(self, host: str, user: str, client: str, head: bytes, body_size: int) -> Partial:
         """Return the transfer of a message whose content header this client has sent, and mark it busy.
 
-        An idle transfer of the same host, user, client, head and body size is resumed; otherwise a new one
-        begins. If the same transfer is busy, the new one cannot be resumed later. `body_size` is in bytes.
+        `head` is the content header, and `body_size` is in bytes. An idle transfer of the same host, user,
+        client, content header and body size is resumed. Otherwise a new one begins; it cannot be resumed
+        later if an equal one is busy.
         """
         self.forget_old()
         digest = hashlib.sha256(body_size.to_bytes(4, "big") + head).hexdigest()

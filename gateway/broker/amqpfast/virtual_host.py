@@ -70,7 +70,7 @@ class MissingDestination:
 
 
 class FastHost:
-    """Destinations of one virtual host."""
+    """Destinations of one AMQP/Fast virtual host: queues, topics, subscriptions and peers."""
 
     def __init__(
         self,

@@ -82,7 +82,7 @@ Letters = list[Letter]
 
 
 class ThenOwn(Protocol):
-    """Callback that gets dead letters, and whether their number was limited by their size in bytes."""
+    """Callback that gets dead letters. `is_full` is True if a limit of bytes has ended the list early."""
 
     def __call__(self, letters: Letters, /, *, is_full: bool) -> None:
         """Accept the dead letters; with `is_full` there may be more."""
@@ -119,7 +119,7 @@ class CommonLetters(Protocol):
         """
 
     def is_one(self, id: str) -> bool:
-        """Return True if `id` has the form of a shared dead letter's id, whether that exists or not."""
+        """Return True if `id` can be the id of a shared dead letter. It need not exist."""
 
     def newest(self, count: int, route: str | None, then: Callable[[list[Letter]], None]) -> None:
         """Call `then` with at most `count` dead letters, newest first.
@@ -434,7 +434,7 @@ class DeadLetters:
                 self._when_safe(then)
 
     def stop(self) -> None:
-        """Store messages whose bodies could not be read with empty ones: the gateway is shutting down."""
+        """Store messages whose bodies could not be read, with empty bodies: the gateway is shutting down."""
         self._add_unread(is_last=True)
 
     def _add_unread(self, *, is_last: bool) -> None:
@@ -572,8 +572,8 @@ class DeadLetters:
     def claim(self, letters: Letters, then: Callable[[Letters, Letters], None]) -> None:
         """Claim dead letters before they are redriven, so that no other replica redrives them.
 
-        Calls `then` with the claimed ones, and with those that another replica redrives or has redriven. For
-        claimed ones that are not deleted afterwards, call `free`, which ends the claim.
+        Calls `then` with two lists: the dead letters that are claimed now, and those that another replica
+        redrives or has redriven. A claim ends when the dead letter is deleted, or when `free` is called.
         """
         shared, common = self._shared(letter.id for letter in letters), self._common
         if common is None or not shared:
@@ -650,7 +650,7 @@ def is_full(letters: Sequence[Letter | StoredDeadLetter]) -> bool:
 
 
 def _stored(ids: Iterable[str]) -> list[int]:
-    """Return the ids that have the form of ids in the store, as numbers."""
+    """Return those ids that can be ids of dead letters in the store, as numbers."""
     return [int(id) for id in ids if id.isascii() and id.isdigit() and len(id) < 19 and str(int(id)) == id]
 
 

@@ -90,8 +90,8 @@ class Ledger:
     def hops(self, key: int, sender: Sender, now: float) -> int:
         """Return the hop count of a message that arrives from `sender`; above 0 only if it may be an echo.
 
-        An echo equals a message of another sender that this link has sent within ECHO_SECS. `key` is the
-        message's `key_of`, and `now` is in monotonic seconds.
+        An echo equals a message of another sender that this link has sent within ECHO_SECS. `key` is the hash
+        of topic and body (`key_of`), and `now` is in monotonic seconds.
         """
         sent = self.sent
         while key in sent and now - sent[key][0].at >= ECHO_SECS:
@@ -115,10 +115,9 @@ class Ledger:
         return entry.rounds // ROUNDS_PER_HOP
 
     def _is_unconfirmed(self, one: Sent, key: int) -> bool:
-        """Return True if the remote broker has not acknowledged the message that was sent.
+        """Return True if the remote broker has not acknowledged the sent message that `one` records.
 
-        `one` is the record of the sent message and `key` its `key_of`, by which a reused packet id is
-        detected.
+        `key` is the hash of its topic and body (`key_of`), by which a reused packet id is detected.
         """
         message = self._unconfirmed(one.packet_id) if one.packet_id else None
         return message is not None and key_of(message) == key

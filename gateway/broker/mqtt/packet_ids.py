@@ -50,8 +50,8 @@ class RenumberedMessages:
     def packet_id(self, position: int, usual: int) -> int:
         """Return the packet id for the message at this position; 0 if the message may not be sent yet.
 
-        The message may not be sent before a newly chosen packet id is on disk. `usual` is the packet id that
-        follows from the position, which is used unless it is in use.
+        `usual` is the packet id that follows from the position; it is chosen unless an earlier message still
+        uses it. A message with another packet id may be sent when the packet id is on disk.
         """
         packet_id = self._by_position.get(position, usual)
         if self._is_taken(packet_id, position):

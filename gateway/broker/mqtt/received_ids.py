@@ -55,10 +55,10 @@ class ReceivedIds:
         return True
 
     def record_local_delivery(self, packet_id: int) -> None:
-        """Record that all targets of a message are local and got it in this pass of the event loop.
+        """Record that all targets of a message are local and have received it in this event-loop pass.
 
-        The targets have accepted the message in memory, or are writing it. This class does nothing;
-        overridden for sessions that survive a restart.
+        They have accepted the message in memory, or are writing it. This class does nothing; overridden for
+        sessions that survive a restart.
         """
 
     def accept(self, packet_id: int, *, stored: bool = True) -> bool:

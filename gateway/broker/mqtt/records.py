@@ -163,7 +163,10 @@ class Records:
         self.store.delete(RENUMBERED, _key(client, position.to_bytes(8, "big")))
 
     def renumbered(self) -> Iterator[tuple[str, int, int]]:
-        """Yield client id, position and packet id of messages that do not have their usual packet id."""
+        """Yield client id, position and packet id of messages that do not have their usual packet id.
+
+        The usual packet id follows from the message's position in the session's log.
+        """
         for key, value in self._records_of(RENUMBERED):
             client, _, position = key.partition(END)
             with contain_failure(RENUMBERED, key):
