@@ -322,7 +322,10 @@ class Dispatcher:
         self.invalidate()
 
     def batch(self, source: Source, received: Monotonic) -> Batch:
-        """Return a new batch for messages that `source` publishes, and that it has read at `received`."""
+        """Return a new batch for messages that `source` publishes.
+
+        `received` is the time in loop-clock seconds at which the source has read them.
+        """
         return Batch(source, received)
 
     def invalidate(self) -> None:
@@ -347,7 +350,7 @@ class Dispatcher:
         self._clear_caches()
 
     def filters_since(self, generation: int) -> list[list[str]] | None:
-        """Return the filters that were passed to `invalidate_filter` since `generation` had this value.
+        """Return the filters that were passed to `invalidate_filter` after generation number `generation`.
 
         Returns None if `invalidate` was called since then, so that all entries are invalid.
         """
@@ -522,7 +525,7 @@ class Dispatcher:
         return route.settle == "stored" and self._outbox is not None
 
     def is_staged(self, route: Route, sink: Sink) -> bool:
-        """Return True if `sink` is a stage before the route's target (as a pause is), not the target itself.
+        """Return True if `sink` is a stage in front of the route's target, and not the target itself.
 
         Stages are outboxes, duplicate checks and pauses. A message counts as sent by the route when it leaves
         the stage.
@@ -958,14 +961,17 @@ def settle_at_route(batch: Batch, slots: list[int], route: Route, outcome: Outco
 
 
 def cannot_notify_source(batch: Batch, receipt: Receipt, route: Route, outcome: Outcome) -> bool:
-    """Return True if a batch's source cannot inform the sender of a message that a route rejects it."""
+    """Return True if the sender of a message cannot be informed that `route` rejects the message.
+
+    `receipt` is what the source of `batch` needs to acknowledge the message.
+    """
     return batch.cannot_notify is not None and batch.cannot_notify(
         receipt, route.on_reject == "retry", outcome
     )
 
 
 def _error_outcome(route: Route, error: Exception) -> Outcome:
-    """Return the outcome for a message whose crossing of a route raised `error`; count the failure."""
+    """Return the outcome of a message for which `route` raised `error`, and count the failure."""
     route.failed += 1
     return outcome_of_error(error, route=route.name)
 

@@ -58,9 +58,9 @@ class MatchingSteps:
 def pattern_steps(pattern: list[str], one: str, many: str) -> int:
     """Return the steps (comparisons) that a pattern in a `Trie` adds to a message in the worst case.
 
-    `one` and `many` are the wildcards for one level and for any number of levels. At a wildcard for one level
-    the search splits in two. The first wildcard of a pattern is not counted; further ones multiply the
-    branches.
+    `one` and `many` are the wildcards for one level and for any number of levels. Each wildcard for one
+    level, except the first, adds as many steps as the pattern has levels, because the search branches there.
+    A pattern with `many` before its last level adds some steps for each level.
     """
     if many in pattern[:-1]:
         return STATE_STEPS * (len(pattern) + 1)

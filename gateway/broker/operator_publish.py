@@ -59,6 +59,6 @@ class Publishing:
     def settle(
         self, receipts: list[OutcomeCallback], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """Report the outcomes to the callbacks."""
+        """Call each of `receipts`, which are callbacks, with the outcome of its message."""
         for at, on_outcome in enumerate(receipts):
             on_outcome((refused or {}).get(at, ACCEPTED))

@@ -64,10 +64,10 @@ class PriorityQueue(Queue):
         full_queues: FullQueues | None = None,
         work: SelectionWork = UNBOUNDED,
     ) -> None:
-        """Create an empty queue.
+        """Create an empty queue, which is full at `messages_max` messages or `bytes_max` bytes.
 
         `priority` returns the priority of a message; None gives all messages the same. `work` limits the time
-        in which selectors are evaluated. `expired` gets each expired message. The limits are those of Queue.
+        in which selectors are evaluated. `expired` is called with each expired message.
         """
         super().__init__(
             name,

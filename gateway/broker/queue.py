@@ -286,7 +286,7 @@ class Queue:
         return self._full_queues.may_hold(self.owning_user)
 
     def review_hold(self) -> None:
-        """Resume paused publishers if the queue's owner may no longer pause them after a change of rules."""
+        """Resume paused publishers if changed rules no longer let the queue's owner pause publishers."""
         if self._pressure and not self.may_hold:
             self._pressure.resume_sources()
 
@@ -796,13 +796,13 @@ class Queue:
             self._expired(message)
 
     def add_to_size(self, messages: Sequence[Message]) -> None:
-        """Add the size of new messages to the size of the queue, in memory or only on disk."""
+        """Add new messages, in memory or only on disk, to the size of the queue in bytes."""
         self.byte_count += weight_of(messages)
 
     def subtract_from_size(self, messages: Sequence[Message], byte_count: int | None = None) -> None:
-        """Subtract the size of messages that leave the queue from the size of the queue.
+        """Subtract messages, which leave the queue, from the size of the queue in bytes.
 
-        `byte_count` is the size of the messages in bytes; None if it must be computed.
+        `byte_count` is the messages' size in bytes; None if it must be computed.
         """
         self.byte_count -= weight_of(messages) if byte_count is None else byte_count
 

@@ -200,9 +200,9 @@ class Redactor:
         return found
 
     def _redact_set(self, found: PropertySet) -> PropertySet:
-        """Return the redacted form of a property set.
+        """Return a property set with its private fields removed, hashed or truncated.
 
-        Equal sets have one common result, because the journal compares identities.
+        Equal sets have the same object as result, because the journal compares identities.
         """
         if not self._headers and not self._properties:
             return found

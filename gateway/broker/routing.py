@@ -172,8 +172,8 @@ NOWHERE: Final = RoutingPlan(None, ())
 class RoutingEntry:
     """Routing of messages with one address: its plan, and its resolved routes.
 
-    `target` is the address to which the only route leads if the plan is plain, otherwise None.
-    `resolved_routes` has one route for each branch of the plan, in the same order.
+    `target` is the address to which the only route leads, if this route changes nothing else (`plan.plain`),
+    otherwise None. `resolved_routes` has one route for each branch of the plan, in the same order.
     """
 
     __slots__ = ("address", "plan", "resolved_routes", "target")
@@ -252,11 +252,11 @@ class LargeRoute(ResolvedRoute):
         self._bytes_max = bytes_max
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """Return the message as the inner route builds it, with its body in memory.
+        """Return the message as the inner route builds it, with its body in memory, or an outcome or None.
 
-        Return TOO_LARGE, a refusal, if the body has more than `bytes_max` bytes; an outcome by which the
-        source retries if the body cannot be read from disk; and the inner route's outcome or None if that
-        returns no message.
+        The outcome is TOO_LARGE if the body has more than `bytes_max` bytes. If the body cannot be read from
+        disk, it is one after which the source retries. Otherwise it, or None, is the inner route's own
+        result.
         """
         crossed = self._inner.cross(message)
         if type(crossed) is not Message:

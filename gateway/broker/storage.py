@@ -47,7 +47,7 @@ class PagedLog:
         log: Log,
         arrived: Callable[[int], None],
     ) -> None:
-        """Create an object for the messages of `log` that are only on disk, without messages.
+        """Create an empty list of the messages of `log` that are only on disk.
 
         `arrived` is called after each read from disk, with the number of bytes that were counted but do not
         exist: messages that were settled after they were written count until everything is read. The number

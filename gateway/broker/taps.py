@@ -39,7 +39,7 @@ class TappedMessage(NamedTuple):
 
 
 class Tap:
-    """Copy of passing messages for an operator, selected by route, endpoint and name (topic, key).
+    """Record of passing messages for an operator, selected by route, endpoint and name (topic, key).
 
     "" as `route` or `endpoint`, and None as `name_matches`, select all. At most `per_second` messages a
     second are stored.

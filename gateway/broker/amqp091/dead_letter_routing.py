@@ -363,10 +363,10 @@ class DeadLettering:
         self.send_dead_messages()
 
     def _postpone(self, death: DeadMessage) -> bool:
-        """Retry a dead message later, because the failing disk has refused it. Return True.
+        """Schedule a dead message that the failing disk has refused to be routed when the disk works.
 
-        A message whose delay is over is requeued instead. If its exchange is deleted, False is returned, and
-        the caller drops the message.
+        A message whose delay is over is requeued instead. Return False if its exchange is deleted, so that
+        the caller must drop it; otherwise True.
         """
         if death.delay is not None and death.position is not None:
             return death.delay.requeue_refused(death.position, death.message)
@@ -455,10 +455,10 @@ class DeadLettering:
     def _letter(
         self, queue: DeadLetteringQueue, message: Message, reason: str, utc: float
     ) -> tuple[Sequence[DeadLetteringQueue] | None, Message]:
-        """Build the dead letter of a message that left `queue` for `reason`. Return its queues and itself.
+        """Build the dead letter of a message that left `queue` for `reason`. Return (queues, dead letter).
 
-        The queues are None if the message has died too often without being rejected by a consumer, so that it
-        may circulate forever. `utc` is the present time in POSIX seconds.
+        The queues get the dead letter; they are None if the message has died too often without being rejected
+        by a consumer, so that it may circulate forever. `utc` is the present time in POSIX seconds.
         """
         address = message.address
         exchange, key = queue.options.dead_letter_exchange, queue.options.dead_letter_key

@@ -240,7 +240,7 @@ class DelayedMessages(PriorityQueue):
         return excess
 
     def prepare_messages(self, messages: list[Message]) -> list[Message]:
-        """Return copies of the messages that expire when their delay is over."""
+        """Return copies of the messages, with the end of their delay as their time of expiry."""
         utc = clock.utc()
         return [with_expiry(one, utc + delay_of(one.properties.headers) / 1000) for one in messages]
 

@@ -122,19 +122,19 @@ class AmqpQueue(PriorityQueue):
             self.body_byte_count += sum(map(bodies_of, storage.stored_before(storage.first)))
 
     def add_to_size(self, messages: Sequence[Message]) -> None:
-        """Add the size of new messages to the size of the queue.
+        """Add new messages to the size of the queue in bytes.
 
-        The size of their bodies is counted separately, if it is limited.
+        The size of their bodies is also counted separately, if it is limited.
         """
         super().add_to_size(messages)
         if self.options.bytes_max is not None:
             self.body_byte_count += bodies_of(messages)
 
     def subtract_from_size(self, messages: Sequence[Message], byte_count: int | None = None) -> None:
-        """Subtract the size of messages that leave the queue from the size of the queue.
+        """Subtract messages, which leave the queue, from the size of the queue in bytes.
 
-        `byte_count` is their size in bytes; None if it must be computed. The size of their bodies is counted
-        separately, if it is limited.
+        `byte_count` is the messages' size in bytes; None if it must be computed. The size of their bodies is
+        also counted separately, if it is limited.
         """
         super().subtract_from_size(messages, byte_count)
         if self.options.bytes_max is not None:
@@ -626,7 +626,7 @@ class QuorumQueue(AmqpQueue):
         super().requeue(returned)
 
     def put_back(self, deliveries: Iterable[tuple[int, Message]]) -> None:
-        """Return messages that were removed from the queue but sent to no client.
+        """Requeue messages that were removed from the queue but sent to no client.
 
         They do not count towards the delivery limit.
         """

@@ -71,7 +71,7 @@ class Letter(NamedTuple):
 
 
 def with_loss(part: str, outcome: Outcome) -> Outcome:
-    """Return `outcome` with a text that a part of the message could not be stored.
+    """Return `outcome` with a text that says which part of the message could not be stored.
 
     `part` is BODY_LOST or PROPERTIES_LOST.
     """
@@ -165,10 +165,10 @@ def _is_unwanted(route: str, outcome: Outcome, was_accepted: bool) -> bool:
 
 
 def _load_message(message: Message, *, is_last: bool) -> tuple[Message, bool] | None:
-    """Return the message with its body in memory, and True.
+    """Return (message, True) with the body in memory, or another result if the body cannot be read.
 
-    If the body is on disk and is too large or lost, return the message with an empty body, and False. If the
-    body cannot be read now, return None, or with `is_last` the message with an empty body, and False.
+    If the body is too large or lost, return (message with an empty body, False). If the body cannot be read
+    now, return None, but with `is_last` (message with an empty body, False).
     """
     body = message.body
     if not isinstance(body, Spooled):
@@ -246,7 +246,7 @@ class DeadLetters:
 
     @property
     def evicted_count(self) -> int:
-        """Number of dead letters that were deleted in favour of newer ones, without unwanted messages."""
+        """Number of dead letters deleted in favour of newer ones; unwanted messages are not counted."""
         common = 0 if self._common is None else self._common.shares.evicted_count
         stored = 0 if self._store is None else self._store.letters_crowded_out
         return self._wanted.shares.evicted_count + common + stored
@@ -447,8 +447,8 @@ class DeadLetters:
     def newest(self, count: int, then: Callable[[Letters], None], *, route: str | None = None) -> None:
         """Call `then` with at most `count` dead letters, newest first.
 
-        `route` selects those of one route; None means all. The result ends early with the dead letter from
-        the store by which the result reaches READ_BYTES_MAX bytes.
+        `route` selects those of one route; None means all. The list may end early: with the dead letter from
+        the store that brings it to READ_BYTES_MAX bytes.
         """
         common = self._common
 
@@ -544,7 +544,7 @@ class DeadLetters:
     def find(self, ids: Iterable[str], then: Callable[[Letters], None]) -> None:
         """Call `then` with the existing dead letters of these ids, in this order.
 
-        The result ends early with the dead letter from the store by which it reaches READ_BYTES_MAX bytes.
+        The list may end early: with the dead letter from the store that brings it to READ_BYTES_MAX bytes.
         """
         requested_ids = list(ids)
         by_id = dict(self._letters)

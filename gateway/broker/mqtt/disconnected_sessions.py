@@ -62,11 +62,10 @@ class DisconnectedSessions:
             heapify(heap)
 
     def session_to_evict(self, user: str | None = None, place: str | None = None) -> Session | None:
-        """Return the session to end when there are too many, or None if no client is disconnected.
+        """Return the session that expires first, of the user and address with most disconnected sessions.
 
-        Of each user and client address the disconnected sessions are counted; of the pair that has the most,
-        the session that expires first is returned. With `user` or `place` (a client address), only pairs with
-        this user or address are considered.
+        With `user` or `place` (a client address), only sessions of this user or from this address are
+        considered. Return None if there is none.
         """
         largest = self._holders.largest
         # Rare: the largest holder is mostly the one that fills the table.

@@ -131,10 +131,11 @@ class UnpublishedWill(NamedTuple):
 
 
 class DelayedWill(NamedTuple):
-    """Will that waits: `publish` publishes it at `at` (monotonic seconds), or when its session ends before.
+    """Will whose publication is delayed.
 
-    `dropped` is called instead if this gateway does not publish it. A will that is overdue is published at a
-    tick, at `retry_at` (monotonic seconds) or later.
+    `publish` is called at `at` (monotonic seconds), or when the session ends before. `dropped` is called
+    instead if this gateway does not publish the will. An overdue will is published at a tick, at `retry_at`
+    (monotonic seconds) or later.
     """
 
     at: float
@@ -488,9 +489,9 @@ class MqttNamespace:
         self._share_some(session, SHARED_FIRST)
 
     def _share_in_portions(self, session: Session, *, ended: bool) -> Iterator[int]:
-        """Pass the messages of `requeue_shared` on; yield after each portion how many were examined.
+        """Pass on messages of shared subscriptions in portions; yield how many each portion examined.
 
-        Ends early if the session's client has reconnected.
+        The messages are those of `requeue_shared`. Ends early if the session's client has reconnected.
         """
         turns: dict[str, MemberTurns] = {}
 
@@ -685,7 +686,7 @@ class MqttNamespace:
     def _count_subscription(self, user: str, topic_filter: str, count: int) -> None:
         """Count a subscription with this filter for the user (`count` is 1), or no longer count it (-1).
 
-        Updated are the user's number of subscriptions, their bytes, and their matching work.
+        Updates the user's number of subscriptions, their bytes, and their matching work (matching_steps.py).
         """
         subscriptions = self._subscribed.get(user, 0) + count
         if subscriptions:

@@ -155,7 +155,7 @@ class Records:
     # Outgoing messages whose usual packet id was in use.
 
     def put_renumbered(self, client: str, position: int, packet_id: int) -> None:
-        """Record the packet id of the message at this position, which is not its usual one."""
+        """Record the packet id of the message at `position` in the session's log; it is not the usual one."""
         self.store.put(RENUMBERED, _key(client, position.to_bytes(8, "big")), packet_id.to_bytes(2, "big"))
 
     def delete_renumbered(self, client: str, position: int) -> None:

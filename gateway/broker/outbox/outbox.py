@@ -343,7 +343,7 @@ class Outbox(OneSink):
         self._make_room()
 
     def _within_shares(self, part: SubBatch) -> SubBatch:
-        """Refuse, to be retried by the source, messages beyond the limit of their user in this outbox.
+        """Refuse messages of users who exceed their limit in this outbox; their sources retry them.
 
         Return the sub-batch without these messages.
         """
@@ -445,7 +445,10 @@ class Outbox(OneSink):
     # Interface for the queue: the outbox is its consumer.
 
     def capacity(self) -> int:
-        """Return how many messages may be passed to the link now; 0 if it is down or the outbox is paused."""
+        """Return how many messages may be passed to the link now.
+
+        The result is 0 if the link is down or the outbox is paused.
+        """
         target = self._target
         if target is None or self._route is None or self._stopped or self._paused or not target.up():
             return 0

@@ -42,7 +42,7 @@ class Outboxes:
     ) -> None:
         """Create the outboxes of a store, without any target or route.
 
-        `memory_messages_max` and `memory_bytes_max` limit what one outbox has in memory; messages beyond are
+        `memory_messages_max` and `memory_bytes_max` limit what one outbox has in memory; further messages are
         only on disk. `on_departure` is called for messages that leave an outbox. `quotas` limits each user's
         messages in an outbox; without it one user may fill it. `jitter`, `clock` and `utc` are as in Outbox.
         """
@@ -106,9 +106,9 @@ class Outboxes:
             outbox.pause(outbox.route_name in routes)
 
     def of(self, route: Route) -> Outbox:
-        """Return the outbox of a route that has `settle: stored`, which is created if it does not exist.
+        """Return the outbox of a route with `settle: stored`. Create it if it does not exist.
 
-        During a reload, messages are routed by the new mapping before `use` is called.
+        It may not exist during a reload, as the new mapping routes messages before `use` is called.
         """
         name = f"{route.target_endpoint}/{route.name}"
         if name not in self._boxes:
