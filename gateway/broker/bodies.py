@@ -1,8 +1,8 @@
 """Bodies in spool files, and the storage of queues whose messages may have such bodies.
 
-The store has such a message with the name of its file. References to the files are kept here, by log and
-position, for as long as the store may return the message. A file is deleted only after the disk has recorded
-that its message is settled: a stored message without its body must never be found.
+The store has such a message with the name of its file. `SpooledBodies` has the references to the files, by
+log and position, for as long as the store may return the message. A file is deleted only after the disk has
+recorded that its message is settled: a stored message without its body must never be found.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory of the process, and which connections must wait when it is nearly used up.
+"""Memory use of the process, and the connections that must wait when memory is nearly used up.
 
 Every holder has its own limits; this limit is on their sum and on everything that is not counted. Above the
 watermark memory is `short`: a publishing connection is not read any more after its next publish, and links
@@ -6,12 +6,12 @@ requeue what they receive, until consumers have made space. Connections that onl
 connection that must not be paused, because its client also consumes and has to acknowledge, continues; above
 the second watermark (`is_scarce`) its messages are refused. A message that is incomplete or not committed
 cannot be consumed, so a connection with many such bytes counts as a publisher, and is closed if memory stays
-short. Otherwise a few clients that stop halfway could keep it short forever.
+short. Otherwise a few clients that stop halfway could keep memory short forever.
 
 The watermark applies to the memory use that the operating system reports for the process, not to an estimate.
-It is read several times a second and also after some passes of the event loop, since many messages can arrive
-in between. The use only falls when the allocator returns freed memory, which is requested while memory is
-short.
+The memory use is read several times a second and also after some passes of the event loop, since many
+messages can arrive in between. It only falls when the allocator returns freed memory, which is requested
+while memory is short.
 """
 
 from __future__ import annotations

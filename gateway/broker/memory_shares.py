@@ -1,13 +1,13 @@
-"""Shares of memory: which owners occupy it, and which publishers must wait before all do.
+"""Memory limits of each user and address, which apply before memory is short for all.
 
-Above the watermark of memory.py all publishers wait. Well below it, an owner (user or address) that holds
-more than its share of the watermark is restrained: what it holds may hardly grow. So one owner alone does not
-affect the others. These bytes count: messages that wait in memory in the owner's queues and sessions, and
-those that its clients have not acknowledged, from all publishers; messages that its clients have published in
-transactions that are not committed, or have not sent completely; and entries that are cached for one client
-alone. A restrained durable queue or session leaves new messages on disk; any other counts as full at about
-its present size, and behaves as a full one does; a transaction may be committed, but not grow; a cache is
-cleared; a connection with more than BEGUN_BYTES_MAX of an incomplete message is closed.
+Above the watermark of memory.py all publishers wait. Well below it, an owner (user or address) that occupies
+more than its part of the watermark is restrained: the memory that it occupies may hardly grow. So one owner
+alone does not affect the others. These bytes count: messages that wait in memory in the owner's queues and
+sessions, and those that its clients have not acknowledged, from all publishers; messages that its clients
+have published in transactions that are not committed, or have not sent completely; and entries that are
+cached for one client alone. A restrained durable queue or session leaves new messages on disk; any other
+counts as full at about its present size, and behaves as a full one does; a transaction may be committed, but
+not grow; a cache is cleared; a connection with more than BEGUN_BYTES_MAX of an incomplete message is closed.
 
 There may be a hundred thousand holders. They are examined in slices, and not at all while there is plenty of
 memory. This happens several times a second, and as soon as memory use has risen: in a quarter of a second a
@@ -78,7 +78,7 @@ class CachedEntries(NamedTuple):
 
 Owner = tuple[Literal["user", "address"], str]
 Claim = tuple[Holder | None, int, str, str]
-"""Claim of a holder: the holder if it can be restrained, bytes in memory, user and address ("" if none)."""
+"""Memory of a holder: the holder if it can be restrained, bytes, user and address ("" if none)."""
 
 
 class MemoryShares:

@@ -1,4 +1,4 @@
-"""Publishing of messages by an operator, in the way of a client of an endpoint.
+"""Publishing of messages by an operator, as if a client of an endpoint had published them.
 
 The outcome of each message is reported to a callback.
 """

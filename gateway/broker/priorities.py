@@ -90,7 +90,7 @@ class PriorityQueue(Queue):
     def __len__(self) -> int:
         return super().__len__() + len(self._waiting)
 
-    # In.
+    # Publishing.
 
     def put(self, messages: list[Message]) -> None:
         """Append messages in memory, without delivering them to consumers yet."""
@@ -270,7 +270,7 @@ class PriorityQueue(Queue):
         results = self._selector_results.get(consumer)
         return results is None or self._is_selected(results.selector, message)
 
-    # Out.
+    # Delivery and settlement.
 
     def dispatch(self) -> None:
         """Deliver ready messages to consumers with credit, in turn."""
@@ -488,7 +488,7 @@ class PriorityQueue(Queue):
             return None
         return message
 
-    # The end.
+    # Deletion.
 
     def purge(self) -> int:
         """Drop all messages that are ready for delivery. Return their number."""

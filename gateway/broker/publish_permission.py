@@ -1,6 +1,6 @@
-"""Permission to publish: what a sender may publish to an address, and where that leads.
+"""Permission to publish: the addresses to which a sender may publish, directly and by return addresses.
 
-Every way of a message into the gateway gets its routing entry here: publishes of each protocol, those over
+Every message that enters the gateway gets its routing entry here: publishes of each protocol, those over
 HTTP, repeats, wills, commits of transactions and redriven dead letters. Three things are decided together:
 the right to the address itself, the right to the address behind it if it is a return address, and the roles
 that routes require. Callers may store an entry until `Dispatcher.generation` changes. Messages of links, and

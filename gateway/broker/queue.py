@@ -71,9 +71,9 @@ class Storage(Protocol):
     """
 
     restrained: bool
-    """True while the owner of the queue holds too much memory: new messages wait on disk alone."""
+    """True while the owner of the queue occupies too much memory: new messages are only on disk."""
     count: int
-    """Number of messages that wait on disk alone, which have `byte_count` bytes."""
+    """Number of messages that are only on disk, which have `byte_count` bytes."""
     byte_count: int
     recovered: int
     """End of the positions that an earlier process has stored."""
@@ -186,7 +186,7 @@ class Queue:
         self._pressure = self._new_pressure()
         self._full_queues = FullQueues() if full_queues is None else full_queues
         self._lossy_at: int | None = None  # position of the next message when a loss was last logged
-        # Original limit in bytes, while `bytes_max` is reduced because its owner holds too much.
+        # Original limit in bytes, while `bytes_max` is reduced because its owner occupies too much memory.
         self._allowed: int | None = None
 
     def attach_storage(self, storage: Storage, end: int, byte_count: int, gate: Gate) -> None:
@@ -351,7 +351,7 @@ class Queue:
         `memory_reaches_end` must be True.
         """
         if not self._ready:
-            self._first = self.next  # what was on disk alone may have ended before
+            self._first = self.next  # what was only on disk may have ended before
         self._ready.extend(messages)
         self.next += len(messages)
         self.add_to_size(messages)

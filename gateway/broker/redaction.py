@@ -45,7 +45,7 @@ def _malformed(_: bytes) -> Properties:
 
 MALFORMED: Final = PropertySet("model", b"", _malformed)
 Action = str | Truncate
-"""Action of a rule: `drop`, `hash`, or the length that is kept."""
+"""Action of a rule: `drop`, `hash`, or the length to which a value is truncated."""
 
 
 Rules = tuple[tuple[str, Action], ...]

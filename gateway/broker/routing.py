@@ -27,7 +27,7 @@ TOO_LARGE = Outcome(
 )
 
 Lost = Literal["gone", "unknown", "no_route"]
-"""Why a reply reaches no requester.
+"""Reason why a reply reaches no requester.
 
 `gone`: the requester no longer waits. `unknown`: the return address was never created, or by an earlier run
 of this gateway. `no_route`: in the current mapping no direct route leads from the requester to the responder.

@@ -1,4 +1,4 @@
-"""Timers of the broker, such as for messages that expire and queues that are deleted when unused.
+"""Timers of the broker, for example for the expiry of messages and the deletion of unused queues.
 
 One task sleeps until the first alarm is due. Times are in POSIX seconds, as in messages. Queues are often
 deleted before their alarms are due, so a cancelled alarm drops its reference to the callback, and the heap is

@@ -96,4 +96,4 @@ class SelectionWork:
 
 
 UNBOUNDED: Final = SelectionWork()
-"""Budget for queues without consumers that select."""
+"""Unlimited time budget, for queues whose consumers have no selectors."""

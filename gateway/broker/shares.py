@@ -1,6 +1,6 @@
-"""Fair shares: limits that prevent one holder or user from occupying all of a resource.
+"""Limits that prevent one user or address from occupying all of a resource.
 
-`UserQuotas` has the shares of users in what they define or fill; the mechanism is in model/shares.py.
+`UserQuotas` has the limits of each user for what users define or store; the mechanism is in model/shares.py.
 Definitions (queues, exchanges, bindings, subscriptions, sessions) are also counted in bytes, because users
 choose the size of their names and arguments. Open channels and handles, with the identifiers of messages
 listed on them, are counted in the same way.

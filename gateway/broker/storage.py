@@ -1,9 +1,9 @@
 """Storage of a queue: which messages are on disk, which are only on disk, and which can be deleted.
 
 A durable message is written, and accepted after the commit; meanwhile it waits in memory as any other and may
-be delivered. If its recipient wants it stored first, or if the queue holds too much in memory, new messages
-are only written (transient ones too, to keep the order), accepted after the commit, and read back in pieces
-when it is their turn. Positions in the queue are positions in the store's log.
+be delivered. If its recipient requires messages to be stored first, or if the queue occupies too much memory,
+new messages are only written (transient ones too, so that the order is preserved), accepted after the commit,
+and read back in pieces when it is their turn. Positions in the queue are positions in the store's log.
 
 `PagedLog` is the part of any log that is only on disk; `QueueStorage` is the storage of a Queue.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PIECE_MESSAGES_MAX: Final = 4_096
 PIECE_BYTES_MAX: Final = 4_194_304
 PIECES_MAX: Final = 2
-RANGES_MAX: Final = 10_000  # ranges of positions recorded as never handed out
+RANGES_MAX: Final = 10_000  # ranges of positions recorded as never delivered
 
 Range = tuple[int, int]  # first position, and the position behind the last
 
@@ -54,11 +54,11 @@ class PagedLog:
         is negative if an earlier version, which did not count long addresses, has written the messages.
         """
         self.log = log
-        self.count = 0  # messages on disk alone, and those read but not consumed
+        self.count = 0  # messages that are only on disk, or read but not consumed
         self.byte_count = 0
         self._store = store
         self._arrived = arrived
-        self._runs: deque[tuple[int, int]] = deque()  # (first, end) of what is on disk alone, in order
+        self._runs: deque[tuple[int, int]] = deque()  # (first, end) of what is only on disk, in order
         self._pieces: deque[list[Stored]] = deque()  # each of consecutive positions
         self._reading = False
         self._epoch = 0  # a read that was requested before a change of epoch is ignored
@@ -192,15 +192,15 @@ class QueueStorage(PagedLog):
         Beyond the memory limits (number of messages, bytes) new messages are only on disk.
         """
         super().__init__(store, log, self._has_arrived)
-        self.restrained = False  # its owner holds too much memory: new messages wait on disk alone
+        self.restrained = False  # its owner occupies too much memory: new messages are only on disk
         self._queue = queue
         self._messages_max = memory_messages_max
         self._bytes_max = memory_bytes_max
         self._loaded: list[Callable[[], None]] = []
-        self.on_refused: Callable[[list[Message]], None] | None = None  # told what the disk does not take
+        self.on_refused: Callable[[list[Message]], None] | None = None  # gets refused messages
         extent = store.extent(log)
         self.recovered = extent.end  # end of the positions from before this process
-        self._untouched: list[Range] = []  # ranges of those that were never handed out
+        self._untouched: list[Range] = []  # ranges of those that were never delivered
         if extent.count:
             self.put(extent.first, extent.end, extent.count, extent.byte_count)
         queue.attach_storage(self, extent.end, self.byte_count, store.gate)
@@ -253,7 +253,7 @@ class QueueStorage(PagedLog):
             position = found[-1][0] + 1
             found.clear()
 
-    # In.
+    # Publishing.
 
     def take(self, part: SubBatch, messages: list[Message]) -> list[Message]:
         """Queue `messages` of the sub-batch `part`, and store those that must survive a restart.
@@ -341,7 +341,7 @@ class QueueStorage(PagedLog):
         else:
             part.settle_at(range(start, stop), outcome)
 
-    # Out.
+    # Delivery and settlement.
 
     def forget(self, positions: Sequence[int]) -> None:
         """Delete the messages at these positions from the disk, because they are settled."""
@@ -380,7 +380,7 @@ class QueueStorage(PagedLog):
         for then in loaded:
             then()
 
-    # The end.
+    # Deletion.
 
     def clear(self, first: int | None) -> None:
         """Delete all messages from position `first` on.

@@ -1,8 +1,8 @@
-"""Records that a process makes at its end, of messages in its durable queues that were never delivered.
+"""Records of the messages in durable queues that were never delivered, made when a process ends.
 
-The next process does not mark these as redelivered. It deletes the records when it reads them, because they
-are only true until something is delivered. After a crash there are none, and any message may have been
-delivered.
+The next process does not mark these messages as redelivered. It deletes the records when it reads them,
+because they are only true until something is delivered. After a crash there are no records, and any message
+may have been delivered.
 """
 
 from __future__ import annotations

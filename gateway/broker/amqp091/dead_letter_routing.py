@@ -57,9 +57,9 @@ DEATHS_MAX: Final = 64  # in one history, which each dead letter copies
 EXPIRED_MAX: Final = 1_000  # messages that expire, or are due, in one turn
 BURIED_MAX: Final = 500  # dead letters and their targets in one turn: about 20 ms
 BURIED_OF_USER: Final = 100  # of these, of one user before the next one
-# Deaths of a virtual host that wait, of which each user has a share. Beyond it that user's queues deliver
-# nothing, and messages beyond a length limit get no dead letter: those can multiply faster than they are
-# processed.
+# Dead messages of a virtual host that wait; each user may have a part of them. Beyond that the user's queues
+# deliver nothing, and messages beyond a length limit get no dead letter: dead letters could multiply faster
+# than they are processed.
 NOTED_MAX: Final = 100_000
 RETRY_SECS: Final = 1.0  # between two checks whether a failing disk accepts messages again
 COUNT_MAX: Final = (1 << 63) - 1  # deaths; a client may claim any number

@@ -164,7 +164,7 @@ class DelayedMessages(PriorityQueue):
         elif not on and self._restrained.pop(user, 0):
             self._pressure.resume_sources()
 
-    # In.
+    # Publishing.
 
     def publish(self, part: SubBatch) -> None:
         """Queue the messages of a sub-batch until their delays are over, and settle the sub-batch."""
@@ -259,7 +259,7 @@ class DelayedMessages(PriorityQueue):
             self._resume_user(user)
         return withdrawn
 
-    # Out.
+    # Delivery and settlement.
 
     def dispatch(self) -> None:
         """Route the messages that are due, and set the alarm for the next one."""

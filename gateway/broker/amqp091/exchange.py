@@ -83,7 +83,7 @@ class Exchange:
         # Who bound a destination first, and its steps; only destinations that cost each message steps.
         self._destination_steps: dict[Queue | Exchange, tuple[str | None, int]] = {}
         self._pattern_users: dict[tuple[Queue | Exchange, str], str | None] = {}  # of patterns with steps
-        self.sweeping = False  # whoever sweeps will come again
+        self.sweeping = False  # True while further calls of `sweep` are scheduled
         self._unswept: list[tuple[Queue | Exchange, Keys]] = []  # to be swept
 
     def apply_policy(self, alternate: str | None) -> None:

@@ -157,7 +157,7 @@ class AmqpQueue(PriorityQueue):
         self.body_byte_count = 0
         return super().purge()
 
-    # In.
+    # Publishing.
 
     def publish(self, part: SubBatch) -> None:
         """Queue the messages of a sub-batch; with an `x-overflow` that rejects, only those that fit."""
@@ -331,7 +331,7 @@ class AmqpQueue(PriorityQueue):
             return self.consumers
         return sorted(self.consumers, key=lambda one: -self._ranks.get(one, 0))
 
-    # Out.
+    # Delivery and settlement.
 
     def _expire_max(self) -> int:
         """Return how many messages may expire now.

@@ -1,12 +1,14 @@
-"""Redriving: dead letters are published again.
+"""Redriving: dead letters are published again on request of an operator.
 
-A dead letter that its route had built goes directly to what the route leads to now, also that of a reply. One
-that is as its source sent it crosses the route again. One without a route, and a reply that is as its
-responder sent it, is published again for the current routes and subscribers, as far as that needs no rights
-of its sender (`redriven_entry`). Deduplication is skipped, because the first attempt would count. A message
-that is refused again stays the dead letter that it was, with its first reason; so does one whose body or
-properties were not stored. A dead letter is deleted when its message was accepted, however late. One that
-replicas have in common is claimed first, so that only one of them redrives it.
+A dead letter whose message its route had built goes directly to the route's present target; so does a reply
+that its route had built. A dead letter with the message as received takes its route again. A dead letter
+without a route, and a reply as its responder sent it, is published again for the current routes and
+subscribers, as far as that needs no rights of its sender (`redriven_entry`). Deduplication is skipped,
+because the first attempt would count.
+
+If the message is refused again, the dead letter stays unchanged, with its first reason; so does a dead letter
+whose body or properties were not stored. A dead letter is deleted when its message was accepted, however
+late. A dead letter that replicas share is claimed first, so that only one of them redrives it.
 """
 
 from __future__ import annotations
@@ -80,8 +82,8 @@ class Redriving:
 
     def _send(self, letters: list[Letter], on_outcome: LetterOutcomeCallback) -> None:
         """Publish dead letters again: at the target of their route, or as new messages if they have none."""
-        # A batch has either what was published, or what was put on recipients: the journal distinguishes them
-        # by it.
+        # A batch has either published messages or messages for recipients: so the journal can distinguish
+        # them.
         now = clock.now()
         placed, published = self._dispatcher.batch(self, now), self._dispatcher.batch(self, now)
         placed.has_dead_letters = published.has_dead_letters = True
@@ -191,7 +193,7 @@ class Redriving:
     def settle(
         self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """Delete dead letters whose messages were accepted; report all outcomes when that is on disk."""
+        """Delete dead letters whose messages were accepted, and report all outcomes when that is stored."""
         outcomes = [(refused or {}).get(at, ACCEPTED) for at in range(len(receipts))]
         rows = list(zip(receipts, outcomes, strict=True))
         self._mark_closed([id for (id, _), outcome in rows if outcome is not ACCEPTED])

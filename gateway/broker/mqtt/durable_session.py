@@ -96,7 +96,7 @@ class DurableSession(Session):
         self._renumbered: RenumberedMessages | None = None  # most sessions never need it
         self._log_passed_on = False  # its log was passed on to others
         self._stays = 0  # times that a client was attached, or the session ended
-        self._is_checking = False  # reading what is on disk alone, for expired messages
+        self._is_checking = False  # reading what is only on disk, for expired messages
         self._settled_positions: list[int] = []  # acknowledged or expired; settled once in a pass
         self._safe = 0  # messages below this position were committed or refused
         self._stuck = False  # the next message has QoS 2 or a packet id that is not on disk yet
@@ -176,7 +176,7 @@ class DurableSession(Session):
         record = SessionRecord(self.expiry_secs, clock.utc(), attached, self.sent, self.user, self.place)
         self._records.put_session(self.client_id, record)
 
-    # In.
+    # Publishing.
 
     def __len__(self) -> int:
         return super().__len__() + (0 if self._aside is None else self._aside.count)
@@ -240,7 +240,7 @@ class DurableSession(Session):
         if self.outlet is not None:
             self.pump()
 
-    # Retained messages of its subscriptions. What is refused is owed again when the disk works.
+    # Retained messages of its subscriptions. Refused ones are queued again when the disk works.
 
     def _may_walk(self, walk: PendingRetained) -> bool:
         return not (walk.grant.qos and self.failing)
@@ -384,7 +384,7 @@ class DurableSession(Session):
         self._wait([row for row in waiting if not first <= row[2] < end])
         self._subtract_bytes(weight_of(message for message, _, at in waiting if first <= at < end))
 
-    # Out.
+    # Delivery and settlement.
 
     def drop_expired(self) -> None:
         """Drop the expired messages that wait for a disconnected client, and count them.

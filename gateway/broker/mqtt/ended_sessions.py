@@ -34,14 +34,14 @@ from gateway.store.store import Store
 ENDED: Final = "ended"  # kind of their logs
 # End of a log's name as earlier versions wrote it, without the user: a unique number, and what was sent.
 SENT: Final = re.compile(r" [0-9a-f]+<([0-9]+)\Z")
-TRIED_MAX: Final = 100  # groups that are tried again at one tick, with a read for each
+TRIED_MAX: Final = 100  # shared subscriptions that are retried at one tick, with a read for each
 PIECE_MESSAGES_MAX: Final = 1_000
 PIECE_BYTES_MAX: Final = 1_048_576
 
 PassToMember = Callable[[str, Message, OutcomeCallback], bool | None]
-"""Function that passes a message to a member of the group with this filter.
+"""Function that passes a message to a member of the shared subscription with this filter.
 
-Returns None if the group has no members, False if none of them can have it.
+Returns True if a member has it, False if no member can accept it now, and None if there are no members.
 """
 
 

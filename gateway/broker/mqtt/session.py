@@ -319,11 +319,11 @@ class SessionLimits:
 
 
 QueuedRow = tuple[Message, Grant, int]
-"""Message that is owed, its grant, and its position or UNKEPT."""
+"""Message that waits for the client, its grant, and its position in the log, or UNKEPT without one."""
 OutcomeCallback = Callable[[Outcome], None]
-"""Callback that gets ACCEPTED when a session owes a message safely, and otherwise the reason."""
+"""Callback that gets ACCEPTED when a session has queued a message safely, and otherwise the reason."""
 PassOn = Callable[[Message, Grant, OutcomeCallback], bool]
-"""Function that has another session owe a message. Returns False if none can."""
+"""Function that queues a message at another session. Returns False if no session accepts it."""
 
 
 class Session:
@@ -397,8 +397,8 @@ class Session:
         self._again: dict[int, OutgoingPublish] = {}
         self._waiting: deque[QueuedRow] | None = None  # an empty one takes 760 bytes, of each session
         self._byte_count = 0  # that wait or are in flight
-        self._tight = False  # sources are held, it has stalled, or copies were dropped
-        self._lossy = False  # copies were dropped since it last had room
+        self._tight = False  # publishers are paused, it has stalled, or copies were dropped
+        self._lossy = False  # copies were dropped since it last had space
         self._pace: ConsumerRate | None = (
             None  # of the client, since much has waited for it; most never need it
         )
@@ -410,7 +410,7 @@ class Session:
         self._rests_until = NEVER  # no check before this time, because it examines all messages
         # The last grant of a single subscription: most messages have the same.
         self._grant: Grant | None = None
-        # Original limits, while `limits` are reduced because its owner holds too much.
+        # Original limits, while `limits` are reduced because its owner occupies too much memory.
         self._allowed: SessionLimits | None = None
 
     def __len__(self) -> int:
@@ -571,7 +571,7 @@ class Session:
             room = max(room, 0) if self._byte_count <= self.limits.bytes_max * stretch else 0
             self.tally.queue_full += len(messages) - room
             messages = messages[:room]
-            if not self._lossy:  # not again before half of what it holds has gone
+            if not self._lossy:  # no further log line before half of its messages were sent
                 self._tight = self._lossy = True
                 log.warning("session full, messages dropped", client=self.client_id, user=self.user)
         return messages
