@@ -18,8 +18,9 @@ class Address:
     MQTT: the name is a topic, and there are no scopes. AMQP 0-9-1: a routing key within an exchange, or a
     queue with the scope "". AMQP/Fast: a destination within a service type.
 
-    `excess_bytes` is what a long address adds to the weight of each of its messages: its size in bytes, as
-    text and as `wire`, beyond ADDRESS_BYTES_FEW.
+    Memory limits count an address of up to ADDRESS_BYTES_FEW bytes as part of each empty message.
+    `excess_bytes` is the size beyond that, as text and as `wire`, which is counted in addition for each
+    message.
     """
 
     __slots__ = ("excess_bytes", "name", "protocol", "scope", "wire")

@@ -34,13 +34,13 @@ class Source(Protocol):
     ) -> None:
         """Acknowledge accepted messages to their sender, and report or retry refused ones.
 
-        `receipts` has, for each message, the object with which this source added it to a batch. `refused`
-        maps a position in `receipts` to an outcome that is not ACCEPTED; None means that all were accepted.
-        `received` is the batch's time of arrival in loop-clock seconds.
+        `receipts` has, for each message, the object that this source gave for it to `Batch.add`. `refused`
+        maps a position in `receipts` to the outcome of a message that was not accepted; None means that all
+        were accepted. `received` is the time at which the batch arrived, in loop-clock seconds.
         """
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Stop reading from these senders, because a destination is full.
+        """Stop reading from these senders, because a queue or link that receives their messages is full.
 
         Return the functions that resume reading.
         """
@@ -50,7 +50,7 @@ class Sink(Protocol):
     """Destination of messages: a queue, a subscription, a link."""
 
     def publish(self, part: SubBatch) -> None:
-        """Accept the messages of `part`, and settle each of them through it, immediately or later.
+        """Accept the messages of `part`, and report the outcome of each by `part.settle_at`, now or later.
 
         Never blocks, never awaits, never raises because of a message's content.
         """
@@ -60,17 +60,17 @@ class Recorder(Protocol):
     """Observer that records the outcomes of messages."""
 
     def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Record that `messages` of `part` were settled with `outcome`. Never raises.
+        """Record that `messages`, some or all messages of `part`, were settled with `outcome`. Never raises.
 
-        `slots` are the positions of the messages in the part's batch.
+        `slots` has the position of each message in `part.batch`.
         """
 
 
 class Watcher(Protocol):
-    """Observer of one message, notified after the message's source."""
+    """Observer of one message, notified of its outcome after the message's source."""
 
     def record_outcome(self, outcome: Outcome) -> None:
-        """Handle `outcome`, which the message's source has just received. Never raises."""
+        """Record the `outcome` that the source of the message has just received. Never raises."""
 
 
 class Recipient:
@@ -96,15 +96,16 @@ class Recipient:
         return False
 
     def count_sent(self, count: int) -> None:
-        """Record that `count` messages were passed to the destination.
+        """Record that `count` messages were passed to the sink.
 
         This class records nothing; a subclass may count the messages.
         """
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Record the outcome of `messages`, which the destination has settled, and settle them in the batch.
+        """Record the outcome of `messages`, which the sink has settled, and settle them in the batch.
 
-        `slots` are their positions in the batch of `part`. A subclass may settle them in the batch later.
+        `slots` has the position of each message in `part.batch`. A subclass may settle the messages in the
+        batch later.
         """
         if self._recorder is not None:
             self._recorder.record(part, messages, slots, outcome)
@@ -114,7 +115,7 @@ class Recipient:
 
 
 class Batch:
-    """Messages that arrived in one pass of the event loop, with the outcomes from all their recipients.
+    """Messages that arrived in one pass of the event loop, with the outcomes that their recipients reported.
 
     The slot of a message is its position in the batch.
     """
@@ -163,8 +164,8 @@ class Batch:
     def open(self, receipt: Receipt, recipients: int) -> int:
         """Register a message that `recipients` recipients must settle, and return its slot.
 
-        Once they have settled the message, the source gets `receipt` (what it needs to acknowledge the
-        message) together with the outcome.
+        Once all of them have settled the message, the source gets `receipt`, its own object for acknowledging
+        the message, together with the outcome.
         """
         slot = len(self.receipts)
         self.receipts.append(receipt)
@@ -174,8 +175,9 @@ class Batch:
     def add(self, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]], refused: int = 0) -> int:
         """Add a message for its recipients, and return its slot.
 
-        `placed` has each recipient with the copy of the message for that recipient. `refused` is the number
-        of further recipients that did not accept the message; the caller settles the message in their place.
+        `receipt` is the source's object for acknowledging the message. `placed` has each recipient with the
+        copy of the message for that recipient. `refused` is the number of further recipients that did not
+        accept the message; the caller must call `settle` once for each of these.
         """
         rows = list(placed)
         slot = self.open(receipt, len(rows) + refused)
@@ -188,7 +190,7 @@ class Batch:
         return slot
 
     def add_only(self, receipt: Receipt, recipient: Recipient, message: Message) -> None:
-        """Add a message that has a single recipient. The source gets `receipt` with the outcome."""
+        """Add a message that has a single recipient. The source gets `receipt` back with the outcome."""
         part = self._parts.get(recipient)
         if part is None:
             part = self._parts[recipient] = SubBatch(self, recipient)
@@ -198,23 +200,24 @@ class Batch:
         self._open.append(1)
 
     def forwarded_batch(self, source: Source) -> Batch:
-        """Return an empty batch for messages that a destination forwards from a part of this batch.
+        """Return an empty batch in which a sink forwards messages of this batch to other recipients.
 
-        `source` receives their outcomes. The time of arrival is that of this batch.
+        `source` receives the outcomes of the new batch. The new batch has the time of arrival of this one.
         """
         batch = Batch(source, self.received)
         batch.has_dead_letters = self.has_dead_letters
         return batch
 
     def add_from(self, origin: int, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]]) -> int:
-        """Add a message to a batch that `forwarded_batch` has derived from another. Return its slot here.
+        """Add a message to a batch that `forwarded_batch` of another batch returned. Return its slot here.
 
-        `origin` is the slot of the message in the other batch; this class does not use it.
+        `origin` is the slot of the message in that other batch, for subclasses; this class does not use it.
+        The other parameters are those of `add`.
         """
         return self.add(receipt, placed)
 
     def add_burst(self, receipts: list[Receipt], recipient: Recipient, messages: list[Message]) -> None:
-        """Add several messages that all have the same single recipient, each with its own receipt."""
+        """Add several messages with the same single recipient. `receipts` has the receipt of each."""
         part = self._parts.get(recipient)
         if part is None:
             part = self._parts[recipient] = SubBatch(self, recipient)
@@ -225,7 +228,10 @@ class Batch:
         self._open += [1] * len(messages)
 
     def send(self) -> None:
-        """Pass each destination (sink) its part of the messages, in the order of their first messages."""
+        """Publish to the sink of each recipient the messages for it, as one SubBatch.
+
+        The sinks are called in the order in which their recipients were added first.
+        """
         parts, self._parts = self._parts, {}
         for recipient, part in parts.items():
             recipient.count_sent(len(part.messages))
@@ -239,10 +245,10 @@ class Batch:
                     contained("batch", another)
 
     def settle(self, slots: list[int], outcome: Outcome = ACCEPTED) -> None:
-        """Settle the messages in `slots` for one recipient.
+        """Record that one recipient has settled the messages in `slots`.
 
-        The source is notified of those that all recipients have settled. Raises AssertionError if a message
-        is settled more often than it has recipients.
+        The source is notified of those messages that all their recipients have now settled. Raises
+        AssertionError if a message is settled more often than it has recipients.
         """
         open_counts = self._open
         if outcome is not ACCEPTED:
@@ -263,50 +269,49 @@ class Batch:
     def unaccepted_slots(self) -> list[int]:
         """Slots of messages that must not be recorded as accepted, although some may not be settled yet.
 
-        These are the messages that a recipient or a target behind it has refused, and those whose remaining
-        copies a restart would delete.
+        These are the messages that a recipient, or a target to which a recipient forwards, has refused, and
+        those whose remaining copies a restart would delete.
         """
         transient = [slot for slot, count in self._transient.items() if self._open[slot] <= count]
         return [*self._worst, *self._unaccepted, *transient]
 
     def mark_refused(self, slots: Iterable[int]) -> None:
-        """Add messages to `unaccepted_slots`, because a target behind a recipient refused them."""
+        """Add messages to `unaccepted_slots`: a target behind one of their recipients refused them."""
         self._unaccepted.extend(slots)
 
     def store_until_restart(self, slots: Iterable[int]) -> None:
-        """Record that one recipient stores its copies of the messages in `slots` only until a restart."""
+        """Record that one recipient has the messages in `slots` on disk only until the next restart."""
         for slot in slots:
             self._transient[slot] = self._transient.get(slot, 0) + 1
 
     def returned_by(self, slots: list[int], route: str) -> None:
-        """Record that `route` has returned the messages in `slots` to be retried by their source.
+        """Record that `route` returns the messages in `slots` (positions in the batch) for a retry.
 
-        Slots are positions in the batch. Does nothing unless the source has set the callback `undone`. Before
-        the source gets the outcome of one of these messages, `undone` is called with what the source needs to
-        acknowledge the message (its receipt), and with the names of all routes that have returned it. A
-        `route` of "" means that no single route is responsible: the source then retries all routes, and
-        `undone` is not called.
+        This has an effect only if the source has set the callback `undone`. Just before the source gets the
+        outcome of such a message, `undone` is called with the message's receipt and the names of all routes
+        that returned it. A `route` of "" means that no single route is responsible: `undone` is then not
+        called, and the source retries all routes.
         """
         if self.undone is not None:
             for slot in slots:
                 self._released_by[slot] = self._released_by.get(slot, frozenset()) | {route}
 
     def rejected_by(self, slots: list[int], route: str) -> None:
-        """Record that `route` has rejected the messages in `slots`.
+        """Record that `route` has rejected the messages in `slots` (positions in the batch).
 
-        Slots are positions in the batch. Before the source gets the outcome of one of these messages, the
-        callback `rejected` is called with what the source needs to acknowledge the message (its receipt), and
-        with the names of all routes that rejected it. Does nothing if the source has not set `rejected`.
+        This has an effect only if the source has set the callback `rejected`. Just before the source gets the
+        outcome of such a message, `rejected` is called with the message's receipt and the names of all routes
+        that rejected it.
         """
         if self.rejected is not None:
             for slot in slots:
                 self._rejected_by[slot] = self._rejected_by.get(slot, frozenset()) | {route}
 
     def _report_settled(self, done: list[int]) -> None:
-        """Report the outcomes of the messages in the slots `done` to the source, and then to their watchers.
+        """Report the outcomes of the messages in the slots `done`, which all their recipients have settled.
 
-        All recipients of these messages have settled them. Before that, the callbacks `rejected` and `undone`
-        get the names of the routes that rejected or released a message.
+        First call `rejected` and `undone` with the routes that rejected or returned a message, then notify
+        the source, and last the watchers of the messages.
         """
         receipts = self.receipts
         worst = self._worst
@@ -328,7 +333,7 @@ class Batch:
                     watcher.record_outcome(worst.get(slot, ACCEPTED))
 
     def watch(self, slot: int, watcher: Watcher) -> None:
-        """Notify `watcher` of the outcome of the message that will be added in `slot`."""
+        """Register `watcher` for the outcome of the message that will be added next, in `slot`."""
         if self._watchers is None:
             self._watchers = {}
         self._watchers[slot] = watcher
@@ -340,7 +345,7 @@ class Batch:
 
 
 class SubBatch:
-    """Messages of a batch for one recipient, whose destination (sink) settles each of them exactly once."""
+    """Messages of a batch for one recipient, whose sink settles each of them exactly once."""
 
     __slots__ = ("_settled", "batch", "messages", "number", "recipient", "slots")
 
@@ -354,9 +359,9 @@ class SubBatch:
         self._settled: set[int] | None = None  # None: none yet; positions if settled one by one
 
     def select(self, positions: Iterable[int]) -> SubBatch:
-        """Return a new part with the messages at `positions` of this one.
+        """Return a new sub-batch with the messages at `positions` of this one.
 
-        The new part settles them; they must not be settled through this part as well.
+        Settle these messages only in the new sub-batch, not in this one.
         """
         part = SubBatch(self.batch, self.recipient)
         for at in positions:
@@ -365,20 +370,23 @@ class SubBatch:
         return part
 
     def without(self, positions: Collection[int]) -> SubBatch:
-        """Return a part with the messages that are not at `positions` of this one; see `select`."""
+        """Return a new sub-batch with the messages that are not at `positions` of this one; see `select`."""
         return self.select([at for at in range(len(self.messages)) if at not in positions])
 
     def is_redelivered(self, at: int) -> bool:
-        """Return True if the source gets the message at `at` again, so that no target needs this copy."""
+        """Return True if a broker will redeliver the message at position `at`.
+
+        This copy of the message must then not be sent.
+        """
         is_redelivered = self.batch.redelivered
         return is_redelivered is not None and is_redelivered(self.batch.receipts[self.slots[at]])
 
     def accept(self) -> None:
-        """Settle all messages of this part as accepted."""
+        """Settle all messages of this sub-batch as accepted, except those that are settled already."""
         self.settle(ACCEPTED)
 
     def settle(self, outcome: Outcome) -> None:
-        """Settle all messages of this part that are still open with `outcome`."""
+        """Settle with `outcome` all messages of this sub-batch that are not settled yet."""
         if self._settled is not None:
             self.settle_at(range(len(self.slots)), outcome)
             return
@@ -386,7 +394,7 @@ class SubBatch:
         self.recipient.settle(self, self.messages, self.slots, outcome)
 
     def settle_at(self, positions: Iterable[int], outcome: Outcome = ACCEPTED) -> None:
-        """Settle the messages at `positions` of this part with `outcome`, unless they are settled already."""
+        """Settle the messages at `positions` with `outcome`, except those that are settled already."""
         settled = self._settled
         if settled is _EVERY:
             return

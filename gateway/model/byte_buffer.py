@@ -13,7 +13,7 @@ PART_BYTES_MIN: Final = 4_096
 
 
 class ByteBuffer:
-    """Buffer of bytes; `byte_count` is the number of bytes in it."""
+    """Buffer of bytes that arrive in parts; `byte_count` is the number of bytes in it."""
 
     __slots__ = ("_parts", "byte_count")
 

@@ -21,9 +21,9 @@ KEPT_OF: Final = 8
 
 
 def make_room(cache: dict[K, V], most: int) -> None:
-    """Evict the oldest entries of a full cache, so that one more entry does not exceed the limit `most`.
+    """Remove the oldest entries of a full cache, to add one more entry without exceeding `most` entries.
 
-    At least `most` // PART entries are evicted. A cache with fewer than `most` entries is not changed.
+    At least `most` // PART entries are removed. A cache with fewer than `most` entries is not changed.
     """
     if len(cache) >= most:
         for key in list(islice(cache, max(len(cache) - most + 1, most // PART))):
@@ -31,10 +31,10 @@ def make_room(cache: dict[K, V], most: int) -> None:
 
 
 class Recurring(Generic[V]):
-    """Cache of results that are computed from bytes, for keys of which only some occur more than once.
+    """Cache of results that are computed from bytes (the keys), where only some keys occur more than once.
 
     `cached` is a dictionary of at most `most` results, which callers on the message path read directly. Every
-    KEPT_OF-th new result is stored there, so that a frequent key is soon included; the oldest result is
+    KEPT_OF-th new result is stored there, so that a frequent key is soon included; the oldest results are
     evicted. Other new results are dropped once at most 2 * NEW_MAX newer ones have been added.
     """
 
@@ -51,7 +51,7 @@ class Recurring(Generic[V]):
         return len(self.cached) + len(self._new) + len(self._before)
 
     def get(self, data: bytes) -> V | None:
-        """Return the result for these bytes, or None if it has to be computed."""
+        """Return the cached result for `data`, or None if it is not cached."""
         found = self.cached.get(data)
         if found is None:
             found = self._new.get(data)
@@ -62,8 +62,8 @@ class Recurring(Generic[V]):
     def put(self, data: bytes, found: V) -> None:
         """Store `found`, the result computed from `data`.
 
-        One of KEPT_OF results is stored for long, the others until at most 2 * NEW_MAX newer ones have been
-        added.
+        Every KEPT_OF-th result is stored in `cached`, the others only until at most 2 * NEW_MAX newer ones
+        have been added.
         """
         self._count = (self._count + 1) % KEPT_OF
         if not self._count:

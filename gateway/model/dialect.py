@@ -30,10 +30,11 @@ class NameRefused(GatewayError):
 
 
 class Word(NamedTuple):
-    """Key that a mapping file may use for a part of an address, such as `topic`, with its meaning.
+    """Key that a mapping file may use for a part of an address, such as `topic`.
 
-    `source` is the meaning in `from` and `target` that in `to`; None means that the key is not allowed there.
-    `choices` are its possible values, () means any; `empty` is True if "" is allowed too.
+    `source` describes the key below `from`, `target` the key below `to`; None means that the key is not
+    allowed there. `choices` are the permitted values, () if any value is permitted. `empty` is True if the
+    value may be "".
     """
 
     source: str | None
@@ -53,8 +54,9 @@ class Scheme(NamedTuple):
 class FrameCount(NamedTuple):
     """Minimum numbers of frames, packets or commands with which a protocol carries one message.
 
-    `heads` is the number before the body. `pieces_min` is the minimum number of body frames; None means that
-    the body is part of the head. `answers` has the numbers of acknowledgements at assurance (QoS) 0, 1 and 2.
+    `heads` is the number of frames before the body. `pieces_min` is the minimum number of body frames; None
+    means that the same frame carries properties and body. `answers` has the numbers of acknowledgements at
+    QoS 0, 1 and 2.
     """
 
     heads: int
@@ -65,8 +67,8 @@ class FrameCount(NamedTuple):
 class Dialect:
     """Description of one protocol for the rest of the gateway.
 
-    A subclass defines the features that its protocol has. Defaults of this class mean that the protocol does
-    not have the feature.
+    Each protocol has a subclass, which overrides the attributes and methods for features that the protocol
+    has. The defaults of this class mean that the protocol does not have the feature.
     """
 
     name: ClassVar[str]
@@ -178,64 +180,68 @@ class Dialect:
 
     @abstractmethod
     def property_set(self, data: bytes) -> PropertySet:
-        """Return the property set for `data`, properties as the protocol encodes them; decoded on demand."""
+        """Return a property set for `data`, properties that the protocol encoded; decoded on demand."""
 
     def unread_set(self, data: bytes) -> PropertySet:
-        """Return the property set for properties that were read from disk, parsed on demand.
+        """Return a property set for `data`, encoded properties that were read from disk.
 
-        `data` are the properties as the protocol encodes them. Readers of stored records decode each set only
-        once, so a protocol that caches its sets overrides this method to bypass the cache.
+        The properties are decoded on demand. Readers of stored records decode each set only once, so a
+        protocol that caches its property sets overrides this method to bypass the cache.
         """
         return self.property_set(data)
 
     def message_id(self, data: bytes) -> str | None:
-        """Return the message id in properties that the protocol encoded as `data`, or None.
+        """Return the message id in `data`, properties that the protocol encoded, or None if there is none.
 
-        Raises RemoteProtocolError if they are malformed; an implementation may parse only a part of them.
+        Raises RemoteProtocolError if `data` is malformed, but an implementation may parse only a part of it.
         """
         return self.unread_set(data).properties.message_id
 
     def refusal(self, data: bytes, text: str) -> bytes:
         """Return the bytes that refuse a client before its handshake, for the reason `text`.
 
-        `data` are the first bytes that the client has sent. Return b"" if the protocol has no such response,
-        or if `data` is too short to tell which one fits.
+        `data` are the first bytes that the client has sent. Return b"" if the protocol has no response for
+        this case, or if `data` is too short to choose the response.
         """
         return b""
 
     def losses(self, message: Message) -> tuple[str, ...]:
-        """Return the names of the losses when a message of another protocol is translated to this protocol.
+        """Return the names of the parts of `message` that this protocol cannot express.
 
-        A name is that of a `Loss`, a part of the message that this protocol cannot express.
+        `message` comes from another protocol. The names are those of `Loss` objects, such as
+        `header_name_long`.
         """
         return ()
 
     def return_part(self, address: Address) -> str | None:
-        """Return a return address without its `return_prefix`, or None if `address` is no return address."""
+        """Return the part of a return address after `return_prefix`.
+
+        Return None if `address` is no return address.
+        """
         prefix = self.return_prefix
         return address.name[len(prefix) :] if prefix and address.name.startswith(prefix) else None
 
     def fault_of(self, address_words: Mapping[str, str]) -> str:
-        """Return why `address_words` from a mapping file is not a valid address, or "" if it is valid.
+        """Return the reason why an address in a mapping file is invalid, or "" if it is valid.
 
-        `address_words` has the values by key, such as `exchange` and `routing_key`.
+        `address_words` has the parts of the address by key, such as `exchange` and `routing_key`.
         """
         return ""
 
     def impossible_reason(self, first: str) -> str:
-        """Return why no address can begin with the level `first`, or "" if one can."""
+        """Return the reason why no name can begin with the level `first`, or "" if a name can."""
         return ""
 
     def parse(self, text: str) -> Address:
-        """Parse the output of `show` and return the address. Raises NameRefused.
+        """Return the address that `text`, in the notation of `show`, stands for. Raises NameRefused.
 
-        If the text has no scope, the address is in the default scope.
+        If the text has no scope, the address has the default scope.
         """
         scope, name = self.split(text)
         return self.address(self.scope_default if scope is None else scope, name)
 
     def split(self, text: str) -> tuple[str | None, str]:
-        """Split `text`, an address as `show` writes it, into its scope and name, without checking them.
+        """Split `text`, an address in the notation of `show`, into scope and name. Neither is checked.
 
         The scope is None if the text has none, and "" in a protocol without scopes.
         """
@@ -247,7 +253,7 @@ class Dialect:
         return None, text
 
     def show(self, address: Address) -> str:
-        """Return an address as text: its name, preceded by scope and colon in a protocol with scopes.
+        """Return an address as text: its name or, in a protocol with scopes, `scope:name`.
 
         `parse` is the inverse.
         """
@@ -260,15 +266,16 @@ class Dialect:
         return tuple(name.split(self.separator)) if name else ()
 
     def words_of(self, address: Address) -> dict[str, str]:
-        """Return an address as values by key, such as `exchange` and `routing_key`, for a mapping file."""
+        """Return the parts of an address by the keys of a mapping file, such as `exchange`."""
         words = {} if self.scope_word is None else {self.scope_word: address.scope}
         return words | {self.name_word: address.name}
 
     def published(self, stated: Mapping[str, str | None]) -> tuple[Address, str]:
-        """Return the address and the queue that `stated` describes with the keys of a mapping file.
+        """Return the address and the queue that an entry of a mapping file describes.
 
-        The queue is where the message was consumed, or "" if `stated` names no queue. If `stated` has only a
-        queue, the address of that queue is returned with "". Raises NameRefused for an invalid address.
+        `stated` has the values of the entry by key. The queue is the one from which the message was consumed,
+        or "" if `stated` has none. If `stated` has only a queue, the result is the address of this queue, and
+        "". Raises NameRefused for an invalid address.
         """
         scope = stated.get(self.scope_word) if self.scope_word else None
         name = stated.get(self.name_word)
@@ -285,11 +292,11 @@ class Dialect:
 
     @property
     def address_words(self) -> tuple[str, ...]:
-        """Keys of an address in a mapping file, in which templates refer to an incoming message's address."""
+        """Keys of an address in a mapping file, which are also variables in templates."""
         return tuple(word for word in (self.scope_word, self.name_word, self.queue_word) if word is not None)
 
     def port(self, transport: str) -> int | None:
-        """Return the default port of a listener with this transport, or None if there is none."""
+        """Return the default port of a listener with this transport, or None if the protocol has none."""
         return next((one.port for one in self.schemes if one.transport == transport), None)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 
 class HeartbeatSchedule:
-    """Heartbeat schedule of one connection."""
+    """Schedule by which one end of a connection sends its heartbeats."""
 
     __slots__ = ("_interval", "_looked", "at", "has_sent")
 
@@ -21,7 +21,7 @@ class HeartbeatSchedule:
         self._looked = 0.0
 
     def agree(self, interval: float, now: float) -> None:
-        """Start the schedule: the peer expects output within each `interval` seconds.
+        """Start the schedule: the peer expects output at least every `interval` seconds.
 
         An interval of 0 means no heartbeats. `now` is in loop-clock seconds.
         """
@@ -30,7 +30,7 @@ class HeartbeatSchedule:
         self.at = now + interval / 2
 
     def is_due(self, now: float) -> bool:
-        """Return True if a heartbeat must be sent now, which is then counted as sent.
+        """Return True if the caller must send a heartbeat now. The schedule then continues as if it was sent.
 
         `now` is in loop-clock seconds.
         """

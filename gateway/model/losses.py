@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 
 class Loss(NamedTuple):
-    """Part of a message that a protocol cannot express: `subject` under `condition`.
+    """Part of a message that a protocol cannot express: `subject`, if `condition` is true.
 
     `policy` is what the translation does instead: `encode` writes the part in another field, `downgrade`
     writes it with less meaning, `drop` omits it.
@@ -20,5 +20,8 @@ class Loss(NamedTuple):
 
 
 def reported_losses(losses: Iterable[Loss]) -> frozenset[str]:
-    """Return the names of the `losses` whose policy is not `encode`, because only those lose information."""
+    """Return the names of those `losses` that are reported: all whose policy is not `encode`.
+
+    With the policy `encode` no information is lost.
+    """
     return frozenset(loss.name for loss in losses if loss.policy != "encode")

@@ -22,10 +22,10 @@ MESSAGE_BYTES: Final = 256
 
 
 class Sender(NamedTuple):
-    """Connection from which a message was received, and the number of its channel (0: it has none).
+    """Connection from which a message was received, and its channel number (0: no channel).
 
-    Each channel has one object, which its messages share. The channel is known in this process only, and is
-    not stored.
+    The messages of one channel share one Sender. The channel number is known in this process only, and is not
+    stored.
     """
 
     endpoint: str
@@ -36,16 +36,16 @@ class Sender(NamedTuple):
 
     @property
     def connection(self) -> Sender:
-        """Sender of the same connection without a channel."""
+        """Sender with the same connection and without a channel."""
         return self if not self.channel else self._replace(channel=0)
 
     @property
     def names(self) -> tuple[str, str, str, str]:
-        """Endpoint, client, user and address: the fields that are also known in other processes."""
+        """Endpoint, client, user and address: the fields that have a meaning in other processes, too."""
         return self.endpoint, self.client, self.user, self.address
 
     def to_dict(self) -> dict[str, str]:
-        """Return the fields that are displayed and stored, by name."""
+        """Return endpoint, client, user and address by these names, for display and storage."""
         return dict(zip(("endpoint", "client", "user", "address"), self.names, strict=True))
 
 
@@ -57,7 +57,8 @@ class Message:
 
     `assurance` is the QoS of MQTT: 0 at most once, 1 at least once, 2 exactly once. `durable` means that the
     message must survive a restart. `expires` is in UTC seconds, or NEVER. `hops` is the number of routes that
-    the message has crossed. `byte_count` is its weight for limits in bytes.
+    the message has crossed. `byte_count` is the size in bytes that counts toward all limits of stored
+    messages.
     """
 
     __slots__ = (
@@ -102,7 +103,7 @@ class Message:
         return self.property_set.properties
 
     def with_crossing(self, address: Address) -> Message:
-        """Return a copy with another address and a hop count that is one higher: it has crossed a route."""
+        """Return a copy with the given address, and the hop count increased by one."""
         return Message(
             address,
             self.body,
@@ -130,10 +131,10 @@ class Message:
         )
 
     def crossed_with(self, others: list[Message], address: Address) -> list[Message]:
-        """Return a copy of each of `others` with another address and a hop count that is one higher.
+        """Return a copy of each of `others` with the given address, and the hop count increased by one.
 
-        The messages in `others` may differ from this message in their bodies only: everything else is copied
-        from this message.
+        Each of `others` must equal this message in everything but the body: all other fields are copied from
+        this message.
         """
         found, sender = self.property_set, self.sender
         assurance, durable, retain = self.assurance, self.durable, self.retain
@@ -148,7 +149,7 @@ class Message:
 
 
 def weight_of(messages: Iterable[Message]) -> int:
-    """Return the total weight of the messages in bytes."""
+    """Return the total size in bytes that the messages count toward limits: the sum of `byte_count`."""
     byte_count = 0  # compiled, sum() over a list would create the list and an object for each number
     for message in messages:
         byte_count += message.byte_count
@@ -156,7 +157,7 @@ def weight_of(messages: Iterable[Message]) -> int:
 
 
 def bodies_of(messages: Iterable[Message]) -> int:
-    """Return the total size of the message bodies in bytes, without properties."""
+    """Return the total size of the messages' bodies, in bytes."""
     byte_count = 0
     for message in messages:
         byte_count += len(message.body)

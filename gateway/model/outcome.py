@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 
 class Verdict(IntEnum):
-    """Result of a message for one target.
+    """Result of delivering a message to one target.
 
     ACCEPTED: the target has the message. RELEASED: the target did not accept it now, and a retry may succeed.
     REJECTED: the target will never accept it.
@@ -22,7 +22,7 @@ class Verdict(IntEnum):
 
 
 class Reason(Enum):
-    """Reason why a message was not accepted; its value is also a metric label.
+    """Reason why a message was not accepted or had no recipient; its value is also a metric label.
 
     Each protocol maps the reasons to its own codes.
     """
@@ -45,7 +45,7 @@ class Reason(Enum):
 
 
 class Outcome(NamedTuple):
-    """Verdict with its reason, and a text for people."""
+    """Result of delivering a message: the verdict, its reason, and a text for people."""
 
     verdict: Verdict
     reason: Reason = Reason.NONE

@@ -16,14 +16,14 @@ RESULTS_MAX: Final = 10_000
 
 
 class Awaited(Protocol):
-    """Result that will become available; a `trio.Event` is one."""
+    """Object whose `wait` returns once a pending result is available, such as a `trio.Event`."""
 
     async def wait(self) -> None:
-        """Return once the result is available."""
+        """Wait until the result is available."""
 
 
 class Superseded(Exception):
-    """Signal that a command must not run here, because another replica now has the client's session."""
+    """Signal that a command must not run here: another replica now has the client's session."""
 
 
 class Pending(Exception):
@@ -38,9 +38,9 @@ class Pending(Exception):
 
 
 async def completed(command: Callable[[], None]) -> bool:
-    """Run `command` until it does not raise Pending, and wait for the pending result before each retry.
+    """Run `command` again and again until it does not raise Pending, and then return True.
 
-    Return False if RESULTS_MAX runs have all raised Pending.
+    After each Pending, wait for its result first. Return False if RESULTS_MAX runs have all raised Pending.
     """
     for _ in range(RESULTS_MAX):
         try:

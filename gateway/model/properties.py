@@ -24,7 +24,7 @@ from gateway.errors import ProtocolError, RemoteProtocolError
 
 
 class ValueType(Enum):
-    """Type of a header value, preserved so that it survives a round trip.
+    """Type of a header's value, which is preserved when a message is translated to another protocol and back.
 
     The members are AMQP's field types.
     """
@@ -67,10 +67,9 @@ def string(text: str) -> Value:
 
 
 def as_table(headers: Headers) -> Headers:
-    """Return the headers sorted by name, in nested tables too.
+    """Return the headers sorted by name, in nested tables too, so that equal tables compare equal.
 
-    A table has no order: two that differ only in order are equal (AMQP 0-9-1: 4.2.5.5). Entries with the same
-    name stay in their order.
+    The order of a table has no meaning (AMQP 0-9-1: 4.2.5.5). Entries with the same name keep their order.
     """
     if not headers:
         return headers
@@ -82,7 +81,7 @@ def _name_of(header: tuple[str, Value]) -> str:
 
 
 def without_order(value: Value) -> Value:
-    """Return the value with the entries of its tables sorted by name, at any depth."""
+    """Return `value` with the entries of all tables in it sorted by name, at any depth."""
     if value.type is ValueType.TABLE:
         return Value(ValueType.TABLE, as_table(value.value))
     if value.type is ValueType.ARRAY:
@@ -107,7 +106,7 @@ FLOAT_MAX: Final = 3.4028235677973366e38  # absolute values from here on round t
 
 
 def is_unicode(text: Any) -> bool:
-    """Return True if `text` is a str of Unicode scalar values: no protocol can encode a lone surrogate."""
+    """Return True if `text` is a str without lone surrogates, which no protocol can encode."""
     if not isinstance(text, str):
         return False
     try:
@@ -118,9 +117,9 @@ def is_unicode(text: Any) -> bool:
 
 
 def fits(value: Value, depth: int = 0) -> bool:
-    """Return True if the content of `value` is valid for its type.
+    """Return True if the content of `value` is valid for its type, and nested at most NESTING_MAX deep.
 
-    Return False also if values are nested deeper than NESTING_MAX. `depth` is the nesting depth of `value`.
+    `depth` is the number of arrays and tables that contain `value`.
     """
     kind, content = value
     limits = RANGES.get(kind)
@@ -184,12 +183,11 @@ joining. The list is empty if there are no headers or a length does not fit.
 class PropertySet:
     """Properties of a message as `protocol` encoded them in `raw`, decoded once, on demand.
 
-    Translators cache what they derive from this set: several results by key in `forms`, the last pair of key
-    and result in `form`, because most sets are translated in one way only. `parsed` is what the encoding
-    protocol found in the bytes on arrival, or None. `has_reply_to` is False if the set certainly has no reply
-    address, and True if it has to be decoded to find out. `read_texts` is a function that returns all headers
-    if `raw` has nothing but headers with ASCII texts (see ReadTexts); None means that `raw` may have other
-    content.
+    Translators to other protocols cache their results in the set: several by key in `forms`, and the last
+    pair of key and result in `form`, because most sets are translated in one way only. `parsed` is what the
+    encoding protocol found in `raw` on arrival, or None. `has_reply_to` is False if the set certainly has no
+    reply address, and True if it must be decoded to find out. `read_texts` is a function that returns all
+    headers if `raw` has nothing but headers with ASCII texts (see ReadTexts), otherwise None.
     """
 
     __slots__ = (
@@ -224,13 +222,13 @@ class PropertySet:
         self._properties = properties
 
     def stored_form(self, key: object) -> Any:
-        """Return the result that a translator has cached under `key`, or None."""
+        """Return the result that a translator has cached under `key`, or None if there is none."""
         found = self._forms
         return None if found is None else found.get(key)
 
     @property
     def forms(self) -> dict[object, Any]:
-        """Results that translators derived from this set and cached, by their keys."""
+        """Results that translators have cached in this set, by key."""
         found = self._forms
         if found is None:
             found = self._forms = {}
@@ -253,14 +251,14 @@ class PropertySet:
 
 
 def property_set(properties: Properties) -> PropertySet:
-    """Return a set with these properties, which no protocol has encoded yet."""
+    """Return a property set for decoded properties that no protocol has encoded yet."""
     made = PropertySet("model", b"", properties=properties)
     made.byte_count = _weight(properties)
     return made
 
 
 def _weight(properties: Properties) -> int:
-    """Return the approximate weight in bytes: the texts, and HEADER_BYTES for each header."""
+    """Return the approximate size of properties in bytes: all texts, and HEADER_BYTES for each header."""
     texts = (
         *(properties.content_type, properties.content_encoding, properties.correlation, properties.reply_to),
         *(properties.message_id, properties.type, properties.app_id, properties.user_id),

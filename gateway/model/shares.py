@@ -20,16 +20,16 @@ K = TypeVar("K")
 
 
 def always() -> bool:
-    """Return True; the default for `applies`, where the per-user limit is always in force."""
+    """Return True. Default of `applies` in UserShares: the limit for one user is always in force."""
     return True
 
 
 class UserShares:
     """Usage of one resource, such as retained messages: number and bytes of the items, in total and by user.
 
-    `refused` counts the items that did not fit, `evicted_count` the items that were evicted for others. For
-    the log, `last_user` is the user of the latest of these items, and `last_limit` the option that the latest
-    refused item would have exceeded.
+    `refused` is the number of items that did not fit, `evicted_count` the number of items that were removed
+    to make space for others. For the log, `last_user` is the user of the last refused or removed item, and
+    `last_limit` the option that the last refused item would have exceeded.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class UserShares:
         applies: Callable[[], bool] = always,
         refusals: UserShares | None = None,
     ) -> None:
-        """Set the limits in number and bytes, and the names of the options that set them.
+        """Set the limits in number and bytes, and the names of the configuration options that set them.
 
         One user may occupy at most the fraction `user_share` of both limits while `applies` returns True.
-        `refusals`, if given, also counts the items that are refused here.
+        `refusals` also counts the items that are refused here, unless it is None.
         """
         self._refusals = refusals
         self.resource = resource
@@ -68,17 +68,17 @@ class UserShares:
         self._byte_count: dict[str, int] = {}
 
     def of(self, user: str | None) -> int:
-        """Return the total bytes of a user's items; None stands for the items from the configuration file."""
+        """Return the total bytes of the user's items; None stands for items from the configuration file."""
         return self._byte_count.get(OPERATOR if user is None else user, 0)
 
     def count_of(self, user: str | None) -> int:
-        """Return the number of items of a user; None stands for those from the configuration file."""
+        """Return the number of the user's items; None stands for items from the configuration file."""
         return self._counts.get(OPERATOR if user is None else user, 0)
 
     def full_with(self, user: str | None, byte_count: int, count: int = 1) -> str:
-        """Return the exceeded option as "NAME (VALUE)" if more items do not fit, and count one refusal.
+        """Return "" if `count` more items of `user`, of `byte_count` bytes in total, fit.
 
-        Return "" if `count` more items of `byte_count` bytes in total fit.
+        Otherwise return the option that they would exceed, as "NAME (VALUE)", and count one refusal.
         """
         limit = self.limit_of(user, byte_count, count)
         if limit:
@@ -86,19 +86,20 @@ class UserShares:
         return limit
 
     def limit_of(self, user: str | None, byte_count: int, count: int = 1) -> str:
-        """Return the option that more items would exceed, as "NAME (VALUE)", without counting a refusal.
+        """Return "" if `count` more items of `user`, of `byte_count` bytes in total, fit.
 
-        Return "" if `count` more items of `byte_count` bytes in total fit.
+        Otherwise return the option that they would exceed, as "NAME (VALUE)". In contrast to `full_with`, no
+        refusal is counted.
         """
         if limit := self.limit_of_all(byte_count, count):
             return limit
         return self.limit_of_user(user, byte_count, count)
 
     def limit_of_user(self, user: str | None, byte_count: int, count: int = 1) -> str:
-        """Return the option of the per-user limit that more items would exceed, as "NAME (VALUE)".
+        """Return "" if `count` more items of `byte_count` bytes in total fit the limit for one user.
 
-        Return "" if `count` more items of `byte_count` bytes in total fit into the user's part of the limit.
-        The usage of other users is not considered.
+        Otherwise return the option that sets this limit, as "NAME (VALUE)". The items are those of `user`.
+        The limit for all users together is not checked.
         """
         if not self._applies():
             return ""
@@ -109,9 +110,9 @@ class UserShares:
         return ""
 
     def limit_of_all(self, byte_count: int, count: int = 1) -> str:
-        """Return the option for the items of all users that more items would exceed, as "NAME (VALUE)".
+        """Return "" if `count` more items of `byte_count` bytes in total fit the limit for all users.
 
-        Return "" if `count` more items of `byte_count` bytes in total fit.
+        Otherwise return the option that they would exceed, as "NAME (VALUE)".
         """
         if self.total + byte_count > self.bytes_max:
             return f"{self._bytes_option} ({self.bytes_max})"
@@ -124,8 +125,8 @@ class UserShares:
     def room_of(self, user: str) -> tuple[int, int, int, int]:
         """Return the remaining capacity: items and bytes for all users, then items and bytes for `user`.
 
-        A capacity is negative if there are too many items, and NO_LIMIT for the user while the per-user limit
-        does not apply.
+        A value is negative if a limit is exceeded. Both values for the user are NO_LIMIT while the limit for
+        one user is not in force.
         """
         count, byte_count = self.count_max - self.count, self.bytes_max - self.total
         if not self._applies():
@@ -134,13 +135,13 @@ class UserShares:
         return count, byte_count, *own
 
     def set_limits(self, count_max: int, bytes_max: int) -> None:
-        """Set the limits for all users, and compute those for one user: a fraction of them, or NO_LIMIT."""
+        """Set the limits for all users together. The limits for one user become a fraction of them."""
         self.count_max, self.bytes_max = count_max, bytes_max
         self.user_count_max = count_max if count_max == NO_LIMIT else _part(count_max, self._user_share)
         self.user_bytes_max = bytes_max if bytes_max == NO_LIMIT else int(bytes_max * self._user_share)
 
     def refuse(self, user: str, limit: str, count: int) -> None:
-        """Count `count` items of `user` as refused because of the option `limit`."""
+        """Record that `count` items of `user` were refused because of `limit`, as "NAME (VALUE)"."""
         self.refused += count
         self.last_user = user
         self.last_limit = limit
@@ -148,7 +149,7 @@ class UserShares:
             self._refusals.refuse(user, limit, count)
 
     def refuse_over_share(self, messages: Sequence[Message], *, spares_lone: bool = False) -> list[int]:
-        """Return the positions of messages by which the users who sent them exceed the per-user limit.
+        """Return the positions of those messages that do not fit the limit for the user who sent them.
 
         These messages are counted as refused. After the first message of a user that does not fit, all later
         messages of that user are refused, too. If `spares_lone` is True, a user who owns all present items is
@@ -178,9 +179,10 @@ class UserShares:
         return positions
 
     def has_room_for(self, messages: Iterable[Message], byte_count: int = 0, count: int = 0) -> bool:
-        """Return True if these messages fit into the total limit and the per-user limits of their senders.
+        """Return True if the messages fit the limit for all users, and the limits for their senders.
 
-        They must fit in addition to `count` items of `byte_count` bytes in total that are not yet counted.
+        They must fit in addition to the present items, and to `count` further items of `byte_count` bytes in
+        total.
         """
         weights = weights_by_user(messages)
         all_count, all_bytes = self.count + count, self.total + byte_count
@@ -191,7 +193,7 @@ class UserShares:
         return all_count <= self.count_max and all_bytes <= self.bytes_max
 
     def add(self, user: str | None, byte_count: int, count: int = 1) -> None:
-        """Count `count` new items of `byte_count` bytes in total."""
+        """Add `count` items of `user`, of `byte_count` bytes in total, to the usage. No limit is checked."""
         name = OPERATOR if user is None else user
         self.count += count
         self.total += byte_count
@@ -199,7 +201,7 @@ class UserShares:
         self._byte_count[name] = self._byte_count.get(name, 0) + byte_count
 
     def remove(self, user: str | None, byte_count: int, count: int = 1) -> None:
-        """Subtract `count` items that were added with `byte_count` bytes in total."""
+        """Subtract `count` items of `user`, of `byte_count` bytes in total, which `add` has counted."""
         name = OPERATOR if user is None else user
         self.count -= count
         self.total -= byte_count
@@ -209,17 +211,17 @@ class UserShares:
             del self._counts[name], self._byte_count[name]
 
     def add_messages(self, messages: Iterable[Message]) -> None:
-        """Count messages for the users who sent them."""
+        """Add messages to the usage of the users who sent them. No limit is checked."""
         for user, (count, byte_count) in weights_by_user(messages).items():
             self.add(user, byte_count, count)
 
     def remove_messages(self, messages: Iterable[Message]) -> None:
-        """Subtract messages that were counted for the users who sent them."""
+        """Subtract messages from the usage of the users who sent them."""
         for user, (count, byte_count) in weights_by_user(messages).items():
             self.remove(user, byte_count, count)
 
     def replace(self, weights: Mapping[str, tuple[int, int]]) -> None:
-        """Replace all counts by those in `weights`: number of items and their bytes, by user."""
+        """Replace the usage of all users by `weights`: the number of items and their bytes, by user."""
         self._counts = {user: count for user, (count, _) in weights.items()}
         self._byte_count = {user: byte_count for user, (_, byte_count) in weights.items()}
         self.count = sum(self._counts.values())
@@ -233,8 +235,8 @@ class UserShares:
     def user_to_evict(self, user: str) -> str:
         """Return the user whose oldest item has to be removed, because the limits are exceeded.
 
-        That is `user`, who has just added an item, if this user has several items and more than an equal part
-        of the limit; otherwise the user with the highest usage.
+        The result is `user`, who has just added an item, if this user has several items and more than an
+        equal part of the limit; otherwise it is the user with the highest usage.
         """
         by_bytes = self.total > self.bytes_max
         usage = self._byte_count if by_bytes else self._counts
@@ -245,7 +247,10 @@ class UserShares:
 
 
 class Holding:
-    """Bytes of one object, such as a connection, that count toward a per-user limit; `end` frees them all."""
+    """Bytes that one object, such as a connection, occupies and that count toward its user's limit.
+
+    `end` subtracts all of them.
+    """
 
     __slots__ = ("_byte_count", "_shares", "_user")
 
@@ -255,7 +260,10 @@ class Holding:
         self._byte_count = 0
 
     def take(self, byte_count: int) -> str:
-        """Count more bytes. Return "", or the exceeded option with its value if they do not fit."""
+        """Count `byte_count` more bytes and return "", or return the exceeded option as "NAME (VALUE)".
+
+        In the second case nothing is counted.
+        """
         if limit := self._shares.full_with(self._user, byte_count):
             return limit
         self._byte_count += byte_count
@@ -263,22 +271,22 @@ class Holding:
         return ""
 
     def give(self, byte_count: int) -> None:
-        """Subtract bytes that `take` counted. After `end`, this changes nothing."""
+        """Subtract bytes that `take` has counted. After `end`, this has no effect."""
         if byte_count and self._byte_count:
             self._byte_count -= byte_count
             self._shares.remove(self._user, byte_count, 0)
 
     def end(self) -> None:
-        """Subtract all bytes of this object from its user's usage."""
+        """Subtract all bytes of this object from the usage of its user."""
         byte_count, self._byte_count = self._byte_count, 0
         if byte_count:
             self._shares.remove(self._user, byte_count, 0)
 
 
 class UserEntries(Generic[K]):
-    """Identifiers of entries, such as retained topics, with their users, oldest first.
+    """Keys of stored items, such as the topics of retained messages, with their users, the oldest first.
 
-    `shares` counts the entries and their bytes by user.
+    `shares` counts the items and their bytes by user.
     """
 
     def __init__(self, shares: UserShares) -> None:
@@ -299,13 +307,13 @@ class UserEntries(Generic[K]):
         return reversed(self._entries)
 
     def add(self, key: K, user: str, byte_count: int) -> None:
-        """Add the newest entry: `key` is its identifier, `user` its owner, `byte_count` its size in bytes."""
+        """Add the newest item: `key` identifies it, `user` owns it, and `byte_count` is its size in bytes."""
         self._entries[key] = (user, byte_count)
         self._of_users.setdefault(user, {})[key] = None
         self.shares.add(user, byte_count)
 
     def discard(self, key: K) -> bool:
-        """Remove an entry. Return False if there was none."""
+        """Remove the item with this key. Return False if there is none."""
         found = self._entries.pop(key, None)
         if found is None:
             return False
@@ -318,14 +326,14 @@ class UserEntries(Generic[K]):
         return True
 
     def clear(self) -> None:
-        """Remove all entries."""
+        """Remove all items."""
         for key in list(self._entries):
             self.discard(key)
 
     def entry_to_evict(self, user: str) -> K | None:
-        """Return the entry to remove because `user` has added one, or None if all entries fit.
+        """Return the key of the item to remove because `user` has added one, or None if all items fit.
 
-        The entry is counted in `shares.evicted_count`. The caller removes it with `discard`.
+        The item is counted in `shares.evicted_count` at once. The caller must remove it with `discard`.
         """
         shares = self.shares
         if not self._entries or not shares.is_exceeded:
@@ -337,7 +345,7 @@ class UserEntries(Generic[K]):
 
 
 def weights_by_user(messages: Iterable[Message]) -> dict[str, tuple[int, int]]:
-    """Return the number and bytes of the messages that each user sent."""
+    """Return the number of messages of each user who sent some, and their total size in bytes, by user."""
     weights: dict[str, tuple[int, int]] = {}
     for message in messages:
         user = message.sender.user

@@ -25,38 +25,38 @@ class OpenBody(Protocol):
 
 
 class BodyFile(Protocol):
-    """Body in a store on disk; the stored bytes are deleted when this object is destroyed."""
+    """Body in a store on disk. The store deletes the bytes when this object is destroyed."""
 
     @property
     def name(self) -> str:
         """Identifier of the body in its store."""
 
     def read(self, at: int, count: int) -> bytes:
-        """Return `count` bytes from offset `at`, fewer at the end. Raises OSError."""
+        """Return `count` bytes from offset `at`, or fewer if the body ends before. Raises OSError."""
 
     def open_file(self) -> OpenBody:
         """Open the body for sending to a socket. Raises OSError."""
 
     def preserve(self) -> None:
-        """Make the stored bytes outlive this object, which otherwise deletes them when it is destroyed."""
+        """Make the stored bytes outlive this object. Otherwise they are deleted when it is destroyed."""
 
     @property
     def checked(self) -> bytes:
-        """SHA-1 digest of the bytes if the sender stated a digest and it matched; otherwise b""."""
+        """SHA-1 digest of the bytes if the sender sent a digest that matches them; otherwise b""."""
 
 
 class BodySink(Protocol):
-    """Receiver of a large body as it arrives."""
+    """Object to which a large body is written while it arrives."""
 
     def write(self, data: bytes) -> None:
         """Append the next bytes. Raises RemoteProtocolError if there is no space for them."""
 
     def finish(self) -> bytes:
-        """Return the complete body, possibly Spooled. Raises RemoteProtocolError if it cannot be read."""
+        """Return the complete body, perhaps on disk (Spooled). Raises RemoteProtocolError if that fails."""
 
 
 class Spooled(bytes):
-    """Message body of `size` bytes in `file`."""
+    """Message body of `size` bytes that is on disk, in `file`."""
 
     file: BodyFile
     size: int
@@ -81,13 +81,13 @@ class Spooled(bytes):
         return f"Spooled({self.file.name!r}, {self.size})"
 
     def read(self, at: int, count: int) -> bytes:
-        """Return `count` bytes from offset `at`, fewer at the end. Raises OSError."""
+        """Return `count` bytes from offset `at`, or fewer if the body ends before. Raises OSError."""
         return self.file.read(at, count)
 
     def data(self) -> bytes:
         """Read the whole body into memory and return it.
 
-        Raises OSError, also if the file is shorter than it was.
+        Raises OSError, also if the file has fewer than `size` bytes.
         """
         found = self.read(0, self.size)
         if len(found) != self.size:
@@ -95,12 +95,12 @@ class Spooled(bytes):
         return found
 
     def check(self) -> None:
-        """Raise OSError if the file is missing, or shorter than it was."""
+        """Raise OSError if the file is missing, or has fewer than `size` bytes."""
         if self.size and not self.read(self.size - 1, 1):
             raise OSError(f"{self.file.name} was truncated")
 
     def piece(self, at: int, count: int) -> SpooledPiece:
-        """Return `count` bytes from offset `at` as a piece that is read from disk when sent.
+        """Return `count` bytes from offset `at` as a piece that is read from disk only when it is sent.
 
         Raises OSError.
         """
@@ -123,7 +123,7 @@ class DiscardedBody(bytes):
 
 
 class WithheldBody(Spooled):
-    """Placeholder for a message body whose size is shown to a reader who may not see its content."""
+    """Placeholder for a message body that a user may not see, while its size may be shown."""
 
     def __new__(cls, size: int) -> WithheldBody:
         """Create the placeholder of a body of `size` bytes; it has no file."""
@@ -150,12 +150,12 @@ class DiscardingSink:
         """Discard the bytes."""
 
     def finish(self) -> bytes:
-        """Return a placeholder for the discarded body."""
+        """Return a DiscardedBody of the body's size."""
         return DiscardedBody(self._size)
 
 
 class SpooledPiece:
-    """Part of a body that stays on disk until a socket accepts it, and may never be loaded into memory."""
+    """Part of a body on disk that is read only while it is sent to a socket."""
 
     __slots__ = ("_at", "_count", "_file", "_opened")
 
@@ -170,10 +170,9 @@ class SpooledPiece:
         return self._count
 
     def send(self, descriptor: int, skip: int) -> int:
-        """Send the bytes after the first `skip` ones to the socket `descriptor`.
+        """Send the piece without its first `skip` bytes to the socket `descriptor`.
 
-        Return the number of bytes that the socket accepted. Raises OSError, also if the file is shorter than
-        it was.
+        Return the number of bytes that the socket accepted. Raises OSError, also if the file is too short.
         """
         sent_count = self._opened.send(descriptor, self._at + skip, self._count - skip)
         if not sent_count:
@@ -181,10 +180,7 @@ class SpooledPiece:
         return sent_count
 
     def data(self) -> bytes:
-        """Read the piece into memory and return it.
-
-        Raises OSError, also if the file is shorter than it was.
-        """
+        """Read the piece into memory and return it. Raises OSError, also if the file is too short."""
         found = self._file.read(self._at, self._count)
         if len(found) != self._count:
             raise OSError(f"{self._file.name} was truncated")
@@ -201,9 +197,9 @@ Piece = bytes | memoryview | SpooledPiece
 
 
 def is_large(body: Body) -> bool:
-    """Return True if a body is on disk, or too large to be copied into its frame.
+    """Return True if a body is on disk, or has at least APART_BYTES_MIN bytes.
 
-    Such a body is written to the socket as a separate piece.
+    Such a body is not copied into its frame, but written to the socket as a separate piece.
     """
     return len(body) >= APART_BYTES_MIN or isinstance(body, Spooled)
 
@@ -211,13 +207,13 @@ def is_large(body: Body) -> bool:
 def is_lost(error: OSError) -> bool:
     """Return True if `error` means that a stored body is missing or too short, so that no retry can succeed.
 
-    Other errors, of the disk or for lack of file descriptors or memory, may be temporary.
+    Other errors, such as those of the disk, or a lack of file descriptors or memory, may be temporary.
     """
     return error.errno in LOST
 
 
 class ReadFault(NamedTuple):
-    """Reason why a body cannot be read (`why`), and `is_lost`: True if no retry can succeed.
+    """Reason why a body cannot be read (`why`); `is_lost` is True if no retry can succeed.
 
     Used instead of an exception, whose stack frames would keep the body in memory.
     """
@@ -232,7 +228,7 @@ def fault_in(error: OSError) -> ReadFault:
 
 
 def fault_of(body: Body) -> ReadFault | None:
-    """Return why a body cannot be read, or None if it can be."""
+    """Return the reason why a body cannot be read, or None if it can be read."""
     if isinstance(body, Spooled):
         try:
             body.check()
@@ -242,9 +238,9 @@ def fault_of(body: Body) -> ReadFault | None:
 
 
 def part_of(body: Body, at: int, count: int) -> Piece:
-    """Return `count` bytes of a body from offset `at`, fewer at the end. Raises OSError.
+    """Return `count` bytes of a body from offset `at`, or fewer if the body ends before. Raises OSError.
 
-    The piece of a body on disk is read when it is sent, not now.
+    If the body is on disk, the result is read only when it is sent.
     """
     if isinstance(body, Spooled):
         return body.piece(at, min(count, body.size - at))
@@ -252,5 +248,5 @@ def part_of(body: Body, at: int, count: int) -> Piece:
 
 
 def join_pieces(pieces: list[Piece]) -> bytes:
-    """Return all pieces joined in memory. Raises OSError."""
+    """Return the bytes of all pieces, joined in memory. Raises OSError."""
     return b"".join([piece.data() if isinstance(piece, SpooledPiece) else piece for piece in pieces])

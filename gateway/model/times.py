@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     # Inherits from float for code that only gets `now`: a protocol machine uses a single clock.
     class Monotonic(float):
-        """Time of the event loop's clock, in seconds."""
+        """Time of the event loop's monotonic clock, in seconds."""
 
         def __add__(self, seconds: float) -> Monotonic: ...
         def __sub__(self, start: Monotonic) -> float: ...  # type: ignore[override]
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         def __ge__(self, other: Monotonic) -> bool: ...  # type: ignore[override]
 
     class LeaseTime(float):
-        """Time in seconds of a clock that also advances while the machine sleeps, for leases."""
+        """Time in seconds of a clock for leases, which also advances while the machine sleeps."""
 
         def __add__(self, seconds: float) -> LeaseTime: ...
         def __sub__(self, start: LeaseTime) -> float: ...  # type: ignore[override]
