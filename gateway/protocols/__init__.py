@@ -49,7 +49,7 @@ def join_dialects(offered: Iterable[EntryPoint]) -> dict[str, Dialect]:
 
 
 def _claims(dialect: Dialect) -> set[str]:
-    """Return the names that no two dialects may share, each with its kind, such as `word topic`.
+    """Return the names and numbers that no other dialect may have, as texts such as `word topic`.
 
     These are the protocol name, the keys of addresses, the URL schemes and the `wire_form`.
     """
@@ -71,5 +71,5 @@ def dialect_of(address: Address) -> Dialect:
 
 
 def show(address: Address) -> str:
-    """Return the address as text, in the form of its dialect."""
+    """Return the address as text, in the notation of its protocol."""
     return DIALECTS[address.protocol].show(address)

@@ -63,7 +63,7 @@ NO_LEAD: Final[Lead] = (b"", 1, b"", 0, 0, 0, b"", b"", b"")
 
 
 class ClientConnection(Connection):
-    """Client state machine of an AMQP 0-9-1 connection: bytes in, events out.
+    """State machine of an AMQP 0-9-1 connection at the client's end: bytes in, events out.
 
     `frame_max` (bytes), `channel_max` and `heartbeat` (seconds) are the limits that this client requests; 0
     leaves them to the server. `response` is what `encode_response` returned for `mechanism`. If `bounded` is
@@ -93,8 +93,8 @@ class ClientConnection(Connection):
     ) -> None:
         """Create a connection, and queue the protocol header.
 
-        A body of more than `message_bytes_max` bytes is written to the object that `sink` returns for its
-        size; without `sink`, such a body is an error.
+        `sink` takes the size of a body that has more than `message_bytes_max` bytes, and returns the object
+        to which this body is written. Without `sink`, such a body is an error.
         """
         super().__init__(
             State.START,
@@ -198,9 +198,9 @@ class ClientConnection(Connection):
     def _open_method(
         self, number: int, channel: Channel | None, method: m.Method, events: list[Event]
     ) -> bool:
-        """Process channel.open-ok.
+        """Process channel.open-ok on channel `number`, and append its event.
 
-        Return False for any other method, and if channel.open-ok is not expected on the channel.
+        Return False for any other method, and if this end has not sent channel.open on the channel.
         """
         if (
             channel is None
@@ -221,9 +221,10 @@ class ClientConnection(Connection):
     def _content(
         self, number: int, index: int, method: bytes, properties: bytes, body: Body, events: list[Event]
     ) -> None:
-        """Append the event for a complete basic.deliver, basic.return or basic.get-ok with its content.
+        """Append the event for a message that has arrived completely.
 
-        `method` has the encoded arguments of that method.
+        `index` is the method with which it has arrived, basic.deliver, basic.return or basic.get-ok, as
+        class-id << 16 | method-id. `method` has the encoded arguments of that method.
         """
         if index == BASIC_DELIVER:
             if not method or len(method) < method[0] + DELIVER_METHOD_MIN:
@@ -241,10 +242,10 @@ class ClientConnection(Connection):
             events.append(GetResponse(number, found, properties, body))
 
     def _read_deliveries(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode consecutive complete deliveries from position `at` on, and return the end of the last.
+        """Decode consecutive complete deliveries from position `at` to `end`, and append their event.
 
-        Stops at a message of several body frames, and at any other frame. Bytes are compared with those of
-        the message before, so that equal parts are decoded once.
+        Return the position behind the last one. Decoding stops at a message with several body frames, and at
+        any other frame. Bytes that equal those of the previous message are not decoded again.
         """
         contents: list[Delivery] = []
         add = contents.append
@@ -279,10 +280,10 @@ class ClientConnection(Connection):
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
-        """Return the bytes around the delivery tag of the message at `at`, with their decoded values.
+        """Return the bytes around the delivery tag of the message at `at`, and the values decoded from them.
 
-        The messages that follow are compared with these bytes. Return None if the message is incomplete or
-        cannot be decoded on the fast path.
+        Later messages are compared with these bytes instead of being decoded. Return None if the message is
+        incomplete, or if the fast path cannot decode it.
         """
         plain = self._plain_at(data, at, end, BASIC_DELIVER)
         if plain is None:
@@ -304,7 +305,10 @@ class ClientConnection(Connection):
             events.append(Deliveries(contents))
 
     def _read_confirms(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode consecutive basic.ack and basic.nack from position `at` on; return the end of the last."""
+        """Decode consecutive basic.ack and basic.nack from position `at` to `end`, and append their event.
+
+        Return the position behind the last one.
+        """
         confirms: list[tuple[int, int, bool, bool]] = []
         ready = self._ready
         last_whole = end - SETTLE.size

@@ -83,16 +83,16 @@ def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, bytes,
 
 
 def frame_bytes(data: bytes, at: int) -> int:
-    """Return the size of the frame at `at` in bytes, or of a frame's first fields if these are incomplete.
+    """Return how many bytes `data` must have from `at` on before `decode_frame` can succeed.
 
-    Another attempt to decode the frame can succeed only when the data has at least this size from `at` on.
+    This is the size of the incomplete frame at `at` or, if its size field is incomplete, FRAME_PREFIX.
     """
     begin = at + FRAME_PREFIX
     return FRAME_PREFIX if begin > len(data) else FRAME_OVERHEAD + int(FRAME.unpack_from(data, at)[2])
 
 
 def encode_frame(kind: int, channel: int, payload: bytes) -> bytes:
-    """Encode one frame of the type `kind`; its size is not checked against frame-max."""
+    """Encode one frame of the type `kind`. Its size is not compared with frame-max."""
     return FRAME.pack(kind, channel, len(payload)) + payload + END
 
 
@@ -102,7 +102,7 @@ def encode_method_frame(channel: int, method: Method) -> bytes:
 
 
 def encode_content_frames(channel: int, properties: bytes, body: Body, frame_max: int) -> list[Piece]:
-    """Encode the content header frame and the body frames of a message.
+    """Encode the header frame and the body frames of a message.
 
     `properties` are the encoded property flags and property list. An empty body has no frame. Raises OSError
     if the body cannot be read from disk.
@@ -117,7 +117,7 @@ def encode_content_frames(channel: int, properties: bytes, body: Body, frame_max
 
 
 def body_frames(channel: int, body: Body, frame_max: int) -> list[Piece]:
-    """Return the frames of a body in pieces, without copying it or reading it from disk.
+    """Return the frames of a body as pieces, without copying the body or reading it from disk.
 
     Raises OSError if the body is on disk and missing.
     """
@@ -203,7 +203,7 @@ def encode_short_string(text: str | bytes) -> bytes:
 
 
 def reply_text(text: str) -> str:
-    """Return the text, truncated to the 255 bytes of a short string."""
+    """Return the text, truncated to 255 bytes, the maximum of a short string."""
     return text.encode(errors="replace")[:SHORT_STRING_MAX].decode(errors="ignore")
 
 
@@ -232,7 +232,7 @@ ZERO: Final[dict[str, Any]] = {"o": 0, "s": 0, "l": 0, "ll": 0, "ss": "", "ls": 
 
 
 def decode_method(payload: bytes, fields_max: int = FIELDS_UNBOUNDED) -> Method:
-    """Decode the method in a frame's payload.
+    """Decode the method in `payload`, the payload of a method frame.
 
     Raises RemoteProtocolError 501 for an unknown method, and for arguments that are invalid or contain tables
     of more than `fields_max` fields.
@@ -258,9 +258,9 @@ def decode_method(payload: bytes, fields_max: int = FIELDS_UNBOUNDED) -> Method:
 
 
 def _decode_arguments(kind: type[Method], payload: bytes, fields_max: int) -> Method:
-    """Decode the arguments of a method in the layout of its class.
+    """Decode the arguments of a method as `kind.layout` describes them.
 
-    Raises an error of various types if the payload does not fit the layout.
+    Raises exceptions of various types if the payload does not fit the layout.
     """
     values = {}
     at = U32.size
@@ -315,7 +315,7 @@ PUBLISH_IDS: Final = U32.pack(BASIC_PUBLISH)
 
 
 def decode_publish(method: bytes) -> BasicPublish:
-    """Decode `method`, the arguments of basic.publish without class and method id.
+    """Decode `method`, the arguments of basic.publish without class-id and method-id.
 
     Raises RemoteProtocolError 501.
     """
@@ -325,7 +325,10 @@ def decode_publish(method: bytes) -> BasicPublish:
 
 
 def decode_address(wire: bytes) -> tuple[str, str]:
-    """Return the exchange and routing key in the `wire` of an Address. Raises RemoteProtocolError 502."""
+    """Decode `wire`, an exchange and a routing key as two short strings, and return both.
+
+    Raises RemoteProtocolError 502.
+    """
     try:
         exchange, at = _read_short_string(wire, 0)
         routing_key, at = _read_short_string(wire, at)
@@ -341,7 +344,7 @@ def decode_address(wire: bytes) -> tuple[str, str]:
 
 @dataclass
 class BasicProperties:
-    """Properties of class basic, with the names and types of AMQP 0-9-1; an absent one is None."""
+    """Properties of a message, with the names and types of AMQP 0-9-1. An absent property is None."""
 
     content_type: str | None = None
     content_encoding: str | None = None
@@ -366,9 +369,9 @@ PROPERTY_FLAGS: Final = sum(flag for _, _, flag in PROPERTIES)
 def decode_content_header(payload: bytes, index: int = 0) -> tuple[int, bytes]:
     """Decode the payload of a content header frame.
 
-    Return the body size, and the remaining bytes: property flags and property list. `index` identifies the
-    method of the content (class-id << 16 | method-id), for the error. Raises RemoteProtocolError 501 if the
-    header is malformed, and 505 if its class is not basic.
+    Return the body size, and the bytes that follow it: property flags and property list. `index` is the
+    method that the header follows (class-id << 16 | method-id), for the error. Raises RemoteProtocolError 501
+    if the header is malformed, and 505 if its class is not basic.
     """
     if len(payload) < CONTENT_HEADER_MIN:
         raise frame_error("a content header is cut short")
@@ -418,10 +421,10 @@ def _decode_properties(raw: bytes) -> BasicProperties:
 
 
 def check_fields(raw: bytes, fields_max: int) -> None:
-    """Raise RemoteProtocolError 502 if the header table in encoded properties has too many fields.
+    """Raise RemoteProtocolError 502 if the headers table in `raw` has more than `fields_max` fields.
 
-    Properties that are too short for so many fields are not decoded. Malformed properties raise no error
-    here; they are detected later.
+    `raw` are encoded property flags and property list. Bytes that are too few for so many fields are not
+    decoded. Malformed properties raise no error here; they are detected later.
     """
     if len(raw) <= fields_max * FIELD_BYTES_MIN:
         return
@@ -464,9 +467,9 @@ EXTERNAL: Final = "EXTERNAL"
 
 
 def encode_response(mechanism: str, user: str, password: str) -> bytes:
-    """Return the SASL response that connection.start-ok carries for a login.
+    """Return the SASL response for a login, which is sent in connection.start-ok.
 
-    It is empty for EXTERNAL, where the certificate identifies the user.
+    The response is empty for EXTERNAL, where the certificate identifies the user.
     """
     if mechanism == PLAIN:
         return b"\0" + user.encode() + b"\0" + password.encode()

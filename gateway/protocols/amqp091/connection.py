@@ -83,7 +83,7 @@ SILENT_INTERVALS: Final = 2  # 4.2.7: heartbeats that may be missing
 
 
 class Connection:
-    """Common base of ServerConnection and ClientConnection: one end of an AMQP 0-9-1 connection."""
+    """Base class of ServerConnection and ClientConnection: one end of an AMQP 0-9-1 connection."""
 
     _contents: ClassVar[
         dict[int, int]
@@ -106,9 +106,9 @@ class Connection:
     ) -> None:
         """Create a connection in `state`.
 
-        A table may have `properties_max` fields, and the properties of a content `properties_bytes_max`
-        bytes. A body over `held_bytes_max` bytes is written to the object that `sink` returns for its size; a
-        RemoteProtocolError of `sink` refuses the body.
+        A table may have `properties_max` fields, and the properties of a message `properties_bytes_max`
+        bytes. `sink` takes the size of a body that has more than `held_bytes_max` bytes, and returns the
+        object to which this body is written, or raises RemoteProtocolError to refuse the body.
         """
         self.out: list[Any] = []  # Pieces; if `large` is set, some of them are large or not bytes
         self.frame_max = HANDSHAKE_FRAME_MAX
@@ -176,11 +176,11 @@ class Connection:
         return data
 
     def to_send(self) -> bytes | list[Piece]:
-        """Remove and return the queued bytes, as a list of pieces if some of them are large."""
+        """Remove and return the queued bytes; as a list of pieces if some of them should not be copied."""
         return self.pieces_to_send() if self.large else self.data_to_send()
 
     def pieces_to_send(self) -> list[Piece]:
-        """Remove and return the queued bytes as pieces; bodies are neither copied nor read from disk."""
+        """Remove and return the queued bytes as a list of pieces, without copying or reading bodies."""
         pieces: list[Piece] = self.out.copy()
         self.out.clear()  # other objects append to this list
         self.large = False
@@ -188,10 +188,10 @@ class Connection:
         return pieces
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
-        """Decode the bytes `data` and return their events, in order; `now` is in monotonic seconds.
+        """Decode the bytes `data`, and return their events in order. `now` is in monotonic seconds.
 
-        Bytes are held back while the caller has not yet responded to an Authenticate, SecureResponse or Open
-        event. After responding, call this method with b"" to have them decoded.
+        After an Authenticate, SecureResponse or Open event, further bytes are not decoded until the caller
+        has responded to the event. Then call this method with b"" to have them decoded.
         """
         self._now = now
         self._steps = 0
@@ -222,7 +222,7 @@ class Connection:
         return events
 
     def _read(self, data: bytes, events: list[Event]) -> int:
-        """Decode complete frames, up to the limit of work for one call.
+        """Decode complete frames until the limit of work for one call is reached, and append their events.
 
         Return the position behind the last decoded frame.
         """
@@ -270,7 +270,7 @@ class Connection:
         return at
 
     def _another_time(self, events: list[Event]) -> bool:
-        """Return True, and set `unread`, if decoding must pause until the caller has processed `events`."""
+        """Return True if decoding must pause, because this call has produced `events`. Then set `unread`."""
         if not (events and self._bounded):
             return False
         self.unread = True
@@ -324,11 +324,11 @@ class Connection:
             raise RemoteProtocolError(text, reason=ReplyCode.UNEXPECTED_FRAME)
 
     def _content_channel(self, number: int, begun: bool) -> Channel | None:
-        """Return the channel for a frame of a content, or None if the frame must be discarded.
+        """Return the channel for a frame that belongs to a message, or None if the frame must be discarded.
 
-        A content is a method such as basic.publish with its header and body. `begun_bytes` is False for the
-        method's frame, and True for the header and body frames. Raises RemoteProtocolError: 505 if the
-        channel expects another frame, 504 if the channel is not open.
+        A message is a method such as basic.publish, followed by a header and body frames. `begun` is False
+        for the method, and True for the header and body. Raises RemoteProtocolError: 505 if the channel
+        expects another frame, 504 if the channel is not open.
         """
         if self._state is State.CLOSING:
             return None
@@ -349,9 +349,10 @@ class Connection:
         return channel
 
     def _begin(self, channel: Channel, index: int, payload: bytes) -> None:
-        """Store `payload`, an encoded method that is followed by the header and body of a message.
+        """Store the method with which a message begins, until its header and body have arrived.
 
-        Raises RemoteProtocolError 502 if its arguments are too long.
+        `payload` is the encoded method, and `index` its number (class-id << 16 | method-id). Raises
+        RemoteProtocolError 502 if its arguments are too long.
         """
         if len(payload) - 4 > self._contents[index]:
             raise self._fault("arguments too long", ReplyCode.SYNTAX_ERROR, index)
@@ -361,7 +362,10 @@ class Connection:
         self._hold(len(channel.method))
 
     def _take_header(self, channel: Channel, payload: bytes, events: list[Event]) -> None:
-        """Process a content header. Raises RemoteProtocolError 406 if body or properties are too large."""
+        """Process a content header frame.
+
+        Raises RemoteProtocolError 406 if the announced body or the properties are too large.
+        """
         if channel.properties is not None:
             raise channel.unexpected_frame_error()
         size, properties = decode_content_header(payload, channel.index)
@@ -391,7 +395,7 @@ class Connection:
             raise self._fault(text, ReplyCode.PRECONDITION_FAILED, index) from None
 
     def _take_body(self, channel: Channel, payload: bytes, events: list[Event]) -> None:
-        """Process a body frame, and report the content if it is complete."""
+        """Process a body frame, and append the event of the message if the body is complete."""
         if channel.properties is None:
             raise channel.unexpected_frame_error()
         size = len(payload)
@@ -410,9 +414,10 @@ class Connection:
         self._end_frame(channel, events)
 
     def _takes_in_parts(self, data: bytes, at: int) -> bool:
-        """Add the received part of a large body frame to the body, before the frame is complete.
+        """Begin to process the large body frame at `at` before it has arrived completely, and return True.
 
-        Return False, and do nothing, if the frame must arrive completely first.
+        The bytes that have arrived are added to the body. Return False without any change if the frame must
+        arrive completely first.
         """
         kind, number, size = BODY_HEAD(data, at)
         channel = self._channels.get(number)
@@ -433,7 +438,7 @@ class Connection:
         return True
 
     def _take_on(self, data: bytes, events: list[Event]) -> int:
-        """Add to the body the next bytes of the body frame that `_takes_in_parts` has accepted.
+        """Process the next bytes of the body frame that `_takes_in_parts` has begun.
 
         Return the position behind the bytes that belong to the frame. Raises RemoteProtocolError 501 if the
         frame ends with a wrong byte.
@@ -454,9 +459,9 @@ class Connection:
         return end
 
     def _add(self, channel: Channel, data: bytes, begin: int, end: int) -> int:
-        """Add bytes `begin` to before `end` of `data` to the channel's body, and return their number.
+        """Add `data[begin:end]` to the body that is arriving on the channel, and return the number of bytes.
 
-        If they are more than half of `data`, they are not copied, and all of `data` stays in memory until the
+        If this is more than half of `data`, it is not copied, and all of `data` stays in memory until the
         body is complete.
         """
         count = end - begin
@@ -490,24 +495,25 @@ class Connection:
     def _content(
         self, number: int, index: int, method: bytes, properties: bytes, body: Body, events: list[Event]
     ) -> None:
-        """Append the event for a complete content; `method` has the encoded arguments of its method.
+        """Append the event for a message that has arrived completely.
 
-        `index` identifies the method: class-id << 16 | method-id.
+        `index` is the method with which the message began (class-id << 16 | method-id), and `method` has its
+        encoded arguments.
         """
 
     @property
     def begun_bytes(self) -> int:
-        """Number of received bytes of incomplete contents and of an incomplete frame."""
+        """Number of received bytes that belong to incomplete messages, or to an incomplete frame."""
         return self._partial + (0 if self._rest is None else self._rest.byte_count)
 
     def _is_too_much(self, byte_count: int) -> bool:
-        """Return True if `byte_count` more bytes of incomplete contents would exceed the memory limit."""
+        """Return True if the incomplete messages, with `byte_count` more bytes, exceed the memory limit."""
         return self._partial + byte_count > CONTENTS_IN_PARTS * self._held_bytes_max + self.frame_max
 
     def _hold(self, byte_count: int) -> None:
-        """Count `byte_count` more bytes of incomplete contents.
+        """Add `byte_count` to the size of the incomplete messages.
 
-        Raises RemoteProtocolError 506 if the bytes of all channels exceed the limit.
+        Raises RemoteProtocolError 506 if the size over all channels exceeds the memory limit.
         """
         self._partial += byte_count
         if self._is_too_much(0):
@@ -524,18 +530,17 @@ class Connection:
 
     @abstractmethod
     def _forget_lead(self, number: int) -> None:
-        """Drop what the fast path has stored of the last message on channel `number`.
+        """Discard the cached bytes of the last message on channel `number`, because its state has changed.
 
-        The fast path compares messages with the message before. Channel `number` may no longer accept
-        messages.
+        If the next message began with the same bytes, it would be accepted without a check of the channel.
         """
 
     def _plain_at(self, data: bytes, at: int, end: int, method_index: int) -> Plain | None:
-        """Return the positions of the parts of the message at `at`, for the fast path.
+        """Return the positions of the frames of the message at `at`, if the fast path can decode the message.
 
         Return None if the message does not begin with the method `method_index`, has several body frames, or
-        exceeds a limit of the fast path, or if the bytes before its body are incomplete. The body of an empty
-        message is located at the last byte of its header frame, where the end byte of a body frame would be.
+        is too large, or if the bytes before its body are incomplete. The body of an empty message is located
+        at the last byte of its header frame, where the end byte of a body frame would be.
         """
         if at + 11 > end:
             return None
@@ -574,19 +579,25 @@ class Connection:
 
     @abstractmethod
     def _connection_method(self, method: m.Method, events: list[Event]) -> None:
-        """Process a method on channel 0, as the state table of this end requires."""
+        """Process a method on channel 0.
+
+        Raises RemoteProtocolError if the state of the connection does not allow the method.
+        """
 
     @abstractmethod
     def _open_method(
         self, number: int, channel: Channel | None, method: m.Method, events: list[Event]
     ) -> bool:
-        """Process channel.open (server) or channel.open-ok (client).
+        """Process channel.open (server) or channel.open-ok (client) on channel `number`.
 
-        Return False for any other method, and if the method is not allowed in the state of the channel.
+        Return False for any other method, and if the state of the channel does not allow the method.
         """
 
     def _channel_method(self, number: int, method: m.Method, events: list[Event]) -> None:
-        """Process a method without content on a channel other than 0, as the channel's state requires."""
+        """Process a method without content on channel `number`, which is not 0.
+
+        Raises RemoteProtocolError if the state of the channel does not allow the method.
+        """
         if method.index >> 16 == CONNECTION_CLASS:
             raise self._invalid(method)
         channel = self._channels.get(number)
@@ -667,9 +678,9 @@ class Connection:
             self._send(channel, method)
 
     def send_content(self, channel: int, method: m.Method, properties: bytes, body: bytes) -> None:
-        """Queue one method with its content, such as basic.get-ok, basic.return or a single message.
+        """Queue a method with its message, such as basic.get-ok, basic.return or a single basic.publish.
 
-        `properties` are the encoded property flags and property list. The content is dropped if the channel
+        `properties` are the encoded property flags and property list. The message is dropped if the channel
         is closed. Raises OSError if the body cannot be read from disk.
         """
         if not method.content:
@@ -770,7 +781,7 @@ class Connection:
         self._beats.agree(heartbeat, self._now)
 
     def deadline(self) -> float | None:
-        """Return when `tick` and `timed_out` must be called next, in monotonic seconds; None if never."""
+        """Return the time of the next call of `tick` and `timed_out`, in monotonic seconds; None if never."""
         if self._state is State.CLOSING:
             return self._closing_since + CLOSE_WAIT_SECS
         if not self.heartbeat or self._state is State.CLOSED:
@@ -788,7 +799,10 @@ class Connection:
             self.sent["heartbeat"] += 1
 
     def excuse(self, now: float) -> None:
-        """Restart the measurement of the peer's silence at `now`, because until now nothing was read."""
+        """Measure the peer's silence only from `now` on, because nothing was read before.
+
+        `now` is in monotonic seconds.
+        """
         self._last_received = now
 
     def timed_out(self, now: float) -> bool:

@@ -89,7 +89,7 @@ class AmqpDialect(Dialect):
         return Address("amqp091", wire[1:end].decode(), wire[end + 1 :].decode(), wire)
 
     def property_set(self, data: bytes) -> PropertySet:
-        """Return the property set for encoded property flags and list, of which most is decoded on demand."""
+        """Return a property set for encoded property flags and property list, decoded on demand."""
         found = content_properties(data)
         with suppress(RemoteProtocolError):  # the error is raised again when the properties are read
             essentials(found)  # also finds out what can be read without decoding
@@ -100,20 +100,21 @@ class AmqpDialect(Dialect):
         return message_id_in(data)
 
     def losses(self, message: Message) -> tuple[str, ...]:
-        """Return the names of the losses when a message of another protocol is translated to AMQP 0-9-1."""
+        """Return the names of the parts of `message` that AMQP 0-9-1 cannot express."""
         return losses(message)
 
     def return_part(self, address: Address) -> str | None:
-        """Return a return address without its prefix, or None if `address` is no return address.
+        """Return the part of a return address behind its prefix, or None if `address` is no return address.
 
         A return address is a routing key of the default exchange, because reply-to names such keys.
         """
         return None if address.scope else super().return_part(address)
 
     def fault_of(self, address_words: Mapping[str, str]) -> str:
-        """Return why `address_words` is not a valid address, or "" if it is valid.
+        """Return the reason why an address in a mapping file is invalid, or "" if it is valid.
 
-        An address needs an exchange or a queue, and a queue has no other keys beside it.
+        `address_words` has the address by its keys. A valid address has an exchange or a queue; with a queue,
+        no other key is allowed.
         """
         if "queue" in address_words and len(address_words) > 1:
             return "queue cannot be combined with exchange or routing key"
@@ -123,8 +124,8 @@ class AmqpDialect(Dialect):
 def amqp_address(exchange: str, routing_key: str) -> Address:
     """Return the address of an exchange and a routing key.
 
-    `wire` of the address consists of both as short strings (length byte and UTF-8), as in `basic.deliver`.
-    Raises ValueError if either has more than 255 bytes.
+    `wire` of the address has both as short strings (length byte and UTF-8), as in `basic.deliver`. Raises
+    ValueError if either of them has more than 255 bytes.
     """
     second = routing_key.encode()
     byte_count = len(second)
@@ -135,9 +136,9 @@ def amqp_address(exchange: str, routing_key: str) -> Address:
 
 @lru_cache(EXCHANGES_KNOWN)
 def _begun(exchange: str) -> bytes:
-    """Return the name of an exchange as a short string, the first part of the `wire` of its addresses.
+    """Return the name of an exchange as a short string, with which the `wire` of its addresses begins.
 
-    Raises ValueError if it has more than 255 bytes.
+    Raises ValueError if the name has more than 255 bytes.
     """
     data = exchange.encode()
     if len(data) > SHORT_STRING_MAX:

@@ -55,7 +55,7 @@ class Opened:
 
 @dataclass
 class ChannelOpened:
-    """Channel that a peer or this client has opened, and that can be used now.
+    """Channel that the client has opened, and that can be used now.
 
     At the server, channel.open-ok is already queued.
     """
@@ -65,9 +65,10 @@ class ChannelOpened:
 
 @dataclass
 class ChannelClosed:
-    """Channel that was closed, by the peer or by this end because of a fault of the peer.
+    """Channel that was closed by the peer, or by this end because of a fault of the peer.
 
-    The close or close-ok is already queued. There is no such event if the caller itself closed the channel.
+    The close or close-ok is already queued. No such event is reported for a channel that the caller has
+    closed.
     """
 
     channel: int
@@ -80,7 +81,7 @@ class ChannelClosed:
 
 @dataclass
 class Closed:
-    """Connection that was closed, by the peer or by this end because of a fault of the peer.
+    """Connection that was closed by the peer, or by this end because of a fault of the peer.
 
     This is the last event.
     """
@@ -94,7 +95,7 @@ class Closed:
 
 @dataclass
 class MethodReceived:
-    """Method that has no event class of its own, and that the state of its channel allows."""
+    """Received method without an event class of its own, which the state of its channel allows."""
 
     channel: int
     method: Method
@@ -113,7 +114,10 @@ class Publishes:
 
 @dataclass
 class LargePublish:
-    """Message from a client whose body was written to a sink; `content` is a row as in Publishes."""
+    """Message from a client whose body was large and was written to a BodySink.
+
+    `content` is a row as in Publishes.
+    """
 
     content: tuple[int, bytes, bytes, bytes]
 
@@ -127,10 +131,10 @@ class Acks:
 
 @dataclass
 class Deliveries:
-    """Consecutive messages from a server.
+    """Consecutive messages that a server delivers.
 
-    Rows are (channel, consumer tag, delivery tag, redelivered, address, properties, body). Consumer tag and
-    address are short strings with their length bytes; `decode_address` decodes the address.
+    Rows are (channel, consumer tag, delivery tag, redelivered, address, properties, body). The consumer tag
+    is a short string with its length byte. The address is an exchange and a routing key for `decode_address`.
     """
 
     contents: list[tuple[int, bytes, int, bool, bytes, bytes, Body]]
@@ -138,14 +142,14 @@ class Deliveries:
 
 @dataclass
 class Confirms:
-    """Consecutive basic.ack and basic.nack from a server, as rows of (channel, tag, multiple, is an ack)."""
+    """Consecutive basic.ack and basic.nack of a server, as rows of (channel, tag, multiple, True for ack)."""
 
     confirms: list[tuple[int, int, bool, bool]]
 
 
 @dataclass
 class Returned:
-    """Mandatory message that was routed to no queue, returned by basic.return; its confirm follows."""
+    """Mandatory message that no queue received, returned by basic.return. Its confirm follows."""
 
     channel: int
     method: BasicReturn

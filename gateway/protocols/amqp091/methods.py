@@ -28,11 +28,11 @@ BOTH: Final = TO_SERVER | TO_CLIENT
 
 
 class Method:
-    """Base of the classes of methods.
+    """Base class of all methods of AMQP 0-9-1.
 
-    `index` is class-id << 16 | method-id. `direction` states which end may send the method, `content` whether
-    a content follows it. `layout` has the pair (domain, name) of each argument; the name of a reserved
-    argument is "".
+    `index` is class-id << 16 | method-id. `direction` states which end may send the method. `content` is True
+    if a message header and body follow. `layout` has the pair (domain, name) of each argument; the name of a
+    reserved argument is "".
     """
 
     __slots__ = ()
@@ -57,10 +57,10 @@ def method(
     after: str = "",
     content: bool = False,
 ) -> Callable[[type[M]], type[M]]:
-    """Return a decorator that makes a class the class of this method and adds it to METHODS.
+    """Return a decorator that adds a class to METHODS as the method with this name and these ids.
 
-    `before` and `after` are the domains of reserved arguments before and after the others, separated by
-    spaces.
+    `before` and `after` are the domains of the reserved arguments before and after the other arguments,
+    separated by spaces. The other parameters are as in Method.
     """
 
     def enter(declared: type[M]) -> type[M]:

@@ -49,12 +49,12 @@ PublishRow = tuple[bytes, bytes, Body]
 
 
 class ContentWriter:
-    """Base of Deliverer and Publisher, which caches the encoded bytes that consecutive messages share."""
+    """Base class of Deliverer and Publisher: caches the encoded bytes that consecutive messages share."""
 
     def __init__(self, connection: Connection, channel: int, arguments: bytes, end: bytes) -> None:
-        """Prepare to send on an open channel.
+        """Prepare to send messages on an open channel.
 
-        The encoded method of each message consists of `arguments`, its address and `end`. Raises
+        The encoded method of each message consists of `arguments`, the message's address, and `end`. Raises
         LocalProtocolError if the channel is not open.
         """
         found = connection._channels.get(channel)
@@ -80,18 +80,18 @@ class ContentWriter:
         return self._channel.state is ChannelState.OPEN
 
     def fits(self, properties: bytes) -> bool:
-        """Return True if encoded properties are small enough for a frame of the negotiated size."""
+        """Return True if encoded properties fit a header frame of the negotiated frame size."""
         return len(properties) + HEADER_SIZE <= self._payload_max
 
     @abstractmethod
     def _head(self, size: int) -> bytes:
-        """Return the encoded bytes before the first part of a message that varies, and cache them.
+        """Return the first bytes of a message, which all messages share whose addresses have `size` bytes.
 
-        `size` is the size of the address in bytes.
+        The result is cached.
         """
 
     def _prepare(self, properties: bytes, size: int) -> bool:
-        """Encode the bytes between the address and the body of a message, and store them for later messages.
+        """Encode and store the bytes between the address and the body, for messages with these properties.
 
         `size` is the size of the body in bytes. Return False if the properties are too large for a frame.
         """
@@ -108,7 +108,7 @@ class ContentWriter:
         return True
 
     def _frames(self, body: Body) -> list[Piece]:
-        """Return the frames of a body that is empty or larger than one frame; an empty body has none.
+        """Return the frames of a body that is larger than one frame, or the empty list for an empty body.
 
         Raises OSError if the body cannot be read from disk.
         """
@@ -119,10 +119,11 @@ class ContentWriter:
 
 
 class Deliverer(ContentWriter):
-    """Encoder of deliveries to one consumer of a client.
+    """Encoder of the deliveries to one consumer of a client.
 
-    `stopped` is set if a body cannot be read at present: the delivery tag of its message, and the reason; the
-    caller resets it. The constructor raises LocalProtocolError if the channel is not open.
+    If a body cannot be read from disk at present, `stopped` is set to the delivery tag of its message and the
+    reason; the caller resets it to None. The constructor raises LocalProtocolError if the channel is not
+    open.
     """
 
     def __init__(self, connection: Connection, channel: int, consumer_tag: str) -> None:
@@ -138,7 +139,7 @@ class Deliverer(ContentWriter):
     def deliver_many(self, first_tag: int, rows: Iterable[DeliverRow]) -> list[int]:
         """Queue messages with consecutive delivery tags, beginning with `first_tag`.
 
-        A row is (redelivered, Address.wire, bytes from the property flags on, body). Return the tags of the
+        A row is (redelivered, Address.wire, encoded property flags and list, body). Return the tags of the
         messages that were not queued because their properties do not fit a frame of the client, or because
         their bodies are lost. If a body cannot be read at present, stop before its message and set `stopped`.
         """
@@ -187,8 +188,8 @@ class Deliverer(ContentWriter):
 class Publisher(ContentWriter):
     """Encoder of the messages that a client publishes on one channel.
 
-    `faults` has the error for each row of the last `publish_many` whose body could not be read. The
-    constructor raises LocalProtocolError if the channel is not open.
+    `faults` has the ReadFault of each row of the last `publish_many` whose body could not be read, by
+    position. The constructor raises LocalProtocolError if the channel is not open.
     """
 
     def __init__(self, connection: Connection, channel: int, *, mandatory: bool = False) -> None:
@@ -197,7 +198,7 @@ class Publisher(ContentWriter):
 
     @property
     def published(self) -> int:
-        """Number of messages published on this channel; this is also the confirm tag of the last message."""
+        """Number of messages published on this channel, which is also the confirm tag of the last one."""
         return self._channel.published
 
     def _head(self, size: int) -> bytes:
@@ -209,8 +210,8 @@ class Publisher(ContentWriter):
         """Queue messages; a row is (`wire` of the address, encoded property flags and list, body).
 
         The queued messages get consecutive confirm tags, beginning with `published` + 1. Return the positions
-        of the rows that were not queued because their properties do not fit a frame of the server, or because
-        their bodies cannot be read from disk; the latter are in `faults`.
+        of the rows that were not queued, because their properties do not fit a frame of the server, or
+        because their bodies cannot be read from disk. `faults` has the reasons of the latter.
         """
         unsent: list[int] = []
         self.faults.clear()

@@ -65,9 +65,9 @@ SMALL_CONTENT: Final = BASIC_WEIGHT.to_bytes(4, "big") + bytes(
 
 
 class Lead:
-    """Bytes before the body of the last message on a channel, and the values decoded from them.
+    """First bytes of the last message on a channel, up to its body, and the values decoded from them.
 
-    `data` has these bytes and `size` is their number. If the next message begins with the same bytes, they
+    `data` has these bytes, and `size` is their number. If the next message begins with the same bytes, they
     are not decoded again.
     """
 
@@ -86,7 +86,7 @@ class Lead:
 
 
 class ServerConnection(Connection):
-    """Server state machine of an AMQP 0-9-1 connection: bytes in, events out.
+    """State machine of an AMQP 0-9-1 connection at the server's end: bytes in, events out.
 
     `frame_max` (bytes), `channel_max` and `heartbeat` (seconds) are the limits that the server proposes; the
     client may choose lower ones.
@@ -219,7 +219,7 @@ class ServerConnection(Connection):
     def _open_method(
         self, number: int, channel: Channel | None, method: m.Method, events: list[Event]
     ) -> bool:
-        """Process channel.open.
+        """Process channel.open on channel `number`, and append its event.
 
         Return False for any other method, and while the channel is closing. Raises RemoteProtocolError if the
         channel is already open, or if there are too many channels.
@@ -269,10 +269,10 @@ class ServerConnection(Connection):
                 self.sent["basic.ack"] += 1
 
     def _read_publishes(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode consecutive complete publishes from position `at` on, and return the end of the last.
+        """Decode consecutive complete publishes from position `at` to `end`, and append their event.
 
-        Stops at a message of several body frames, and at any other frame. Bytes are compared with those of
-        the message before, so that equal parts are decoded once.
+        Return the position behind the last one. Decoding stops at a message with several body frames, and at
+        any other frame. Bytes that equal those of the previous message are not decoded again.
         """
         contents: list[tuple[int, bytes, bytes, bytes]] = []
         add = contents.append
@@ -309,10 +309,10 @@ class ServerConnection(Connection):
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
-        """Decode the bytes before the body of the message at `at`, and return them as a Lead.
+        """Decode the message at `at` up to its body, and return its first bytes and their values as a Lead.
 
-        Return None if the message is incomplete, if it cannot be decoded on the fast path, or if this call
-        has reached its limit of work.
+        Return None if the message is incomplete, if the fast path cannot decode it, or if this call has
+        reached its limit of work.
         """
         before = self._lead
         channel = data[at + 1 : at + 3]
@@ -346,9 +346,9 @@ class ServerConnection(Connection):
         return lead
 
     def _read_lead(self, lead: Lead, data: bytes, at: int, end: int) -> bool:
-        """Decode the message at `at` into `lead`, which already has the method of this message.
+        """Decode header and size of the message at `at` into `lead`; its method equals that stored in `lead`.
 
-        Return False if the message is incomplete or empty, or cannot be decoded on the fast path.
+        Return False if the message is incomplete or empty, or if the fast path cannot decode it.
         """
         header_at = at + len(lead.head) - 3
         if header_at + 22 > end or data[header_at + 7 : header_at + 15] != SMALL_CONTENT:
@@ -387,9 +387,9 @@ class ServerConnection(Connection):
         return True
 
     def _read_first(self, lead: Lead, data: bytes, at: int, end: int) -> bool:
-        """Decode the message at `at` into `lead`, including its method.
+        """Decode method, header and size of the message at `at` into `lead`.
 
-        Return False if the message is incomplete or cannot be decoded on the fast path.
+        Return False if the message is incomplete, or if the fast path cannot decode it.
         """
         plain = self._plain_at(data, at, end, BASIC_PUBLISH)
         if plain is None:
@@ -407,7 +407,10 @@ class ServerConnection(Connection):
         return True
 
     def _read_acks(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode consecutive basic.ack from position `at` on, and return the end of the last."""
+        """Decode consecutive basic.ack from position `at` to `end`, and append their event.
+
+        Return the position behind the last one.
+        """
         acks: list[tuple[int, int, bool]] = []
         add = acks.append
         ready = self._ready

@@ -43,9 +43,9 @@ class ChannelState(Enum):
 
 
 class Channel:
-    """Channel of a connection, with the content that is being received on it.
+    """Channel of a connection, with the message that is arriving on it.
 
-    A content is a method such as basic.publish, then a header, then the body, which is complete when
+    A message is a method such as basic.publish, then a header, then the body, which is complete when
     `bytes_remaining` is 0.
     """
 
@@ -68,7 +68,7 @@ class Channel:
         self.reset()
 
     def reset(self) -> None:
-        """Discard the incomplete content; a method is expected next."""
+        """Discard the incomplete message. The channel then expects a method."""
         self.index = 0
         self.method = b""
         self.properties: bytes | None = None
@@ -78,12 +78,12 @@ class Channel:
 
     @property
     def held_bytes(self) -> int:
-        """Number of received bytes of the incomplete content."""
+        """Number of received bytes of the incomplete message."""
         body = 0 if self.body is None else self.body.byte_count
         return len(self.method) + len(self.properties or b"") + body
 
     def unexpected_frame_error(self) -> RemoteProtocolError:
-        """Return the error (505) for a frame that does not continue the incomplete content."""
+        """Return the error (505) for a frame that does not continue the incomplete message."""
         part = "header" if self.properties is None else "body"
         text = (
             f"UNEXPECTED_FRAME - expected content {part} for class 60, got non content {part} frame instead"
@@ -95,9 +95,9 @@ class Channel:
 
 
 def legal_methods(direction: int) -> dict[ChannelState, frozenset[type[m.Method]]]:
-    """Return which methods without content may arrive on a channel in each state of the channel.
+    """Return the methods without content that may arrive on a channel, by the state of the channel.
 
-    `direction` states which end receives them.
+    `direction` is a flag for the end that receives them, server or client.
     """
     arriving = {kind for kind in m.METHODS.values() if kind.direction & direction and not kind.content}
     arriving = {kind for kind in arriving if kind.index >> 16 != CONNECTION_CLASS}

@@ -51,7 +51,7 @@ NESTS: Final = 254  # a nested or an unknown type
 
 
 def _sizes() -> bytes:
-    """Return a lookup table from the tag of a field value to the value's size in bytes.
+    """Return a table of 256 bytes: the size of a field value's data in bytes, by the tag of the value.
 
     A tag whose type has no fixed size, or is unknown, has HAS_LENGTH, HAS_BYTES or NESTS instead.
     """
@@ -77,7 +77,8 @@ def decode_table(data: bytes, at: int = 0, fields_max: int = FIELDS_UNBOUNDED) -
     """Decode the field table at `at`, which begins with its length.
 
     Return the table and the position behind it. Raises RemoteProtocolError (502) if the bytes are not a table
-    within `data`, or if it has more than `fields_max` fields, including those of nested tables and arrays.
+    within `data`, or if the table has more than `fields_max` fields, including those of nested tables and
+    arrays.
     """
     try:
         return _read_table(data, at, 0, [fields_max])
@@ -86,11 +87,11 @@ def decode_table(data: bytes, at: int = 0, fields_max: int = FIELDS_UNBOUNDED) -
 
 
 def survey(data: bytes, at: int) -> int:
-    """Classify the field table at `at` without decoding it: UNKNOWN, ANYTHING or TEXTS.
+    """Classify the field table at `at` without decoding it. Return UNKNOWN, ANYTHING or TEXTS.
 
-    TEXTS means that all values are ASCII strings. ANYTHING and TEXTS mean that the table can be forwarded
-    undecoded: it is well-formed and not nested, all names are ASCII, and no name begins like a reserved one.
-    UNKNOWN means that it must be decoded.
+    UNKNOWN means that the table must be decoded. ANYTHING and TEXTS mean that it can be forwarded undecoded:
+    it is well-formed and not nested, all names are ASCII, and no name begins like one that the gateway
+    interprets. TEXTS means, in addition, that all values are ASCII strings.
     """
     at += 4
     if at > len(data):
@@ -129,9 +130,9 @@ def survey(data: bytes, at: int) -> int:
 
 
 def texts_of(data: bytes, at: int, before: bytes, between: bytes, bare: bool = False) -> list[bytes]:
-    """Return the names and values of a table that `survey` classified as TEXTS, as a flat list of bytes.
+    """Return the names and values of a table that `survey` has classified as TEXTS, as a flat list of bytes.
 
-    Arguments and result are those of ReadTexts (model/properties.py). Return an empty list if a value is
+    Parameters and result are those of ReadTexts (model/properties.py). Return an empty list if a value is
     longer than 65 535 bytes.
     """
     found: list[bytes] = []
@@ -170,7 +171,7 @@ def encode_value(value: Value) -> bytes:
 
 
 def plain(headers: Headers) -> dict[str, Any]:
-    """Convert a field table to a dictionary of Python values; the values of a repeated name are a list."""
+    """Convert a field table to a dictionary of Python values. The values of a repeated name become a list."""
     found: dict[str, Any] = {}
     repeated: set[str] = set()
     for name, value in headers:
@@ -194,9 +195,9 @@ def _plain_value(value: Value) -> Any:
 
 
 def _extent(data: bytes, at: int) -> tuple[int, int]:
-    """Return begin and end of the value that follows the 32-bit length at `at`.
+    """Return begin and end of the bytes that follow the 32-bit length field at `at`.
 
-    Raises RemoteProtocolError 502 if the value ends behind `data`.
+    Raises RemoteProtocolError 502 if they end behind `data`.
     """
     begin = at + 4
     end = begin + U32.unpack_from(data, at)[0]
@@ -206,9 +207,9 @@ def _extent(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _count(budget: list[int]) -> None:
-    """Count one field against `budget`. Raises RemoteProtocolError 502 if the budget is used up.
+    """Subtract one field from `budget[0]`, the number of fields that are still allowed.
 
-    `budget` is a list with one element: the number of fields that are still allowed.
+    Raises RemoteProtocolError 502 if the number becomes negative.
     """
     budget[0] -= 1
     if budget[0] < 0:
@@ -301,7 +302,10 @@ def _write_pairs(headers: Headers, depth: int) -> Iterable[bytes]:
 
 
 def _write_value(value: Value, depth: int) -> bytes:
-    """Encode one field value with its tag, at this depth of nesting. Raises LocalProtocolError."""
+    """Encode one field value with its tag. `depth` is the number of tables and arrays that contain it.
+
+    Raises LocalProtocolError.
+    """
     kind, bare = value
     fixed = WRITE_FIXED.get(kind)
     if fixed is not None:
@@ -329,7 +333,7 @@ def _write_value(value: Value, depth: int) -> bytes:
 
 
 def _write_decimal(number: Decimal) -> bytes:
-    """Encode a decimal as scale and 32-bit number. Raises LocalProtocolError if it does not fit."""
+    """Encode a decimal as scale and 32-bit integer. Raises LocalProtocolError if it does not fit."""
     sign, digits, exponent = number.as_tuple()
     if (
         not isinstance(exponent, int)

@@ -137,10 +137,10 @@ TABLE_HEAD: Final = Struct(">HI").pack  # flags, size of the table
 
 
 class Essentials(NamedTuple):
-    """Properties in an AMQP property set that routing needs.
+    """Properties of an AMQP message that routing needs, decoded before the others.
 
-    `expiration_ms` is None if the set has no expiration. `special` is True if it has a user id, copies (`CC`,
-    `BCC`) or RabbitMQ's direct reply-to, which need further checks.
+    `expiration_ms` is None if the message has no expiration. `special` is True if further checks are needed,
+    because the message has a user id, the header CC or BCC, or RabbitMQ's direct reply-to.
     """
 
     durable: bool
@@ -201,9 +201,9 @@ def message_id_in(raw: bytes) -> str | None:
 
 
 def content_properties(raw: bytes) -> PropertySet:
-    """Return the property set for encoded property flags and list; equal bytes share one object.
+    """Return a property set for `raw`, encoded property flags and list; sets of equal bytes are shared.
 
-    The set is decoded on first use. Then malformed properties raise RemoteProtocolError 502.
+    The set is decoded on first use, when malformed properties raise RemoteProtocolError 502.
     """
     found = _sets.cached.get(raw) or _sets.get(raw)
     if found is None:
@@ -215,16 +215,16 @@ def content_properties(raw: bytes) -> PropertySet:
 
 @lru_cache(maxsize=1024)
 def _present(flags: int) -> tuple[tuple[int, str], ...]:
-    """Return (flag, domain) for each property that is present according to `flags`."""
+    """Return (flag, domain) of each property whose flag is set in `flags`, the property flags."""
     return tuple((flag, domain) for _, domain, flag in PROPERTIES if flags & flag)
 
 
 def _positions(raw: bytes) -> tuple[int, int, int, int, int]:
-    """Return the positions of headers, delivery-mode, expiration, reply-to and user-id in properties.
+    """Return the positions of headers, delivery-mode, expiration, reply-to and user-id in `raw`.
 
-    `raw` are encoded property flags and list; the position of an absent property is 0. The bounds of every
-    property are computed, but none is decoded. Raises RemoteProtocolError 502 if the properties do not end
-    exactly at the end of `raw`, so that properties that are forwarded undecoded cannot harm the receiver.
+    `raw` are encoded property flags and list; the position of an absent property is 0. No property is
+    decoded. But the bounds of each one are computed, so that properties that are forwarded undecoded cannot
+    harm the receiver. Raises RemoteProtocolError 502 if the last property does not end at the end of `raw`.
     """
     headers = mode = expiration = reply = user = 0
     try:
@@ -254,7 +254,7 @@ def _positions(raw: bytes) -> tuple[int, int, int, int, int]:
 def _behind_mode(raw: bytes, flags: int, at: int) -> tuple[int, int, int, int]:
     """Return the positions of expiration, reply-to and user-id, and the end of all properties.
 
-    `at` is the position behind the delivery-mode.
+    `flags` are the property flags in `raw`, and `at` is the position behind the delivery-mode.
     """
     expiration = reply = user = 0
     for flag, domain in _present(flags & FLAGS_BEHIND_MODE):
@@ -274,7 +274,7 @@ def _behind_mode(raw: bytes, flags: int, at: int) -> tuple[int, int, int, int]:
 
 
 def _behind_flags(raw: bytes) -> int:
-    """Return the position behind the property flags."""
+    """Return the position behind the property flags, at which the property list begins."""
     at = 0
     while U16.unpack_from(raw, at)[0] & FLAG_CONTINUED:
         at += 2
@@ -301,7 +301,7 @@ def expiration_ms(raw: bytes) -> int | None:
 
 
 def _read_expiration(raw: bytes, at: int) -> int:
-    """Return the expiration at `at` in milliseconds.
+    """Return the expiration at position `at` in milliseconds.
 
     Raises RemoteProtocolError 406, with RabbitMQ's text, if it is not a valid number.
     """
@@ -325,10 +325,10 @@ def _read_expiration(raw: bytes, at: int) -> int:
 
 
 def essentials(property_set: PropertySet) -> Essentials:
-    """Return the properties of a set that routing needs, cached in the set.
+    """Return those properties of a set that routing needs, decoded once and cached in the set.
 
-    Return NO_ESSENTIALS for a set of another protocol. Raises RemoteProtocolError (502, 406) for malformed
-    properties.
+    Return NO_ESSENTIALS for a set of another protocol. Raises RemoteProtocolError for malformed properties:
+    406 for an invalid expiration, otherwise 502.
     """
     if property_set.protocol != PROTOCOL:
         return NO_ESSENTIALS
@@ -339,7 +339,10 @@ def essentials(property_set: PropertySet) -> Essentials:
 
 
 def _read_essentials(property_set: PropertySet, raw: bytes) -> Essentials:
-    """Decode the essentials in encoded properties; set `has_reply_to` and `read_texts` of `property_set`."""
+    """Decode from `raw` the properties that routing needs.
+
+    Also set `has_reply_to` and `read_texts` of `property_set`, to which `raw` belongs.
+    """
     headers, mode, expiration, reply, user = _positions(raw)
     durable = mode != 0 and raw[mode] == PERSISTENT
     limit = _read_expiration(raw, expiration) if expiration else None
@@ -382,12 +385,12 @@ def priority_of(message: Message) -> int:
 
 
 def retain(property_set: PropertySet) -> bool:
-    """Return True if the properties state MQTT's retain flag, by the header `x-mqtt-retain`."""
+    """Return True if the header `x-mqtt-retain`, which stands for MQTT's retain flag, is true."""
     return essentials(property_set).retain
 
 
 def hops(property_set: PropertySet) -> int:
-    """Return the hop count in the properties: the number of routes that the message has crossed."""
+    """Return the number of routes that the message has crossed, according to its properties."""
     return essentials(property_set).hops
 
 
@@ -427,14 +430,15 @@ def decode_model(raw: bytes) -> Properties:
 
 
 def _are_strings(values: tuple[Value, ...]) -> bool:
-    """Return True if the values are several strings, as `_unique` writes those of a repeated header."""
+    """Return True for two or more strings, into which a repeated header is translated."""
     return len(values) > 1 and all(each.type is ValueType.STRING for each in values)
 
 
 def _read_correlation(correlation_id: bytes | None, own: dict[str, Any]) -> bytes | None:
-    """Return the correlation data of a message, or None.
+    """Return the correlation of a message as bytes, or None if it has none.
 
-    It comes from the property correlation-id or from `own`, the gateway's own headers.
+    `own` are the headers that only gateways write, by name. One of them has a correlation that does not fit
+    the property correlation-id, another one states that the property is in base64.
     """
     if correlation_id is None:
         data = own.get(CORRELATION_HEADER)
@@ -451,8 +455,8 @@ def _read_correlation(correlation_id: bytes | None, own: dict[str, Any]) -> byte
 def encode_properties(message: Message, utc: float, *, ms_max: int | None = None) -> bytes:
     """Encode the properties of a message of any protocol as property flags and property list.
 
-    `utc` is in POSIX seconds. The message's expiry becomes an expiration relative to it in milliseconds,
-    rounded up, at most `ms_max`. A message that AMQP encoded, and that still has its expiration, keeps it
+    `utc`, in POSIX seconds, is the time to which the expiration is relative. The expiration is in
+    milliseconds, rounded up, and at most `ms_max`. A message from AMQP that still has its expiration keeps it
     unchanged. Raises RemoteProtocolError if the sender's properties are malformed.
     """
     property_set = message.property_set
@@ -477,14 +481,17 @@ def encode_properties(message: Message, utc: float, *, ms_max: int | None = None
 
 
 def outlasts(message: Message, utc: float) -> bool:
-    """Return True if the message expires later than the longest expiration that RabbitMQ accepts."""
+    """Return True if the message expires later than RabbitMQ's maximum expiration after `utc`.
+
+    `utc` is the present time in POSIX seconds.
+    """
     return (message.expires - utc) * 1000 > EXPIRATION_MS_MAX
 
 
 def _without_blind_copies(property_set: PropertySet) -> PropertySet:
-    """Return the property set for consumers, without the header BCC.
+    """Return the property set without the header BCC, which consumers must not see.
 
-    Dead-lettering needs that header, so it is not removed before.
+    The header is removed only on delivery, because dead-lettering needs it.
     """
     found: PropertySet | None = property_set.forms.get(SHOWN)
     if found is None:
@@ -498,9 +505,9 @@ def _without_blind_copies(property_set: PropertySet) -> PropertySet:
 
 
 def _with_hops(property_set: PropertySet, crossed: int) -> bytes:
-    """Return the encoded properties with the hop count `crossed` in their header table.
+    """Return the encoded properties of a set, with a header for the hop count `crossed`.
 
-    The result is cached in the set. Often a message that crosses a route needs no other change.
+    The result is cached in the set. Many messages that cross a route need no other change.
     """
     found: tuple[int, bytes] | None = property_set.forms.get(CROSSED)
     if found is not None and found[0] == crossed:
@@ -511,9 +518,9 @@ def _with_hops(property_set: PropertySet, crossed: int) -> bytes:
 
 
 def with_pair(raw: bytes, pair: bytes) -> bytes:
-    """Return encoded property flags and list with one more header.
+    """Return `raw`, encoded property flags and list, with one more header.
 
-    `pair` is the header's encoded name, type and value.
+    `pair` is the encoded name, type and value of this header.
     """
     flags = U16.unpack_from(raw)[0]
     if flags & FLAG_HEADERS:
@@ -528,10 +535,10 @@ def with_pair(raw: bytes, pair: bytes) -> bytes:
 
 
 def without_orders(raw: bytes) -> bytes:
-    """Return encoded properties for another broker, without the headers CC and BCC and the user id.
+    """Return `raw`, encoded properties, without what another broker would act on: CC, BCC and the user id.
 
-    The other broker would route copies by CC and BCC, and compare the user id with the gateway's own; the
-    user id becomes a header. If nothing has to change, return the same object.
+    The other broker would route copies by the headers CC and BCC, and compare the user id with the gateway's
+    own. The user id becomes a header. If nothing has to change, return the same object.
     """
     visible, blind = _OBEYED
     if not (visible in raw or blind in raw or U16.unpack_from(raw)[0] & FLAG_USER_ID):
@@ -559,10 +566,10 @@ def _without_user(native: BasicProperties) -> bytes:
 
 
 def losses(message: Message) -> tuple[str, ...]:
-    """Return the names of the losses when `message` is translated to AMQP 0-9-1.
+    """Return the names of the parts of `message` that AMQP 0-9-1 cannot express.
 
-    Losses with the policy `encode` are left out. The encoded properties are cached, so that
-    `encode_properties` need not encode them again.
+    Parts with the policy `encode` are left out, because other fields carry them. The encoded properties are
+    cached, so that `encode_properties` need not encode them again.
     """
     if message.property_set.protocol == PROTOCOL:
         return ()
@@ -571,10 +578,10 @@ def losses(message: Message) -> tuple[str, ...]:
 
 
 def _form(message: Message, expiry: int) -> Form:
-    """Return the encoding of a message's properties, which is cached in its property set.
+    """Return the encoded properties of a message (a Form), and cache them in its property set.
 
-    `expiry` is NONE (no expiration), RELATIVE (space for an expiration relative to the time of sending) or
-    KEPT (the expiration in the set).
+    `expiry` is NONE (no expiration), RELATIVE (with a gap for an expiration relative to the time of sending)
+    or KEPT (with the expiration that the set has).
     """
     property_set = message.property_set
     key = message.hops << 4 | expiry << 2 | message.retain << 1 | message.durable
@@ -595,7 +602,7 @@ def _form(message: Message, expiry: int) -> Form:
 
 
 def _make_form(message: Message, expiry: int, key: int) -> Form:
-    """Encode a message's properties; `expiry` is as for `_form`, and `key` identifies the result."""
+    """Encode the properties of a message, without a cache. `expiry` is as in `_form`, `key` the cache key."""
     property_set = message.property_set
     if property_set.read_texts is not None and property_set.protocol != PROTOCOL:
         texts = property_set.read_texts(property_set.raw, b"", STRING_HEAD, False)
@@ -630,10 +637,10 @@ def _make_form(message: Message, expiry: int, key: int) -> Form:
 
 
 def _of_texts(texts: list[bytes], message: Message, expiry: int, key: int) -> Form | None:
-    """Return the encoding of a property set that has only the headers in `texts`.
+    """Encode the properties of a message that has no other properties than the headers in `texts`.
 
-    `texts` has three entries for each header: its name, STRING_HEAD and its value. Return None if a header
-    cannot be written unchanged, or if there are too many. `expiry` and `key` are as for `_make_form`.
+    `texts` has three elements for each header: its name, STRING_HEAD and its value. Return None if a header
+    cannot be written unchanged, or if there are too many. `expiry` and `key` are as in `_make_form`.
     """
     end = len(texts)
     if not end or end > 3 * PAIRS_MAX:
@@ -664,9 +671,9 @@ def _until_expiration(native: BasicProperties) -> BasicProperties:
 
 
 def _from_model(properties: Properties, lost: set[str]) -> tuple[BasicProperties, list[tuple[str, Value]]]:
-    """Convert protocol-independent properties to those of class basic.
+    """Convert protocol-independent properties to those of AMQP 0-9-1.
 
-    Return them without the header table, and the entries of that table. The names of losses are added to
+    Return them without headers, and the list of headers. Add the names of parts that AMQP cannot express to
     `lost`.
     """
     native = BasicProperties()
@@ -703,10 +710,10 @@ def _from_model(properties: Properties, lost: set[str]) -> tuple[BasicProperties
 
 
 def _write_correlation(native: BasicProperties, data: bytes, lost: set[str]) -> list[tuple[str, Value]]:
-    """Set the correlation-id of `native` to `data`, as base64 if `data` is not UTF-8.
+    """Set the correlation-id of `native` to `data`, in base64 if `data` is not UTF-8.
 
-    If `data` is too long, the correlation-id is not set. Return the headers that are needed if `data` is too
-    long or not UTF-8. The names of losses are added to `lost`.
+    If `data` is too long, the correlation-id is not set. Return the headers from which a receiver can restore
+    `data` in these cases, and add `correlation_bytes` to `lost`.
     """
     try:
         data.decode()
@@ -722,10 +729,10 @@ def _write_correlation(native: BasicProperties, data: bytes, lost: set[str]) -> 
 
 
 def _unique(headers: Headers, lost: set[str]) -> list[tuple[str, Value]]:
-    """Return header table entries with unique names; the names of losses are added to `lost`.
+    """Convert headers to a list with unique names, for a field table.
 
-    The values of a repeated name become an array at the position of the first. Headers with a name that is
-    reserved or cannot be encoded are left out.
+    The values of a repeated name become an array at the position of the first value. Headers whose names are
+    reserved or cannot be encoded are left out. Add the names of parts that a table cannot express to `lost`.
     """
     found: dict[str, list[Value]] = {}
     last = None
@@ -752,7 +759,7 @@ def _unique(headers: Headers, lost: set[str]) -> list[tuple[str, Value]]:
 
 
 def _writable(value: Value, lost: set[str]) -> Value:
-    """Return `value` if AMQP can encode it; otherwise add a loss to `lost` and return its text."""
+    """Return `value` if AMQP can encode it. Otherwise return its text, and add `header_value` to `lost`."""
     if fits(value):
         # One level deeper than a table's values, because a repeated name puts them into an array.
         with suppress(LocalProtocolError):
