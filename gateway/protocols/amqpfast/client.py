@@ -74,7 +74,7 @@ NO_LEAD: Final[Lead] = (b"", b"", 0, 0, 0, 0, b"", b"")
 
 
 class ClientConnection(Connection):
-    """Client state machine of an AMQP/Fast connection: bytes in, events out.
+    """State machine of an AMQP/Fast connection at the client's end: bytes in, events out.
 
     `frame_max` (bytes), `channel_max` and `handle_max` (0: no limit) are the limits that this client
     requests. `heartbeat` is the interval in seconds at which the server should send. If `pings` is False, no
@@ -122,7 +122,10 @@ class ClientConnection(Connection):
     # --- calls of the application
 
     def respond(self, responses: Headers) -> None:
-        """Queue the response to a `Challenged` event. Raises LocalProtocolError if there is no challenge."""
+        """Queue CONNECTION RESPONSE to a `Challenged` event.
+
+        Raises LocalProtocolError if the server waits for no response.
+        """
         if self._state is not State.AUTHENTICATION or not self._responded:
             raise LocalProtocolError("no challenge to answer")
         self._send(m.ConnectionResponse(self._response.mechanism, responses))
@@ -137,10 +140,11 @@ class ClientConnection(Connection):
         options: Headers = (),
         confirm: bool = True,
     ) -> int:
-        """Queue CHANNEL OPEN and return the channel number, which can be used at once.
+        """Queue CHANNEL OPEN with these options, and return the channel number, which can be used at once.
 
-        If `confirm` is True, the event Replies reports the server's reply. Raises LocalProtocolError if the
-        connection is not open or all channel numbers are in use.
+        `out_of_band` names the folder for bodies that are not sent over the connection. If `confirm` is True,
+        the event Replies reports the server's reply. Raises LocalProtocolError if the connection is not open
+        or all channel numbers are in use.
         """
         if self._state is not State.ACTIVE:
             raise LocalProtocolError("a channel needs an open connection")
@@ -156,10 +160,11 @@ class ClientConnection(Connection):
         return number
 
     def open_handle(self, command: m.HandleOpen, *, confirm: bool = True) -> int:
-        """Queue `command`, and return the number of the opened handle, which can be used at once.
+        """Queue `command`, and return the number of the new handle, which can be used at once.
 
-        `handle_id` and `tag` of `command` are set by this method. If `confirm` is True, a reply is requested.
-        Raises LocalProtocolError if the channel is not open or all handle numbers are in use.
+        `handle_id` and `tag` of `command` are set by this method. If `confirm` is True, the event Replies
+        reports the server's reply. Raises LocalProtocolError if the channel is not open or all handle numbers
+        are in use.
         """
         channel = self._channels.get(command.channel_id)
         if channel is None or channel.state is not ChannelState.OPEN:
@@ -197,11 +202,11 @@ class ClientConnection(Connection):
         return tag
 
     def send(self, command: m.Command) -> bool:
-        """Queue a command of a channel or handle that has no method of its own in this class.
+        """Queue a command of a channel or handle for which this class has no method of its own.
 
         Its tag is 0 or comes from `new_tag`. Return False, and queue nothing, if the channel or handle is
         closed. Raises LocalProtocolError if a selector makes the command larger than the server's frame-max
-        (3.2.5).
+        (3.2.5), and for a command of another kind.
         """
         if isinstance(command, m.ChannelAck | m.ChannelCommit | m.ChannelRollback):
             channel = self._channels.get(command.channel_id)
@@ -247,7 +252,10 @@ class ClientConnection(Connection):
     # --- the negotiation
 
     def _take_challenge(self, command: m.ConnectionChallenge, events: list[Event]) -> None:
-        """Process CONNECTION CHALLENGE: respond to the first one, and pass any later one to the caller."""
+        """Process CONNECTION CHALLENGE: queue the response to the first one, report a later one by an event.
+
+        Raises RemoteProtocolError for an unsupported version, and if the mechanism is not offered.
+        """
         if command.version != PROTOCOL_VERSION:
             text = f"the server uses version {command.version}"
             raise RemoteProtocolError(text, reason=ReplyCode.NOT_IMPLEMENTED)
@@ -302,7 +310,7 @@ class ClientConnection(Connection):
         self._append_replies([row], events)
 
     def _handle_command(self, command: m.HandleCommand, events: list[Event]) -> None:
-        """Process a command of a handle that the handle's state allows, except NOTIFY and PREPARE."""
+        """Process a command on a handle, other than NOTIFY and PREPARE, that the handle's state allows."""
         handle = self._handles[command.handle_id]
         if isinstance(command, m.HandleReply):
             tag, code = command.tag, command.reply_code
@@ -324,10 +332,11 @@ class ClientConnection(Connection):
             events.append(CommandReceived(command))
 
     def _settle(self, channel: Channel, key: int, command: m.ChannelReply | m.HandleReply) -> None:
-        """Remove the awaited reply to which `command`, a reply from the server, corresponds.
+        """Stop waiting for the reply that has arrived as `command`.
 
-        `key` identifies it. The reply to an ACK may come from the channel or from one of its handles (3.3.9).
-        Raises RemoteProtocolError 503 if no such reply is awaited.
+        `key` identifies the reply if it comes from the handle or channel that sent the request. The reply to
+        an ACK may come from the channel or from one of its handles (3.3.9). Raises RemoteProtocolError 503 if
+        no such reply is expected.
         """
         awaited = channel.awaited
         for wanted in (key, CHANNEL_KEY | command.tag):
@@ -345,9 +354,10 @@ class ClientConnection(Connection):
             events.append(Replies(rows))
 
     def _read_replies(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode consecutive HANDLE REPLY from position `at` on, and return the end of the last.
+        """Decode consecutive HANDLE REPLY from position `at` to `end`, and append their event.
 
-        Stops at a reply that has a text or another code than 200, or that is not the next awaited one.
+        Return the position behind the last one. Decoding stops at a reply with a text or with a code other
+        than 200, and at a reply that is not the next expected one.
         """
         rows: list[ReplyRow] = []
         handles = self._handles
@@ -408,10 +418,10 @@ class ClientConnection(Connection):
             events.append(Notifies(rows))
 
     def _read_notifies(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode consecutive complete NOTIFY from position `at` on, and return the end of the last.
+        """Decode consecutive complete NOTIFY from position `at` to `end`, and append their event.
 
-        Stops at a message of several fragments, and at any other command. Bytes are compared with those of
-        the message before, so that equal parts are decoded once.
+        Return the position behind the last one. Decoding stops at a message with several fragments, and at
+        any other command. Bytes that equal those of the previous message are not decoded again.
         """
         rows: list[NotifyRow] = []
         add = rows.append
@@ -435,10 +445,10 @@ class ClientConnection(Connection):
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
-        """Return the bytes around the number of the message at `at`, with their decoded values.
+        """Return the bytes around the number of the message at `at`, and the values decoded from them.
 
-        The messages that follow are compared with these bytes. Return None if the message is incomplete or
-        cannot be decoded on the fast path.
+        Later messages are compared with these bytes instead of being decoded. Return None if the message is
+        incomplete, or if the fast path cannot decode it.
         """
         if at + NOTIFY_FIELDS + 2 > end:
             return None
@@ -472,9 +482,9 @@ SENT_BY_HANDLES: Final = (
 
 
 def _free(last: int, used: dict[int, Channel] | dict[int, Handle]) -> int:
-    """Return the next number after `last` that is not in `used`.
+    """Return the lowest number above `last` that is not in `used`, or else the lowest one from 1.
 
-    Raises LocalProtocolError if there is none.
+    Raises LocalProtocolError if all numbers up to ID_MAX are in use.
     """
     for number in chain(range(last + 1, ID_MAX + 1), range(1, last + 1)):
         if number not in used:

@@ -53,7 +53,7 @@ def framing_error(text: str) -> RemoteProtocolError:
 
 
 def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, int] | None:
-    """Return the positions in the frame at `at`: its type byte, its end byte, and behind its end byte.
+    """Find the frame at `at`. Return the positions of its type byte and end byte, and of the next frame.
 
     Return None if the frame is incomplete. Raises RemoteProtocolError 501 if the size is invalid or exceeds
     `frame_max` bytes (4096 for commands of the handshake, whatever was negotiated), or if the end byte is
@@ -84,9 +84,10 @@ def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, int] |
 
 
 def frame_bytes(data: bytes, at: int) -> int:
-    """Return the size of the incomplete frame at `at` in bytes, or of its prefix if that is incomplete.
+    """Return how many bytes `data` must have from `at` on before `decode_frame` can succeed.
 
-    Another attempt to decode the frame can succeed only when the data has at least this size from `at` on.
+    This is the size of the incomplete frame at `at` or, if its size field is incomplete, the size of its
+    first fields.
     """
     have = len(data) - at
     if have < 3:
@@ -98,7 +99,7 @@ def frame_bytes(data: bytes, at: int) -> int:
 
 
 def encode_frame(content: bytes) -> bytes:
-    """Encode a frame from its `content`, a type byte and fields; the short form is used if possible."""
+    """Encode a frame from its `content`: a type byte and fields. The short form is used if possible."""
     size = len(content) + 1
     if size <= SHORT_SIZE_MAX:
         return U16.pack(size) + content + END
@@ -197,7 +198,7 @@ WRITE: Final[dict[str, Callable[[Any], bytes]]] = {
 
 
 def decode_command(content: bytes) -> Command:
-    """Decode a command from the content of its frame: type byte and fields, without the end byte.
+    """Decode a command from `content`: the type byte and fields of its frame, without the end byte.
 
     HANDLE BROWSE is accepted with and without its confirm-tag. Raises RemoteProtocolError: 501 for an unknown
     type and for fields that do not fill the frame exactly, 502 for an invalid table.
@@ -216,9 +217,9 @@ def decode_command(content: bytes) -> Command:
 
 
 def _decode_fields(kind: type[Command], content: bytes) -> Command:
-    """Decode the fields of a command in the layout of its class.
+    """Decode the fields of a command as `kind.layout` describes them.
 
-    Raises an error of various types if the content does not fit the layout.
+    Raises exceptions of various types if the content does not fit the layout.
     """
     values = []
     at = 1
@@ -267,7 +268,7 @@ CLOSE_BYTES_MAX: Final = CLOSE_BYTES_MIN + SHORT_STRING_MAX
 
 
 def ends_with_close(data: bytes) -> bool:
-    """Return True if `data` ends with a CONNECTION CLOSE in the short form.
+    """Return True if the last bytes of `data` are a CONNECTION CLOSE, in the short form of a frame.
 
     The bytes before that command are ignored.
     """
@@ -302,7 +303,7 @@ def contents_invalid(text: str) -> RemoteProtocolError:
 
 @dataclass
 class Head:
-    """Decoded content header of a message: its properties in AMQP/Fast.
+    """Content header of a message: its properties in AMQP/Fast, decoded.
 
     `expiration` is in POSIX seconds; 0 means never.
     """
@@ -317,9 +318,9 @@ class Head:
 
 
 def find_head_end(data: bytes, at: int, stop: int) -> int:
-    """Return the position where the content header (`head`) that begins at `at` ends.
+    """Return the position behind the content header that begins at `at` with its body-size.
 
-    Raises RemoteProtocolError 542 if it does not end before `stop`.
+    Raises RemoteProtocolError 542 if the header does not end before `stop`.
     """
     try:
         end = at + HEAD_FIXED
@@ -384,11 +385,12 @@ LIST_SEPARATORS: Final = re.compile(r"[,.;\s]+")
 def encode_message_list(
     numbers: Iterable[int], *, singly: bool = False, bytes_max: int = INDEX_BYTES_MAX
 ) -> tuple[bytes, int]:
-    """Return the message list for HANDLE INDEX, and how many of the ascending `numbers` it contains.
+    """Return the message list for HANDLE INDEX, and the number of messages in it.
 
-    The list has at most `bytes_max` bytes. Its items are separated by commas, and consecutive numbers become
-    a range. If `singly` is True, all numbers are listed, separated by blanks, which is the only form that the
-    C client of 2005 supports.
+    `numbers` are message numbers in ascending order. The list has at most `bytes_max` bytes, so that the last
+    numbers may be missing. Its items are separated by commas, and consecutive numbers become a range. If
+    `singly` is True, there are no ranges, and blanks separate the numbers: this is the only form that the C
+    client of 2005 supports.
     """
     parts: list[str] = []
     size = listed_count = 0
@@ -411,9 +413,9 @@ def encode_message_list(
 
 
 def decode_message_list(data: bytes) -> list[tuple[int, int]]:
-    """Return the ranges (first, last) in the message list of HANDLE INDEX.
+    """Return the ranges (first, last) in the message list of a HANDLE INDEX.
 
-    A single number is a range of one. Items may be separated by `,`, `.`, `;` or blanks. Raises
+    A single number becomes a range of one number. Items may be separated by `,`, `.`, `;` or blanks. Raises
     RemoteProtocolError 502.
     """
     text = data.decode("ascii", errors="replace").strip()
@@ -436,16 +438,16 @@ SHA1_BYTES: Final = 20
 
 
 def encode_credentials(user: str, password: str) -> Headers:
-    """Return the responses of mechanism PLAIN in CONNECTION RESPONSE."""
+    """Return user and password as the responses of a CONNECTION RESPONSE with mechanism PLAIN."""
     return ((LOGIN_FIELD, string(user)), (PASSWORD_FIELD, string(password)))
 
 
 def decode_credentials(mechanism: str, responses: Headers) -> tuple[str, str] | None:
     """Return (user, password) of a CONNECTION RESPONSE, or None for an anonymous login.
 
-    An empty PLAIN and mechanism NONE are anonymous, as clients of 2005 send them. Mechanism and field names
-    are compared case-insensitively. Raises RemoteProtocolError 502 for another mechanism or invalid
-    responses.
+    A login is anonymous with mechanism NONE, and with PLAIN without responses, which clients of 2005 send.
+    Mechanism and field names are compared case-insensitively. Raises RemoteProtocolError 502 for another
+    mechanism or invalid responses.
     """
     word = mechanism.upper()
     if word not in (PLAIN, NONE):

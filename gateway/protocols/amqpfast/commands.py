@@ -28,11 +28,11 @@ BOTH: Final = TO_SERVER | TO_CLIENT
 
 
 class Command:
-    """Base of the classes of commands.
+    """Base class of all commands of AMQP/Fast.
 
     `type` is the type byte, and `direction` states which end may send the command. `layout` has the pair
     (domain, name) of each field, in the order on the wire. `fragment` is True if a fragment follows the
-    frame, and `tagged` if the command has a confirm-tag.
+    command's frame, `tagged` if the command has a confirm-tag.
     """
 
     __slots__ = ()
@@ -45,14 +45,14 @@ class Command:
 
 
 class HandleCommand(Command):
-    """Base of the commands that have a handle number."""
+    """Base class of the commands that have a handle number."""
 
     __slots__ = ()
     handle_id: int
 
 
 class ChannelCommand(Command):
-    """Base of the commands that have a channel number."""
+    """Base class of the commands that have a channel number."""
 
     __slots__ = ()
     channel_id: int
@@ -64,7 +64,10 @@ C = TypeVar("C", bound=Command)
 
 @dataclass_transform()
 def command(name: str, kind: int, direction: int, fragment: bool = False) -> Callable[[type[C]], type[C]]:
-    """Return a decorator that makes a class the class of this command and adds it to COMMANDS."""
+    """Return a decorator that adds a class to COMMANDS as the command with this name and type byte (`kind`).
+
+    `direction` and `fragment` are as in Command.
+    """
 
     def enter(declared: type[C]) -> type[C]:
         made = dataclass(slots=True)(declared)
@@ -355,7 +358,7 @@ class HandleIndex(HandleCommand):
 class HandlePrepare(HandleCommand):
     """Announcement of a message whose transfer can be resumed after a lost connection (3.5.13).
 
-    The fragment that follows has the message's head, and may have the beginning of its body.
+    The fragment that follows has the message's content header, and may have the first bytes of its body.
     """
 
     handle_id: Short = 0

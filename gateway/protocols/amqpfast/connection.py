@@ -77,7 +77,7 @@ Whole = tuple[bytes, bytes, int, int]  # name, head, size of the body, position 
 
 
 class Connection(Lifetime):
-    """Common base of ServerConnection and ClientConnection: one end of an AMQP/Fast connection.
+    """Base class of ServerConnection and ClientConnection: one end of an AMQP/Fast connection.
 
     `received` and `sent` count commands by type; FRAME_NAMES has the names of the types.
     """
@@ -98,7 +98,8 @@ class Connection(Lifetime):
     ) -> None:
         """Create a connection in `state`.
 
-        The head of a message may have `properties_max` headers and `properties_bytes_max` bytes.
+        The content header of a message may have `properties_max` headers and `properties_bytes_max` bytes.
+        `negotiation_pause` is the time in seconds from a failed negotiation to the end of the connection.
         """
         super().__init__(state, negotiation_pause)
         self.message_bytes_max = message_bytes_max
@@ -154,15 +155,15 @@ class Connection(Lifetime):
 
     @property
     def large(self) -> bool:
-        """True if large parts of bodies are queued, so that `pieces_to_send` should be used."""
+        """True if large parts of bodies are queued: `pieces_to_send` returns them without a copy."""
         return bool(self._large)
 
     def to_send(self) -> bytes | list[Piece]:
-        """Remove and return the queued bytes, as a list of pieces if some of them are large."""
+        """Remove and return the queued bytes; as a list of pieces if some of them should not be copied."""
         return self.pieces_to_send() if self.large else self.data_to_send()
 
     def pieces_to_send(self) -> list[Piece]:
-        """Remove and return the queued bytes as pieces.
+        """Remove and return the queued bytes as a list of pieces.
 
         Large parts of bodies are neither copied nor read from disk.
         """
@@ -181,10 +182,10 @@ class Connection(Lifetime):
             self.out.clear()
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
-        """Decode the bytes `data` and return their events, in order; `now` is in monotonic seconds.
+        """Decode the bytes `data`, and return their events in order. `now` is in monotonic seconds.
 
-        Bytes are held back while the caller has not yet responded to an Authenticate or Open event. After
-        responding, call this method with b"" to have them decoded.
+        After an Authenticate or Open event, further bytes are not decoded until the caller has responded to
+        the event. Then call this method with b"" to have them decoded.
         """
         self._now = now
         self._steps = 0
@@ -223,14 +224,14 @@ class Connection(Lifetime):
 
     @property
     def begun_bytes(self) -> int:
-        """Number of received bytes that wait because their frame or fragment is incomplete."""
+        """Number of received bytes of a frame or fragment that has not arrived completely."""
         return 0 if self._rest is None else self._rest.byte_count
 
     def _look_for_close(self, data: bytes) -> None:
-        """Close the connection if the received bytes end with the peer's CONNECTION CLOSE.
+        """Close the connection if the bytes received so far end with the peer's CONNECTION CLOSE.
 
-        Called once the frame boundaries are lost, so that nothing else can be decoded. CLOSE is the peer's
-        last command.
+        Called after an invalid frame, when nothing else can be decoded any more. CLOSE is the peer's last
+        command.
         """
         raw = self._last_bytes + data[-CLOSE_BYTES_MAX:]
         self._last_bytes = raw[-CLOSE_BYTES_MAX:]
@@ -238,10 +239,10 @@ class Connection(Lifetime):
             self._state = State.CLOSED
 
     def _read(self, data: bytes, events: list[Event]) -> int:
-        """Decode complete frames and fragments, up to the limit of work for one call.
+        """Decode complete frames and fragments until the limit of work for one call is reached.
 
-        Return the position behind the last decoded one, and set `_needed` to the number of bytes that the
-        next one requires.
+        Return the position behind the last decoded one. Set `_needed` to the number of bytes that must be
+        there before the next one can be decoded.
         """
         self._needed = 0
         at = self._read_initiation(data, events)
@@ -284,7 +285,7 @@ class Connection(Lifetime):
         return at
 
     def _read_initiation(self, data: bytes, events: list[Event]) -> int:
-        """Decode protocol id and version, if expected now. Return the position where frames begin."""
+        """Decode protocol id and version, if this end expects them now. Return the position behind them."""
         return 0
 
     # --- commands, one by one
@@ -336,7 +337,7 @@ class Connection(Lifetime):
         """Return the row of RULES for a command of a channel or handle in its present state.
 
         Return None for a command of the connection itself, and while the connection is closing. Raises
-        RemoteProtocolError 503 unless the connection is active.
+        RemoteProtocolError 503 for a command of a channel or handle if the connection is not active.
         """
         if self._state is State.CLOSING:
             return None
@@ -358,7 +359,7 @@ class Connection(Lifetime):
         return ChannelState.GONE if number in self._closed_channels else ChannelState.NONE
 
     def _take(self, command: m.Command, rule: Rule | None, events: list[Event]) -> None:
-        """Process, refuse or discard a command without a fragment, as `rule` requires.
+        """Process, refuse or discard a command without a fragment, according to `rule`.
 
         `rule` is None for a command of the connection itself.
         """
@@ -391,15 +392,15 @@ class Connection(Lifetime):
 
     @abstractmethod
     def _channel_command(self, command: m.ChannelCommand, events: list[Event]) -> None:
-        """Process a command of a channel that the channel's state allows."""
+        """Process a command on a channel that the channel's state allows."""
 
     @abstractmethod
     def _handle_command(self, command: m.HandleCommand, events: list[Event]) -> None:
-        """Process a command of a handle that the handle's state allows."""
+        """Process a command on a handle that the handle's state allows."""
 
     @abstractmethod
     def _admit(self, handle: Handle, command: Fragmented) -> None:
-        """Raise an error if `command`, which has a fragment, is not allowed on the handle now.
+        """Raise RemoteProtocolError if a command with a fragment is not allowed on the handle now.
 
         Called before the fragment is decoded.
         """
@@ -413,7 +414,10 @@ class Connection(Lifetime):
         body: Body,
         events: list[Event],
     ) -> None:
-        """Append the event for a message that has arrived in a single fragment."""
+        """Append the event for a message that has arrived in a single fragment.
+
+        `head` is its encoded content header.
+        """
 
     def _take_fragment(self, handle: Handle, command: Fragmented, data: bytes, events: list[Event]) -> None:
         self._forget_lead()
@@ -427,7 +431,7 @@ class Connection(Lifetime):
     def _take_part(
         self, handle: Handle, command: m.HandleSend | m.HandleNotify, data: bytes, events: list[Event]
     ) -> None:
-        """Process the complete fragment of a SEND or NOTIFY, and append its event."""
+        """Process a SEND or NOTIFY whose fragment, `data`, has arrived completely. Append its event."""
         found = handle.take_fragment(command, data, self.message_bytes_max)
         first, head, body_size, offset, body = found
         self._check_head(handle, head)
@@ -457,11 +461,11 @@ class Connection(Lifetime):
     def _whole_at(
         self, data: bytes, at: int, end: int, size: int, fields: int, fragment_size: int
     ) -> Whole | None:
-        """Return name, content header, body size and body position of the message at `at` (fast path).
+        """Return name, content header, body size and body position of the message at `at`, for the fast path.
 
-        The message must have a single fragment, of `fragment_size` bytes. Its command has `size` bytes, of
-        which `fields` would remain with an empty name. Return None if the message is incomplete or cannot be
-        decoded on the fast path.
+        The message's command has `size` bytes, of which the first `fields` are not the name. Its only
+        fragment has `fragment_size` bytes. Return None if the message is incomplete or has further fragments,
+        or if the fast path cannot decode it.
         """
         begin = at + size + 2
         stop = begin + fragment_size
@@ -497,9 +501,9 @@ class Connection(Lifetime):
             raise ScopedFault(text, ReplyCode.MESSAGE_CONTENTS_INVALID, Scope.HANDLE, handle.number)
 
     def _report_fragment(self, flow: Flowing, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Append an event for the received part of an incomplete fragment, and return its size in bytes.
+        """Append an event for the bytes of a fragment that have arrived so far, and return their number.
 
-        Return 0 if the part is too small for an event, or if the message is no longer accepted.
+        Return 0 if they are too few for an event, or if the message is not accepted any more.
         """
         handle, command, incoming = flow.handle, flow.command, flow.incoming
         if handle.channel.incoming is not incoming or self._state is not State.ACTIVE:
@@ -540,7 +544,7 @@ class Connection(Lifetime):
         return passed
 
     def _note_due_reply(self, handle: Handle, tag: int) -> None:
-        """Record that this end must reply to a command with this tag, unless it has closed the handle."""
+        """Record that a reply to the command with this tag is due, unless this end has closed the handle."""
         if tag and handle.state is HandleState.OPEN:
             handle.channel.reply_keys.append(handle.number << 16 | tag)
 
@@ -560,7 +564,7 @@ class Connection(Lifetime):
     # --- calls of the application
 
     def _usable(self, number: int) -> Handle | None:
-        """Return the handle with this number if commands may be sent on it, otherwise None.
+        """Return the handle with this number if this end may send commands on it, otherwise None.
 
         The handle must be open, or closed by the peer but not yet by this end.
         """
@@ -570,10 +574,10 @@ class Connection(Lifetime):
         return handle
 
     def ready(self, handle: int, message_size: int) -> None:
-        """Queue READY, the response to PREPARE: this end has the first `message_size` bytes of the body.
+        """Queue READY, which tells the peer that this end has the first `message_size` bytes of the body.
 
-        The peer continues with the byte behind them. Raises LocalProtocolError if no PREPARE waits for a
-        response, or if the body is smaller.
+        READY is the response to PREPARE; the peer sends the body from the next byte on. Raises
+        LocalProtocolError if no PREPARE waits for a response, or if the body is smaller.
         """
         found = self._usable(handle)
         if found is None:
@@ -590,10 +594,11 @@ class Connection(Lifetime):
     def prepare(
         self, handle: int, head: bytes, body_size: int, data: bytes = b"", content_hash: bytes = b""
     ) -> None:
-        """Queue PREPARE, which announces a large message with the first `data` of its body (3.5.13).
+        """Queue PREPARE, which announces a large message and carries the first bytes of its body (3.5.13).
 
-        The event Ready reports the peer's response. Raises LocalProtocolError if the channel is not
-        restartable, a response is still due, or the fragment is too large.
+        `head` is the message's content header, and `data` are these first bytes. The event Ready reports the
+        peer's response. Raises LocalProtocolError if the channel is not restartable, a response is still due,
+        or the fragment is too large.
         """
         found = self._usable(handle)
         if found is None:

@@ -89,25 +89,29 @@ class FastDialect(Dialect):
         return head_properties(data)
 
     def losses(self, message: Message) -> tuple[str, ...]:
-        """Return the names of the losses when a message of another protocol is translated to AMQP/Fast."""
+        """Return the names of the parts of `message` that AMQP/Fast cannot express."""
         return losses(message)
 
     def return_part(self, address: Address) -> str | None:
-        """Return a return address without its prefix, or None if `address` is no return address.
+        """Return the part of a return address behind its prefix, or None if `address` is no return address.
 
-        A return address is a queue or a topic, since REPLY_TO does not state which, and never a peer service.
+        A return address is a queue or a topic, because REPLY_TO does not state which, and never a peer
+        service.
         """
         return None if address.scope == "peer" else super().return_part(address)
 
     def fault_of(self, address_words: Mapping[str, str]) -> str:
-        """Return why `address_words` does not name a destination for a route, or "" if it does."""
+        """Return the reason why an address in a mapping file is invalid, or "" if it is valid.
+
+        `address_words` has the address by its keys, such as `service` and `destination`.
+        """
         if address_words.get("service") == "peer":
             return PEERS_STAY
         return "" if "destination" in address_words else "service needs destination"
 
 
 def fast_address(service: str, destination: str) -> Address:
-    """Return the address of a destination of a service type: `queue`, `topic` or `peer`."""
+    """Return the address of a destination. `service` is the service type: `queue`, `topic` or `peer`."""
     return Address("amqpfast", service, destination, f"{service}:{destination}".encode())
 
 

@@ -54,10 +54,10 @@ class Opened:
 
 @dataclass
 class NegotiationFailed:
-    """Failure of the negotiation with a client, before the client was accepted.
+    """Failed negotiation with a client that was not accepted yet.
 
-    The connection ends at `pause_until` (3.2.12). `begun` is False if the client's first bytes were not an
-    initiation of AMQP/Fast, but for example those of another protocol.
+    The connection ends at `pause_until` (3.2.12). `begun` is False if the client's first bytes were not those
+    of AMQP/Fast, but for example of another protocol.
     """
 
     reply_code: int
@@ -67,10 +67,10 @@ class NegotiationFailed:
 
 @dataclass
 class Closed:
-    """Connection that was closed, by the peer or by this end because of a fault of the peer.
+    """Connection that was closed by the peer, or by this end because of a fault of the peer.
 
-    This is the last event. A peer that has sent CLOSE still receives what is queued before the next
-    `data_to_send`, such as replies.
+    This is the last event. If the peer has sent CLOSE, it still receives what the caller queues before the
+    next `data_to_send`, such as replies.
     """
 
     reply_code: int
@@ -82,7 +82,7 @@ class Closed:
 class ChannelClosed:
     """Channel that was closed with its handles, by the peer or because of a fault of the peer.
 
-    The response is already queued. There is no such event if the caller itself closed the channel.
+    The response is already queued. No such event is reported for a channel that the caller has closed.
     """
 
     channel: int
@@ -93,9 +93,9 @@ class ChannelClosed:
 
 @dataclass
 class HandleClosed:
-    """Handle that was closed, by the peer or by this end because of a fault of the peer.
+    """Handle that was closed by the peer, or by this end because of a fault of the peer.
 
-    The response is already queued. There is no such event if the caller itself closed the handle or its
+    The response is already queued. No such event is reported if the caller has closed the handle or its
     channel.
     """
 
@@ -108,9 +108,10 @@ class HandleClosed:
 
 @dataclass
 class Released:
-    """Peer's response to a CLOSE from this end: the number of the channel or handle may be used again.
+    """Peer's response to a CLOSE from this end, after which the channel or handle number may be used again.
 
-    No more commands arrive for it. Either `channel` or `handle` is 0: the other one was closed.
+    No more commands arrive for the closed channel or handle. If a handle was closed, `channel` is 0; if a
+    channel was closed, `handle` is 0.
     """
 
     channel: int
@@ -119,7 +120,7 @@ class Released:
 
 @dataclass
 class CommandReceived:
-    """Command that has no event class of its own, and that the states of its channel and handle allow."""
+    """Received command without an event class of its own, which its channel and handle allow now."""
 
     command: Command
 
@@ -128,7 +129,7 @@ class CommandReceived:
 class Sends:
     """Consecutive messages from a client, each in a single fragment.
 
-    Rows are (handle, confirm-tag, head, body, dest_name).
+    Rows are (handle, confirm-tag, encoded content header, body, dest_name).
     """
 
     rows: list[SendRow]
@@ -138,8 +139,8 @@ class Sends:
 class Notifies:
     """Consecutive messages from a server, each in a single fragment.
 
-    Rows are (handle, message number, bits, head, body, dest_name). `bits` are those of the command:
-    DELIVERED, REDELIVERED.
+    Rows are (handle, message number, bits, encoded content header, body, dest_name). `bits` are the flags
+    DELIVERED and REDELIVERED of the command.
     """
 
     rows: list[NotifyRow]
@@ -169,14 +170,14 @@ NO_HANDLE = -1
 class Fragment:
     """Part of a message that has several fragments, or that is a stream, resumed or out of band.
 
-    `head` is the message's head in its first fragment, unless the head came with PREPARE or is out of band;
-    otherwise it is empty. `data` begin at `offset` of the body, which has `body_size` bytes in all; for a
-    stream `body_size` is 0. Out of band, both count whole fragments, including the head, and `data` is empty:
-    `size` bytes are stored elsewhere.
+    `head` is the message's content header in the first fragment, and otherwise empty. In the first fragment
+    it is empty, too, if the header has come with PREPARE or is out of band. `data` begins at `offset` of the
+    body, which has `body_size` bytes in all; for a stream `body_size` is 0. Out of band, `data` is empty,
+    because `size` bytes are stored elsewhere; `offset` and `size` then include the content header.
 
-    One fragment may be reported in several events. Long `data` are a view of the received bytes, and keep
+    One fragment may be reported in several events. Long `data` is a view of the received bytes, and keeps
     them in memory. `tag` and `dest_name` are valid in the last fragment, `tag` also in each fragment of a
-    stream. `number` is the message number from a server. `bits` are those of NOTIFY, also for SEND. `first`
+    stream. `number` is the message number from a server. `bits` are flags of NOTIFY, also for a SEND. `first`
     and `last` mark the first and the last fragment.
     """
 
@@ -196,9 +197,9 @@ class Fragment:
 
 @dataclass
 class Prepared:
-    """Peer's announcement of a large message, with its content header and first body bytes (3.5.13).
+    """Peer's announcement of a large message, with content header and first body bytes (3.5.13).
 
-    The receiver responds with `ready`, or with a close.
+    The caller responds with `ready`, or closes the handle.
     """
 
     handle: int
@@ -212,7 +213,7 @@ class Prepared:
 class Ready:
     """Peer's response to a PREPARE from this end.
 
-    The peer has the first `message_size` bytes of the body; the transfer continues with the next byte.
+    The peer has the first `message_size` bytes of the body. The caller continues with the next byte.
     """
 
     handle: int

@@ -52,7 +52,7 @@ SILENT: Final = frozenset({State.BROKEN, State.FAILED, State.ENDING, State.CLOSE
 
 
 class Lifetime:
-    """Base of Connection: closing, faults of the peer, and heartbeats."""
+    """Base class of Connection: closing, faults of the peer, and heartbeats."""
 
     _pauses: ClassVar[bool]  # True if a failed negotiation ends only after a pause: a server's duty
 
@@ -84,9 +84,9 @@ class Lifetime:
 
     @abstractmethod
     def _forget_lead(self) -> None:
-        """Drop what the fast path has stored of the last message, with which it compares the next ones.
+        """Discard the cached bytes of the last message, because the state of a channel or handle has changed.
 
-        Called when a message that begins with the same bytes may no longer be accepted.
+        If the next message began with the same bytes, it would be accepted without a check of this state.
         """
 
     def _send(self, command: m.Command, out: list[bytes] | None = None) -> None:
@@ -96,7 +96,7 @@ class Lifetime:
     # --- faults
 
     def refuse(self, fault: RemoteProtocolError, events: list[Event]) -> None:
-        """Close the handle, channel or connection that a fault of the peer affects.
+        """Close the handle, channel or connection in which `fault`, a fault of the peer, has occurred.
 
         Queue CLOSE and append its event to `events`.
         """
@@ -112,9 +112,9 @@ class Lifetime:
             events.append(HandleClosed(fault.number, channel, code, text, by_peer=False))
 
     def _fail(self, fault: RemoteProtocolError, events: list[Event]) -> None:
-        """Close the connection because of a fault of the peer, during negotiation only after a pause.
+        """Close the connection because of `fault`, a fault of the peer, and append the event to `events`.
 
-        Append the event to `events`.
+        During the negotiation, the connection is closed only after a pause.
         """
         code, text = fault.reason, str(fault)
         if self._pauses and self._state in NEGOTIATING:
@@ -127,9 +127,9 @@ class Lifetime:
             events.append(Closed(code, text, by_peer=False))
 
     def _pause(self, code: int, text: str, *, speak: bool) -> None:
-        """Close the connection after a pause, because the negotiation failed.
+        """Close the connection after a pause, because the negotiation has failed.
 
-        If `speak` is True, CONNECTION CLOSE with `code` and `text` is sent then.
+        If `speak` is True, CONNECTION CLOSE with `code` and `text` is sent at the end of the pause.
         """
         self._state = State.FAILED
         self._last_words = m.ConnectionClose(code, reply_text(text)) if speak else None
@@ -173,10 +173,10 @@ class Lifetime:
         self._leaving.pop(found, None)
 
     def close_handle(self, handle: int, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
-        """Queue HANDLE CLOSE, and drop the replies that are due to the handle's commands.
+        """Queue HANDLE CLOSE, and drop the replies to the handle's commands that this end has not sent yet.
 
-        After a success code, commands that still arrive are reported until the peer responds. After an error
-        code they are discarded.
+        If `code` is a success, commands that still arrive are reported until the peer responds; after an
+        error they are discarded.
         """
         found = self._handles.get(handle)
         if found is None or found.channel.state is ChannelState.CLOSING:
@@ -198,10 +198,9 @@ class Lifetime:
                 self._drop_incoming(found)
 
     def _send_close(self, handle: Handle, command: m.HandleClose) -> None:
-        """Queue the HANDLE CLOSE `command`.
+        """Queue the HANDLE CLOSE `command`, behind a message that is being sent in fragments on the channel.
 
-        If a message is being sent in fragments on the channel, the command waits for the last fragment,
-        unless the message is that of the closed handle.
+        If that message belongs to the closed handle itself, it is abandoned instead.
         """
         channel = handle.channel
         if channel.sending is handle:
@@ -239,7 +238,7 @@ class Lifetime:
         events.append(ChannelClosed(channel.number, command.reply_code, command.reply_text, by_peer=True))
 
     def _take_handle_close(self, command: m.HandleClose, events: list[Event]) -> None:
-        """Process HANDLE CLOSE from the peer: a response to this end's CLOSE, or a CLOSE by the peer."""
+        """Process a HANDLE CLOSE of the peer: a response to this end's CLOSE, or a CLOSE of its own."""
         handle = self._handles[command.handle_id]
         channel = handle.channel
         if handle.state is not HandleState.OPEN:
@@ -255,16 +254,20 @@ class Lifetime:
         )
 
     def _await_close_reply(self, channel: Channel, key: int) -> None:
-        """Record that a response to the peer's CLOSE is due, after all replies that the channel owes now."""
+        """Record that a response to the peer's CLOSE is due, behind all replies that are due now.
+
+        `key` identifies the response.
+        """
         if channel not in self._leaving:
             self._leaving[channel] = None
             channel.close_deadline = self._now + CLOSE_WAIT_SECS
         channel.reply_keys.append(key)
 
     def _answer_closes(self, *, now: float | None = None) -> None:
-        """Queue the responses to those CLOSE commands of the peer before which no reply is due any more.
+        """Queue the response to each CLOSE of the peer for which all earlier replies have been queued.
 
-        If `now` is given, also respond to CLOSE commands that have waited for CLOSE_WAIT_SECS.
+        If `now` is given, in monotonic seconds, also respond to each CLOSE that has waited for
+        CLOSE_WAIT_SECS.
         """
         for channel in list(self._leaving):
             if now is not None and now >= channel.close_deadline:
@@ -300,9 +303,9 @@ class Lifetime:
             self._forget_handle(handle)
 
     def _answer_at_once(self, handle: Handle) -> None:
-        """Queue the response to HANDLE CLOSE without waiting for replies.
+        """Queue the response to the peer's HANDLE CLOSE at once, and drop the replies that are due before it.
 
-        Called because the peer is already using the number of the handle again.
+        Called because the peer already uses the number of the handle again.
         """
         handle.channel.drop_due_replies(handle.number)
         self._answer_close(handle.channel, handle_close_key(handle.number))
@@ -315,7 +318,7 @@ class Lifetime:
     # --- clean-up
 
     def _disarm(self, channel: Channel, state: HandleState) -> None:
-        """Set the state of all handles of a channel, and drop the incomplete message of the peer."""
+        """Set the state of all handles of a channel, and discard the peer's incomplete message."""
         channel.incoming = None
         for handle in channel.handles.values():
             handle.state = state
@@ -363,9 +366,9 @@ class Lifetime:
     # --- time
 
     def _agree(self, tune: m.ConnectionTune, peer_heartbeat: int) -> None:
-        """Apply the negotiated limits.
+        """Apply the negotiated limits in `tune`.
 
-        `peer_heartbeat` is the interval in seconds at which this end must send.
+        `peer_heartbeat` is the interval in seconds at which the peer expects output from this end.
         """
         self.frame_max = tune.frame_max
         self.channel_max = tune.channel_max
@@ -375,9 +378,9 @@ class Lifetime:
 
     @property
     def _silence_max(self) -> float:
-        """Seconds of silence of the peer after which this end acts.
+        """Seconds of silence of the peer after which this end sends PING.
 
-        It sends a PING, or if it has already sent one, gives up.
+        If this end has already sent PING, these are the seconds after which it closes the connection.
         """
         return self.heartbeat * (SILENT_INTERVALS + self._ping_sent)
 
@@ -386,7 +389,7 @@ class Lifetime:
         return self._state in (State.TUNED, State.OPENING, State.ACTIVE)
 
     def deadline(self) -> float | None:
-        """Return when `tick` and `timed_out` must be called next, in monotonic seconds; None if never."""
+        """Return the time of the next call of `tick` and `timed_out`, in monotonic seconds; None if never."""
         if self._state is State.FAILED:
             return self.pause_until
         if self._state in (State.CLOSING, State.BROKEN, State.LEFT, State.ENDING):
@@ -402,9 +405,10 @@ class Lifetime:
     def tick(self, now: float) -> None:
         """End a failed negotiation, respond to CLOSE commands that have waited too long, and send PING.
 
-        A PING is sent if nothing was written for half of the interval that the peer requests. It requests a
-        response if the peer was silent for two intervals of this end. A peer that may not support PING gets
-        none until it has sent one. `now` is in monotonic seconds.
+        PING is sent if this end has written nothing for half of the interval that the peer has requested.
+        PING with a request for a response is sent if the peer was silent for two of the intervals that this
+        end has requested. A peer that may not support PING gets none until it has sent one itself. `now` is
+        in monotonic seconds.
         """
         self._now = now
         if self._state is State.FAILED and now >= self.pause_until:
@@ -422,9 +426,9 @@ class Lifetime:
             self._ping(PING_RESPOND)
 
     def _ping(self, data: bytes) -> None:
-        """Queue a PING in front of everything else that is queued.
+        """Queue `data`, an encoded PING, in front of everything else that is queued.
 
-        That is allowed, because the queue consists of whole commands with their fragments.
+        This is allowed, because the queue consists of whole commands with their fragments.
         """
         self.out.insert(0, data)
         self.sent[m.ConnectionPing.type] += 1
@@ -435,7 +439,10 @@ class Lifetime:
             self._ping(PING)
 
     def excuse(self, now: float) -> None:
-        """Restart the measurement of the peer's silence at `now`, because until now nothing was read."""
+        """Measure the peer's silence only from `now` on, because nothing was read before.
+
+        `now` is in monotonic seconds.
+        """
         self._last_received = now
         self._ping_sent = False
 
@@ -445,7 +452,10 @@ class Lifetime:
         return self._state in (State.CLOSING, State.BROKEN)
 
     def timed_out(self, now: float) -> bool:
-        """Return True if the peer is late with a response to PING or CLOSE, or with closing the socket."""
+        """Return True if the peer is late with its response to PING or CLOSE, or with closing the socket.
+
+        `now` is in monotonic seconds.
+        """
         if self.unanswered or self._state is State.ENDING:
             return now >= self._closing_since + CLOSE_WAIT_SECS
         if not (self.heartbeat and self._ping_sent and self._tuned):
@@ -454,7 +464,7 @@ class Lifetime:
 
 
 def without_handle(data: bytes, handle: int) -> list[bytes]:
-    """Return the encoded commands in `data`, without those of a handle that was closed meanwhile."""
+    """Return the encoded commands in `data`, except those of the handle with the number `handle`."""
     remaining = []
     at = 0
     while at < len(data):
@@ -471,5 +481,5 @@ def without_handle(data: bytes, handle: int) -> list[bytes]:
 
 
 def reply_text(text: str) -> str:
-    """Return the text without NUL, truncated to the 255 bytes of a short string."""
+    """Return the text without NUL, truncated to 255 bytes, the maximum of a short string."""
     return text.replace("\0", "").encode()[:SHORT_STRING_MAX].decode(errors="ignore")

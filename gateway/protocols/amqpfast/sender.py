@@ -53,14 +53,14 @@ SendRow = tuple[bytes, bytes, Body]
 
 
 def _entry_bytes(name: bytes, head: bytes) -> int:
-    """Return the memory in bytes for a cache entry of MessageWriter, which has the content header twice."""
+    """Return the size in bytes of a cache entry of MessageWriter, which has the content header twice."""
     return PREPARED_ENTRY_BYTES + len(name) + 2 * len(head)
 
 
 class MessageWriter:
-    """Base of Notifier and Producer, which caches the encoded bytes that messages share.
+    """Base class of Notifier and Producer: encodes messages, and caches the bytes that messages share.
 
-    These are the bytes before and after the tag or number of a message.
+    The cached bytes are those before and after the number (or confirm-tag) of a message.
     """
 
     _kind: int
@@ -95,14 +95,15 @@ class MessageWriter:
         return self._handle.state is HandleState.OPEN
 
     def fits(self, name: bytes, head: bytes) -> bool:
-        """Return True if `name` fits a short string, and the content header `head` one fragment."""
+        """Return True if a short string can hold `name`, and one fragment the content header `head`."""
         return len(head) + 4 <= self._frame_max and len(name) <= SHORT_STRING_MAX
 
     def _prepare(self, name: bytes, head: bytes, size: int, bits: int) -> bool:
-        """Encode the bytes before and after the tag or number, for messages with these properties.
+        """Encode the bytes before and after the number (or confirm-tag), for messages with these properties.
 
-        `size` is the size of the body. `_room` is set to the number of body bytes in the first fragment.
-        Return False if name, head or body is too large.
+        `head` is the content header, `size` the size of the body, `bits` are the flags of the command.
+        `_room` is set to the number of body bytes in the first fragment. Return False if name, head or body
+        is too large.
         """
         cached = self._prepared.get((name, size, bits))
         if cached is not None and cached[0] is head:
@@ -123,7 +124,7 @@ class MessageWriter:
         return True
 
     def _cache(self, name: bytes, head: bytes, size: int, bits: int) -> None:
-        """Cache what `_prepare` has encoded, and evict the oldest entries if the cache is too large."""
+        """Cache what `_prepare` has encoded, and evict the oldest entries of a cache that is too large."""
         prepared = self._prepared
         key = (name, size, bits)
         before = prepared.pop(key, None)
@@ -136,14 +137,15 @@ class MessageWriter:
             self._prepared_bytes -= _entry_bytes(oldest[0], prepared.pop(oldest)[0])
 
     def forget(self) -> None:
-        """Empty the cache to free memory."""
+        """Empty the cache, to free its memory."""
         self._prepared.clear()
         self._prepared_bytes = 0
 
     def _rest(self, key: bytes, last_key: bytes, body: Body) -> None:
-        """Queue the part of a body that did not fit the first fragment, in further fragments.
+        """Queue that part of a body which did not fit the first fragment, in further fragments.
 
-        `last_key` is the encoded tag or number in the command of the last fragment, `key` that in the others.
+        `last_key` is the encoded number (or confirm-tag) for the command of the last fragment, `key` that for
+        the others.
         """
         out = self._channel.out
         most = self._frame_max
@@ -179,7 +181,7 @@ class Notifier(MessageWriter):
 
     @property
     def has_due_reply(self) -> bool:
-        """True if a reply is due on the channel, which must be sent before any message (3.2.11)."""
+        """True if a reply is due on the channel: it must be sent before any message (3.2.11)."""
         return self._channel.has_due_reply()
 
     def notify(self, number: int, redelivered: bool, name: bytes, head: bytes, body: Body) -> bool:
@@ -187,10 +189,10 @@ class Notifier(MessageWriter):
         return not self.notify_many(number, ((redelivered, name, head, body),))
 
     def notify_many(self, first_number: int, rows: Iterable[NotifyRow]) -> list[int]:
-        """Queue messages with consecutive numbers from `first_number` on.
+        """Queue messages with consecutive numbers, beginning with `first_number`.
 
-        A row is (redelivered, full name, head, body). Return the numbers of the messages that were not queued
-        because their head does not fit a fragment of the client.
+        A row is (redelivered, full name, encoded content header, body). Return the numbers of the messages
+        that were not queued, because name, header or body is too large for the client.
         """
         unsent: list[int] = []
         if not self.usable:
@@ -228,8 +230,8 @@ class Notifier(MessageWriter):
 class Producer(MessageWriter):
     """Encoder of the messages that a client sends on one handle.
 
-    If `confirm` is True, each message has its own confirm-tag, and the event Replies has the reply to it. The
-    constructor raises LocalProtocolError if the handle is not open.
+    If `confirm` is True, each message has its own confirm-tag, and the event Replies reports the server's
+    reply to it. The constructor raises LocalProtocolError if the handle is not open.
     """
 
     _kind = HANDLE_SEND
@@ -241,15 +243,16 @@ class Producer(MessageWriter):
 
     @property
     def capacity(self) -> int:
-        """Number of messages that may be sent before a reply arrives: the number of unused tags."""
+        """Number of messages that may be sent before the next reply: the number of unused confirm-tags."""
         return ID_MAX - len(self._channel.awaited)
 
     def send_many(self, rows: Iterable[SendRow]) -> list[int]:
-        """Queue messages, and return their tags; a row is (name behind that of the handle, head, body).
+        """Queue messages, and return the confirm-tag of each.
 
-        A tag is 0 without `confirm`, and -1 for a row that was not queued, because name, head or body is too
-        large for the server or because the handle was closed. Raises LocalProtocolError if `capacity` is
-        exceeded.
+        A row is (rest of the name, encoded content header, body); the destination's name is the name of the
+        handle followed by this rest. A tag is 0 if `confirm` is False, and -1 for a row that was not queued,
+        because it is too large for the server or because the handle was closed. Raises LocalProtocolError if
+        `capacity` is exceeded.
         """
         tags: list[int] = []
         channel = self._channel
@@ -287,12 +290,13 @@ class Producer(MessageWriter):
 
 
 class Transfer:
-    """Outgoing message on one handle that is sent in parts.
+    """Outgoing message on one handle that is sent in several parts.
 
-    `number` and `bits` (DELIVERED, REDELIVERED) are for NOTIFY. If `resumed` is True, the peer already has
-    the head and part of the body (READY), and writing continues behind that part. A `streaming` message ends
-    with its handle. If `out_of_band` is True, only `announce_bytes` may be used. The constructor raises
-    LocalProtocolError if the handle is not open, or if another message is being sent on its channel.
+    `head` is the content header. `number` and `bits` (DELIVERED, REDELIVERED) are for NOTIFY. If `resumed` is
+    True, the peer has already received the head and the first part of the body, according to its READY, and
+    `write` continues with the rest. If `streaming` is True, the message ends only with its handle. If
+    `out_of_band` is True, only `announce_bytes` may be used. The constructor raises LocalProtocolError if the
+    handle is not open, or if another message is being sent on its channel.
     """
 
     def __init__(
@@ -338,15 +342,15 @@ class Transfer:
 
     @property
     def capacity(self) -> int:
-        """Maximum size in bytes of the next `write`."""
+        """Maximum number of bytes for the next call of `write`."""
         return self._connection.frame_max - len(self._head)
 
     def write(self, data: Piece, *, last: bool = False, tag: int = 0) -> None:
-        """Queue the next bytes of the body, at most `capacity`.
+        """Queue the next bytes of the body, at most `capacity` bytes.
 
-        `tag` is a client's confirm-tag, from `new_tag`. A piece on disk is read only when `pieces_to_send`
-        returns it. Raises LocalProtocolError for too many bytes, and for `last` in a stream, which ends with
-        its handle or channel.
+        `last` is True for the end of the body. `tag` is a client's confirm-tag, from `new_tag`. A piece on
+        disk is read only when it is sent. Raises LocalProtocolError for too many bytes, and for `last` in a
+        stream, which ends with its handle or channel.
         """
         if last and self._handle.channel.streaming:
             raise LocalProtocolError("a stream ends with its handle or channel")
@@ -360,9 +364,10 @@ class Transfer:
             self._finish(last)
 
     def announce_bytes(self, size: int, *, last: bool = False, tag: int = 0) -> None:
-        """Queue the command of a fragment of `size` bytes, content header included, that is sent out of band.
+        """Queue a command for the next `size` bytes of the message, which are sent out of band.
 
-        Raises LocalProtocolError if the transfer is not out of band.
+        The size includes the content header. `last` and `tag` are as in `write`. Raises LocalProtocolError if
+        the transfer is not out of band.
         """
         if not self._bits & OUT_OF_BAND:
             raise LocalProtocolError("this transfer is not out of band")
@@ -370,9 +375,9 @@ class Transfer:
             self._finish(last)
 
     def _fragment(self, size: int, last: bool, tag: int) -> bool:
-        """Queue the command of a fragment of `size` bytes.
+        """Queue the command for a fragment of `size` bytes, which the caller then queues.
 
-        Return False if the transfer is no longer usable.
+        Return False if the message is complete or its handle is closed.
         """
         if not self.usable:
             return False
@@ -391,7 +396,7 @@ class Transfer:
         return True
 
     def _finish(self, last: bool) -> None:
-        """If `last` is True, end the message, and queue the channel's commands that waited for its end."""
+        """End the message if `last` is True, and queue the channel's commands that waited for its end."""
         if last:
             channel = self._handle.channel
             output = channel.out

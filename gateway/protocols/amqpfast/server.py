@@ -82,7 +82,7 @@ NO_LEAD: Final[Lead] = (b"", b"", 0, 0, 0, NOTHING_OWED.append, b"", b"")
 
 
 class ServerConnection(Connection):
-    """Server state machine of an AMQP/Fast connection: bytes in, events out.
+    """State machine of an AMQP/Fast connection at the server's end: bytes in, events out.
 
     `frame_max` (bytes), `channel_max` and `handle_max` (0: no limit) are the limits that the server proposes;
     the client may choose lower ones. `heartbeat` is the interval in seconds at which the client should send.
@@ -170,11 +170,11 @@ class ServerConnection(Connection):
         found.reply(CHANNEL_KEY | tag, self._reply_bytes(command))
 
     def reply(self, handle: int, tag: int, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
-        """Queue HANDLE REPLY to the command with this tag. Tag 0 needs no reply, except for a failed BROWSE.
+        """Queue HANDLE REPLY to the command with this tag. Tag 0 gets no reply, except for a failed BROWSE.
 
-        Replies of a channel are sent in the order of its commands, so a reply to a later command waits for
-        the earlier ones. The reply is dropped if the handle or channel was closed meanwhile. The caller must
-        make sure that the number was not opened again since the command.
+        Replies on a channel are sent in the order of its commands, so a reply to a later command waits for
+        the earlier ones. The reply is dropped if the handle or channel has been closed meanwhile. If the
+        handle number may have been opened again since the command, check `is_reopened` first.
         """
         found = self._usable(handle)
         key = handle << 16 | tag
@@ -186,10 +186,10 @@ class ServerConnection(Connection):
         found.channel.reply(key, encoded)
 
     def is_reopened(self, opened: m.HandleOpen) -> bool:
-        """Return True if the number of the handle that `opened` has opened belongs to a later handle.
+        """Return True if the handle that `opened` opened was closed, and its number is in use again.
 
-        The client may have closed the handle and used its number again in bytes that were received, and
-        whose events the caller has not processed yet.
+        The number then belongs to a later handle. The client may have opened it in bytes that were received,
+        and whose events the caller has not processed yet.
         """
         found = self._handles.get(opened.handle_id)
         return found is not None and found.opened is not opened
@@ -221,10 +221,10 @@ class ServerConnection(Connection):
         self.sent[HANDLE_REPLY] += count
 
     def has_due_reply(self, channel: int, key: int = -1) -> bool:
-        """Return True if a reply is due on a channel, before which nothing else may be sent (3.2.11).
+        """Return True if a reply is due on a channel: nothing else may be sent before it (3.2.11).
 
-        With `key`, which is `handle << 16 | tag` of a command, return True if a reply is due before the reply
-        to that command.
+        `key` identifies a command by `handle << 16 | tag`. With `key`, return True only if a reply is due
+        before the reply to this command.
         """
         found = self._channels.get(channel)
         return found is not None and found.has_due_reply(key)
@@ -302,7 +302,7 @@ class ServerConnection(Connection):
     # --- channels
 
     def _channel_command(self, command: m.ChannelCommand, events: list[Event]) -> None:
-        """Process a command of a channel, and record that a reply is due if the command requests one."""
+        """Process a command on a channel, and record that a reply is due if the command requests one."""
         if isinstance(command, m.ChannelOpen):
             self._open_channel(command, events)
             return
@@ -324,7 +324,10 @@ class ServerConnection(Connection):
         events.append(CommandReceived(command))
 
     def _open_channel(self, command: m.ChannelOpen, events: list[Event]) -> None:
-        """Process CHANNEL OPEN. Raises RemoteProtocolError for channel-id 0, and for too many channels."""
+        """Process CHANNEL OPEN, and append its event.
+
+        Raises RemoteProtocolError for channel-id 0, and for too many channels.
+        """
         number = command.channel_id
         if not number:
             raise RemoteProtocolError("channel-id 0", reason=ReplyCode.BAD_FIELD_VALUE)
@@ -345,7 +348,7 @@ class ServerConnection(Connection):
     # --- handles
 
     def _handle_command(self, command: m.HandleCommand, events: list[Event]) -> None:
-        """Process a command of a handle, except SEND and PREPARE, and record the reply that is due.
+        """Process a command on a handle, except SEND and PREPARE, and record the reply that is due.
 
         Raises ScopedFault if the handle's service type or rights do not allow the command.
         """
@@ -452,10 +455,10 @@ class ServerConnection(Connection):
             events.append(Sends(rows))
 
     def _read_sends(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode consecutive complete SEND from position `at` on, and return the end of the last.
+        """Decode consecutive complete SEND from position `at` to `end`, and append their event.
 
-        Stops at a message of several fragments, and at any other command. Bytes are compared with those of
-        the message before, so that equal parts are decoded once.
+        Return the position behind the last one. Decoding stops at a message with several fragments, and at
+        any other command. Bytes that equal those of the previous message are not decoded again.
         """
         rows: list[SendRow] = []
         add = rows.append
@@ -482,10 +485,10 @@ class ServerConnection(Connection):
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
-        """Return the bytes around the confirm-tag of the message at `at`, with their decoded values.
+        """Return the bytes around the confirm-tag of the message at `at`, and the values decoded from them.
 
-        The messages that follow are compared with these bytes. Return None if the message is incomplete or
-        cannot be decoded on the fast path.
+        Later messages are compared with these bytes instead of being decoded. Return None if the message is
+        incomplete, or if the fast path cannot decode it.
         """
         if at + SEND_FIELDS + 2 > end:
             return None
@@ -521,7 +524,10 @@ class ServerConnection(Connection):
         )
 
     def _read_acks(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode consecutive CHANNEL ACK from position `at` on, and return the end of the last."""
+        """Decode consecutive CHANNEL ACK from position `at` to `end`, and append their event.
+
+        Return the position behind the last one.
+        """
         rows: list[tuple[int, int, int]] = []
         channels = self._channels
         last_whole = end - ACK.size

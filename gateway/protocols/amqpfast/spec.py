@@ -73,7 +73,7 @@ class Service(IntEnum):
 
 
 class Scope(Enum):
-    """Extent of what a fault of the peer closes: the connection, a channel or a handle."""
+    """Object that is closed because of a fault of the peer: the connection, a channel or a handle."""
 
     CONNECTION = "connection"
     CHANNEL = "channel"
@@ -83,8 +83,8 @@ class Scope(Enum):
 class ReplyCode(IntEnum):
     """Reply codes of AMQP/Fast (RFC 011).
 
-    The first digit means: 2 success, 3 more is needed, 4 the request may succeed later, 5 an intervention is
-    needed first.
+    The first digit means: 2 success, 3 more is needed, 4 the request may succeed later, 5 the request fails
+    until somebody corrects the cause.
     """
 
     SUCCESS = 200

@@ -74,7 +74,7 @@ class HandleState(Enum):
 
 
 class ScopedFault(RemoteProtocolError):
-    """Fault of the peer for which only the channel or handle `number` is closed."""
+    """Fault of the peer for which only one channel or handle is closed: `number` is its number."""
 
     def __init__(self, text: str, reason: ReplyCode, scope: Scope, number: int) -> None:
         super().__init__(text, reason=reason)
@@ -86,7 +86,7 @@ class ScopedFault(RemoteProtocolError):
 
 
 class Answer(Enum):
-    """Treatment of a command that arrives in a state: process, discard or refuse it."""
+    """Treatment of a command that arrives: process it, discard it, or refuse it."""
 
     TAKE = auto()
     DISCARD = auto()
@@ -95,10 +95,10 @@ class Answer(Enum):
 
 
 class Rule(NamedTuple):
-    """Row of RULES: the treatment (`answer`) of a command in a state.
+    """Rule for a command that arrives in one state: `answer` is its treatment.
 
-    `clause` is the clause of the specification. If the command is refused, `scope` is what is closed, with
-    the reply code `code`.
+    `clause` is the clause of the specification. A refused command closes what `scope` names, with the reply
+    code `code`.
     """
 
     answer: Answer
@@ -117,7 +117,10 @@ Rules = dict[ChannelState | HandleState, dict[type[m.Command], Rule]]
 
 
 def _rules(direction: int) -> Rules:
-    """Return the rules for commands that arrive at one end (`direction`), by state and command."""
+    """Return the rules for the commands that one end receives, by state and command.
+
+    `direction` is TO_SERVER or TO_CLIENT.
+    """
     found: Rules = {}
     for states, commands, clause, rows in (
         (ChannelState, CHANNEL_COMMANDS, "3.3.9", _channel_rows()),
@@ -194,12 +197,12 @@ CHANNEL_LEFT: Final = -1
 
 
 def handle_close_key(number: int) -> int:
-    """Return the key in `reply_keys` for the response to the peer's HANDLE CLOSE."""
+    """Return the key that stands for the response to the peer's HANDLE CLOSE in `Channel.reply_keys`."""
     return CHANNEL_LEFT - 1 - number
 
 
 def _is_of(handle: int, key: int) -> bool:
-    """Return True if `key` identifies a reply to a command of the handle."""
+    """Return True if the reply with this key belongs to a command of the handle."""
     return (key & ~ANSWER) >> 16 == handle or key == handle_close_key(handle)
 
 
@@ -208,11 +211,12 @@ class Channel:
 
     Commands of the channel are appended to `out`, normally the connection's own list. While this end sends a
     message in fragments on the handle `sending`, `out` is a separate list, whose commands wait for the end of
-    the message (2.2.8.8). A stream (`streaming`) has no end, so nothing waits for it.
+    the message (2.2.8.8). If the message is a stream (`streaming` is True), which has no end, no command
+    waits.
 
-    `reply_keys` has the keys of the replies that this end owes, including CREATED and INDEX, in the order of
-    their commands. `early_replies` has encoded replies that wait for an earlier reply. `awaited` has the keys
-    of the replies that a client expects. `incoming` is the incomplete message of the peer.
+    `reply_keys` has the keys of the replies that this end must send, including CREATED and INDEX, in the
+    order of their commands. `early_replies` has encoded replies that wait for an earlier reply. `awaited` has
+    the keys of the replies that a client expects. `incoming` is the incomplete message of the peer.
     """
 
     __slots__ = (
@@ -253,9 +257,9 @@ class Channel:
         self.close_deadline = 0.0
 
     def reply(self, key: int, data: bytes) -> None:
-        """Queue the encoded reply `data` for `key` as soon as all earlier replies are queued.
+        """Queue `data`, the encoded reply with this key, as soon as all earlier replies are queued.
 
-        If `data` is b"", the reply is settled without sending anything.
+        If `data` is b"", nothing is sent, but later replies need not wait for this one any more.
         """
         reply_keys = self.reply_keys
         if reply_keys and reply_keys[0] == key:
@@ -268,7 +272,7 @@ class Channel:
             self.early_replies.setdefault(key, []).append(data)
 
     def _send_early_replies(self) -> None:
-        """Queue the replies in `early_replies` for which no earlier reply is due any more."""
+        """Queue those replies in `early_replies` that need not wait for an earlier reply any more."""
         reply_keys, done = self.reply_keys, self.early_replies
         while reply_keys:
             waiting = done.get(reply_keys[0])
@@ -283,9 +287,10 @@ class Channel:
         done.clear()
 
     def has_due_reply(self, key: int = -1) -> bool:
-        """Return True if a reply is due; with `key`, if a reply before the one for `key` is due.
+        """Return True if a reply to a command is due.
 
-        CREATED, INDEX and responses to CLOSE do not count.
+        With `key`, return True only if a reply is due before the reply with this key. CREATED, INDEX and
+        responses to CLOSE do not count.
         """
         for one in self.reply_keys:
             if one >= 0 and not one & ANSWER:
@@ -293,7 +298,7 @@ class Channel:
         return False
 
     def pop_close_replies(self) -> Iterator[int]:
-        """Remove and yield the keys of those responses to CLOSE before which no reply is due."""
+        """Yield, and remove, the keys of those responses to CLOSE before which no other reply is due."""
         while self.reply_keys and self.reply_keys[0] < 0:
             yield self.reply_keys.popleft()
             self._send_early_replies()
@@ -328,11 +333,11 @@ TakenFragment = tuple[bool, bytes, int, int, bytes]
 class Handle:
     """Handle with its rights, and the messages that were announced on it by PREPARE.
 
-    `granted` are the rights with which the handle was opened. `prepared` is (head, body size, bytes held) of
-    the message that the peer has announced; bytes held are None until this end sends READY. `announced` is
-    the body size in bytes of the message that this end has announced, or None. `expects_notify` is True if
-    this client may receive NOTIFY; `queries` is the number of INDEX that it expects. `opened` is the command
-    that opened the handle.
+    `granted` are the rights with which the handle was opened. `prepared` belongs to a message that the peer
+    has announced: (head, body size, size of the part of the body that this end has, or None until READY is
+    sent). `announced` is the body size of the message that this end has announced, or None; sizes are in
+    bytes. `expects_notify` is True if this client may receive NOTIFY; `queries` is the number of INDEX that
+    it expects. `opened` is the command that opened the handle.
     """
 
     __slots__ = (
@@ -365,16 +370,16 @@ class Handle:
         self.queries = 0
 
     def begin(self) -> None:
-        """Drop the announced message for which this end has sent READY, because another message begins."""
+        """Forget the peer's announced message if READY was sent for it, because a message begins."""
         if self.prepared is not None and self.prepared[2] is not None:
             self.prepared = None
 
     # Messages in fragments, 2.2.8.8 and 3.5.3.
 
     def admit(self, command: Fragmented) -> None:
-        """Raise an error if a SEND, NOTIFY or PREPARE is not allowed now.
+        """Raise RemoteProtocolError if a SEND, NOTIFY or PREPARE is not allowed now.
 
-        Its fragment is not examined.
+        The fragment that follows the command is not examined.
         """
         incoming = self.channel.incoming
         if isinstance(command, m.HandlePrepare):
@@ -410,10 +415,10 @@ class Handle:
             raise self._fault("recovery without PREPARE and READY", ReplyCode.COMMAND_NOT_VALID)
 
     def begin_flow(self, command: Fragmented) -> Flowing | None:
-        """Return the state for processing a fragment in parts as they arrive.
+        """Return a Flowing object to process the fragment of `command` in parts, as they arrive.
 
-        Return None if the fragment must be complete first. Raises ScopedFault if the fragments exceed the
-        body size.
+        Return None if the fragment must arrive completely first. Raises ScopedFault if all fragments together
+        exceed the body size.
         """
         incoming = self.channel.incoming
         if incoming is None or isinstance(command, m.HandlePrepare):
@@ -422,11 +427,12 @@ class Handle:
         return Flowing(self, command, incoming)
 
     def take_fragment(self, command: m.HandleSend | m.HandleNotify, data: bytes, limit: int) -> TakenFragment:
-        """Process a complete fragment that `admit` has accepted.
+        """Process `data`, a complete fragment whose command `admit` has accepted.
 
-        Return a tuple: True for the first fragment of a message, its head (b"" in later fragments), the size
-        of the whole body, the offset of this fragment, and the fragment's bytes of the body. Raises
-        ScopedFault for an invalid head, a body over `limit` bytes, and fragments that exceed the body size.
+        Return a tuple: True for the first fragment of a message, the content header (b"" in later fragments),
+        the size of the whole body, the offset of this fragment in the body, and the fragment's bytes of the
+        body. Raises ScopedFault for an invalid content header, a body over `limit` bytes, and fragments that
+        exceed the body size.
         """
         mode, incoming = mode_of(command), self.channel.incoming
         head = b""
@@ -462,7 +468,8 @@ class Handle:
     def take_prepare(self, data: bytes, limit: int) -> tuple[bytes, int, bytes]:
         """Process the fragment of a PREPARE. Return content header, body size and first bytes of the body.
 
-        Raises ScopedFault for an invalid head, a body over `limit` bytes, and more bytes than the body has.
+        Raises ScopedFault for an invalid content header, a body over `limit` bytes, and more bytes than the
+        body has.
         """
         head, body_size, data = self._take_head(data, limit)
         if len(data) > body_size:
@@ -472,9 +479,9 @@ class Handle:
         return head, body_size, data
 
     def _take_head(self, data: bytes, limit: int) -> tuple[bytes, int, bytes]:
-        """Split the first fragment of a message: return content header, body size and the bytes behind it.
+        """Split the first fragment of a message into content header, body size and first bytes of the body.
 
-        Raises ScopedFault if the head is invalid or the body size exceeds `limit`.
+        Raises ScopedFault if the content header is invalid or the body size exceeds `limit` bytes.
         """
         try:
             end = find_head_end(data, 0, len(data))
@@ -487,9 +494,9 @@ class Handle:
         return data[BODY_SIZE.size : end], body_size, data[end:]
 
     def _check_total(self, got: int, body_size: int, *, last: bool) -> None:
-        """Raise ScopedFault if `got` bytes are more than the body, or less although `last` is True.
+        """Raise ScopedFault if `got` received bytes are more than the body has.
 
-        If `body_size` is -1, nothing is checked.
+        If `last` is True, fewer bytes are an error, too. If `body_size` is -1, nothing is checked.
         """
         if body_size >= 0 and (got > body_size or (last and got != body_size)):
             text = f"{got} bytes of a body of {body_size}"
@@ -500,9 +507,10 @@ class Handle:
 
 
 class PartialMessage:
-    """Incomplete message of the peer, with `got` bytes of the body received.
+    """Incomplete message of the peer, with the number of body bytes that have arrived (`got`).
 
-    `body_size` is -1 if it is not known: a stream has no end, and out-of-band bytes are not seen.
+    `body_size` is -1 if the size is unknown: a stream has no end, and bytes sent out of band are not received
+    here.
     """
 
     __slots__ = ("body_size", "got", "handle", "mode", "number")
@@ -516,12 +524,18 @@ class PartialMessage:
 
 
 def mode_of(command: m.HandleSend | m.HandleNotify) -> int:
-    """Return the mode bits of a SEND or NOTIFY, which are equal in all fragments of a message."""
+    """Return those flags of a SEND or NOTIFY that are equal in all fragments of a message.
+
+    They are OUT_OF_BAND, RECOVERY and STREAMING.
+    """
     return command.out_of_band * OUT_OF_BAND | command.recovery * RECOVERY | command.streaming * STREAMING
 
 
 def bits_of(command: m.HandleSend | m.HandleNotify, *, last: bool) -> int:
-    """Return the bits of a fragment for its event: those of NOTIFY, even if `command` is a SEND."""
+    """Return the flags of a SEND or NOTIFY for a Fragment event, as the flags of a NOTIFY.
+
+    If `last` is False, they include PARTIAL.
+    """
     bits = mode_of(command) | (not last) * PARTIAL
     if isinstance(command, m.HandleNotify):
         bits |= command.delivered * DELIVERED | command.redelivered * REDELIVERED
@@ -529,9 +543,9 @@ def bits_of(command: m.HandleSend | m.HandleNotify, *, last: bool) -> int:
 
 
 class Flowing:
-    """Fragment that is processed in parts as they arrive; `missing_bytes` have not arrived yet.
+    """Fragment, but not the first of its message, that is processed in parts as they arrive.
 
-    It is not the first fragment of its message.
+    `missing_bytes` is the number of bytes that have not arrived yet.
     """
 
     __slots__ = ("command", "handle", "incoming", "missing_bytes")

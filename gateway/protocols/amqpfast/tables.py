@@ -59,9 +59,9 @@ def bad_field(text: str) -> RemoteProtocolError:
 def decode_table(data: bytes, at: int = 0, fields_max: int = FIELDS_MAX) -> tuple[Headers, int]:
     """Decode the field table at `at`, which begins with its length.
 
-    Return the table and the position behind it. A string that is not UTF-8 becomes bytes. Of repeated names,
-    the first is used. Raises RemoteProtocolError (502) if the bytes are not a table within `data`, or if it
-    has more than `fields_max` fields.
+    Return the table and the position behind it. A string that is not UTF-8 becomes bytes. If a name is
+    repeated, only its first value is returned. Raises RemoteProtocolError (502) if the bytes are not a table
+    within `data`, or if the table has more than `fields_max` fields.
     """
     try:
         end = at + 2 + U16.unpack_from(data, at)[0]
@@ -73,7 +73,10 @@ def decode_table(data: bytes, at: int = 0, fields_max: int = FIELDS_MAX) -> tupl
 
 
 def _read_pairs(data: bytes, at: int, end: int, fields_max: int) -> Headers:
-    """Decode the names and values between the positions `at` and `end`."""
+    """Decode the names and values of a table that begin at `at` and stop at `end`.
+
+    Raises RemoteProtocolError 502 if they are invalid, or more than `fields_max`.
+    """
     pairs: dict[str, Value] = {}
     count = 0
     while at < end:
@@ -125,7 +128,7 @@ def _digits(number: int) -> tuple[int, ...]:
 def encode_table(headers: Headers, *, strict: bool = True) -> bytes:
     """Encode a field table with its length. Raises LocalProtocolError for an invalid name or value.
 
-    If `strict` is False, any name that a peer has sent is allowed.
+    If `strict` is False, any name is allowed that a peer can send.
     """
     data = b"".join(encode_pair(name, value, strict=strict) for name, value in headers)
     if len(data) > LONG_STRING_MAX:
@@ -177,7 +180,7 @@ def _write_decimal(number: Decimal) -> bytes | None:
 
 
 def write_name(name: str) -> str:
-    """Return the table name for a header name: the name itself or, if it is not allowed, its escaped form.
+    """Return the name that stands for a header in a field table: the header's name, escaped if necessary.
 
     The result may be longer than NAME_BYTES_MAX, which the caller has to check.
     """
@@ -193,9 +196,9 @@ def escape_name(name: str) -> str:
 
 
 def read_name(name: str) -> str:
-    """Return the header name for a table name: the inverse function of `write_name`.
+    """Return the header's name for a name in a field table: the inverse function of `write_name`.
 
-    A table name that `write_name` cannot have returned is returned unchanged.
+    A name that `write_name` cannot have returned is returned unchanged.
     """
     if not name.startswith(ESCAPED):
         return name
@@ -215,11 +218,11 @@ def _none() -> bytes:
 
 
 def encode_headers(headers: Headers, reserved: frozenset[str], lost: set[str]) -> list[tuple[str, Value]]:
-    """Convert headers to entries that a table can hold.
+    """Convert headers to entries that a field table can hold.
 
-    Names in `reserved` are escaped. Types that a table does not have are described in the last entry,
-    GATEWAY_TYPES. The names of losses are added to `lost`: `header_name_long`, `header_value_long`,
-    `header_value`, `header_order`, `header_types_long`.
+    Names in `reserved` are escaped. The last entry, GATEWAY_TYPES, has the original types of values that a
+    table cannot express. Add the names of parts that get lost to `lost`: `header_name_long`,
+    `header_value_long`, `header_value`, `header_order`, `header_types_long`.
     """
     found: dict[str, list[Value]] = {}
     last = None
@@ -255,7 +258,7 @@ def encode_headers(headers: Headers, reserved: frozenset[str], lost: set[str]) -
 
 
 def _encode_value(values: list[Value]) -> tuple[Value, str]:
-    """Return a table value for the values of one header, and the name of their original type.
+    """Return a value for a field table from all values of one header, and the name of their original type.
 
     The name is "" if the value is unchanged, and `repeated` if there are several values.
     """
@@ -281,9 +284,9 @@ FLOATS: Final = frozenset((ValueType.FLOAT, ValueType.DOUBLE))
 
 
 def decode_headers(pairs: Headers) -> Headers:
-    """Convert the entries of a table to headers: the inverse of `encode_headers`.
+    """Convert the entries of a field table to headers: the inverse of `encode_headers`.
 
-    Entries of other senders are accepted, too.
+    Tables that were not built by `encode_headers` are accepted, too.
     """
     types: dict[str, Any] = {}
     for name, value in pairs:
@@ -327,10 +330,9 @@ def _understand_value(value: Value, kind: ValueType) -> Value:
 
 
 def _simple(kind: ValueType, content: Any) -> Value:
-    """Convert `content` to a value of the simple type `kind`, such as an integer.
+    """Convert `content` to a value of the type `kind`, which must not be string, bytes, array or table.
 
-    The types string, bytes, array and table are not simple. The result may be out of the type's range. Raises
-    ValueError, TypeError or ArithmeticError.
+    The result may be out of the type's range. Raises ValueError, TypeError or ArithmeticError.
     """
     if kind is ValueType.VOID:
         return Value(kind, None)
@@ -342,7 +344,10 @@ def _simple(kind: ValueType, content: Any) -> Value:
 
 
 def _to_json(value: Value, depth: int) -> list[Any]:
-    """Return a value as the list [type, content], with `content` in a form that JSON can express."""
+    """Return a value as a list [type, content] that JSON can express.
+
+    `depth` is the number of arrays and tables that contain the value.
+    """
     kind, content = value
     encoded: Any = content
     if depth > NESTING_MAX:
@@ -361,7 +366,7 @@ def _to_json(value: Value, depth: int) -> list[Any]:
 def _from_json(pair: Any, depth: int) -> Value:
     """Convert a list [type, content] to a value: the inverse function of `_to_json`.
 
-    Raises ValueError or TypeError if the list is invalid.
+    `depth` is as in `_to_json`. Raises ValueError or TypeError if the list is invalid.
     """
     if depth > NESTING_MAX + 1:
         raise ValueError

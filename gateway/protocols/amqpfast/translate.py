@@ -143,15 +143,15 @@ REASONS: Final[dict[int, Reason]] = {
 
 
 def refusal(code: int) -> Reason:
-    """Return the Reason for the reply code with which a server has closed a handle or channel.
+    """Return the reason why a server has closed a handle or channel with this reply code.
 
-    For codes without a Reason of their own, this is TARGET_REFUSED.
+    A code to which no Reason corresponds gives TARGET_REFUSED.
     """
     return REASONS.get(code, Reason.TARGET_REFUSED)
 
 
 class Essentials(NamedTuple):
-    """Fields of a content header that routing needs; `expires` is in POSIX seconds, or NEVER."""
+    """Fields of a content header that routing needs, decoded; `expires` is in POSIX seconds, or NEVER."""
 
     durable: bool
     priority: int
@@ -170,9 +170,10 @@ _sets: Final[Recurring[PropertySet]] = Recurring(SETS_MAX)
 
 
 def head_properties(raw: bytes) -> PropertySet:
-    """Return the property set for an encoded content header without body-size; equal bytes share one object.
+    """Return a property set for `raw`, an encoded content header without body-size.
 
-    The set is decoded on first use. Then an invalid head raises RemoteProtocolError 542.
+    Sets of equal bytes are shared. The set is decoded on first use, when an invalid content header raises
+    RemoteProtocolError 542.
     """
     found = _sets.cached.get(raw) or _sets.get(raw)
     if found is None:
@@ -183,10 +184,10 @@ def head_properties(raw: bytes) -> PropertySet:
 
 
 def essentials(property_set: PropertySet) -> Essentials:
-    """Return the fields of a content header that routing needs, cached in the property set.
+    """Return those fields of a content header that routing needs, decoded once and cached in the set.
 
-    Return NO_ESSENTIALS for a set of another protocol. Every byte is validated, so that a head that is
-    forwarded undecoded cannot harm the receiver. Raises RemoteProtocolError 542 for an invalid head.
+    Return NO_ESSENTIALS for a set of another protocol. Every byte is validated, so that a content header that
+    is forwarded undecoded cannot harm the receiver. Raises RemoteProtocolError 542 if it is invalid.
     """
     if property_set.protocol != PROTOCOL:
         return NO_ESSENTIALS
@@ -208,12 +209,12 @@ def essentials(property_set: PropertySet) -> Essentials:
 
 
 def retain(property_set: PropertySet) -> bool:
-    """Return True if the content header has MQTT's retain flag, by a header of the gateway."""
+    """Return True if a header of the content header states that MQTT's retain flag was set."""
     return essentials(property_set).retain
 
 
 def hops(property_set: PropertySet) -> int:
-    """Return the hop count in the content header: the number of routes that the message has crossed."""
+    """Return the number of routes that the message has crossed, according to its content header."""
     return essentials(property_set).hops
 
 
@@ -255,8 +256,9 @@ def _data(value: Any) -> bytes | None:
 def encode_properties(message: Message, offset: int = 0) -> bytes:
     """Encode the properties of a message of any protocol as a content header without body-size.
 
-    `offset` is the number of seconds to add to `message.expires` to get POSIX time. As long as nothing
-    changes, the same object is returned. Raises RemoteProtocolError 542 if the sender's head is malformed.
+    `offset` is the number of seconds to add to `message.expires` to get POSIX time. If nothing in the message
+    has changed, its own bytes are returned. Raises RemoteProtocolError 542 if the sender's content header is
+    malformed.
     """
     expires = message.expires + offset if message.expires else NEVER
     property_set = message.property_set
@@ -274,10 +276,10 @@ def encode_properties(message: Message, offset: int = 0) -> bytes:
 
 
 def losses(message: Message) -> tuple[str, ...]:
-    """Return the names of the losses when `message` is translated to AMQP/Fast.
+    """Return the names of the parts of `message` that AMQP/Fast cannot express.
 
-    Losses with the policy `encode` are left out. The encoded head is cached, so that `encode_properties` need
-    not encode it again.
+    Parts with the policy `encode` are left out, because other fields carry them. The encoded content header
+    is cached, so that `encode_properties` need not encode it again.
     """
     if message.property_set.protocol == PROTOCOL and encode_properties(message) is message.property_set.raw:
         return ()
@@ -300,7 +302,10 @@ def _form(message: Message, expires: float) -> Form:
 
 
 def _make_form(message: Message, expires: float) -> Form:
-    """Encode the content header of a message, and return it with the names of the losses."""
+    """Encode the content header of a message. Return it with the names of the parts that it cannot express.
+
+    `expires` is in POSIX seconds, or NEVER.
+    """
     property_set = message.property_set
     lost: set[str] = set()
     if property_set.protocol == PROTOCOL:
@@ -332,9 +337,9 @@ def _expiration(expires: float, lost: set[str]) -> int:
 
 
 def _pairs_that_fit(pairs: Headers, lost: set[str]) -> Headers:
-    """Return as many headers as one table can hold; if some are left out, add a loss to `lost`.
+    """Return as many headers as one field table can hold; if some are left out, add `headers_long` to `lost`.
 
-    GATEWAY_TYPES, the last entry, is moved to the front.
+    If GATEWAY_TYPES is the last entry, it is moved to the front, so that it is not left out.
     """
     if pairs and pairs[-1][0] == TYPES:
         pairs = (pairs[-1], *pairs[:-1])
@@ -348,9 +353,9 @@ def _pairs_that_fit(pairs: Headers, lost: set[str]) -> Headers:
 
 
 def _from_model(properties: Properties, lost: set[str]) -> tuple[Head, list[tuple[str, Value]]]:
-    """Convert protocol-independent properties to a content header, and add the names of losses to `lost`.
+    """Convert protocol-independent properties to a content header.
 
-    Return a head without its headers, and the headers.
+    Return it without its headers, and the headers. Add the names of parts that it cannot express to `lost`.
     """
     head = Head()
     pairs = _texts(properties, head, lost)
@@ -372,9 +377,9 @@ def _from_model(properties: Properties, lost: set[str]) -> tuple[Head, list[tupl
 
 
 def _texts(properties: Properties, head: Head, lost: set[str]) -> list[tuple[str, Value]]:
-    """Copy text properties to existing fields of the content header. Return the others as headers.
+    """Copy text properties to the fields of `head` that exist for them, and return the others as headers.
 
-    The names of losses are added to `lost`.
+    Add the names of parts that a content header cannot express to `lost`.
     """
     pairs: list[tuple[str, Value]] = []
     for field, (native, header) in FIELDS.items():
@@ -416,15 +421,15 @@ def _add_text(pairs: list[tuple[str, Value]], name: str, text: str | None, lost:
 
 
 def fit_priority(raw: bytes) -> bytes:
-    """Return an encoded content header, without body-size, with the priority reduced to the maximum."""
+    """Return `raw`, an encoded content header, with a priority of at most PRIORITY_MAX."""
     return raw if raw[PRIORITY_AT] <= PRIORITY_MAX else raw[:PRIORITY_AT] + HIGHEST + raw[PRIORITY_AT + 1 :]
 
 
 def fill_defaults(raw: bytes, mime_type: str, encoding: str) -> bytes:
-    """Return an encoded content header, with a missing mime-type or encoding set to that of the handle.
+    """Return a content header, with the handle's mime-type and encoding where it has none (3.5.2).
 
-    `raw` is the head of a SEND without its body-size (3.5.2). Raises RemoteProtocolError 542 if it is
-    invalid.
+    `raw` is the encoded content header of a SEND, without its body-size. Raises RemoteProtocolError 542 if it
+    is invalid.
     """
     at = FIXED.size
     if raw[at] and (raw[at + 1 + raw[at]] or not encoding):
