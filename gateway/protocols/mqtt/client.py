@@ -47,11 +47,11 @@ CLIENT: Final[Table] = {
 
 
 class ClientConnection(Connection):
-    """Client state machine of an MQTT connection to a remote broker, in the version of its CONNECT.
+    """State machine of an MQTT connection at the client's end: bytes in, events out.
 
-    After the CONNACK, `client_id` (perhaps assigned by the server), `alias_max`, `max_qos`,
-    `retain_available`, `wildcards_available`, `shares_available`, `peer_receive_max` and
-    `peer_packet_bytes_max` hold the values that the server announced (5: 3.2.2.3).
+    The connection has the version of its CONNECT. After the CONNACK, `client_id` (perhaps assigned by the
+    server), `alias_max`, `max_qos`, `retain_available`, `wildcards_available`, `shares_available`,
+    `peer_receive_max` and `peer_packet_bytes_max` have the values that the server announced (5: 3.2.2.3).
     """
 
     __slots__ = (
@@ -77,9 +77,9 @@ class ClientConnection(Connection):
     ) -> None:
         """Create a connection that has not sent CONNECT yet.
 
-        `packet_bytes_max` limits the size of received packets. If `bounded` is True, each call of
-        `receive_data` does a limited amount of work and sets `unread` if bytes remain. The properties of a
-        PUBLISH that exceed `bounds` are passed on without being decoded.
+        `packet_bytes_max` is the maximum size of received packets. If `bounded` is True, each call of
+        `receive_data` does a limited amount of work and sets `unread` if bytes remain. If the properties of a
+        received PUBLISH exceed `bounds`, its event has them without validation.
         """
         super().__init__(
             version=Version.V311,
@@ -101,7 +101,7 @@ class ClientConnection(Connection):
     def connect(self, packet: Connect, now: float) -> None:
         """Queue CONNECT, and apply the limits in its properties to this connection.
 
-        `now`, in monotonic seconds, is the time from which the keep-alive is measured.
+        `now`, in monotonic seconds, is the time at which the keep-alive interval begins.
         """
         self._require(State.START)
         self._set_version(packet.version)
@@ -133,7 +133,7 @@ class ClientConnection(Connection):
                 raise violation("a server must not set the session's expiry in DISCONNECT")
 
     def _take_connack(self, packet: Connack) -> None:
-        """Process CONNACK: apply its limits, or close the connection if it is a refusal."""
+        """Process CONNACK: apply the server's limits, or close the connection if CONNACK is a refusal."""
         if packet.reason >= FAILURE:
             self.state = State.CLOSED
             return
@@ -149,9 +149,10 @@ class ClientConnection(Connection):
         self.peer_packet_bytes_max = properties.get(Property.MAXIMUM_PACKET_SIZE, self.peer_packet_bytes_max)
 
     def ping_at(self) -> float:
-        """Return when the next PINGREQ is due, in monotonic seconds.
+        """Return the time at which the next PINGREQ is due, in monotonic seconds.
 
-        Return infinity while a PINGREQ is unanswered, if keep-alive is off, or if the connection is not open.
+        Return infinity while a PINGREQ has no response, if keep-alive is off, or if the connection is not
+        open.
         """
         if not self.keep_alive or self._waits_pong or self.state is not State.OPEN:
             return float("inf")

@@ -65,7 +65,7 @@ def read_version(reader: Reader) -> tuple[Version, bool]:
     """Read the protocol name and level of a CONNECT.
 
     Return the version, and True if the bridge bit (0x80) of the level is set. Raises RemoteProtocolError
-    (0x84) if the combination is unknown.
+    (0x84) if no version has this name and level.
     """
     name = reader.binary()
     level = reader.byte()
@@ -79,7 +79,7 @@ def read_version(reader: Reader) -> tuple[Version, bool]:
 
 
 def _connect_flags(flags: int, version: Version) -> int:
-    """Return the flags of a CONNECT with the bits cleared that its version ignores (5: 3.1.2.3).
+    """Return the connect flags `flags`, with those bits cleared that the version ignores (5: 3.1.2.3).
 
     Raises RemoteProtocolError (0x81) for flags that the version forbids.
     """
@@ -103,7 +103,7 @@ def _connect_flags(flags: int, version: Version) -> int:
 def decode_connect(reader: Reader, byte_order: ByteOrder) -> Connect:
     """Decode the body of a CONNECT of any version (5: 3.1).
 
-    Raises RemoteProtocolError with the reason code to respond with.
+    Raises RemoteProtocolError, whose `reason` is the reason code for the CONNACK.
     """
     version, bridge = read_version(reader)
     flags = _connect_flags(reader.byte(), version)
@@ -138,7 +138,10 @@ def _read_will(reader: Reader, flags: int, version: Version) -> Will:
 
 
 def _checked(reason: int, kind: PacketType) -> int:
-    """Return the reason code unchanged. Raises RemoteProtocolError if the packet type must not carry it."""
+    """Return the reason code `reason` unchanged.
+
+    Raises RemoteProtocolError if a packet of the type `kind` must not carry it.
+    """
     # Mosquitto refuses a PUBLISH that is too large with PUBACK 0x95, which the table does not allow. Any
     # failure code of PUBACK and PUBREC is accepted: closing the connection would cost more than one refused
     # message. So is any of DISCONNECT: a broker that is unavailable (0x88) does not blame a message.
@@ -196,9 +199,9 @@ def _read_ack(reader: Reader, version: Version, kind: PacketType) -> Ack:
 
 
 def _read_options(options: int, filter: str, version: Version) -> Subscription:
-    """Decode the options byte that follows the topic filter `filter` in a SUBSCRIBE (5: 3.8.3.1).
+    """Return the subscription for a topic filter and its options byte in a SUBSCRIBE (5: 3.8.3.1).
 
-    Raises RemoteProtocolError if it is invalid.
+    Raises RemoteProtocolError if the options are invalid.
     """
     qos = options & 3
     if qos == 3:
@@ -319,8 +322,8 @@ def decode_packet(
 ) -> Packet:
     """Decode a packet from its first byte and its body, the bytes behind the remaining length.
 
-    `version` is the version of the connection, which is ignored for a CONNECT. Raises RemoteProtocolError if
-    the packet is invalid.
+    `version` is the version of the connection; a CONNECT has its own version instead. Raises
+    RemoteProtocolError if the packet is invalid.
     """
     kind = _TYPES.get(first >> 4)
     if kind is None:
@@ -350,11 +353,10 @@ def decode(
     byte_order: ByteOrder = "auto",
     packet_bytes_max: int = VARINT_MAX,
 ) -> tuple[Packet, int] | None:
-    """Decode the packet at `at`. Return the packet and the position behind it.
+    """Decode the packet at `at`. Return the packet and the position behind it, or None if it is incomplete.
 
-    Return None if more bytes are needed. `packet_bytes_max` is the maximum size of the whole packet in bytes;
-    the length field is compared with it before the rest has arrived. Raises RemoteProtocolError if the packet
-    is too large or invalid.
+    `packet_bytes_max` is the maximum size of the whole packet in bytes; a larger packet is refused as soon as
+    its length field has arrived. Raises RemoteProtocolError if the packet is too large or invalid.
     """
     if at >= len(data):
         return None

@@ -57,8 +57,8 @@ from gateway.protocols.mqtt.writers import encode
 class State(IntEnum):
     """State of a connection.
 
-    CONNECTING: the CONNECT was sent, and the CONNACK was not. AUTHENTICATING: the same, while AUTH packets
-    are exchanged.
+    CONNECTING: the client has sent CONNECT, and the server has not sent CONNACK. AUTHENTICATING: the same,
+    while the two exchange AUTH packets.
     """
 
     START = 0
@@ -99,10 +99,10 @@ def swapped(word: int) -> int:
 
 
 class Connection:
-    """Common base of ServerConnection and ClientConnection: one end of an MQTT connection.
+    """Base class of ServerConnection and ClientConnection: one end of an MQTT connection.
 
-    `received` and `sent` count packets by type. `out` holds the pieces that `data_to_send` joins. `pending`
-    is True if `receive_data(b"", now)` would raise a stored error, or decode bytes that waited for the
+    `received` and `sent` count packets by type. `out` has the pieces that `data_to_send` joins. `pending` is
+    True if `receive_data(b"", now)` would raise a stored error, or decode bytes that have waited for the
     CONNACK. `unread` is True if a call of `receive_data` has done its limited amount of work and bytes
     remain: the caller should call it again.
     """
@@ -199,20 +199,23 @@ class Connection:
 
     @property
     def has_undecoded(self) -> bool:
-        """True if received bytes are buffered that are not decoded yet."""
+        """True if some received bytes are buffered and not decoded yet."""
         return self._buffer is not None
 
     def _open(self, state: State) -> None:
-        """Enter `state`, in which packets are decoded, and set `pending` if bytes wait to be decoded."""
+        """Set the state to `state`, in which packets may be decoded.
+
+        Set `pending` if received bytes wait for this.
+        """
         self.state = state
         self.pending = self._buffer is not None
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
-        """Decode the bytes `data` and return their events, in order.
+        """Decode the bytes `data`, and return their events in order. `now` is in monotonic seconds.
 
-        Raises RemoteProtocolError; then the connection is CLOSED and ignores further data. If events precede
-        the fault, they are returned, `pending` is set, and the next call raises the error. `now` is in
-        monotonic seconds.
+        Raises RemoteProtocolError for a fault of the peer; the connection is then CLOSED and ignores further
+        data. If there are events before the fault, they are returned and `pending` is set, and only the next
+        call raises the error.
         """
         if self.pending:
             self._raise_late()
@@ -248,7 +251,7 @@ class Connection:
         return events
 
     def _decode_all(self, data: bytes, events: list[Event]) -> int:
-        """Decode complete packets, up to the limit of work for one call.
+        """Decode complete packets until the limit of work for one call is reached, and append their events.
 
         Return the position behind the last decoded packet.
         """
@@ -275,14 +278,14 @@ class Connection:
         return at
 
     def _raise_late(self) -> None:
-        """Clear `pending`, and raise the error that an earlier call has stored, if any."""
+        """Clear `pending`, and raise the error that an earlier call has stored, if there is one."""
         self.pending = False
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
     def _joined(self, buffer: ByteBuffer, data: bytes) -> bytes:
-        """Append `data` to the buffer. Return all buffered bytes if they can be decoded now, else b""."""
+        """Append `data` to `buffer`. Return all bytes in it if they can be decoded now, otherwise b""."""
         buffer.add(data)
         if self.state not in self.reading:
             self._hold(buffer)
@@ -293,7 +296,7 @@ class Connection:
         return buffer.take_all()
 
     def _store_rest(self, rest: ByteBuffer) -> None:
-        """Store `rest`, the bytes behind the decoded packets, for a later call."""
+        """Store `rest`, the bytes behind the last decoded packet, for the next call of `receive_data`."""
         self._buffer = rest
         if self.unread:
             self._needed = 0
@@ -302,9 +305,9 @@ class Connection:
             self._hold(rest)
 
     def _is_enough(self, events: list[Event], byte_count: int) -> bool:
-        """Return True, and set `unread`, if this call has done its limited amount of work.
+        """Return True if this call of `receive_data` has done its limited amount of work. Then set `unread`.
 
-        `byte_count` is the size in bytes of the packets that `_run` has just decoded. Only called while more
+        `byte_count` is the size in bytes of the packets that `_run` has just decoded. Called only if more
         bytes remain.
         """
         if byte_count >= RUN_BYTES:
@@ -315,19 +318,19 @@ class Connection:
 
     @property
     def begun_bytes(self) -> int:
-        """Number of received bytes of an incomplete packet; 0 if there is none."""
+        """Number of bytes of an incomplete packet that have arrived; 0 if there is no such packet."""
         return 0 if self._buffer is None else self._buffer.byte_count
 
     @property
     def needed_bytes(self) -> int:
-        """Full size in bytes that the incomplete packet must reach, as far as known; 0 if there is none."""
+        """Number of bytes that the incomplete packet needs to be decoded, as far as known, or 0."""
         return 0 if self._buffer is None else self._needed
 
     def _hold(self, buffer: ByteBuffer) -> None:
-        """Hold bytes back while no packet may be decoded, and limit their number.
+        """Check the number of bytes in `buffer`, which wait until packets may be decoded.
 
         If they exceed PIPELINED_BYTES_MAX, close the connection and store an error (0x97). If the connection
-        is closed, discard the bytes.
+        is closed, discard them.
         """
         self._needed = 0
         if self.state is State.CLOSED:
@@ -343,10 +346,10 @@ class Connection:
         self.pending = True
 
     def _run(self, data: bytes, at: int, events: list[Event]) -> int:
-        """Decode consecutive PUBLISH and successful acknowledgements from position `at` on.
+        """Decode consecutive PUBLISH and successful acknowledgements from `at` on, and append events.
 
-        Return the position of the first packet that is of another kind or incomplete. At most about RUN_BYTES
-        bytes are decoded.
+        Return the position of the first packet that is of another kind or incomplete. Decoding stops after
+        about RUN_BYTES bytes.
         """
         most = len(data) - 3
         if most - at > RUN_BYTES:
@@ -367,9 +370,10 @@ class Connection:
         return at
 
     def _publish_run(self, data: bytes, at: int, most: int, events: list[Event]) -> int:  # noqa: C901, PLR0912 - every packet
-        """Decode PUBLISH packets that begin between `at` and `most`, and return the end of the last.
+        """Decode consecutive PUBLISH packets from position `at` on that begin before `most`.
 
-        Stops early when decoding their properties has reached the limit of work for one call.
+        Append their event, and return the position behind the last one. Decoding stops early when decoding of
+        their properties has reached the limit of work for one call.
         """
         end = len(data)
         limit = self.packet_bytes_max
@@ -423,9 +427,9 @@ class Connection:
         return at
 
     def _ack_run(self, data: bytes, at: int, most: int, events: list[Event]) -> int:
-        """Decode four-byte acknowledgements of one type that begin between `at` and `most`.
+        """Decode consecutive four-byte acknowledgements of one type, from `at` on, that begin before `most`.
 
-        Return the position behind the last one.
+        Append their event, and return the position behind the last one.
         """
         first = data[at]
         rows: list[tuple[int, int]] | None = None
@@ -440,9 +444,9 @@ class Connection:
         return at
 
     def _publishes(self, events: list[Event]) -> Publishes:
-        """Return the event to which decoded PUBLISH packets are added.
+        """Return the event to which the next decoded PUBLISH packets are added.
 
-        This is the last of `events` if it is a Publishes event; otherwise a new one is appended.
+        It is the last one in `events` if that is a Publishes event. Otherwise a new one is appended.
         """
         if events and isinstance(last := events[-1], Publishes):
             return last
@@ -451,9 +455,9 @@ class Connection:
         return event
 
     def _acks(self, events: list[Event], kind: PacketType) -> Acks:
-        """Return the event to which decoded acknowledgements of this type are added.
+        """Return the event to which the next decoded acknowledgements of the type `kind` are added.
 
-        This is the last of `events` if it is an Acks event of this type; otherwise a new one is appended.
+        It is the last one in `events` if that is an Acks event of this type. Otherwise a new one is appended.
         """
         if events and isinstance(last := events[-1], Acks) and last.kind is kind:
             return last
@@ -464,8 +468,8 @@ class Connection:
     def _described(self, data: bytes, topic: bytes, at: int, stop: int) -> tuple[bytes, bytes, int]:
         """Decode the property list at `at` in a PUBLISH that ends at `stop`, and resolve its topic alias.
 
-        Return the topic, the encoded properties without the alias, and the start of the body. Raises
-        RemoteProtocolError.
+        `topic` is the topic in the packet, b"" with an alias. Return the topic, the encoded properties
+        without the alias, and the position of the body. Raises RemoteProtocolError.
         """
         size = data[at]
         start = at + 1
@@ -508,7 +512,7 @@ class Connection:
         return topic, properties, body_at
 
     def _alias(self, alias: int, topic: bytes) -> None:
-        """Store the topic for which a topic alias stands from now on.
+        """Store that the topic alias `alias` stands for `topic` from now on.
 
         Raises RemoteProtocolError if the topics of all aliases have too many bytes.
         """
@@ -518,9 +522,9 @@ class Connection:
         self._aliases[alias] = topic
 
     def _may_answer_oversized(self, data: bytes, start: int) -> bool:
-        """Return True if an oversized packet can be refused now.
+        """Return True if an oversized packet can be refused now, False if more of its bytes are needed first.
 
-        Return False if more of its bytes are needed first. `start` is the position behind its fixed header.
+        `start` is the position behind the packet's fixed header in `data`.
         """
         return True
 
@@ -572,10 +576,11 @@ class Connection:
         return stop
 
     def _begin_oversized(self, data: bytes, at: int, start: int, stop: int, events: list[Event]) -> int:
-        """Begin to skip an oversized PUBLISH from a client of MQTT 3.x, and return the position reached.
+        """Begin to skip an oversized PUBLISH from a client of MQTT 3.x.
 
-        Such a client cannot be informed of the limit: if the connection were closed, it would resend the
-        message after each reconnect. The header is decoded to identify the message; the body is skipped.
+        The packet is at `at`, its topic at `start`, and it ends at `stop`. Return the position behind the
+        bytes that were processed. The client cannot be informed of the limit: if the connection were closed,
+        it would resend the message after each reconnect. The header is decoded to identify the message.
         """
         topic_end = start + 2 + int.from_bytes(data[start : start + 2], "big")
         body_at = min(topic_end + (2 if data[at] & 6 else 0), stop)
@@ -589,9 +594,9 @@ class Connection:
         return len(data) - len(self._read_past(data[body_at:], events))
 
     def _read_past(self, data: bytes, events: list[Event]) -> bytes:
-        """Skip the next bytes of the oversized packet, and return the bytes behind it.
+        """Skip the next bytes of the oversized packet, and return the bytes in `data` behind it.
 
-        When the packet is complete, its event is appended.
+        When the whole packet has been skipped, append its event.
         """
         assert self._oversized is not None
         rest = data[self._body_remaining :]
@@ -606,21 +611,24 @@ class Connection:
         return decode_packet(first, body, self.version, self._byte_order, self._bounds)
 
     def _limit(self, kind: int) -> int:
-        """Return the maximum size in bytes for a packet of the type `kind` in the present state."""
+        """Return the maximum size in bytes of a packet of the type `kind` in the present state."""
         return self.packet_bytes_max
 
     def _take(self, packet: Packet) -> None:
-        """Process a received packet, except for the change of state, which the state table defines."""
+        """Process a received packet. The change of state that it causes is in the state table, not here."""
 
     def _watch(self, events: list[Event]) -> None:
-        """Detect the peer's byte order from the packets in `events`; only a server does so."""
+        """Detect the peer's byte order from the packets in `events`. This is only done by a server."""
 
     def timed_out(self, now: float) -> bool:
-        """Return True if the peer has been silent for one and a half times the keep-alive (5: 3.1.2.10)."""
+        """Return True if the peer has been silent for one and a half times the keep-alive (5: 3.1.2.10).
+
+        `now` is in monotonic seconds.
+        """
         return now >= self.deadline()
 
     def deadline(self) -> float:
-        """Return when the keep-alive expires, in monotonic seconds; infinity if keep-alive is off."""
+        """Return the time at which the keep-alive expires, in monotonic seconds; infinity if it is off."""
         return self.last_received + 1.5 * self.keep_alive if self.keep_alive else float("inf")
 
     # -- bytes out
@@ -635,9 +643,9 @@ class Connection:
         return out[0] if len(out) == 1 else b"".join(out)
 
     def to_send(self) -> bytes | list[Piece]:
-        """Remove and return the queued bytes, as a list of pieces if one of them is large.
+        """Remove and return the queued bytes; as a list of pieces if one of them is large.
 
-        Large bodies are not copied, however many connections send them.
+        A large body is not copied, however many connections send it.
         """
         if not self.large or self.out is None:
             return self.data_to_send()
@@ -683,7 +691,7 @@ class Connection:
         return not self.publish_many(((dup << 3 | qos << 1 | retain, topic, packet_id, properties, body),))
 
     def publish_many(self, rows: Iterable[PublishRow]) -> Sequence[int]:
-        """Queue PUBLISH packets. Their properties are omitted before MQTT 5.
+        """Queue PUBLISH packets. Before MQTT 5 the properties in `rows` are omitted.
 
         Return the positions of the rows that exceed the peer's maximum packet size (5: 3.1.2.11.4) and were
         not queued.
@@ -723,19 +731,19 @@ class Connection:
         return refused
 
     def _may_alias(self, properties: PropertyMap) -> None:
-        """Set `alias_max`, the number of topic aliases that this end may use for sending.
+        """Set `alias_max`, the number of topic aliases that this end may send.
 
-        This is the smaller of the peer's limit, in `properties` of its CONNECT or CONNACK, and this end's own
-        limit.
+        It is the smaller one of two limits: that of this end, and that in `properties` of the peer's CONNECT
+        or CONNACK.
         """
         self.alias_max = min(properties.get(Property.TOPIC_ALIAS_MAXIMUM, 0), self.topic_alias_max)
 
     def aliased(self, rows: Sequence[PublishRow]) -> list[PublishRow]:
-        """Return `rows` with topics replaced by topic aliases (5: 3.3.2.3.4).
+        """Return `rows` with topics replaced by topic aliases where possible (5: 3.3.2.3.4).
 
-        The first `alias_max` topics that are published get an alias, except topics that are not longer than
-        it: a packet would become larger than the peer's maximum. An alias is introduced only in a PUBLISH
-        that certainly fits that.
+        The first `alias_max` different topics get an alias, except a topic that has at most as many bytes as
+        the alias. A topic and its new alias are sent together only in a PUBLISH that cannot exceed the peer's
+        maximum packet size because of the alias.
         """
         aliases = self._said_aliases
         safe = self.peer_packet_bytes_max - PUBLISH_EXTRA_MAX
@@ -758,7 +766,7 @@ class Connection:
         return aliased_rows
 
     def acknowledge(self, kind: PacketType, ids: Sequence[int]) -> None:
-        """Queue successful acknowledgements of the type `kind`, one for each packet id."""
+        """Queue successful acknowledgements of the type `kind`, one for each packet id in `ids`."""
         if self.state is not OPEN:
             self._require(OPEN)
         count = len(ids)
@@ -769,9 +777,9 @@ class Connection:
         self.sent[kind] += count
 
     def puback(self, packet_id: int) -> bytes:
-        """Return an encoded PUBACK, which the caller sends itself. Requires that `out` is None.
+        """Return an encoded PUBACK, which the caller sends without a queue. `out` must be None.
 
-        For many devices that send one message each, this is faster than `acknowledge`, which queues.
+        For many devices that send one message each, this is faster than `acknowledge`.
         """
         if self.state is not OPEN:
             self._require(OPEN)

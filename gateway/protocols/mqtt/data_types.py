@@ -16,7 +16,7 @@ ByteOrder = Literal["auto", "little", "big"]
 
 
 class Bounds(NamedTuple):
-    """Limits for one received packet: number and bytes of properties, and number of topic filters.
+    """Limits for one received packet: number and bytes of its properties, and number of topic filters.
 
     A packet that exceeds a limit is refused with 0x97.
     """
@@ -32,9 +32,9 @@ UNBOUNDED: Final = Bounds()
 def is_little(version: Version, byte_order: ByteOrder) -> bool:
     """Return True if keep-alive and packet ids are little-endian on the wire.
 
-    That is possible only in protocol levels 2 and 3. `auto` means little-endian for level 2 and big-endian
-    for level 3. ServerConnection later corrects the result for a client of level 3 whose packet ids are
-    evidently little-endian; of the values already decoded, only the keep-alive is affected.
+    Only clients of protocol levels 2 and 3 may be little-endian. `auto` means little-endian for level 2 and
+    big-endian for level 3. ServerConnection later corrects this for a client of level 3 whose packet ids are
+    evidently little-endian.
     """
     if version > Version.V31:
         return False
@@ -99,7 +99,7 @@ def decode_text(data: bytes) -> str:
 
 
 def is_utf8(data: bytes) -> bool:
-    """Return True if a body is UTF-8, as a payload format indicator of 1 requires (5: 3.3.2.3.2)."""
+    """Return True if `data` is valid UTF-8, as a payload format indicator of 1 claims (5: 3.3.2.3.2)."""
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -139,7 +139,7 @@ def is_filter(text: str) -> bool:
 
 
 class Reader:
-    """Reader of consecutive values from the bytes of one packet.
+    """Reader that decodes consecutive values from the bytes of one packet.
 
     If `little` is True, packet ids and keep-alive are little-endian. Each method raises RemoteProtocolError
     (0x81) if the packet ends inside the value.
@@ -179,18 +179,21 @@ class Reader:
         return int.from_bytes(self.take(4), "big")
 
     def dialect_word(self) -> int:
-        """Read a 16-bit integer in the connection's byte order for packet ids and keep-alive."""
+        """Read a 16-bit integer that may be little-endian: a packet id or the keep-alive."""
         return int.from_bytes(self.take(2), "little" if self.little else "big")
 
     def packet_id(self) -> int:
-        """Read a packet identifier (5: 2.2.1). Raises 0x82 if it is 0."""
+        """Read a packet identifier (5: 2.2.1). Raises RemoteProtocolError (0x82) if it is 0."""
         value = self.dialect_word()
         if value == 0:
             raise violation("packet identifier 0")
         return value
 
     def varint(self) -> int:
-        """Read a variable length integer (5: 1.5.5). Raises 0x81 if it is not in its shortest form."""
+        """Read a variable length integer (5: 1.5.5).
+
+        Raises RemoteProtocolError (0x81) if it has more bytes than necessary.
+        """
         found = decode_length(self.data, self.at)
         if found is None:
             raise malformed("a packet ends inside a variable length integer")
@@ -207,7 +210,7 @@ class Reader:
     def text(self) -> str:
         """Read a 16-bit length and the UTF-8 string that follows it (5: 1.5.4).
 
-        Raises 0x81 if the string is malformed.
+        Raises RemoteProtocolError (0x81) if the string is malformed.
         """
         return decode_text(self.binary())
 

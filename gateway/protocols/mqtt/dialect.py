@@ -84,39 +84,45 @@ class MqttDialect(Dialect):
         return topic_address(wire.decode(), wire)
 
     def property_set(self, data: bytes) -> PropertySet:
-        """Return the property set for an encoded PUBLISH property list.
+        """Return a property set for an encoded PUBLISH property list.
 
         Raises RemoteProtocolError if the list is malformed.
         """
         return publish_essentials(data)
 
     def unread_set(self, data: bytes) -> PropertySet:
-        """Return the property set for a stored PUBLISH property list, without caching the set."""
+        """Return a property set for an encoded PUBLISH property list that was read from disk.
+
+        The set is not cached.
+        """
         return unread_list(data)
 
     def message_id(self, data: bytes) -> str | None:
-        """Return the message id in an encoded PUBLISH property list, or None."""
+        """Return the message id in an encoded PUBLISH property list, or None if there is none."""
         return message_id_in(data)
 
     def refusal(self, data: bytes, text: str) -> bytes:
-        """Return a CONNACK "server unavailable" if `data` holds a complete CONNECT, otherwise b""."""
+        """Return an encoded CONNACK "server unavailable" if `data` has a complete CONNECT, otherwise b"".
+
+        In MQTT 5 `text` is its reason string.
+        """
         return connack_unavailable(data, text)
 
     def losses(self, message: Message) -> tuple[str, ...]:
-        """Return the names of the losses when a message of another protocol is translated to MQTT."""
+        """Return the names of the parts of `message` that MQTT cannot express."""
         return losses(message)
 
     def impossible_reason(self, first: str) -> str:
-        """Return why no topic can begin with the level `first`, or "" if one can.
+        """Return the reason why no topic can begin with the level `first`, or "" if a topic can.
 
-        The level `$share` is not allowed.
+        Only the level `$share` is impossible.
         """
         if first != "$share":
             return ""
         return "no topic begins with $share; the group of a link is links.NAME.share"
 
     def levels(self, name: str) -> tuple[str, ...]:
-        """Return the levels of a topic name. The empty name has one empty level."""
+        """Return the levels of a topic name. The empty name has one level, ""."""
         return tuple(name.split("/"))
 
 

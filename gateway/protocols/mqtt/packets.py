@@ -34,8 +34,8 @@ class Will:
 class Connect:
     """CONNECT packet (5: 3.1).
 
-    `keep_alive` is in seconds. `bridge` is bit 0x80 of the protocol level. `tncomp` is the request for
-    compression in protocol level 2.
+    `keep_alive` is in seconds. `bridge` is True if bit 0x80 of the protocol level is set. `tncomp` is True if
+    a client of protocol level 2 requests compression.
     """
 
     kind: ClassVar = PacketType.CONNECT
@@ -186,7 +186,7 @@ Packet = (
 
 @dataclass(frozen=True, slots=True)
 class Oversized:
-    """Event for a PUBLISH that exceeds the size limit, in a version without a reason code to refuse it.
+    """Event for a skipped PUBLISH: it exceeds the size limit, and its MQTT version cannot refuse it.
 
     `publish` has no body; the `byte_count` bytes of its body were skipped.
     """

@@ -40,7 +40,7 @@ LISTED: Final = frozenset((Property.SUBSCRIPTION_IDENTIFIER, Property.USER_PROPE
 
 
 class Span(NamedTuple):
-    """One property in an encoded list: its value, and its range of bytes from `start` to before `stop`."""
+    """Property in an encoded property list: its value, and its bytes from `start` to `stop` (exclusive)."""
 
     id: Property
     value: Any
@@ -72,7 +72,7 @@ _USER_PROPERTY: Final = _RULES[Property.USER_PROPERTY]
 
 
 def spans(data: bytes, place: int, most: int = VARINT_MAX) -> Iterator[Span]:
-    """Yield the properties in an encoded list (without its length), in order.
+    """Yield the properties in an encoded property list (without its length), in order.
 
     `place` is the PacketType to which the list belongs, or WILL. Raises RemoteProtocolError: 0x81 for a
     property that cannot be parsed or is not allowed in `place`, 0x82 for one that occurs twice or has a
@@ -111,9 +111,10 @@ def spans(data: bytes, place: int, most: int = VARINT_MAX) -> Iterator[Span]:
 
 
 def decode_list(data: bytes, place: int, most: int = VARINT_MAX) -> PropertyMap:
-    """Decode a property list without its length, that of a packet of type `place` or of a WILL.
+    """Decode a property list without its length.
 
-    Raises RemoteProtocolError, with 0x97 for more than `most` properties.
+    `place` is the PacketType to which the list belongs, or WILL. Raises RemoteProtocolError, with 0x97 for
+    more than `most` properties.
     """
     if not data:
         return NO_PROPERTIES
@@ -130,9 +131,10 @@ def decode_list(data: bytes, place: int, most: int = VARINT_MAX) -> PropertyMap:
 
 
 def read_list(reader: Reader, place: int) -> PropertyMap:
-    """Read a property list with its length, that of a packet of type `place` or of a WILL.
+    """Read a property list with its length.
 
-    Raises RemoteProtocolError, with 0x97 if the list exceeds the bounds of the reader.
+    `place` is the PacketType to which the list belongs, or WILL. Raises RemoteProtocolError, with 0x97 if the
+    list exceeds the bounds of the reader.
     """
     size = reader.varint()
     if size > reader.bounds.properties_bytes_max:
@@ -172,7 +174,8 @@ def encode_property(id: Property, value: Any) -> bytes:
 def encode_list(properties: PropertyMap, place: int) -> bytes:
     """Encode a property list without its length.
 
-    Raises LocalProtocolError if a property is not allowed in `place`, a PacketType or WILL.
+    `place` is the PacketType to which the list belongs, or WILL. Raises LocalProtocolError if a property is
+    not allowed there.
     """
     pieces: list[bytes] = []
     for id, value in properties.items():
@@ -187,7 +190,7 @@ def encode_list(properties: PropertyMap, place: int) -> bytes:
 
 
 def write_list(properties: PropertyMap, place: int) -> bytes:
-    """Encode a property list with its length, for a packet of type `place` or a WILL."""
+    """Encode a property list with its length. `place` is the PacketType to which it belongs, or WILL."""
     if not properties:
         return b"\0"
     data = encode_list(properties, place)

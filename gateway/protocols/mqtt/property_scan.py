@@ -34,12 +34,12 @@ Decode = Callable[[bytes], Properties]
 
 
 class Listed(PropertySet):
-    """Property set of a PUBLISH, with the values that routing needs from its encoded property list.
+    """Property set of a PUBLISH, with the values in its encoded property list that routing needs.
 
-    `total` is the number of properties. `bare` is the encoded list without the topic alias `alias`, which is
-    0 if there is none. `identified` is True if the list has subscription identifiers. `expiry` is in seconds
-    from arrival, or None. `hops` is the number of routes that the message has crossed. `parsed` is the
-    encoded list without the properties that apply to one transmission only.
+    `total` is the number of properties. `alias` is the topic alias, 0 if there is none, and `bare` the
+    encoded list without it. `identified` is True if the list has subscription identifiers. `expiry` is in
+    seconds from arrival, or None. `hops` is the number of routes that the message has crossed. `parsed` is
+    the encoded list without those properties that apply to one transmission only.
     """
 
     __slots__ = ("alias", "bare", "expiry", "hops", "identified", "total")
@@ -56,10 +56,11 @@ class Listed(PropertySet):
 
 
 def scan(raw: bytes, most: int, decode: Decode) -> Listed | None:
-    """Validate an encoded property list in one pass, and return the values that routing needs.
+    """Validate an encoded property list in one pass, and return it with the values that routing needs.
 
-    Return None if the list has more than `most` properties, or is not of the common kind; it may then be
-    invalid, and `spans` must parse it.
+    Return None if the list has more than `most` properties, or if only `spans` can parse it: because of a
+    rare property, a text that is not ASCII, a reserved name, or an error. `decode` decodes the list later, on
+    demand.
     """
     end = len(raw)
     at = total = nuls = highs = seen_mask = 0  # bytes of lengths and numbers: 0, and over 127
@@ -103,9 +104,9 @@ def scan(raw: bytes, most: int, decode: Decode) -> Listed | None:
 
 
 def _stop(raw: bytes, at: int, kind: int) -> int:
-    """Return where the property at `at` ends, whose identifier is `kind`.
+    """Return the end of the property at `at`, which has the identifier `kind` and is no user property.
 
-    It is not a user property. Return 0 if the property is invalid or not of the common kind.
+    Return 0 if the property is invalid, or if `scan` does not support it.
     """
     stop = 0
     if kind in TEXTS:
@@ -122,9 +123,9 @@ def _stop(raw: bytes, at: int, kind: int) -> int:
 
 
 def _note(found: Listed, others: list[tuple[int, int, int]]) -> None:
-    """Set `expiry`, `alias`, `bare`, `has_reply_to` and `parsed` of `found` from the properties of its list.
+    """Set `expiry`, `alias`, `bare`, `has_reply_to` and `parsed` of `found` from its property list.
 
-    `others` has (identifier, start, stop) of each property that is not a user property.
+    `others` has (identifier, start, stop) of each property in the list that is not a user property.
     """
     raw = forwarded = found.raw
     for kind, start, stop in reversed(others):
@@ -143,8 +144,8 @@ def _note(found: Listed, others: list[tuple[int, int, int]]) -> None:
 def texts_of(raw: bytes, before: bytes, between: bytes, bare: bool = False) -> list[bytes]:
     """Return the names and values of a list that has only user properties, as a flat list of bytes.
 
-    `raw` must have passed `scan`. Arguments and result are those of ReadTexts (model/properties.py). Return
-    an empty list if a name is longer than 255 bytes.
+    `scan` must have accepted `raw`. Parameters and result are those of ReadTexts (model/properties.py).
+    Return an empty list if a name is longer than 255 bytes.
     """
     found: list[bytes] = []
     with_before, with_between = bool(before), bool(between)
@@ -165,10 +166,10 @@ def texts_of(raw: bytes, before: bytes, between: bytes, bare: bool = False) -> l
 
 
 def write_texts(texts: list[bytes]) -> bytes:
-    """Join `texts`, the result of a ReadTexts function, to encoded user properties.
+    """Join `texts`, the result of a function ReadTexts, to encoded user properties.
 
-    Each name must have USER_HEAD in front. Return b"" if the texts cannot be written unchanged, because a
-    name is reserved or a text contains NUL.
+    In `texts`, USER_HEAD must precede each name. Return b"" if the texts cannot be written unchanged, because
+    a name is reserved or a text contains NUL.
     """
     for at in range(1, len(texts), 3):
         name, value = texts[at], texts[at + 1]

@@ -77,10 +77,10 @@ REAUTHENTICATION_REFUSED: Final = PROOF_REFUSED | {"unavailable": ReasonCode.SER
 
 
 def publish_refused(outcome: Outcome) -> ReasonCode:
-    """Return the reason code of PUBACK or PUBREC for a message that had the outcome `outcome`.
+    """Return the reason code of the PUBACK or PUBREC for a message that was not accepted.
 
-    A temporary refusal is 0x97: of the codes that these packets may carry, it is the one after which a
-    bridge, or a link of this gateway, retries the message.
+    `outcome` is the message's outcome. For a temporary refusal the code is 0x97: of the codes that these
+    packets may carry, it is the one after which a bridge, or a link of this gateway, retries the message.
     """
     if outcome.verdict is Verdict.RELEASED and outcome.reason in FOR_NOW:
         return ReasonCode.QUOTA_EXCEEDED
@@ -105,11 +105,11 @@ REFUSALS: Final[dict[int, Reason]] = {
 
 
 def refusal(code: int) -> Reason:
-    """Return the Reason for which a remote broker refused a PUBLISH with `code` (0x80 or above)."""
+    """Return the Reason for `code`, the code (0x80 or above) with which a remote broker refused a PUBLISH."""
     return NOT_NOW.get(code) or REFUSALS.get(code, Reason.TARGET_REFUSED)
 
 
 def outcome_of(code: int) -> Outcome:
-    """Return the outcome of a PUBLISH that a remote broker refused with `code` (0x80 or above)."""
+    """Return the outcome of a PUBLISH that a remote broker has refused with `code` (0x80 or above)."""
     verdict = Verdict.RELEASED if code in NOT_NOW else Verdict.REJECTED
     return Outcome(verdict, refusal(code), f"the broker refused it with reason {code:#04x}")

@@ -18,7 +18,7 @@ without its length and without a topic alias, already validated; b"" if the pack
 
 @dataclass
 class Publishes:
-    """Event for consecutive PUBLISH packets, with a row for each."""
+    """Event for consecutive PUBLISH packets, with one row (PublishRow) for each."""
 
     rows: list[PublishRow]
 

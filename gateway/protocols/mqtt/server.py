@@ -73,11 +73,11 @@ PROTOCOL_NAME_END_MAX: Final = 8  # bytes of the longest protocol name, with its
 
 
 class ServerConnection(Connection):
-    """Server state machine of an MQTT connection, for one client of a listener.
+    """State machine of an MQTT connection at the server's end: bytes in, events out.
 
     `connect` is the CONNECT packet once it has arrived. `wants_problems` is True if responses may have reason
-    strings (5: 3.1.2.11.7). The CONNACK of MQTT 5 announces the constructor's limits; the announced packet
-    size is `announced_bytes_max`, which may be smaller than the accepted size.
+    strings (5: 3.1.2.11.7). The CONNACK of MQTT 5 announces the limits that are given to the constructor; the
+    announced packet size is `announced_bytes_max`, which may be smaller than the accepted size.
     """
 
     __slots__ = (
@@ -127,9 +127,10 @@ class ServerConnection(Connection):
         return min(self._connect_bytes_max, self.packet_bytes_max)
 
     def _may_answer_oversized(self, data: bytes, start: int) -> bool:
-        """Decode the protocol version of an oversized CONNECT, so that it can be refused in that version.
+        """Return True if an oversized packet can be refused now, False if more of its bytes are needed first.
 
-        Return False if the protocol name is incomplete; True if the packet can be refused now.
+        If the packet is a CONNECT, its protocol version is decoded, to refuse it in that version. `start` is
+        the position behind its fixed header in `data`.
         """
         if self.state is not State.START:
             return True
@@ -156,7 +157,7 @@ class ServerConnection(Connection):
             self._check_disconnect(packet)
 
     def _take_connect(self, packet: Connect) -> None:
-        """Apply the version, limits and options in a CONNECT."""
+        """Apply the version, the limits and the options in a CONNECT to this connection."""
         self._set_version(packet.version)
         self.connect = packet
         self.keep_alive = packet.keep_alive
@@ -173,11 +174,11 @@ class ServerConnection(Connection):
     def _watch(self, events: list[Event]) -> None:
         """Detect a little-endian client of level 3 from its packet identifiers, and correct the keep-alive.
 
-        Level 3 is big-endian, but some clients older than its specification are not, and nothing in a CONNECT
-        tells them apart: 60 s of one are 15 360 s of the other. Packet identifiers count from 1, so those of
-        a little-endian client are multiples of 256 when read as big-endian. The second of two in a row proves
-        it, and so does the first one of a new session. Identifiers themselves are only echoed byte by byte,
-        so their byte order does not matter.
+        Level 3 is big-endian, but some clients older than its specification are little-endian, and a CONNECT
+        does not show the difference: 60 s of a little-endian client are read as 15 360 s. Packet identifiers
+        count from 1, so those of a little-endian client are multiples of 256 when read as big-endian. Two in
+        a row prove it, and so does the first one of a new session. The byte order of the identifiers
+        themselves does not matter, because they are returned unchanged.
         """
         assert self.connect is not None
         for event in events:
@@ -194,7 +195,8 @@ class ServerConnection(Connection):
     def _check_auth(self, packet: Auth) -> None:
         """Raise RemoteProtocolError if an AUTH is not allowed now.
 
-        It must repeat the method of the CONNECT, and may re-authenticate only an open connection (5: 4.12.1).
+        AUTH must repeat the authentication method of the CONNECT, and may re-authenticate only an open
+        connection (5: 4.12.1).
         """
         assert self.connect is not None
         method = self.connect.properties.get(Property.AUTHENTICATION_METHOD)
@@ -208,7 +210,7 @@ class ServerConnection(Connection):
             raise violation("re-authentication before the first authentication has ended")
 
     def _check_disconnect(self, packet: Disconnect) -> None:
-        """Raise RemoteProtocolError if a client must not send this DISCONNECT."""
+        """Raise RemoteProtocolError if a client must not send the DISCONNECT `packet`."""
         if packet.reason not in REASONS[PacketType.DISCONNECT]:
             raise violation(f"DISCONNECT must not carry reason {packet.reason:#04x}")
         assert self.connect is not None
@@ -221,11 +223,11 @@ class ServerConnection(Connection):
     def send_connack(
         self, *, session_present: bool = False, reason: int = 0, properties: PropertyMap | None = None
     ) -> None:
-        """Queue CONNACK: accept the client, or refuse it with a reason code of MQTT 5.
+        """Queue CONNACK: accept the client, or refuse it with `reason`, a reason code of MQTT 5.
 
-        Older clients get the nearest return code. A success carries the limits of this connection unless
-        `properties` overrides them. If it exceeds the client's maximum packet size the client is refused
-        instead, because it could not learn the limits.
+        A client of an older version gets the nearest return code. If the client is accepted, CONNACK
+        announces the limits of this connection unless `properties` overrides them. If this CONNACK exceeds
+        the client's maximum packet size, the client is refused, because it could not learn the limits.
         """
         self._require(State.CONNECTING, State.AUTHENTICATING)
         connack_properties = dict(properties or {})
@@ -243,10 +245,10 @@ class ServerConnection(Connection):
             self.send(Connack(reason=reason if reason >= FAILURE else ReasonCode.PACKET_TOO_LARGE))
 
     def _shorten_connect(self) -> None:
-        """Drop from `connect` what is not needed after the CONNACK: the will, the password, most properties.
+        """Remove from `connect` what is not needed after CONNACK: will, password, most properties.
 
-        The dropped fields can have up to `connect_bytes_max` bytes. The other fields are stored while the
-        connection is open.
+        These fields can have up to `connect_bytes_max` bytes. The others stay in memory while the connection
+        is open.
         """
         assert self.connect is not None
         properties = self.connect.properties
@@ -254,7 +256,7 @@ class ServerConnection(Connection):
         self.connect = replace(self.connect, will=None, password=None, properties=needed)
 
     def _limits(self) -> dict[Property, Any]:
-        """Return the properties of CONNACK that announce this connection's limits."""
+        """Return those properties of a CONNACK that announce the limits of this connection."""
         found: dict[Property, Any] = {Property.MAXIMUM_PACKET_SIZE: self._announced_bytes_max}
         if self.receive_max != WORD_MAX:
             found[Property.RECEIVE_MAXIMUM] = self.receive_max
@@ -285,8 +287,8 @@ class ServerConnection(Connection):
     def data_to_send(self) -> bytes:
         """Remove and return the queued bytes, with a PINGRESP for each PINGREQ at the end (5: 3.13).
 
-        MQTT does not define this order. But a PINGRESP after the acknowledgements tells the client that
-        everything it sent before the PINGREQ was accepted.
+        MQTT does not require that PINGRESP is the last packet. But then it tells the client that everything
+        that was sent before the PINGREQ has been accepted.
         """
         if self.pings:
             self._answer_pings()
@@ -328,9 +330,9 @@ class ServerConnection(Connection):
             self.send(Disconnect(reason))
 
     def fail(self, error: RemoteProtocolError) -> None:
-        """Queue the packet that reports an error of `receive_data` to the client, and close the connection.
+        """Queue the packet that reports `error` of `receive_data` to the client. Close the connection.
 
-        Before the CONNACK the packet is a CONNACK (5: 4.13; 3: 3.1.4), afterwards the DISCONNECT of MQTT 5.
+        Before the CONNACK, this packet is a CONNACK (5: 4.13; 3: 3.1.4), afterwards the DISCONNECT of MQTT 5.
         """
         text = str(error)
         self._answer_pings()
@@ -384,7 +386,7 @@ def connack_unavailable(data: bytes, text: str) -> bytes:
 
 
 def _ids_of(event: Event) -> list[int]:
-    """Return the packet ids in `event` that were assigned by the client, in order."""
+    """Return the packet ids in `event` that the client has chosen, in order."""
     if isinstance(event, Publishes):
         return [row[2] for row in event.rows if row[2]]
     return [event.packet_id] if isinstance(event, Subscribe | Unsubscribe) else []

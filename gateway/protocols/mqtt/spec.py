@@ -78,7 +78,7 @@ RETAIN: Final = 1
 
 
 class ReasonCode(IntEnum):
-    """Reason codes (5: 2.4). 0 is also NORMAL_DISCONNECTION and GRANTED_QOS_0."""
+    """Reason codes of MQTT 5 (5: 2.4). 0 is also NORMAL_DISCONNECTION and GRANTED_QOS_0."""
 
     SUCCESS = 0x00
     GRANTED_QOS_1 = 0x01
@@ -166,7 +166,10 @@ SERVER_UNAVAILABLE_CODE: Final = 3
 
 
 def return_code(reason: int, version: Version) -> int:
-    """Return the CONNACK return code of a version before 5 for `reason`; 3 (unavailable) if it has none."""
+    """Return the CONNACK return code that `version`, a version before 5, has for a reason code of MQTT 5.
+
+    Return 3 (server unavailable) if it has none.
+    """
     for code, known in RETURN_CODES.items():
         if known == reason and (code <= SERVER_UNAVAILABLE_CODE or version >= Version.V31):
             return code
@@ -224,9 +227,9 @@ WILL: Final = 0
 
 
 class PropertyRule(NamedTuple):
-    """Rule for one property: its data type, the packets that may carry it, and its allowed values.
+    """Rule for one property: its data type, the packets that may carry it (`places`), and its allowed values.
 
-    `low` is the smallest allowed number, and `fault` the reason code for a smaller one. `repeats` has the
+    `low` is the smallest allowed number, and `fault` the reason code for a smaller one. `repeats` are the
     packets in which the property may occur more than once.
     """
 

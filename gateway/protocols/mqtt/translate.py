@@ -78,10 +78,10 @@ _lists: Final[Recurring[Listed]] = Recurring(_LISTS_MAX)
 
 
 def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Listed:
-    """Return the property set for `raw`, the encoded property list of a PUBLISH.
+    """Return a property set for `raw`, the encoded property list of a PUBLISH.
 
-    Equal lists share one object. Raises RemoteProtocolError if the list is malformed, or has more than `most`
-    properties (0x97).
+    Sets of equal lists are shared. Raises RemoteProtocolError if the list is malformed, or has more than
+    `most` properties (0x97).
     """
     if not raw:
         return EMPTY_LISTED
@@ -96,17 +96,17 @@ def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Listed:
 
 
 def unread_list(raw: bytes) -> PropertySet:
-    """Return the property set for `raw`, a stored property list, without caching the set.
+    """Return a property set for `raw`, an encoded property list that was read from disk, without caching it.
 
-    A list that `scan` cannot process is parsed when the set is decoded.
+    If `scan` does not support the list, it is parsed only when the set is decoded.
     """
     return scan(raw, VARINT_MAX, decode_properties) or PropertySet("mqtt", raw, decode_properties)
 
 
 def message_id_in(raw: bytes) -> str | None:
-    """Return the message id in an encoded property list, or None if there is none.
+    """Return the message id in `raw`, an encoded property list, or None if there is none.
 
-    Raises RemoteProtocolError if the list has to be decoded for that and is malformed.
+    Raises RemoteProtocolError if `raw` is malformed, but not all of it is always parsed.
     """
     found = raw.find(MESSAGE_ID_HEAD)
     if found < 0:
@@ -135,7 +135,10 @@ def message_id_in(raw: bytes) -> str | None:
 
 
 def _look_closely(raw: bytes, most: int) -> Listed:
-    """Parse a property list that `scan` cannot process. Raises RemoteProtocolError if it is malformed."""
+    """Parse a property list that `scan` does not support. `most` is the maximum number of properties.
+
+    Raises RemoteProtocolError if the list is malformed.
+    """
     found = Listed(raw, 0, decode_properties)
     for span in spans(raw, PacketType.PUBLISH, most):
         found.total += 1
@@ -157,10 +160,7 @@ def _look_closely(raw: bytes, most: int) -> Listed:
 
 
 def _number(text: str, most: int) -> int | None:
-    """Return the number that `text`, the value of a user property, contains.
-
-    Return None if it is not a number from 0 to `most`.
-    """
+    """Return the value of a user property as a number from 0 to `most`, or None if it is no such number."""
     if not text.isascii() or not text.isdigit() or len(text) > 20:
         return None
     value = int(text)
@@ -211,9 +211,9 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _headers(pairs: Iterable[tuple[str, str]], types: dict[str, Any]) -> Headers:
-    """Convert user properties to typed headers; `types` maps names to types.
+    """Convert user properties to headers with types. `types` has the type of each header by name.
 
-    If the type of a name is a list, its elements apply to the repetitions of the name in order.
+    If the type is a list, the header is repeated, and each of its values has its own type in the list.
     """
     remaining_types = {name: iter(kind) for name, kind in types.items() if isinstance(kind, list)}
     found = []
@@ -224,10 +224,10 @@ def _headers(pairs: Iterable[tuple[str, str]], types: dict[str, Any]) -> Headers
 
 
 def encode_properties(message: Message, utc: float, *, subscription_ids: Sequence[int] = ()) -> bytes:
-    """Return the property list, without its length, of a PUBLISH with `message`.
+    """Return the property list of the PUBLISH for `message`, without its length.
 
-    `utc` is in POSIX seconds. An expired message should not be sent: its expiry interval would be the
-    minimum, 1 s.
+    `utc` is the present time in POSIX seconds, to which the expiry interval is relative. The interval is at
+    least 1 s, so an expired message should not be sent.
     """
     property_set = message.property_set
     if property_set.protocol == "mqtt":
@@ -246,10 +246,10 @@ def encode_properties(message: Message, utc: float, *, subscription_ids: Sequenc
 
 
 def losses(message: Message) -> tuple[str, ...]:
-    """Return the names of the losses when `message` is translated to MQTT 5.
+    """Return the names of the parts of `message` that MQTT 5 cannot express.
 
-    Losses with the policy `encode` are left out. The encoded properties are cached, so that
-    `encode_properties` need not encode them again.
+    Parts with the policy `encode` are left out, because other properties carry them. The encoded properties
+    are cached, so that `encode_properties` need not encode them again.
     """
     property_set = message.property_set
     if property_set.protocol == "mqtt":
@@ -265,10 +265,11 @@ _HOPS: Final = tuple([_hops(count) for count in range(16)])  # few messages cros
 
 
 class Form(NamedTuple):
-    """Encoding of a property set: an encoded property list, and the names of the losses.
+    """Encoded property list for a property set of another protocol.
 
-    Losses with the policy `encode` are left out. The list lacks the properties that differ between messages
-    with the same set. `key` identifies the encoding in the cache.
+    `data` lacks those properties that differ between messages with the same set, such as the expiry interval.
+    `losses` are the names of parts that MQTT cannot express, without those of policy `encode`. `key` is the
+    key in the set's cache.
     """
 
     key: str
@@ -277,7 +278,7 @@ class Form(NamedTuple):
 
 
 def _form(property_set: PropertySet) -> Form:
-    """Return the encoding of a property set of another protocol, cached in the set."""
+    """Return the encoded property list for a property set of another protocol, and cache it in the set."""
     last = property_set.form
     if last is not None and last[0] == FORM:
         form: Form = last
@@ -308,9 +309,9 @@ _OF_THE_WAY: Final = frozenset(
 
 
 def _forwarded(property_set: PropertySet) -> bytes:
-    """Return the part of a PUBLISH property list that is forwarded to receivers.
+    """Return those properties of a PUBLISH that are forwarded to receivers, as an encoded list.
 
-    The part is stored in `parsed` of the set.
+    The list is also stored in `parsed` of the set.
     """
     raw = property_set.raw
     data = property_set.parsed = b"".join(
@@ -322,9 +323,10 @@ def _forwarded(property_set: PropertySet) -> bytes:
 
 
 def _encode(property_set: PropertySet, lost: set[str]) -> bytes:
-    """Encode a property set of another protocol, and add the names of losses to `lost`.
+    """Encode a property set of another protocol as a property list.
 
-    Properties that differ between messages with the same set are not included.
+    Properties that differ between messages with the same set are left out. Add the names of parts that MQTT
+    cannot express to `lost`.
     """
     properties = property_set.properties
     found: list[bytes] = []
@@ -354,7 +356,7 @@ def _encode(property_set: PropertySet, lost: set[str]) -> bytes:
 
 
 def _can_encode(text: str, lost: set[str]) -> bool:
-    """Return True if MQTT can carry the text. If not, add the loss "text" to `lost`."""
+    """Return True if MQTT can carry the text. Otherwise add `text`, as the name of a loss, to `lost`."""
     fits = is_text(text)
     if not fits:
         lost.add("text")
@@ -362,9 +364,10 @@ def _can_encode(text: str, lost: set[str]) -> bool:
 
 
 def _pairs(headers: Headers, lost: set[str]) -> list[tuple[str, str]]:
-    """Convert headers to user properties, in order, and add the names of losses to `lost`.
+    """Convert headers to user properties, in order.
 
-    A further user property contains the types of the headers, unless all are plain strings.
+    One more user property has the types of the headers, unless all of them are plain strings. Add the names
+    of parts that MQTT cannot express to `lost`.
     """
     pairs: list[tuple[str, str]] = []
     types: dict[str, list[Type]] = {}

@@ -44,7 +44,7 @@ def is_text(data: str) -> bool:
 
 
 def _plain(value: Value) -> tuple[Any, Type]:
-    """Return the JSON form of a value, and its type for the user property `gateway-types`."""
+    """Return a value in a form that JSON can express, and its type for the user property `gateway-types`."""
     kind, content = value
     if kind is ValueType.STRING:
         if isinstance(content, str) and is_text(content):
@@ -95,7 +95,10 @@ def from_text(text: str, type: Type) -> Value:
 
 
 def _loaded(text: str, type: Type) -> Any:
-    """Return the JSON value in a text of this type. Raises ValueError if the text is not JSON."""
+    """Return the value in JSON form that `text` stands for, according to its type.
+
+    Raises ValueError if the type requires JSON and the text is not JSON.
+    """
     if isinstance(type, str) and type in _TEXTS:
         return text
     if type == ValueType.VOID.value and not text:
@@ -108,10 +111,11 @@ _REALS: Final = frozenset((ValueType.FLOAT, ValueType.DOUBLE))
 
 
 def _typed(plain: Any, type: Type, depth: int) -> Value:
-    """Convert `plain`, the JSON form of a value, to a value of the type `type`.
+    """Convert `plain`, a value in JSON form, to a header value of the type `type`.
 
-    The result may be out of the type's range. Raises ValueError, TypeError, KeyError, AttributeError or
-    ArithmeticError if `plain` is not valid for `type`.
+    `depth` is the number of arrays and tables that contain it. The result may be out of the type's range.
+    Raises ValueError, TypeError, KeyError, AttributeError or ArithmeticError if `plain` is not valid for
+    `type`.
     """
     if depth > NESTING_MAX:
         raise ValueError("nested too deep")
@@ -136,7 +140,7 @@ def _typed(plain: Any, type: Type, depth: int) -> Value:
 
 
 def _decimal(text: str) -> Decimal:
-    """Parse a decimal of at most 32 bits and 255 decimal places, which both AMQP dialects can carry.
+    """Parse a decimal of at most 32 bits and 255 decimal places, the limits of both AMQP protocols.
 
     Raises ValueError for any other text.
     """
@@ -152,9 +156,9 @@ def _decimal(text: str) -> Decimal:
 
 
 def _from_string(text: str, type: str | None) -> Value:
-    """Convert the text of a string, decimal or bytes value to that value.
+    """Convert the text of a string, decimal or bytes value to a header value.
 
-    `type` is None for a plain string. Bytes, and strings that MQTT cannot carry, are base64-encoded. Raises
+    `type` is None for a plain string. Bytes, and strings that MQTT cannot carry, are in base64. Raises
     ValueError if the text is invalid.
     """
     if type is None:

@@ -49,7 +49,7 @@ from gateway.protocols.mqtt.spec import (
 
 
 def frame(first: int, body: bytes) -> bytes:
-    """Return an encoded packet from its first byte and its body; the remaining length is inserted."""
+    """Return a packet: its first byte, the remaining length, and its body."""
     return bytes((first,)) + encode_varint(len(body)) + body
 
 
@@ -91,7 +91,7 @@ def encode_connect(packet: Connect, byte_order: ByteOrder = "auto") -> bytes:
 
 
 class _Writer:
-    """Encoder for the fields of packets, in one protocol version and byte order."""
+    """Encoder for the fields of packets of one protocol version, in one byte order."""
 
     __slots__ = ("_order", "v5", "version")
 
@@ -118,7 +118,7 @@ class _Writer:
     def checked(self, reason: int, kind: PacketType) -> bytes:
         """Return the reason code as one byte.
 
-        Raises LocalProtocolError if the packet type must not carry it.
+        Raises LocalProtocolError if a packet of the type `kind` must not carry it.
         """
         if reason not in REASONS[kind]:
             raise LocalProtocolError(f"{kind.name} must not carry reason {reason:#04x}")
