@@ -26,10 +26,10 @@ _ABSENT: Final = "absent"
 
 
 class CaseResult(NamedTuple):
-    """Result of one test of a mapping file: its name, its position and the differences.
+    """Result of one test of a mapping file: the test's name and position, and the differences that it found.
 
-    Each difference is a text that states what was expected and what arrived instead. The test has passed if
-    there are no differences.
+    Each difference is a text that states what was expected and what arrived instead. Without differences, the
+    test has passed.
     """
 
     name: str
@@ -45,7 +45,7 @@ class CaseResult(NamedTuple):
 
 
 class CrossedMessage(NamedTuple):
-    """Message that a route has delivered: the route's name, the target endpoint and the new message."""
+    """Message that a route has delivered, with the names of the route and of the target endpoint."""
 
     route: str
     endpoint: str
@@ -53,10 +53,10 @@ class CrossedMessage(NamedTuple):
 
 
 def endpoints_of(mappings: Iterable[Mapping]) -> dict[str, str]:
-    """Return the endpoints that the routes name, each with its protocol.
+    """Return the protocol of each endpoint that the routes name, by the endpoint's name.
 
-    The protocol is derived from the keys of the addresses in the routes, such as `topic`. The tests of
-    mapping files can thus be run without a configuration.
+    The protocol is derived from the keys of the addresses in the routes, such as `topic`. Tests of mapping
+    files therefore need no configuration.
     """
     found: dict[str, str] = {}
     for mapping in mappings:
@@ -83,7 +83,7 @@ def run_cases(
 
 
 def _run(router: Router, case: Case) -> list[str]:
-    """Run one test. Return the differences between the expected messages and those that arrived."""
+    """Run one test. Return the differences between the messages that it expects and those that arrived."""
     try:
         message, queue = _published(router, case.publish)
     except (NameRefused, ValueError) as error:
@@ -103,10 +103,10 @@ def _run(router: Router, case: Case) -> list[str]:
 
 
 def _published(router: Router, words: PublishedMessage) -> tuple[Message, str]:
-    """Build the message that a test publishes. Return it with the queue that it is consumed from.
+    """Build the message that a test publishes. Return it, and the queue from which it is consumed.
 
-    The queue is "" unless the test names a queue of a link. Raises ValueError if the endpoint is unknown or
-    has another protocol than the address, and NameRefused if the protocol refuses the address.
+    The queue is "" unless the test names a queue of a link. Raises ValueError if the endpoint is unknown, or
+    if its protocol is not that of the address. Raises NameRefused if the protocol refuses the address.
     """
     protocol = router.endpoints.get(words.endpoint)
     if protocol is None:
@@ -154,7 +154,7 @@ def _compare_all(expected: list[Expected], arrivals: list[CrossedMessage]) -> li
 
 
 def _compare(expected: Expected, arrival: CrossedMessage) -> list[str]:
-    """Compare a message that arrived with one entry of `expect`.
+    """Compare a message that arrived with the entry of `expect` at the same position.
 
     Return a text of the form `KEY: expected X, got Y` for each key that differs.
     """
@@ -173,7 +173,7 @@ def _same(want: Any, have: Any) -> bool:
 
 
 def words_of(endpoint: str, message: Message) -> dict[str, Any]:
-    """Return the values of a message that was delivered to `endpoint`, by the keys that `expect` uses."""
+    """Return a message that was delivered to `endpoint` as values by the keys of `expect`, such as `body`."""
     address = message.address
     words: dict[str, Any] = {
         "endpoint": endpoint,

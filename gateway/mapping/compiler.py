@@ -26,7 +26,7 @@ SHAPES_MAX: Final = 4_096  # shapes of routes whose compiled code is cached
 
 
 def compile_level_test(pattern: Pattern) -> MatchesLevels | None:
-    """Compile a pattern to a function that returns True if the levels of a name match it.
+    """Compile a pattern to a function that takes the levels of a name, and returns True if they match.
 
     Return None if the pattern has several multi-level wildcards. If the pattern begins with a wildcard, do
     not call the function for a hidden name (`$...`), because such a pattern does not match hidden names.
@@ -51,7 +51,7 @@ def compile_template(
 ) -> RenderLevels | None:
     """Compile a template to a function that returns the target's name for a source name.
 
-    The function takes the source name, which must match `pattern`, and the levels of this name. It may raise
+    The function takes the source name, which must match `pattern`, and its levels. The function may raise
     NameRefused. Return None if the template depends on more than the levels of the name.
     """
     literals: list[str] = []
@@ -75,10 +75,10 @@ def compile_template(
 
 
 def _parts(pattern: Pattern, template: Template, literals: list[str]) -> list[tuple[str, str]] | None:
-    """Return the source text of two Python expressions for each level of the template.
+    """Return two Python expressions, as source text, for each level of the template.
 
     The first expression copies the level, the second one translates it; each ends with a comma. The constant
-    texts that they use are appended to `literals`. Return None if the template or the pattern cannot be
+    texts in the expressions are appended to `literals`. Return None if the template or the pattern cannot be
     compiled.
     """
     places = {
@@ -105,9 +105,10 @@ def _parts(pattern: Pattern, template: Template, literals: list[str]) -> list[tu
 def _piece(
     pattern: Pattern, places: dict[str, int], piece: str | Name, literals: list[str]
 ) -> tuple[str, str] | None:
-    """Return the source text of two expressions for one piece of a level: a copying and a translating one.
+    """Return two Python expressions, as source text, for one piece of a level in the template.
 
-    `places` has the indices of the pattern's captures by name. Return None if the piece cannot be compiled.
+    The first expression copies the piece, the second one translates it. `places` has the index of each
+    capture in the pattern, by name. Return None if the piece cannot be compiled.
     """
     if isinstance(piece, str):
         name = _literal(piece, literals)
@@ -138,7 +139,7 @@ def _only_rest(tokens: Tokens) -> int | None:
 
 
 def _place(tokens: Tokens, at: int) -> int:
-    """Return the index of the level that the token at index `at` matches.
+    """Return the index in a name's levels of the level that the token at index `at` matches.
 
     For a token after the multi-level wildcard the index is negative: it counts from the end.
     """
@@ -148,22 +149,22 @@ def _place(tokens: Tokens, at: int) -> int:
 
 
 def _literal(text: str, literals: list[str]) -> str:
-    """Append `text` to `literals`. Return the name of its variable in the compiled code."""
+    """Append `text` to `literals`. Return the name of the variable that stands for it in compiled code."""
     literals.append(text)
     return f"literal_{len(literals) - 1}"
 
 
 def _code(function: str, literals: list[str]) -> Code:
-    """Compile the source text of a lambda, and return the lambda with these literals."""
+    """Compile a lambda from its source text, and return it. Its variables have the values `literals`."""
     return _shared(function, len(literals))(*literals)
 
 
 @lru_cache(SHAPES_MAX)
 def _shared(function: str, literals: int) -> Callable[..., Code]:
-    """Compile the source text of a lambda that refers to as many variables as `literals` states.
+    """Compile a lambda that uses the variables `literal_0` and so on; `literals` is their number.
 
-    Return a function that takes the values of these variables and returns the lambda. The source text has no
-    text from a mapping file. It is therefore compiled only once for all routes of the same shape.
+    Return a function that takes the values of these variables, and returns the lambda. The source text of the
+    lambda has no text from a mapping file, so that all routes of the same shape share the compiled code.
     """
     names = ", ".join([f"literal_{at}" for at in range(literals)])
     builtins = {"__builtins__": {"len": len, "map": map}}

@@ -46,9 +46,9 @@ FUNCTIONS: Final = frozenset((
 
 
 class ExpressionError(MappingError):
-    """Error in the text of an expression.
+    """Error in the text of a CEL expression.
 
-    `inner` has line and column within this text, starting at 1.
+    `inner` has line and column within this text, both starting at 1.
     """
 
     def __init__(self, reason: str, line: int, column: int) -> None:
@@ -57,10 +57,10 @@ class ExpressionError(MappingError):
 
 
 class ConditionCounters(Protocol):
-    """Counters of evaluations of `when` that had no value.
+    """Counters of the messages for which the expression `when` had no value.
 
-    `unparsable` counts messages whose body is not JSON, `undecided` all other reasons, such as a missing
-    field.
+    `unparsable` counts messages whose body is not JSON, `undecided` those with another cause, such as a
+    missing field.
     """
 
     unparsable: int
@@ -87,7 +87,7 @@ class Condition:
     )
 
     def __init__(self, text: str, known_names: Iterable[str], steps_max: int = STEPS_MAX) -> None:
-        """Compile `text`. `steps_max` is the limit of one evaluation, in steps of about 0.2 µs."""
+        """Compile `text`. An evaluation may take at most `steps_max` steps of about 0.2 µs."""
         self.text = text
         self._program, self._cost = _compiled(text)
         used = self._program.references()
@@ -109,7 +109,7 @@ class Condition:
         self._words = tuple(self.names & PER_MESSAGE - {"body", "headers"})
 
     def type_error(self) -> str:
-        """Return a text about the first comparison in the expression that compares different types, or "".
+        """Return a text about the first comparison of a variable with a literal of another type, or "".
 
         Such a comparison can never be true.
         """
@@ -126,14 +126,14 @@ class Condition:
         return ""
 
     def fixed(self, values: dict[str, str]) -> dict[str, Any]:
-        """Return the subset of `values` to which the expression refers.
+        """Return those `values` to which the expression refers. Pass the result to `holds`.
 
-        `values` has the variables that depend only on the address. Pass the result to `holds`.
+        `values` has the variables that depend only on the address, by name.
         """
         return {name: text for name, text in values.items() if name in self.names}
 
     def constant(self) -> bool | None:
-        """Return the value of the expression if it refers to no variable, otherwise None."""
+        """Return the value of an expression that refers to no variable; return None for other expressions."""
         return None if self.names else bool(self._evaluated({}))
 
     def _evaluated(self, variables: dict[str, Any]) -> bool | None:
@@ -179,10 +179,10 @@ class Condition:
 
 
 def _compiled(text: str) -> tuple[cel.Program, Expression]:
-    """Compile the text of an expression. Return the program and its costs. Raises MappingError.
+    """Compile the text of a CEL expression. Return the program, and an Expression with its costs.
 
-    A text that is too long or too deeply nested is refused before it reaches the CEL library, whose stack
-    would overflow.
+    Raises MappingError. A text that is too long or too deeply nested is refused before it reaches the CEL
+    library, whose stack would overflow.
     """
     import cel  # takes 100 ms of every start, and most mappings have no condition
 
@@ -203,7 +203,10 @@ def _compiled(text: str) -> tuple[cel.Program, Expression]:
 
 
 def _misread(report: str) -> MappingError:
-    """Return an ExpressionError or MappingError with the first fault in an error text of the CEL library."""
+    """Return the error for the first fault in `report`, an error text of the CEL library.
+
+    It is an ExpressionError if `report` has a position, otherwise a MappingError.
+    """
     found = FAULT.search(report)
     if found is None:
         return MappingError(f"not a CEL expression: {report.splitlines()[0]}")
@@ -227,7 +230,7 @@ _MEANT: Final = (
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Return True if `error` is a panic of the CEL library.
+    """Return True if `error` is a panic of the CEL library, which is written in Rust.
 
     A panic is a BaseException but not an Exception, and its class cannot be imported.
     """
@@ -235,7 +238,7 @@ def _is_panic(error: BaseException) -> bool:
 
 
 def _read_body(body: bytes) -> tuple[Any, int]:
-    """Parse a JSON body. Return its value, and its size in the unit of `Expression.steps`.
+    """Parse a JSON body. Return its value and its size, in the unit that `Expression.steps` takes.
 
     Raises ValueError if the body is too large, has too many values, or is not JSON.
     """
@@ -268,7 +271,7 @@ def _count_values(body: Any) -> int:
 
 
 def _size_of_headers(headers: Headers) -> int:
-    """Return the size of headers in the unit of `Expression.steps`.
+    """Return the size of headers, in the unit that `Expression.steps` takes.
 
     Raises ValueError if there are too many values, or if tables are nested too deeply.
     """

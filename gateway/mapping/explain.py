@@ -17,12 +17,13 @@ from gateway.protocols import dialect_of, show
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Route that matches an address, and what it does with messages to this address.
+    """Explanation of a route that matches an address: what it does with messages to this address.
 
-    `address` is the target's address as text. If the address is refused, it is "", and `refused` is the
-    reason. `when` is the expression that a message must also satisfy, or None. The last three fields describe
-    what happens to one message, if a message is given: `crosses` is True if the route delivers it, `made` has
-    the properties and headers of the delivered message, and `why` is the reason why it is not delivered.
+    `endpoint` and `address` are those of the target. If the target refuses the address, `address` is "", and
+    `refused` is the reason. `when` is the expression that a message must also satisfy, or None. The last
+    three fields describe one message, if the caller has given one: `crosses` is True if the route delivers
+    it, `made` has the properties and headers of the delivered message, and `why` is the reason why it is not
+    delivered.
     """
 
     route: str
@@ -42,7 +43,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """Route that does not match an address, and the reason."""
+    """Explanation of a route that does not match an address: the reason."""
 
     route: str
     file: str
@@ -52,9 +53,10 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Explanation of one address: the routes that match it, and the routes that do not match.
+    """Explanation of what all routes do with messages to one address.
 
-    Both are in the order of the mapping files. `dataclasses.asdict` converts the explanation for JSON.
+    `matches` has the routes that match it, `misses` all others, both in the order of the mapping files.
+    `dataclasses.asdict` converts the explanation for JSON.
     """
 
     endpoint: str
@@ -71,10 +73,10 @@ def explain(
     sender: Sender = NOBODY,
     message: Message | None = None,
 ) -> Explanation:
-    """Explain what each route does with messages from `endpoint` to `address`, or with the one `message`.
+    """Explain what each route does with messages that are published to `address` at `endpoint`.
 
-    `queue` is the queue from which a link consumed the message, or "". `sender` has the values for templates
-    that refer to the client or user.
+    If `message` is given, also explain what happens to this message. `queue` is the queue from which a link
+    consumed it, or "". `sender` has the values for templates that refer to the client or user.
     """
     matches: list[Match] = []
     misses: list[Miss] = []
@@ -99,9 +101,9 @@ def _explain_route(
     sender: Sender,
     message: Message | None,
 ) -> Match | str:
-    """Return what `route` does with the address and the message.
+    """Return what `route` does with messages to the address, and with `message` if it is given.
 
-    Return a text with the reason if the route does not match.
+    Return a text with the reason if the route does not match. Parameters are as in `explain`.
     """
     if route.source != endpoint:
         return f"its source is {route.source!r}"
@@ -133,10 +135,10 @@ def _explain_route(
 
 
 def _try_route(way: ResolvedRoute, message: Message) -> tuple[bool, dict[str, Any] | None, str]:
-    """Apply a resolved route to a message. Return three values.
+    """Apply the resolved route `way` to a message. Return three values.
 
-    They are True if the route delivers the message; the properties of the delivered message, or None; and the
-    reason why the message is not delivered, or "".
+    They are: True if the route delivers the message; the properties of the delivered message, or None; and
+    the reason why the message is not delivered, or "".
     """
     route = way.route
     unparsable, undecided = route.unparsable, route.undecided

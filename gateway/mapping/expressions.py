@@ -53,15 +53,15 @@ _CONSTANTS: Final = frozenset(("true", "false", "null"))
 
 
 class UnsupportedExpression(Exception):
-    """Error for a text that this parser cannot parse: it supports only a part of CEL."""
+    """Error for a text that this parser does not support: it parses only a part of CEL."""
 
 
 class SizedValue(NamedTuple):
-    """Upper bound of the size of a subexpression's value: `weight` times a size that `level` selects.
+    """Upper bound of the size of a subexpression's value: `weight` times the size that `level` selects.
 
-    Level 0 selects the size of the message. Level 1 selects the size of the variable of the outermost loop,
-    level 2 that of the next inner loop, and so on. Level None selects 1, because the value does not depend on
-    the message.
+    Sizes are numbers of values, as in Cost. Level 0 selects the size of the message. Level 1 selects the size
+    of the variable of the outermost loop, level 2 that of the next inner loop, and so on. Level None selects
+    1, because the value does not depend on the message.
     """
 
     level: int | None
@@ -69,21 +69,21 @@ class SizedValue(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Number of steps or iterations: `weight` times the size of the message to the power of `degree`.
+    """Number of steps or iterations that an evaluation takes: `weight` * size ** `degree`.
 
-    The size of a message is the number of values in it; a long text counts as several values.
+    The size is that of the message: the number of values in it, where a long text counts as several values.
     """
 
     weight: float
     degree: int
 
     def times(self, other: Cost) -> Cost:
-        """Return the product of two costs, such as iterations of a loop and steps of one iteration."""
+        """Return the product of two costs, such as iterations and the steps of one iteration."""
         return Cost(self.weight * other.weight, self.degree + other.degree)
 
 
 class _Loop(NamedTuple):
-    """Loop that contains the text being parsed: its variable, and the value over which it iterates."""
+    """Loop in which the parser is: its variable (`name`), and the list or map over which it iterates."""
 
     name: str
     over: SizedValue
@@ -91,7 +91,7 @@ class _Loop(NamedTuple):
     visits: Cost  # how often the loop visits one and the same value of the message
 
     def iterations(self) -> Cost:
-        """Return how many iterations one run of the loop has at most."""
+        """Return the maximum number of iterations each time the loop runs."""
         return Cost(self.over.weight, 0 if self.over.level is None else 1)
 
 
@@ -100,11 +100,11 @@ ONCE: Final = Cost(1.0, 0)
 
 
 class Expression:
-    """Costs of one CEL expression, and the names of the variables to which it refers (`names`).
+    """Parsed CEL expression: its costs, and the names of the variables to which it refers (`names`).
 
     `compared` has each comparison of a variable with a literal: name of the variable, kind of the literal
-    (`text`, `number`, or `word` for true, false and null) and literal. Raises NotUnderstood if the text
-    cannot be parsed, and MappingError if the expression would be too expensive for any message.
+    (`text`, `number`, or `word` for true, false and null) and literal. Raises UnsupportedExpression if the
+    text cannot be parsed, and MappingError if the expression would be too expensive for any message.
     """
 
     __slots__ = ("_steps", "compared", "names")
@@ -122,10 +122,10 @@ class Expression:
             )
 
     def steps(self, size: int) -> float:
-        """Return the maximum number of steps of an evaluation with a message of this size.
+        """Return the maximum number of steps, of about 0.2 µs each, that an evaluation takes.
 
-        A step takes about 0.2 µs. The size is the number of values in the message; a long text counts as
-        several.
+        `size` is the size of the message: the number of values in it, where a long text counts as several
+        values.
         """
         total = 0.0
         for weight in reversed(self._steps):
@@ -134,9 +134,9 @@ class Expression:
 
 
 class _ExpressionParser:
-    """Recursive-descent parser of CEL that adds up costs, and builds no syntax tree.
+    """Recursive-descent parser of CEL that adds up the steps of an evaluation, and builds no syntax tree.
 
-    Each method that parses a production of the grammar returns the size of the subexpression's value.
+    Each method that parses a part of an expression returns an upper bound of the size of its value.
     """
 
     def __init__(self, text: str) -> None:
@@ -163,7 +163,7 @@ class _ExpressionParser:
     def parse(self) -> None:
         """Parse the whole text and add up its costs, including the cost of copying the result.
 
-        Raises NotUnderstood.
+        Raises UnsupportedExpression, and MappingError if the expression is too complex.
         """
         self._use(self._condition())
         if self._tokens[self._at][0] != "end":
@@ -172,7 +172,7 @@ class _ExpressionParser:
     # Tokens.
 
     def _accept(self, *signs: str) -> str:
-        """Skip the next token if it is one of `signs`, and return it. Otherwise return ""."""
+        """Skip and return the next token if it is one of `signs`. Otherwise return ""."""
         kind, text = self._tokens[self._at]
         if (kind == "sign" or text == "in") and kind != "text" and text in signs:
             self._at += 1
@@ -193,18 +193,21 @@ class _ExpressionParser:
     # Costs.
 
     def _iterations(self) -> Cost:
-        """Return how often the text at the present position is evaluated."""
+        """Return how often one evaluation runs the code at the parser's position, because of loops."""
         return self._loops[-1].turns if self._loops else ONCE
 
     def _inner_iterations(self, level: int) -> Cost:
-        """Return the number of iterations of all loops inside loop `level`, in one iteration of that loop."""
+        """Return the number of iterations of all loops inside a loop, during one iteration of that loop.
+
+        The loop is number `level`, counted from the outermost one; 0 stands for the whole expression.
+        """
         found = ONCE
         for loop in self._loops[level:]:
             found = found.times(loop.iterations())
         return found
 
     def _uses(self, value: SizedValue) -> Cost:
-        """Return the total cost, in the whole evaluation, of reading a value at the present position."""
+        """Return the cost of reading a value at the parser's position, for all iterations of all loops."""
         turns = self._iterations().times(Cost(value.weight, value.level is not None))
         if not value.level:
             return turns
@@ -212,7 +215,7 @@ class _ExpressionParser:
         return min(turns, visits.times(Cost(value.weight, 1)), key=lambda cost: (cost.degree, cost.weight))
 
     def _spend(self, cost: Cost) -> None:
-        """Add `cost` to the steps. Raises MappingError if loops are nested too deeply."""
+        """Add `cost` to the steps of the expression. Raises MappingError if loops are nested too deeply."""
         if cost.degree > DEGREE_MAX:
             raise MappingError(
                 "its loops are nested too deeply; let each inner loop iterate over the variable of"
@@ -221,14 +224,14 @@ class _ExpressionParser:
         self.steps[cost.degree] += cost.weight
 
     def _use(self, *values: SizedValue) -> None:
-        """Add the cost of one operation at the present position that reads all of `values`."""
+        """Add the cost of an operation that reads all of `values` at the parser's position."""
         self._spend(self._iterations())
         for value in values:
             self._spend(self._uses(value))
 
     @staticmethod
     def _joined(values: list[SizedValue]) -> SizedValue:
-        """Return the size of a value that contains all of `values`."""
+        """Return the size of a list, map or text that contains all of `values`."""
         levels = [value.level for value in values if value.level is not None]
         return SizedValue(min(levels, default=None), sum(value.weight for value in values))
 
@@ -248,7 +251,7 @@ class _ExpressionParser:
         return found
 
     def _parse_logical(self) -> SizedValue:
-        """Parse a chain of `||` and `&&`; their precedence changes no cost."""
+        """Parse a chain of `||` and `&&`. Their precedence does not matter for the cost."""
         found = self._relation()
         while self._accept("||", "&&"):
             self._spend(self._iterations())
@@ -273,7 +276,7 @@ class _ExpressionParser:
         return found
 
     def _note(self, left: list[tuple[str, str]], right: list[tuple[str, str]]) -> None:
-        """Store a comparison in `compared` if one operand is a variable and the other one a literal.
+        """Add a comparison to `compared` if one operand is a variable and the other one a literal.
 
         `left` and `right` are the tokens of the operands.
         """
@@ -312,9 +315,10 @@ class _ExpressionParser:
         return found
 
     def _selected(self, value: SizedValue, name: str) -> SizedValue:
-        """Parse the text after `value.name`. Return an upper bound of the size of its value.
+        """Parse the text after `value.name`, and return an upper bound of the size of the whole value.
 
-        The text is a list of arguments if `name` is a loop or function, and is empty if `name` is a field.
+        `value` is the size of what precedes the dot. If `name` is a loop or a function, the text is a list of
+        arguments; if it is a field, there is nothing to parse.
         """
         if not self._accept("("):
             self._use(value)
@@ -324,7 +328,7 @@ class _ExpressionParser:
         return self._called(name, [value])
 
     def _called(self, name: str, values: list[SizedValue]) -> SizedValue:
-        """Parse a function's arguments and the closing parenthesis. Return the size of the result.
+        """Parse the arguments of a function and the closing parenthesis. Return the size of the result.
 
         `values` has the size of the value before the dot, if there is one. The result is assumed to be as
         large as this value and all arguments together. Raises MappingError if the pattern of `matches` is not
@@ -343,7 +347,7 @@ class _ExpressionParser:
         return self._joined(values) if values else NOTHING
 
     def _listed(self, end: str) -> list[SizedValue]:
-        """Parse expressions separated by commas, up to the token `end`. Return their sizes."""
+        """Parse expressions separated by commas, and the token `end` behind them. Return their sizes."""
         found: list[SizedValue] = []
         while not self._accept(end):
             found.append(self._condition())
@@ -383,8 +387,8 @@ class _ExpressionParser:
     def _mapped(loop: _Loop, level: int, made: SizedValue) -> SizedValue:
         """Return the size of the list that `map` builds from elements of the size `made`.
 
-        `level` is the level of the loop. Raises MappingError if the elements contain values from outside of
-        the loop.
+        `level` is the number of the loop `map`. Raises MappingError if the elements contain values from
+        outside of this loop.
         """
         over = loop.over
         if made.level is None or made.level == level:
@@ -416,13 +420,13 @@ class _ExpressionParser:
         raise UnsupportedExpression
 
     def _combined_value(self, parts: list[SizedValue]) -> SizedValue:
-        """Return the size of a list or map with these parts, and add the cost of building it."""
+        """Return the size of a list or map that consists of `parts`, and add the cost of building it."""
         found = self._joined([NOTHING, *parts])
         self._use(found)
         return found
 
     def _entries(self) -> list[SizedValue]:
-        """Parse the entries of a map and its closing brace. Return the sizes of their keys and values."""
+        """Parse the entries of a map and its closing brace. Return the sizes of all keys and values."""
         found: list[SizedValue] = []
         while not self._accept("}"):
             found.append(self._condition())
@@ -434,7 +438,10 @@ class _ExpressionParser:
         return found
 
     def _named(self, name: str) -> SizedValue:
-        """Parse the text after a name: the arguments of a function, or nothing. Return the value's size."""
+        """Parse the text after a name: arguments if it is a function, otherwise nothing.
+
+        Return the size of the value.
+        """
         self._spend(self._iterations())
         if self._accept("("):
             return self._called(name, [])
@@ -463,10 +470,10 @@ FAST_STATES: Final = 8  # states that together cost one step for each piece of t
 
 
 def _pattern_steps(literal: str) -> tuple[float, float]:
-    """Return the steps to compile a regular expression, and the steps to run it on one piece of text.
+    """Return the steps to compile a regular expression, and the steps to match it with a piece of text.
 
-    A piece of text has TEXT_PIECE bytes. `literal` is the CEL literal with its prefix and quotes. Raises
-    MappingError if the pattern is too long, is verbose, or has numeric escapes in a literal that is not raw.
+    A piece has TEXT_PIECE bytes. `literal` is the CEL literal with its prefix and quotes. Raises MappingError
+    if the pattern is too long, is verbose, or has numeric escapes in a literal that is not raw.
     """
     if len(literal) > PATTERN_BYTES_MAX:
         raise MappingError(f"matches: a pattern has at most {PATTERN_BYTES_MAX} characters")
@@ -486,7 +493,7 @@ def _pattern_steps(literal: str) -> tuple[float, float]:
 def _count_states(pattern: str) -> float:
     """Estimate the number of states of the automaton for a regular expression.
 
-    The states of a repeated part count as often as the part may be repeated.
+    The states of a repeated part are counted once for each possible repetition.
     """
     groups = [[0.0, 0.0]]  # for each open group: the states before its last part, and those of this part
     for piece in _PIECE.finditer(pattern):

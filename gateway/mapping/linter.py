@@ -30,7 +30,7 @@ ROOM_SMALL: Final = 55  # bytes; a template that leaves fewer for the captured l
 
 
 class Severity(Enum):
-    """Severity of a finding.
+    """Severity of a finding of the linter.
 
     ERROR: the mapping is refused. WARNING: the route probably does not do what its author meant. NOTE: the
     route has a limit.
@@ -42,10 +42,10 @@ class Severity(Enum):
 
 
 class Finding(NamedTuple):
-    """Finding of the linter, with its position in the mapping file.
+    """Finding of the linter about a mapping file, with its position in the file.
 
-    The codes of findings do not change between versions, so that findings can be filtered by `code`. `line`
-    and `column` start at 1; 0 means that the position is unknown.
+    `code` is the kind of the finding, by which users filter; it does not change between versions. `line` and
+    `column` start at 1; 0 means that the position is unknown.
     """
 
     severity: Severity
@@ -97,8 +97,8 @@ def _unnamed(
     """Yield a finding for each listener at which no route starts although its clients probably expect one.
 
     This is the case if no route starts or ends in the listener's domain, or if routes start only at other
-    listeners of this domain. The finding is only a note if the listener has the name of its protocol: it may
-    be a default listener, which the user has not configured.
+    listeners of the domain. The finding is only a note if the listener has the name of its protocol: the user
+    may not have configured it, because it is a default listener.
     """
     sources = {route.source for route in routes}
     source_domains = {domains[source] for source in sources if source in domains}
@@ -117,7 +117,7 @@ def _unnamed(
 
 
 def _lint_single(route: Route, links: Collection[str]) -> Iterator[Finding]:
-    """Yield findings about one route that do not depend on other routes."""
+    """Yield the findings about one route that do not depend on other routes."""
     yield from _weakened(route)
     yield from _unreachable(route, links)
     yield from _long_key(route)
@@ -135,7 +135,7 @@ def _lint_single(route: Route, links: Collection[str]) -> Iterator[Finding]:
 
 
 def _weakened(route: Route) -> Iterator[Finding]:
-    """Yield a finding for each option of a route that makes the target's delivery guarantee weaker."""
+    """Yield a finding for each option of a route that gives messages a weaker delivery guarantee."""
     delivery, qos = route.rule.delivery, route.rule.to.qos
     for word, mode in (("qos1", delivery.qos1), ("qos2", delivery.qos2)):
         if mode == "transient":
@@ -153,7 +153,7 @@ def _weakened(route: Route) -> Iterator[Finding]:
 
 
 def _unreachable(route: Route, links: Collection[str]) -> Iterator[Finding]:
-    """Yield a finding if no message can match the pattern or the condition of a route."""
+    """Yield a finding if no message can satisfy the pattern or the condition of a route."""
     pattern = route.pattern
     reason = ""
     if route.condition is not None and route.condition.constant() is False:
@@ -177,10 +177,9 @@ def _unreachable(route: Route, links: Collection[str]) -> Iterator[Finding]:
 
 
 def _long_key(route: Route) -> Iterator[Finding]:
-    """Yield a finding if the target's name can become too long.
+    """Yield a finding if the names that a route builds can be too long for the target's protocol.
 
-    The reason is a long text in the template, or a source name that may be longer than the target's protocol
-    permits.
+    The cause is a long text in the template, or a source protocol that permits longer names.
     """
     if not route.target.names:
         return
@@ -202,7 +201,7 @@ def _long_key(route: Route) -> Iterator[Finding]:
 
 
 def _literal(route: Route) -> Iterator[Finding]:
-    """Yield a finding for each text in the target's template that looks like a wildcard or placeholder."""
+    """Yield a finding for each constant text of a template that looks like a wildcard or placeholder."""
     word = route.target.dialect.name_word
     for level in route.target.name.levels:
         first = "".join(map(str, level)) if all(isinstance(piece, str) for piece in level) else ""
@@ -222,7 +221,7 @@ def _literal(route: Route) -> Iterator[Finding]:
 
 
 def _unidentified(route: Route) -> Iterator[Finding]:
-    """Yield a note that a route with `deduplicate` does not recognize repeats without a message id."""
+    """Yield a note that a route with `deduplicate` recognizes a repeated message only by its message id."""
     if route.rule.deduplicate is None:
         return
     where = route.pattern.dialect.message_id_field
@@ -234,7 +233,10 @@ def _unidentified(route: Route) -> Iterator[Finding]:
 
 
 def _lint_duplicates(earlier: Route, later: Route) -> Iterator[Finding]:
-    """Yield a warning if both routes deliver the same message to the same address."""
+    """Yield a warning if both routes deliver the same message to the same address.
+
+    `earlier` precedes `later` in the mapping files.
+    """
     if (earlier.source, earlier.target_endpoint) != (later.source, later.target_endpoint):
         return
     meeting = witness(earlier.pattern, later.pattern)
@@ -259,23 +261,26 @@ def _lint_duplicates(earlier: Route, later: Route) -> Iterator[Finding]:
 
 
 def _shadows(wide: Route, narrow: Route) -> bool:
-    """Return True if `wide` delivers every message that `narrow` matches, to the same address as `narrow`."""
+    """Return True if `wide` seems to deliver all messages of `narrow`, and to the same addresses.
+
+    The addresses are compared for some example names that `narrow` matches.
+    """
     if wide.condition is not None or not covers(wide.pattern, narrow.pattern):
         return False
     return all(_same_target(wide, narrow, levels) for levels in _samples(narrow.pattern))
 
 
 def _exclusive(one: Route, other: Route) -> bool:
-    """Return True if both routes have conditions that differ, so that perhaps no message satisfies both."""
+    """Return True if both routes have conditions and these differ: perhaps no message satisfies both."""
     if one.condition is None or other.condition is None:
         return False
     return one.condition.text != other.condition.text
 
 
 def _same_target(one: Route, other: Route, levels: Levels) -> bool:
-    """Return True if both routes deliver a message to the same address.
+    """Return True if both routes deliver messages to one name to the same target address.
 
-    The message is published to a name with these levels, which both routes match.
+    `levels` are the levels of this name, which both routes match.
     """
     try:
         address = example(one.pattern, levels)
@@ -286,9 +291,9 @@ def _same_target(one: Route, other: Route, levels: Levels) -> bool:
 
 
 def _target(route: Route, address: Address) -> Address | None:
-    """Return the address to which `route` delivers a message that is published to `address`.
+    """Return the target address to which `route` delivers a message that is published to `address`.
 
-    Return None if the route does not match, or if the target address is refused.
+    Return None if the route does not match, or if the target's protocol refuses the target address.
     """
     queue = route.pattern.queue or ""
     captures = route.pattern.match(address, queue)
@@ -296,7 +301,7 @@ def _target(route: Route, address: Address) -> Address | None:
 
 
 def example(pattern: Pattern, levels: Levels) -> Address:
-    """Build the address that has these levels and the pattern's scope. Raises NameRefused.
+    """Build an address from the levels of its name and from the pattern's scope. Raises NameRefused.
 
     If the pattern names a queue, return the address of this queue instead.
     """
@@ -305,15 +310,15 @@ def example(pattern: Pattern, levels: Levels) -> Address:
 
 
 def _shortest(pattern: Pattern) -> Levels:
-    """Return the levels of a short name that the pattern matches. There is at least one level."""
+    """Return the levels of a short name, with at least one level, that the pattern matches."""
     tokens = [token for token in pattern.tokens if token.kind is not TokenKind.REST]
     return tuple(token.text if token.kind is TokenKind.LITERAL else "x" for token in tokens) or ("x",)
 
 
 def _samples(pattern: Pattern) -> list[Levels]:
-    """Return the levels of up to three names that the pattern matches.
+    """Return up to three example names that the pattern matches, each as its levels.
 
-    In these names, a multi-level wildcard stands for zero, one and two levels. Different wildcards get
+    In the three names, a multi-level wildcard stands for zero, one and two levels. Different wildcards get
     different texts.
     """
     made: list[Levels] = []
@@ -335,7 +340,10 @@ def _samples(pattern: Pattern) -> list[Levels]:
 
 
 def _returned(routes: tuple[Route, ...], domains: Map[str, str]) -> Iterator[Finding]:
-    """Yield a finding for each route within one domain that delivers messages to their original address."""
+    """Yield a finding for each route that delivers messages to the address to which they were published.
+
+    Only routes between listeners of one domain can do so.
+    """
     for route in routes:
         source = domains.get(route.source)
         if source is None or domains.get(route.target_endpoint) != source or route.pattern.queue is not None:
@@ -350,10 +358,10 @@ def _returned(routes: tuple[Route, ...], domains: Map[str, str]) -> Iterator[Fin
 
 
 def _find_cycles(routes: tuple[Route, ...], links: Collection[str]) -> Iterator[Finding]:
-    """Yield a finding for each chain of routes through links that leads back to its start.
+    """Yield a finding for each chain of routes that goes through links and leads back to its start.
 
-    Also yield a finding for each route that returns messages from a link to a listener, if another route has
-    sent them from this listener to the link.
+    Also yield a finding for each route that returns messages from a link to the listener from which another
+    route has sent them to this link.
     """
     leads = {
         route: [other for other in routes if route.target_endpoint in links and _leads(route, other)]
@@ -382,7 +390,7 @@ def _find_cycles(routes: tuple[Route, ...], links: Collection[str]) -> Iterator[
 def _shortest_cycle(start: Route, leads: dict[Route, list[Route]]) -> list[Route]:
     """Return the shortest chain of routes from `start` back to `start`, or an empty list if there is none.
 
-    `leads` maps each route to the routes that can match the messages that it delivers.
+    `leads` has, for each route, the routes that can match the messages that it delivers.
     """
     before: dict[Route, Route] = {}
     queue = deque([start])
@@ -414,7 +422,7 @@ def _leads(route: Route, other: Route) -> bool:
 def _produced_pattern(route: Route, unknown: str) -> Pattern:
     """Return a pattern that matches all addresses to which a route delivers.
 
-    The scope of the pattern is `unknown` if the target's exchange depends on the message.
+    If the target's exchange depends on the message, `unknown` is the scope of the pattern.
     """
     target, several = route.target, vocabulary(route.pattern).several
     scope = target.service
@@ -425,9 +433,9 @@ def _produced_pattern(route: Route, unknown: str) -> Pattern:
 
 
 def _level(level: list[str | Name], route: Route, several: frozenset[str]) -> list[PatternToken]:
-    """Return pattern tokens that match all values of one level of the target's template.
+    """Return pattern tokens that match all values which one level of the target's template can have.
 
-    `several` are the names of variables that stand for several levels.
+    `level` has the pieces of this level. `several` has the names of variables that stand for several levels.
     """
     if all(isinstance(piece, str) for piece in level):
         return [PatternToken(TokenKind.LITERAL, "".join(map(str, level)))]
@@ -447,10 +455,10 @@ def _level(level: list[str | Name], route: Route, several: frozenset[str]) -> li
 def undivided_routes(
     routes: Iterable[Route], divides: Callable[[str, str | None], bool], workers: int
 ) -> list[MappingError]:
-    """Return an error for each route that every one of several workers would apply to the same messages.
+    """Return an error for each route that would apply to a message once in every worker.
 
-    `divides` takes an endpoint and a queue or None. It returns True if each message goes to only one of
-    several consumers there.
+    `divides` takes the name of an endpoint, and a queue or None. It returns True if each message there goes
+    to only one of several consumers. `workers` is the number of workers.
     """
     return [
         MappingError(
@@ -467,10 +475,10 @@ def undivided_routes(
 
 
 def returning_routes(routes: Iterable[Route], links: Collection[str]) -> list[MappingError]:
-    """Return an error for each route that does not work with several workers of the embedded broker.
+    """Return an error for each route that does not work with several workers with embedded brokers.
 
-    The clients of each worker are a domain of their own. A route to a listener would reach only the clients
-    of one worker. A route with `deduplicate` would have to know the messages of the other workers.
+    The clients of each worker are a domain of their own, so a route to a listener would reach only the
+    clients of one worker. A route with `deduplicate` would have to know the messages of the other workers.
     """
     found: list[MappingError] = []
     for route in routes:
@@ -491,11 +499,11 @@ def returning_routes(routes: Iterable[Route], links: Collection[str]) -> list[Ma
 def unstorable_routes(
     routes: Iterable[Route], links: Collection[str], *, store: bool, shared: Collection[str] = ()
 ) -> list[MappingError]:
-    """Return an error for each route with `settle: stored` that cannot have an outbox.
+    """Return an error for each route with `settle: stored` that cannot have an outbox as configured.
 
-    An outbox is impossible if the target is not a link, or if there is no store (`store` is False). `shared`
-    are the links whose outboxes are on the cluster; a route to such a link must not set limits of its own
-    outbox.
+    The target must be a link, and `store` must be True, which means that there is a store. For a link in
+    `shared`, whose outboxes are on the cluster, no store is needed, but the route must not set limits of its
+    own.
     """
     found: list[MappingError] = []
     for route in routes:
@@ -523,9 +531,9 @@ def unstorable_routes(
 
 
 def unkeyed_routes(routes: Iterable[Route]) -> list[MappingError]:
-    """Return an error for each route with `private: hash`.
+    """Return an error for each route with `private: hash`, which needs a configured key for hashes.
 
-    Call this function only if the configuration has no key for hashes.
+    Call this function only if no key is configured.
     """
     return [
         MappingError(

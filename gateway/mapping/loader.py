@@ -21,7 +21,7 @@ VERSION_DIGITS: Final = 12  # hexadecimal digits of the text's SHA-256 digest
 
 
 class Mapping:
-    """Validated mapping file: its content (`document`), and the positions of all parts in the text.
+    """Validated mapping file: its content (`document`), and the position in the text of each part of it.
 
     `version` is a short digest of the text.
     """
@@ -37,17 +37,18 @@ class Mapping:
         self._source = source
 
     def position(self, place: Place) -> Position:
-        """Return line and column, starting at 1, of the part of the document at `place`.
+        """Return the line and column, both starting at 1, of a part of the document.
 
-        `place` is a path of keys and indices. If the file does not contain this part, return the position of
-        the part that would contain it.
+        `place` is the path of keys and indices that leads to the part. If the file does not contain it,
+        return the position of the part that would contain it.
         """
         return self._source.position(place)
 
     def error(self, place: Place, reason: str, inner: tuple[int, int] | None = None) -> MappingError:
-        """Build a MappingError with the position of `place` and the text `reason`.
+        """Build a MappingError with the text `reason` for the part of the document at `place`.
 
-        `inner` is None, or a line and column, starting at 1, within the text at `place`.
+        `place` is the path of keys and indices that leads to the part. `inner` is a line and column, both
+        starting at 1, within the text there; None stands for the whole part.
         """
         text = f"{dotted(place)}: {reason}"
         at = None if inner is None else self._source.position_inside(place, *inner)
@@ -98,9 +99,9 @@ def _checked(read: Callable[[], Document]) -> Mapping:
 
 
 def _all(error: ValidationError, source: Document) -> MappingError:
-    """Build a MappingError for all faults in a file, sorted by position.
+    """Build a MappingError with all faults that pydantic has found in a file, sorted by position.
 
-    The error has the reason of the first fault; `others` of the error are the further faults.
+    The error has the reason and position of the first fault; `others` of the error has the further faults.
     """
     found = {
         (source.position(one.place), _worded(one).text): one.place for one in complaints(error, MappingFile)
@@ -111,7 +112,7 @@ def _all(error: ValidationError, source: Document) -> MappingError:
 
 
 def _worded(complaint: Complaint) -> Complaint:
-    """Return a complaint about the key `window` with a readable reason; return others unchanged."""
+    """Return a complaint about an invalid `window` with a readable reason. Return others unchanged."""
     if complaint.place[-1:] == ("window",) and complaint.value is not None:
         return complaint._replace(reason="a number and s, m, h or d, as 10m")
     return complaint

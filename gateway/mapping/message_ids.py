@@ -18,9 +18,9 @@ from gateway.model.properties import Properties
 
 
 class IdentifyingRoute(AmendingRoute):
-    """Resolved route that adds a message id to each delivered message that has none.
+    """Resolved route that gives a message id to each delivered message that has none.
 
-    The iterator `ids` yields the message ids.
+    `ids` yields the ids.
     """
 
     __slots__ = ("_ids",)

@@ -38,7 +38,7 @@ def split_levels(text: str, separator: str) -> list[str]:
 
 @cache
 def translation(source: Dialect, target: Dialect, escape: Escape) -> LevelTranslation:
-    """Return the function that translates one level of a name from `source` to `target`.
+    """Return the function that translates one level of a name from the protocol `source` to `target`.
 
     `escape` is the policy for characters that are special in one of the two protocols. `keep` copies the
     level. `swap` exchanges the separators of the two protocols. `percent` percent-encodes special characters
@@ -59,10 +59,10 @@ def translation(source: Dialect, target: Dialect, escape: Escape) -> LevelTransl
 
 @cache
 def plain_translation(target: Dialect, escape: Escape) -> LevelTranslation:
-    """Return the function that encodes a plain text, such as a client identifier, as one level in `target`.
+    """Return the function that encodes a text, such as a client id, as one level of a name in `target`.
 
-    In contrast to `translation`, the text is not a level of another protocol's name. The function may raise
-    NameRefused.
+    `target` is a protocol. In contrast to `translation`, the text does not come from a name of another
+    protocol. The function may raise NameRefused. `escape` is as in `translation`.
     """
     if escape in ("keep", "swap"):
         return _unchanged
@@ -76,11 +76,11 @@ def _unchanged(level: str) -> str:
 
 
 def _classes(source: Dialect, target: Dialect) -> tuple[set[str], set[str], set[str]]:
-    """Return the characters that the policy `percent` translates, in three sets.
+    """Return three sets of characters that the policy `percent` translates.
 
-    Characters of the first set are percent-encoded once more, those of the second set are decoded once. For
-    the third set, the bare and the encoded form are exchanged. All sets are empty if every name is the same
-    in both protocols.
+    Those in the first set are percent-encoded once more, those in the second set are decoded once. For those
+    in the third set, the bare and the encoded form are exchanged. All sets are empty if names need no
+    translation.
     """
     forbidden_here, forbidden_there = set(source.forbidden), set(target.forbidden)
     swapped = (set(source.guarded) ^ set(target.guarded)) - forbidden_here - forbidden_there
@@ -88,7 +88,10 @@ def _classes(source: Dialect, target: Dialect) -> tuple[set[str], set[str], set[
 
 
 def _refusal(characters: str) -> LevelTranslation:
-    """Return a function that raises NameRefused if a level contains one of `characters`."""
+    """Return a function that returns a level unchanged, or raises NameRefused.
+
+    NameRefused is raised if the level contains one of `characters`.
+    """
 
     def refuse(level: str) -> str:
         for character in characters:
@@ -108,11 +111,11 @@ def _percent(forbidden: set[str], more: set[str], fewer: set[str], swapped: set[
 
 
 class Percent:
-    """Translation of one level by the policy `percent`.
+    """Function that translates one level of a name by the policy `percent`.
 
-    `search` matches each part of a level that changes: a character, or its percent-encoded form. Characters
-    in `more` are percent-encoded once more, those in `fewer` are decoded once. For all other characters that
-    `search` matches, the bare and the encoded form are exchanged.
+    The regular expression `search` matches each part of a level that changes: a character, or its
+    percent-encoded form. Characters in `more` are percent-encoded once more, those in `fewer` are decoded
+    once. For all other characters that `search` matches, the bare and the encoded form are exchanged.
     """
 
     __slots__ = ("_fewer", "_more", "search")
@@ -127,7 +130,7 @@ class Percent:
         return self.search.sub(self._rewrite, level)
 
     def _rewrite(self, found: re.Match[str]) -> str:
-        """Return the encoded or decoded form of one character, found by the regular expression `search`."""
+        """Return the translation of one character, bare or percent-encoded, that `search` has found."""
         token = found[0]
         if len(token) == 1:
             return f"%{ord(token):02X}"
@@ -141,10 +144,9 @@ class Percent:
 
 
 def changes(translate: LevelTranslation) -> Callable[[str], object]:
-    """Return a function that tests if `translate` may change a level of a name.
+    """Return a fast test which tells, for a whole name, if `translate` may change one of its levels.
 
-    The function takes the whole name. It returns a false value only if no level changes; a true value means
-    that levels may change.
+    If the test returns a false value, no level changes; if it returns a true value, levels may change.
     """
     if translate is _unchanged:
         return _always_false

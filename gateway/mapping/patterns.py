@@ -35,10 +35,10 @@ _CAPTURE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}")
 
 
 class TokenKind(Enum):
-    """Kind of a token in a pattern.
+    """Kind of a token of a pattern.
 
-    LITERAL matches one level with the token's text. ONE matches any single level. REST matches any number of
-    levels, including none.
+    LITERAL matches one level, whose text is that of the token. ONE matches any single level. REST matches any
+    number of levels, including none.
     """
 
     LITERAL = "literal"
@@ -49,7 +49,7 @@ class TokenKind(Enum):
 class PatternToken(NamedTuple):
     """Token of a pattern.
 
-    `text` is the text of a literal or the name of a capture. It is "" for a wildcard without a name.
+    `text` is the text of a literal, the name of a capture, or "" for a wildcard without a name.
     """
 
     kind: TokenKind
@@ -60,7 +60,10 @@ Tokens = tuple[PatternToken, ...]
 
 
 def parse_tokens(dialect: Dialect, text: str) -> Tokens:
-    """Parse a topic filter, binding key or destination pattern into tokens. Raises MappingError."""
+    """Parse `text`, a topic filter, binding key or destination pattern, into tokens.
+
+    Raises MappingError.
+    """
     levels = split_levels(text, dialect.separator)
     if not levels and not dialect.words[dialect.pattern_word].empty:
         raise MappingError(f"a {dialect.pattern_word} has at least one character")
@@ -97,11 +100,11 @@ def _token(level: str, one: str) -> PatternToken:
 
 
 class Pattern:
-    """Pattern of a route: matches addresses of one protocol.
+    """Pattern of a route, which matches addresses of one protocol.
 
     `scope` is the exchange or the service. `queue` is the name of a queue to consume from, or None; with a
-    queue the tokens match any key. `first` is the text of the first level if that is a literal, otherwise
-    None; comparing it is a fast test that excludes most names.
+    queue, `tokens` match any routing key. `first` is the text of the first level if that is a literal,
+    otherwise None: to compare it is a fast test that excludes most names.
     """
 
     __slots__ = ("dialect", "first", "names", "queue", "scope", "tokens")
@@ -117,7 +120,7 @@ class Pattern:
         )
 
     def accepts_source(self, address: Address, queue: str = "") -> bool:
-        """Return True if protocol and exchange, service or queue match. The name is not compared.
+        """Return True if protocol, scope (exchange or service) and queue match. The name is not compared.
 
         `queue` is as in `match`.
         """
@@ -126,9 +129,10 @@ class Pattern:
         return not self._scope_differs(address, queue)
 
     def excludes_hidden(self, levels: Levels) -> bool:
-        """Return True if the levels are a hidden name (`$...`) that this pattern does not match.
+        """Return True if these are the levels of a hidden name, which the pattern does not match.
 
-        A pattern that begins with a wildcard does not match hidden names.
+        The first level of a hidden name begins with `$`. A pattern that begins with a wildcard does not match
+        it.
         """
         hidden = self.dialect.hidden
         if not hidden or not levels or not levels[0].startswith(hidden):
@@ -136,9 +140,9 @@ class Pattern:
         return self.tokens[0].kind is not TokenKind.LITERAL
 
     def match(self, address: Address, queue: str = "") -> Captures | None:
-        """Match an address. Return the captured levels by name, or None if the address does not match.
+        """Return the levels that the pattern captures from an address, by name, or None without a match.
 
-        `queue` is the queue from which a link consumed the message, if a route names this queue, otherwise
+        `queue` is the queue from which a link has consumed the message if a route names this queue, otherwise
         "". With a queue, only patterns that name this queue match; routes with other patterns receive the
         message through bindings of their own.
         """
@@ -147,11 +151,11 @@ class Pattern:
         return self.match_levels(self.dialect.levels(address.name))
 
     def match_levels(self, levels: Levels) -> Captures | None:
-        """Match the levels of a name. Return the captured levels, or None if the name does not match."""
+        """Return the levels that the pattern captures from a name's levels, or None without a match."""
         return None if self.excludes_hidden(levels) else self.capture(levels)
 
     def capture(self, levels: Levels) -> Captures | None:
-        """Match levels like `match_levels`, but let a leading wildcard match hidden names (`$...`) too.
+        """Do what `match_levels` does, but let a leading wildcard match hidden names (`$...`), too.
 
         Use this method for names that the gateway has built.
         """
@@ -165,7 +169,10 @@ class Pattern:
         }
 
     def mismatch(self, address: Address, queue: str = "") -> str:
-        """Return a text for users that states why the address does not match, or "" if it matches."""
+        """Return a text for users with the reason why the address does not match, or "" if it matches.
+
+        `queue` is as in `match`.
+        """
         differs = self._scope_differs(address, queue)
         if differs:
             return differs
@@ -189,9 +196,9 @@ class Pattern:
         return f"the levels do not match {self.show()!r}"
 
     def render(self, captures: Mapping[str, Levels]) -> Levels | None:
-        """Return the levels of the name that has these captures. This is the inverse of `capture`.
+        """Return the levels of the name from which this pattern would capture `captures`.
 
-        Return None if there are no captured levels for a wildcard.
+        This is the inverse of `capture`. Return None if a wildcard has no captured levels.
         """
         levels: list[str] = []
         for token in self.tokens:
@@ -212,7 +219,7 @@ class Pattern:
         return self.dialect.separator.join(texts)
 
     def literal_prefix(self) -> str:
-        """Return the text with which all matching names begin.
+        """Return the text with which all names begin that match.
 
         It ends with the separator before the first wildcard. If the pattern has no wildcard, it is the whole
         name.
@@ -225,7 +232,7 @@ class Pattern:
         return self.dialect.separator.join(literal)
 
     def leading_literals(self) -> list[tuple[int, str]]:
-        """Return the literals before the first multi-level wildcard, as pairs of level index and text."""
+        """Return the index and text of each literal level before the first multi-level wildcard."""
         found: list[tuple[int, str]] = []
         for at, token in enumerate(self.tokens):
             if token.kind is TokenKind.REST:
@@ -235,7 +242,10 @@ class Pattern:
         return found
 
     def _scope_differs(self, address: Address, queue: str) -> str:
-        """Return the reason why protocol, exchange, service or queue do not match, or "" if they match."""
+        """Return the reason why protocol, scope or queue do not match, or "" if they match.
+
+        `queue` is as in `match`.
+        """
         if address.protocol != self.dialect.name:
             return f"its source is {self.dialect.name}, not {address.protocol}"
         if self.queue is None:
@@ -254,7 +264,7 @@ class Pattern:
 
 
 def _place(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None:
-    """Return for each token the range (start, end) of the levels that it matches, or None without a match.
+    """Return the range (start, end) of the levels that each token matches, or None without a match.
 
     If there are several multi-level wildcards, the leftmost one matches as many levels as possible.
     """
@@ -281,8 +291,8 @@ def _place(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None:
 def _place_rests(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None:
     """Do what `_place` does, for tokens with several multi-level wildcards.
 
-    First compute, from the end, which remainders of tokens and levels match. Then assign the levels from the
-    start.
+    First compute, from the end, which tokens can match all levels from some level on. Then assign the levels
+    to tokens, from the start.
     """
     count = len(levels)
     fits = [bytearray(count + 1) for _ in range(len(tokens) + 1)]  # 1: from this token and level on all match
@@ -309,7 +319,7 @@ def _place_rests(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None
 def covers(wide: Pattern, narrow: Pattern) -> bool:
     """Return True if `wide` certainly matches every address that `narrow` matches.
 
-    The result may be False in some cases in which `wide` does match all of them.
+    In rare cases, the result is False although `wide` does match all of them.
     """
     if not _same_scope(wide, narrow) or _first_hidden(wide, narrow):
         return False
@@ -348,7 +358,7 @@ def _covers_behind(wide: Tokens, narrow: Tokens) -> bool:
 
 
 def witness(one: Pattern, other: Pattern) -> Levels | None:
-    """Return the levels of an address that both patterns match, or None if there is no such address."""
+    """Return the levels of a name that both patterns match, or None if there is no such name."""
     if not _same_scope(one, other) or _literals_differ(one.tokens, other.tokens):
         return None
     if _first_hidden(one, other) or _first_hidden(other, one):
@@ -374,9 +384,9 @@ def witness(one: Pattern, other: Pattern) -> Levels | None:
 
 
 def _literals_differ(one: Tokens, other: Tokens) -> bool:
-    """Return True if literals at the same level differ before any multi-level wildcard.
+    """Return True if two literals for the same level differ before the first multi-level wildcard.
 
-    In this case no address matches both patterns. The test avoids a slower search.
+    No name then matches both patterns. This fast test often avoids a slower search.
     """
     for a, b in zip(one, other, strict=False):
         if a.kind is TokenKind.REST or b.kind is TokenKind.REST:
@@ -387,7 +397,7 @@ def _literals_differ(one: Tokens, other: Tokens) -> bool:
 
 
 class _LevelPath(NamedTuple):
-    """Linked list of the levels on a path through two patterns; the last level comes first.
+    """Linked list of levels that two patterns have matched step by step; the last level comes first.
 
     `level` is None for a step at which a multi-level wildcard ends.
     """
@@ -397,10 +407,10 @@ class _LevelPath(NamedTuple):
 
 
 def _steps(one: Tokens, other: Tokens, place: tuple[int, int]) -> list[tuple[tuple[int, int], str | None]]:
-    """Return the places that one step from `place` leads to, each with the level that the step matches.
+    """Return the states after one step from `place`, each with the level that the step matches.
 
-    A place is a pair of token indices, one in each pattern. A step either matches one level with both
-    patterns, or ends a multi-level wildcard of one pattern; the level is then None.
+    A state is a pair of token indices, one in each pattern; `place` is one. A step either matches one level
+    with both patterns, or ends a multi-level wildcard of one pattern; the level is then None.
     """
     i, j = place
     a = one[i] if i < len(one) else None
@@ -422,7 +432,7 @@ def _steps(one: Tokens, other: Tokens, place: tuple[int, int]) -> list[tuple[tup
 
 
 def _common_text(a: PatternToken, b: PatternToken) -> str:
-    """Return a level that both tokens match: the text of the literal token, or "x"."""
+    """Return a level that both tokens match: the text of the one that is a literal, or "x" for wildcards."""
     literal = a if a.kind is TokenKind.LITERAL else b
     return literal.text if literal.kind is TokenKind.LITERAL else "x"
 
@@ -434,7 +444,7 @@ def _same_scope(one: Pattern, other: Pattern) -> bool:
 def _first_hidden(wild: Pattern, literal: Pattern) -> bool:
     """Return True if `literal` begins with a hidden level (`$...`) and `wild` begins with a wildcard.
 
-    No name then matches both patterns, because a leading wildcard does not match hidden names.
+    No name then matches both, because a leading wildcard does not match hidden names.
     """
     hidden = wild.dialect.hidden
     if not hidden or wild.tokens[0].kind is TokenKind.LITERAL:

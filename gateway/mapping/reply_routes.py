@@ -22,11 +22,11 @@ ANSWERS: Final = "+answers"  # no route of a mapping file has a name with a plus
 
 
 def reply_route(request_route: Route) -> Route:
-    """Build the route for the replies to requests that the route `request_route` delivers.
+    """Build the route for replies to the requests that `request_route` delivers.
 
-    The new route leads from the target endpoint of `request_route` to its source endpoint. It changes only
-    the address, and clears the retain flag. If a reply itself has a reply address, that is replaced by a
-    return address, too.
+    It leads from the target endpoint of `request_route` back to the source endpoint. It changes only the
+    address, and clears the retain flag. If a reply has a reply address of its own, a return address replaces
+    it, too.
     """
     source, target = request_route.target, request_route.pattern
     pattern = Pattern(source.dialect, (), source.service)
@@ -50,17 +50,18 @@ def reply_route(request_route: Route) -> Route:
 def answer_to(route: Route, requester: Address, hops_max: int, *, coded: bool) -> ResolvedRoute:
     """Return the resolved route for replies to `requester`, the reply address of a request.
 
-    `coded` is True if the replying program received the correlation of the request in base64; its replies are
-    then decoded.
+    `coded` is True if the program that replies has received the request's correlation in base64: the
+    correlation of its replies is then decoded.
     """
     plain = ShapedRoute(route, requester, hops_max, route.shape)
     return CodedAnswer(plain) if coded else plain
 
 
 class CodedAnswer(AmendingRoute):
-    """Resolved route of replies that also decodes the correlation from base64.
+    """Resolved route of replies that decodes their correlation from base64.
 
-    Programs receive a correlation in base64 if it cannot be expressed as text in their protocol.
+    A program receives the request's correlation in base64 if it cannot be expressed as text in the program's
+    protocol.
     """
 
     __slots__ = ()

@@ -40,9 +40,9 @@ End = tuple[Dialect, str]
 
 
 class Return(NamedTuple):
-    """Program that has sent a request and waits for the reply: its endpoint and reply address (`text`).
+    """Requester of a return address: the endpoint and reply address (`text`) of the program that waits.
 
-    `coded` is True if the replying program receives the correlation of the request in base64.
+    `coded` is True if the program that replies receives the correlation of the request in base64.
     """
 
     endpoint: str
@@ -53,8 +53,8 @@ class Return(NamedTuple):
 class ReturnAddresses:
     """Builder and parser of return addresses: names that lead replies back to a requester's protocol.
 
-    `key` is the secret for the digests in return addresses; whoever has it can build valid ones. `domains`
-    maps each listener to its domain.
+    `key` is the secret for the digests in return addresses: a client that has it can forge them. `domains`
+    has the domain of each listener, by name.
     """
 
     def __init__(self, key: bytes, domains: Mapping[str, str]) -> None:
@@ -66,10 +66,10 @@ class ReturnAddresses:
     ) -> tuple[str, bytes | None]:
         """Return the reply address and the correlation that a request gets in the target's protocol.
 
-        `source` and `target` are pairs of dialect and endpoint. `text` is the request's reply address and
-        `correlation` its correlation, both as in the source. Raises NameRefused if `text` is not Unicode, if
-        the return address would be too long for the target, if `text` looks like a return address that this
-        gateway has not built, or if the target's protocol has no return addresses.
+        `source` and `target` are the dialects and names of two endpoints. `text` is the request's reply
+        address and `correlation` its correlation, both as in the source. Raises NameRefused if `text` is not
+        Unicode, if the return address would be too long for the target, if `text` looks like a return address
+        that this gateway has not built, or if the target's protocol has no return addresses.
         """
         dialect, endpoint = target
         there = Return(source[1], text, False)
@@ -85,9 +85,9 @@ class ReturnAddresses:
         return self._name(dialect, there._replace(coded=coded)), correlation
 
     def read(self, rest: str) -> Return | None:
-        """Parse a return address, of which `rest` is the part after the prefix.
+        """Return the requester in a return address, or None if this gateway has not built the address.
 
-        Return the requester, or None if this gateway has not built the address.
+        `rest` is the return address without its prefix.
         """
         code, flag, place = rest[:CODE_LENGTH], rest[CODE_LENGTH : CODE_LENGTH + 1], rest[CODE_LENGTH + 1 :]
         endpoint, colon, text = place.partition(":")
@@ -124,7 +124,7 @@ class ReturnAddresses:
 def decode_correlation(correlation: bytes | None) -> bytes | None:
     """Decode a correlation from base64.
 
-    Return it unchanged if it is not base64, because some programs reply with a correlation of their own.
+    If it is not base64, return it unchanged, because some programs reply with a correlation of their own.
     """
     try:
         return None if correlation is None else b64decode(correlation, validate=True)

@@ -35,18 +35,18 @@ Built = TypeVar("Built")
 
 
 class Located(Protocol):
-    """Function that calls `build`, and adds a position in the mapping file to its MappingError."""
+    """Function that compiles a part of a rule, and adds the part's position in the file to errors."""
 
     def __call__(self, inner: tuple[str, ...], build: Callable[[], Built]) -> Built:
         """Return the result of `build`.
 
-        If `build` raises a MappingError, raise it with the position of the key at the path `inner` in the
-        rule.
+        If `build` raises a MappingError, raise it again with a position: that of the key to which the path
+        `inner` leads within the rule.
         """
 
 
 class Skipped(NamedTuple):
-    """Optional route that was omitted because `endpoint` is not configured, with its position."""
+    """Optional route that is omitted because `endpoint` is not configured, with its position in the file."""
 
     route: str
     endpoint: str
@@ -64,12 +64,12 @@ class Compiled(NamedTuple):
 
 @dataclass(frozen=True)
 class Subscriptions:
-    """Subscriptions that a link needs for the routes that start at it.
+    """Subscriptions at a remote broker that a link needs for the routes that start at it.
 
-    A subscription is omitted if another one covers it. `queues` are the queues to consume from. `bindings`
-    are pairs (scope, pattern) for all other routes, with the wildcards of the link's protocol. `prefixes` are
-    pairs (scope, text) for the same routes: a text that is empty or ends in the separator is the beginning of
-    all names, any other text is a whole name.
+    `queues` are the queues to consume from. `bindings` are pairs (scope, pattern) for all other routes, with
+    the wildcards of the link's protocol. `prefixes` are pairs (scope, text) for the same routes: a text that
+    is empty or ends in the separator is the beginning of all names, any other text is a whole name. A
+    subscription is omitted if another one covers it.
     """
 
     queues: tuple[str, ...] = ()
@@ -79,10 +79,11 @@ class Subscriptions:
 
 @dataclass(frozen=True)
 class Targets:
-    """Objects that must exist at an endpoint for the routes that end there, such as exchanges.
+    """Objects, such as exchanges, that must exist at an endpoint for the routes that end there.
 
-    Objects whose names depend on the message are omitted. `scopes` are scopes such as exchanges, `queues` are
-    queues to which routes publish directly. `names` are addresses (scope, name) in a protocol without queues.
+    `scopes` are scopes such as exchanges, and `queues` are queues to which routes publish directly. `names`
+    are addresses (scope, name) in a protocol without queues. Objects whose names depend on the message are
+    omitted.
     """
 
     scopes: tuple[str, ...] = ()
@@ -115,8 +116,8 @@ class RouteIndex:
     def candidates(self, levels: Levels) -> list[Route]:
         """Return the routes that may match a name with these levels, in the order of the mapping files.
 
-        These are the routes whose first literal equals the name's level at the same index, and all routes
-        without a literal before a multi-level wildcard.
+        These are all routes whose first literal is at the same index in `levels`, and all routes whose
+        patterns have no literal before a multi-level wildcard.
         """
         found = self._always
         for at in self._places:
@@ -138,13 +139,13 @@ def _number(entry: tuple[int, Route]) -> int:
 class Router:
     """Routes of all mapping files, compiled for the configured endpoints.
 
-    `endpoints` maps names to protocols. `domains` maps each listener to its domain: the namespace that its
-    clients share with those of other listeners. None means that all endpoints are listeners with domains of
-    their own. `ids` yields message ids for routes with `message_id: add`; None yields consecutive numbers,
-    for tests. `return_key` is the secret that signs return addresses; with None there are no return
-    addresses, so that replies need routes of their own. `reply_kept` is called if a message's reply address
-    leads nowhere and is left unchanged: with the route and the message, once for all messages with the same
-    properties.
+    `endpoints` has the protocol of each endpoint, by name. `domains` has the domain of each listener: the
+    namespace that its clients share with those of other listeners. None means that all endpoints are
+    listeners with domains of their own. `ids` yields message ids for routes with `message_id: add`; None
+    yields consecutive numbers, for tests. `return_key` is the secret that signs return addresses; with None
+    there are no return addresses, so that replies need routes of their own. `reply_kept` is called with the
+    route and the message if the message's reply address leads nowhere and is left unchanged, once for all
+    messages with the same properties.
 
     Raises MappingError for the first fault that the linter reports as an error.
     """
@@ -203,9 +204,9 @@ class Router:
     ) -> tuple[ResolvedRoute, ...]:
         """Return the resolved routes for messages from `endpoint` to `address`, in the order of the files.
 
-        `queue` is the queue from which a link consumed the messages, if a route names this queue, otherwise
-        "". `has_no_receivers` takes a route, and returns True if it leads to no subscriber at present; if
-        such a route has a compiled form, it is resolved to an UnsubscribedRoute.
+        `queue` is the queue from which a link has consumed the messages if a route names this queue,
+        otherwise "". `has_no_receivers` takes a route, and returns True if no subscriber is at its target at
+        present; a route that has a compiled form is then resolved to an UnsubscribedRoute.
         """
         index = self._indexes.get(endpoint)
         if index is None:
@@ -233,7 +234,11 @@ class Router:
         return tuple(found)
 
     def _resolve(self, route: Route, address: Address, levels: Levels, queue: str) -> ResolvedRoute | None:
-        """Resolve a route that has no compiled form. Return None if the route does not match."""
+        """Resolve a route for messages to `address`, without a compiled form of its pattern.
+
+        `levels` are the levels of the address's name, and `queue` is as in `resolve`. Return None if the
+        route does not match.
+        """
         pattern = route.pattern
         if not pattern.accepts_source(address, queue):
             return None
@@ -242,37 +247,37 @@ class Router:
         return None if resolved is None else self.identified(resolved)
 
     def identified(self, resolved: ResolvedRoute) -> ResolvedRoute:
-        """Return `resolved`, wrapped in an IdentifyingRoute if its route adds message ids."""
+        """Return `resolved`, or an IdentifyingRoute around it if its route adds message ids."""
         return IdentifyingRoute(resolved, self._ids) if resolved.route.rule.message_id == "add" else resolved
 
     def is_return(self, address: Address) -> bool:
-        """Return True if `address` has the form of a return address.
+        """Return True if `address` looks like a return address.
 
-        Only the route of the reply applies to such an address.
+        No route of a mapping file applies to such an address, only the route for the reply.
         """
         return self._returned(address) is not None
 
     def requester(self, address: Address) -> Return | None:
-        """Parse a return address. Return the requester, or None if this gateway has not built the address."""
+        """Return the requester in a return address, or None if this gateway has not built the address."""
         rest = self._returned(address)
         return None if rest is None or self.returns is None else self.returns.read(rest)
 
     def _returned(self, address: Address) -> str | None:
-        """Return a return address without its prefix, or None if `address` does not have this form."""
+        """Return the part of a return address behind its prefix, or None if `address` has no such prefix."""
         dialect = DIALECTS[address.protocol]
         if self.returns is None or not address.name.startswith(dialect.return_prefix):
             return None
         return dialect.return_part(address)
 
     def answer_route(self, endpoint: str, requester: str) -> Route | None:
-        """Return the route of replies from `endpoint` to the endpoint `requester`.
+        """Return the route for replies from the endpoint `endpoint` to the endpoint `requester`.
 
         Return None if no route with `answers: direct` leads from `requester` to the domain of `endpoint`.
         """
         return self._answering.get((self._domains.get(endpoint, endpoint), requester))
 
     def subscriptions(self, endpoint: str) -> Subscriptions:
-        """Return the subscriptions that the link `endpoint` needs for its routes."""
+        """Return the subscriptions that the link named `endpoint` needs for the routes that start at it."""
         sources = _widest([route.pattern for route in self._by_source.get(endpoint, ())])
         bound = [one for one in sources if one.queue is None]
         return Subscriptions(
@@ -282,7 +287,7 @@ class Router:
         )
 
     def targets(self, endpoint: str) -> Targets:
-        """Return the objects that must exist at `endpoint` for the routes that end there."""
+        """Return the objects that must exist at the endpoint `endpoint` for the routes that end there."""
         ends = [route.target for route in self.routes if route.target_endpoint == endpoint]
         literal = [one for one in ends if one.scope is None and not one.name.names]
         return Targets(
@@ -298,23 +303,23 @@ class Router:
         )
 
     def reverses(self, origin: str, target: str) -> Sequence[Route]:
-        """Return the routes from `target` back to `origin` whose inverse translates reply addresses.
+        """Return the routes from `target` back to `origin`, whose inverse translates reply addresses.
 
-        If a request crosses from `origin` to `target`, its reply address is replaced by an address at
-        `target` from which one of these routes leads to the original reply address.
+        If a request crosses from `origin` to `target`, the name at `target` from which one of these routes
+        leads to the request's reply address replaces this reply address.
         """
         return self._reversible.get(self._ends(target, origin), ())
 
     def _ends(self, source: str, target: str) -> tuple[str, str]:
-        """Return the domains of two endpoints. If an endpoint has no domain, its name stands for it."""
+        """Return the domains of two endpoints. The name of an endpoint stands for a missing domain."""
         return self._domains.get(source, source), self._domains.get(target, target)
 
 
 def _widest(patterns: list[Pattern]) -> list[Pattern]:
-    """Return the patterns that no other pattern covers; of equal patterns only the first.
+    """Return those patterns that no other pattern covers. Of equal patterns, return only the first.
 
-    Each pattern is compared only with patterns that may cover it. If one pattern covers another, its leading
-    literals are also in the other pattern, at the same levels.
+    Each pattern is compared only with patterns that may cover it. If one pattern covers another, the literals
+    before its first multi-level wildcard are in the other pattern at the same levels.
     """
     widest: dict[Pattern, None] = {}
     by_first: dict[tuple[object, ...], dict[Pattern, None]] = {}  # by the first literal, or by None
@@ -346,10 +351,10 @@ def _unique(items: Iterable[Built]) -> tuple[Built, ...]:
 def compile_routes(
     mappings: Iterable[Mapping], endpoints: Map[str, str], domains: Map[str, str] | None = None
 ) -> Compiled:
-    """Compile all rules of the mapping files for `endpoints`, which maps names to protocols.
+    """Compile all rules of the mapping files. `endpoints` has the protocol of each endpoint, by name.
 
     A rule that cannot be compiled becomes an error in the result. A rule for all listeners of a protocol
-    becomes one route for each listener. `domains` maps each listener to its domain; None means that all
+    becomes one route for each listener. `domains` has the domain of each listener; None means that all
     endpoints are listeners with domains of their own.
     """
     routes: list[Route] = []
@@ -385,10 +390,10 @@ def _are_listeners(rule: RouteRule, domains: Map[str, str] | None) -> bool:
 
 
 def _singles(rule: RouteRule, endpoints: Map[str, str], domains: Map[str, str] | None) -> Iterator[RouteRule]:
-    """Yield a rule for each pair of a source and a target endpoint of `rule`.
+    """Yield a rule for each pair of a source and a target endpoint to which `rule` applies.
 
     Only rules for all listeners of a protocol have several pairs. If several target listeners belong to one
-    domain, only the first is used. The rule of the first pair has the original name.
+    domain, only the first is used. The rule of the first pair keeps the original name.
     """
     domains = domains or {}
     targets: dict[str, str] = {}  # by domain
@@ -414,9 +419,10 @@ def _singles(rule: RouteRule, endpoints: Map[str, str], domains: Map[str, str] |
 
 
 def _listeners(words: Words, endpoints: Map[str, str], domains: Map[str, str] | None) -> list[str]:
-    """Return the endpoints that `words` stands for: one endpoint, or all listeners of a protocol.
+    """Return the endpoints to which a rule applies: one endpoint, or all listeners of a protocol.
 
-    If the protocol has no listeners, return the name of the protocol.
+    `words` is the source or target of the rule. If the protocol has no listeners, return the name of the
+    protocol.
     """
     if words.group is None:
         return [words.name]
@@ -425,7 +431,10 @@ def _listeners(words: Words, endpoints: Map[str, str], domains: Map[str, str] | 
 
 
 def _compile(mapping: Mapping, rule: RouteRule, place: Place, endpoints: Map[str, str]) -> Route:
-    """Compile one rule to a route. Raises MappingError with the position of the fault in the file."""
+    """Compile one rule to a route. Raises MappingError with the position of the fault in the file.
+
+    `place` is the path of the rule in the file.
+    """
 
     def located(inner: tuple[str, ...], build: Callable[[], Built]) -> Built:
         try:
@@ -459,14 +468,14 @@ def _header(value: HeaderValue, words: Vocabulary) -> Text | Value:
 
 
 def _name_word(words: Words) -> str:
-    """Return the key of the address to whose line an error about the name refers."""
+    """Return the key, such as `topic`, at whose position in the file an error about the name is reported."""
     address_words, dialect = words.given_words(), words.dialect
     order = (dialect.queue_word, dialect.pattern_word, dialect.name_word, dialect.scope_word)
     return next(word for word in order if word in address_words and word is not None)
 
 
 def _check_words(words: Words, endpoints: Map[str, str]) -> None:
-    """Check that the endpoint is known, and that its protocol has these keys of an address.
+    """Check the source or target of a rule: the endpoint must be known and use the address's protocol.
 
     Raises MappingError.
     """
@@ -498,8 +507,9 @@ def _pattern(source: From) -> Pattern:
 def _target(dialect: Dialect, stated: Map[str, str], words: Vocabulary, located: Located) -> Target:
     """Compile the templates of a target address.
 
-    `stated` has the templates by the keys of the mapping file. The scope is a template, too, unless the
-    protocol has a fixed set of scopes. Raises MappingError.
+    `stated` has the texts of the templates by their keys in the mapping file, and `words` the variables that
+    they may use. The scope is a template, too, unless the protocol has a fixed set of scopes. Raises
+    MappingError.
     """
     word = dialect.name_word
     if dialect.queue_word is not None and dialect.queue_word in stated:
@@ -515,10 +525,10 @@ def _target(dialect: Dialect, stated: Map[str, str], words: Vocabulary, located:
 
 
 def _check_literals(target: Target) -> None:
-    """Check that the target's address is valid for at least some values of its placeholders.
+    """Check that some values of its placeholders make the target's address valid.
 
-    Raises MappingError if the text outside of placeholders is too long, or if the protocol refuses the
-    address.
+    Raises MappingError if the text outside of placeholders is too long, or if there are no placeholders and
+    the protocol refuses the address.
     """
     byte_count = target.name.literal_bytes()
     if target.names:

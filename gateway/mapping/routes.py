@@ -41,11 +41,11 @@ ReplyKeptCallback = Callable[["Route", Message], None]
 
 
 def ignore_reply_address(route: Route, message: Message) -> None:
-    """Do nothing. This is the default of `on_reply_kept`, which is called for unchanged reply addresses."""
+    """Do nothing with a reply address that was left unchanged. Default of `on_reply_kept`."""
 
 
 class Target:
-    """Target of a route: templates of the address to which it delivers."""
+    """Target of a route: the templates of the addresses to which it delivers."""
 
     __slots__ = ("dialect", "name", "scope", "service")
 
@@ -66,8 +66,8 @@ class Target:
 class CompiledRoute(NamedTuple):
     """Compiled form of a route whose target depends only on the levels of the source's name.
 
-    `makes` takes the source's name and its levels, and returns the target's name. `scope` is the constant
-    scope of the target, `extra` are the constant headers.
+    `makes` is a function that takes the source's name and its levels, and returns the target's name. `scope`
+    is the constant scope of the target, and `extra` has the constant headers that the route adds.
     """
 
     makes: RenderLevels
@@ -76,10 +76,10 @@ class CompiledRoute(NamedTuple):
 
 
 class Examined:
-    """Cache for the last message of a route: properties of the message that the target cannot express.
+    """Last message of a route whose properties were compared with what the target's protocol can express.
 
-    The result (`losses`) depends only on properties, hops and retain flag. If consecutive messages share
-    these, only the first message is examined.
+    `losses` is the result: the names of the properties that get lost. It depends only on properties, hop
+    count and retain flag, so later messages with the same ones are not examined again.
     """
 
     __slots__ = ("hops", "losses", "property_set", "retain")
@@ -94,13 +94,13 @@ class Examined:
 class Route:
     """Compiled route with its counters.
 
-    After `connect_replies`, only the counters, `reply_kept_reason` and `examined` change. `matched` counts
-    messages that crossed the route: it matched them and did not refuse them. `failed` counts messages that
-    the route or its target refused, `unparsable` messages whose body is not JSON although `when` needs it,
-    `undecided` messages for which `when` has no value, `duplicates` repeats that were not passed on.
-    `reply_kept` counts property sets whose reply address could not be translated. `lost` counts properties,
-    by name, that the target's protocol cannot express. Other counters are updated by the code that delivers
-    messages.
+    `matched` counts messages that crossed the route, because it matched them and did not refuse them.
+    `failed` counts messages that the route or its target refused, `unparsable` messages whose body is not
+    JSON although `when` needs it, `undecided` messages for which `when` has no value, and `duplicates`
+    repeated messages that were not passed on. `reply_kept` counts property sets whose reply address could not
+    be translated. `lost` counts properties, by name, that the target's protocol cannot express. Other
+    counters are updated by the code that delivers messages. After `connect_replies`, only the counters,
+    `reply_kept_reason` and `examined` change.
     """
 
     __slots__ = (
@@ -201,10 +201,10 @@ class Route:
         return f"Route({self.name!r}, {self.source!r} -> {self.target_endpoint!r})"
 
     def _shortened(self) -> CompiledRoute | None:
-        """Return the compiled form of the route.
+        """Return the compiled form of the route, or None if the route cannot be compiled.
 
-        Return None if target or headers depend on more than the levels of the source's name, or if there is a
-        condition.
+        It can be if it has no condition, and if target and headers depend only on the levels of the source's
+        name.
         """
         scope = self.target.scope
         constant = not any(isinstance(value, Text) for _, value in self.headers)
@@ -217,7 +217,7 @@ class Route:
         return CompiledRoute(makes_name, scope.render(no_levels) if scope else self.target.service, extra)
 
     def address(self, texts: dict[str, str], levels: Captures) -> Address:
-        """Build the target's address.
+        """Build the target's address from the values of the variables in its templates.
 
         `texts` is a result of `texts_of`, `levels` a result of `_levels`. Raises NameRefused.
         """
@@ -231,7 +231,7 @@ class Route:
         return target.dialect.address(scope, target.name.render(value))
 
     def _levels(self, texts: dict[str, str], captures: Captures) -> Captures:
-        """Return the values of the variables in templates that stand for levels, each as a tuple of levels.
+        """Return the values of those variables that stand for levels of a name, each as a tuple of levels.
 
         These variables are the captures, and the keys in `level_words` of the dialect. `texts` is a result of
         `texts_of`. An empty text has no levels.
@@ -244,9 +244,10 @@ class Route:
         return levels
 
     def texts_of(self, address: Address, captures: Captures, queue: str, sender: Sender) -> dict[str, str]:
-        """Return the values, by name, of all variables to which templates and `when` may refer.
+        """Return the values of all variables to which templates and `when` may refer, by name.
 
-        The values are texts in the notation of the source's protocol.
+        The values are texts in the notation of the source's protocol. `captures`, `queue` and `sender` are
+        those of the message.
         """
         dialect = self.pattern.dialect
         separator = dialect.separator
@@ -260,11 +261,11 @@ class Route:
     def resolve(
         self, address: Address, captures: Captures, queue: str, hops_max: int
     ) -> ResolvedRoute | None:
-        """Return the route resolved for messages to `address`: target address, headers and conditions.
+        """Resolve the route for messages to `address`: compute target address, headers and conditions once.
 
-        Return None if the route's condition `when` depends only on the address and is false for it.
-        `captures` has the captured levels of the address by name. `queue` is the queue from which the
-        messages were consumed, or "". `hops_max` is the number of routes that a message may cross.
+        Return the resolved route, or None if the route's condition `when` depends only on the address and is
+        false for it. `captures` has the captured levels of the address by name. `queue` is the queue from
+        which the messages were consumed, or "". `hops_max` is the number of routes that a message may cross.
         """
         if self.short is not None:
             return self.resolve_levels(self.pattern.dialect.levels(address.name), address.name, hops_max)
@@ -284,9 +285,9 @@ class Route:
         return inner if condition is None else ConditionalRoute(inner, condition, fixed)
 
     def resolve_levels(self, levels: Levels, name: str, hops_max: int) -> ResolvedRoute:
-        """Resolve a route that has a compiled form (`short`) for messages to a name that its pattern matches.
+        """Resolve a route with a compiled form (`short`) for messages to `name`, which it matches.
 
-        `levels` are the levels of `name`.
+        `levels` are the levels of `name`. `hops_max` is the number of routes that a message may cross.
         """
         short = self.short
         assert short is not None
@@ -297,7 +298,7 @@ class Route:
         return self._to(target, hops_max, short.extra)
 
     def _to(self, target: Address, hops_max: int, extra: Extra) -> ResolvedRoute:
-        """Return the resolved route to the address `target`, with the additional headers `extra`."""
+        """Return a resolved route that delivers to the address `target` and adds the headers `extra`."""
         if not (extra or self.translates_replies) and self.guarantee is None and self.retain is None:
             return PlainRoute(self, target, hops_max)
         return ShapedRoute(
@@ -309,7 +310,8 @@ class Route:
     ) -> ResolvedRoute:
         """Resolve the route for messages from `sender` to `address`, without evaluating `when`.
 
-        The sender matters only if templates refer to the client or user.
+        The result depends on the sender only if templates refer to the client or user. The other parameters
+        are as in `resolve`.
         """
         texts = self.texts_of(address, captures, queue, sender)
         try:
@@ -328,11 +330,11 @@ class Route:
         returns: ReturnAddresses | None,
         reverses: tuple[Route, ...] = (),
     ) -> None:
-        """Set the routes and functions that the route needs to translate reply addresses.
+        """Set the functions and routes by which this route translates reply addresses.
 
         `returns` builds return addresses. If it is None, reply addresses are translated by inverting one of
-        `reverses`, the routes that lead back. `on_reply_kept` is called if a reply address is left unchanged,
-        with the first message of each property set.
+        `reverses`, the routes that lead back. If a reply address must be left unchanged, `on_reply_kept` is
+        called with the route and the first message of each property set.
         """
         self.on_reply_kept = on_reply_kept
         self.returns = returns
@@ -341,23 +343,23 @@ class Route:
 
     @property
     def translates_replies(self) -> bool:
-        """True if the reply address of a message may be changed."""
+        """True if this route translates the reply addresses of messages."""
         return self.returns is not None or bool(self._reverses)
 
     @property
     def reversible(self) -> bool:
-        """True if reply addresses can be translated by inverting this route.
+        """True if this route can be inverted, to translate reply addresses of the opposite direction.
 
-        This is the case if a reply address can express both ends of the route. In a protocol with queues, a
-        reply address names a queue, so that the route must use the default exchange there. Templates that
-        refer to the client or user cannot be inverted.
+        A reply address must be able to express both ends of the route. In a protocol with queues, it names a
+        queue, so the route must use the default exchange there. Templates that refer to the client or user
+        cannot be inverted.
         """
         into_default = self.target.scope is None or not self.target.scope.text
         from_default = self.pattern.dialect.queue_word is None or not self.pattern.scope
         return into_default and from_default and not self.per_sender
 
     def invert(self, text: str) -> str | None:
-        """Return the name in the source from which this route leads to the name `text` in the target.
+        """Return the name at the source from which this route leads to the name `text` at the target.
 
         Return None if there is no such name, or if it is not unique because of a wildcard without a name.
         Call this only for a `reversible` route.
@@ -375,9 +377,9 @@ class Route:
             return None
 
     def _confirmed(self, captures: Captures, text: str) -> str | None:
-        """Return the source name with these captures, if the route leads from this name to `text`, else None.
+        """Return the source name that has these captures if the route leads from it to the name `text`.
 
-        Raises NameRefused.
+        Otherwise return None. Raises NameRefused.
         """
         source = self.pattern
         back = translation(self.target.dialect, source.dialect, self.escape)
@@ -399,7 +401,7 @@ class Route:
         return name if there.name == text else None
 
     def derive(self, properties: PropertySet, key: str, extra: Extra) -> PropertySet:
-        """Return `properties` with the additional headers `extra`, and with the reply address translated.
+        """Return `properties` with the headers `extra` added, and with the reply address translated.
 
         Return `properties` itself if nothing changes. The result is cached in `properties.forms` under `key`.
         Raises RemoteProtocolError if the sender's bytes are malformed.
@@ -422,7 +424,7 @@ class Route:
     def losses(self, message: Message, count: int = 1) -> tuple[str, ...]:
         """Return the names of the properties of `message` that the target's protocol cannot express.
 
-        Also count them in `lost`, for `count` messages with the same properties.
+        Add `count` to the counter of each of them in `lost`: `count` messages have the same properties.
         """
         last = self.examined
         if (
@@ -437,7 +439,7 @@ class Route:
         return last.losses
 
     def _with_reply(self, properties: Properties, text: str) -> Properties:
-        """Return `properties` with the reply address `text` translated for the target.
+        """Return `properties` with the reply address `text` translated to an address at the target.
 
         If no route leads back to this address, increment `reply_kept` and return `properties` unchanged.
         """
@@ -459,10 +461,10 @@ class Route:
 
 
 def guarantee_of(rule: RouteRule) -> Guarantee | None:
-    """Return the delivery guarantees, pairs of QoS and `durable`, that a rule gives to messages.
+    """Return the delivery guarantees that a rule gives to messages, by their guarantees before.
 
-    The result has one pair for each guarantee of a received message, at the index `QoS * 2 + durable`. Return
-    None if the rule changes no guarantee.
+    A guarantee is a pair (QoS, `durable`). The result has a new guarantee at the index `QoS * 2 + durable` of
+    the received message. Return None if the rule changes no guarantee.
     """
     delivery, qos = rule.delivery, rule.to.qos
     modes = (delivery.qos0, delivery.qos1, delivery.qos2)
@@ -479,11 +481,11 @@ def guarantee_of(rule: RouteRule) -> Guarantee | None:
 
 
 class ResolvedRoute:
-    """Route resolved for one address: processes each message that is published to this address.
+    """Route resolved for one address: applies to each message that is published to this address.
 
     `target` is None if the target address is invalid, or depends on the sender. A message without a reply
-    address that has crossed fewer than `bare_hops_max` routes is certain to cross; with 0, call `will_cross`
-    to find out.
+    address is certain to cross if it has crossed fewer than `bare_hops_max` routes; if this is 0, call
+    `will_cross` to find out.
     """
 
     __slots__ = ("bare_hops_max", "route", "target")
@@ -497,21 +499,20 @@ class ResolvedRoute:
 
     @property
     def bare_plain(self) -> bool:
-        """True if the route changes only the address of a message that has no reply address."""
+        """True if the route changes only the address of each message that has no reply address."""
         return self.plain
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """Return the message for the target, or None if `when` is false, or an Outcome if it is refused.
+        """Return the message for the target, None if `when` is false, or an Outcome if the route refuses it.
 
         Never raises.
         """
         raise NotImplementedError
 
     def will_cross(self, message: Message) -> bool:
-        """Return True if `cross` would certainly return a message. Changes no counter.
+        """Return True if `cross` would certainly return a message, False if only `cross` can find out.
 
-        Return False if only `cross` can find out. This method is for callers that do not need the message
-        itself.
+        No counter changes. This method is for callers that do not need the message itself.
         """
         return False
 
@@ -528,7 +529,7 @@ class PlainRoute(ResolvedRoute):
         self._hops_max = hops_max
 
     def will_cross(self, message: Message) -> bool:
-        """Return True if the message has crossed fewer than `hops_max` routes; nothing else is checked."""
+        """Return True if the message has crossed fewer routes than allowed; nothing else is checked."""
         return message.hops < self._hops_max
 
     def cross(self, message: Message) -> Message | Outcome | None:
@@ -542,9 +543,9 @@ class PlainRoute(ResolvedRoute):
 
 
 class RouteChanges:
-    """Changes that a route makes to messages, apart from the address; many addresses can share them.
+    """Changes that a route makes to messages, apart from the address. Several addresses can share them.
 
-    They are headers (`extra`), the reply address, the delivery guarantee and the retain flag.
+    They concern headers (`extra`), the reply address, the delivery guarantee and the retain flag.
     """
 
     __slots__ = ("derives", "extra", "key", "only_replies")
@@ -557,11 +558,11 @@ class RouteChanges:
 
 
 class ShapedRoute(ResolvedRoute):
-    """Resolved route that changes the address, and also makes the changes `shape`.
+    """Resolved route that changes the address, and also makes the changes in `shape`.
 
     The changed property set is cached in `forms` of the original property set. The cache key consists of the
-    route's name and the values of the headers. The route is stored with the entry, so that a route of the
-    same name in a new mapping does not use the entry.
+    route's name and the values of the headers. The cache entry also has the route itself, so that a route of
+    the same name in a new mapping does not use it.
     """
 
     __slots__ = ("_address", "_hops_max", "_shape")
@@ -578,9 +579,10 @@ class ShapedRoute(ResolvedRoute):
         return self._shape.only_replies
 
     def will_cross(self, message: Message) -> bool:
-        """Return True if the message has few enough hops, and its new properties are cached or unchanged.
+        """Return True if the message has crossed fewer routes than allowed, and its properties cannot fail.
 
-        Otherwise `cross` has to find out, because malformed properties prevent a message from crossing.
+        This is certain if they do not change, or if the changed ones are cached. Otherwise malformed
+        properties may prevent the message from crossing.
         """
         if message.hops >= self._hops_max:
             return False
@@ -593,7 +595,7 @@ class ShapedRoute(ResolvedRoute):
     def cross(self, message: Message) -> Message | Outcome | None:
         """Return the message with the target's address and all changes, or an Outcome if it is refused.
 
-        A message is refused if it has crossed too many routes, or if its properties are malformed.
+        The route refuses a message that has crossed too many routes, or whose properties are malformed.
         """
         route = self.route
         hops = message.hops
@@ -634,9 +636,9 @@ class ShapedRoute(ResolvedRoute):
 
 
 class AmendingRoute(ResolvedRoute):
-    """Resolved route that changes the properties of each message that the route `inner` returns.
+    """Base class of resolved routes that change properties of the messages of another route (`inner`).
 
-    A subclass implements the change in `amended`.
+    A subclass makes the change in its method `amended`.
     """
 
     __slots__ = ("_inner",)
@@ -646,11 +648,14 @@ class AmendingRoute(ResolvedRoute):
         self._inner = inner
 
     def amended(self, stated: Properties) -> Properties:
-        """Return the changed properties of a message, or `stated` itself if nothing changes."""
+        """Return the changed properties of a message, or `stated`, its properties, if nothing changes."""
         raise NotImplementedError
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """Return the message of the wrapped route with changed properties, or None or an Outcome."""
+        """Return the result of the inner route; if it is a message, change its properties first.
+
+        Return an Outcome if the properties are malformed.
+        """
         crossed = self._inner.cross(message)
         if type(crossed) is not Message:
             return crossed
@@ -668,7 +673,7 @@ class AmendingRoute(ResolvedRoute):
 
 
 class UnsubscribedRoute(ResolvedRoute):
-    """Resolved route whose target addresses have no subscriber, so that no messages are built."""
+    """Resolved route to a target without subscribers, which therefore builds no messages."""
 
     __slots__ = ()
 
@@ -676,11 +681,11 @@ class UnsubscribedRoute(ResolvedRoute):
         super().__init__(route, None, HOPS_ANY)
 
     def will_cross(self, message: Message) -> bool:
-        """Return True, because the result makes no difference without a subscriber."""
+        """Return True: without a subscriber, no message can be refused."""
         return True
 
     def cross(self, message: Message) -> None:
-        """Count the message as matched, and return None because no subscriber would receive it."""
+        """Count the message as matched, and return None, because no subscriber would receive it."""
         self.route.matched += 1
 
 
@@ -711,14 +716,14 @@ class ConditionalRoute(ResolvedRoute):
         self._fixed = fixed
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """Return the result of the wrapped route if `when` is true for the message, otherwise None."""
+        """Return the result of the inner route if `when` is true for the message, otherwise None."""
         if self._condition.holds(message, self._fixed, self.route):
             return self.inner.cross(message)
         return None
 
 
 class SenderRoute(ResolvedRoute):
-    """Resolved route whose templates refer to the client or user: it has an inner route for each sender."""
+    """Resolved route whose templates refer to the client or user, with an inner route for each sender."""
 
     __slots__ = ("_address", "_cache", "_captures", "_hops_max", "_queue")
 
@@ -731,9 +736,9 @@ class SenderRoute(ResolvedRoute):
         self._cache: dict[tuple[str, str], ResolvedRoute] = {}
 
     def for_sender(self, sender: Sender) -> ResolvedRoute:
-        """Return the resolved route for messages of this sender.
+        """Return the inner route for messages of this sender.
 
-        Results are cached for up to SENDERS_MAX senders.
+        Up to SENDERS_MAX inner routes are cached.
         """
         key = (sender.client, sender.user)
         found = self._cache.get(key)
@@ -745,5 +750,5 @@ class SenderRoute(ResolvedRoute):
         return found
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """Return the result of the resolved route for the message's sender."""
+        """Return the result of the inner route for the message's sender."""
         return self.for_sender(message.sender).cross(message)

@@ -39,19 +39,19 @@ class ListenerGroup(Strict):
 
 
 class Addressed(Strict):
-    """Model that includes the keys of an address.
+    """Base class of models with the keys of an address, such as `topic`.
 
     Subclasses have the keys of all protocols as fields.
     """
 
     def given_words(self) -> dict[str, str]:
-        """Return the keys of the address that the file contains, such as `topic`, with their values."""
+        """Return those keys of an address, such as `topic`, that the file contains, with their values."""
         fields = vars(self)  # `getattr` of a word that this model lacks would raise and suppress an error
         return {word: text for word in DIALECT_OF_WORD if (text := fields.get(word)) is not None}
 
 
 class Words(Addressed):
-    """Endpoint and address; the keys of the address are those of the endpoint's protocol, such as `topic`."""
+    """Source or target of a route: an endpoint, and an address by its keys, such as `topic`."""
 
     endpoint: str | ListenerGroup = Field(
         description="Name of a listener or link, or all listeners of a protocol."
@@ -59,12 +59,12 @@ class Words(Addressed):
 
     @property
     def group(self) -> str | None:
-        """Protocol whose listeners `endpoint` stands for, or None if `endpoint` names one endpoint."""
+        """Protocol for whose listeners `endpoint` stands, or None if `endpoint` names a single endpoint."""
         return self.endpoint.protocol if isinstance(self.endpoint, ListenerGroup) else None
 
     @property
     def name(self) -> str:
-        """Name of the endpoint, or name of the protocol if `endpoint` stands for all its listeners."""
+        """Name of the endpoint, or of the protocol if `endpoint` stands for all listeners of a protocol."""
         return self.endpoint.protocol if isinstance(self.endpoint, ListenerGroup) else self.endpoint
 
     @property
@@ -93,7 +93,7 @@ class Words(Addressed):
 
 
 class TargetWords(Words):
-    """Target of a route: endpoint, address and properties."""
+    """Target of a route: endpoint, address and properties of the messages."""
 
     qos: Qos | None = Field(None, description="QoS of the message in the target; default: unchanged.")
     retain: bool | None = Field(
@@ -121,10 +121,9 @@ def join_alternatives(words: Iterable[str]) -> str:
 
 
 def _fields(meaning: Callable[[Word], str | None]) -> dict[str, Any]:
-    """Build model fields for the keys that all protocols use in addresses.
+    """Build pydantic fields for the keys that the protocols use in addresses, such as `topic`.
 
-    `meaning` takes a key, and returns its description in the model, or None if the model does not have this
-    key.
+    `meaning` takes a key, and returns its description, or None if this model does not have the key.
     """
     found: dict[str, Any] = {}
     for name, word in ((name, word) for one in DIALECTS.values() for name, word in one.words.items()):
@@ -159,7 +158,10 @@ else:
 
 
 class DeliveryGuarantee(Strict):
-    """Guarantee that a message has in the target. Absent keys leave it unchanged."""
+    """Delivery guarantee that a route gives to messages, by their guarantee at the source.
+
+    A guarantee whose key is absent does not change.
+    """
 
     qos0: Mode | None = Field(
         None, description="Delivery mode of a message received with QoS 0 or an equivalent guarantee."
@@ -175,7 +177,7 @@ class DeliveryGuarantee(Strict):
 
 
 class OutboxRule(Strict):
-    """Limits of a route's outbox; absent ones are the link's."""
+    """Limits of a route's outbox. An absent limit is that of the link."""
 
     messages_max: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Number of messages in the outbox."
@@ -193,7 +195,7 @@ class OutboxRule(Strict):
 
 
 class Deduplicate(Strict):
-    """Options by which a route recognizes repeats of a message that was accepted before."""
+    """Options by which a route recognizes that a message repeats one which was accepted before."""
 
     by: Literal["message_id"] = Field("message_id", description="Property by which repeats are recognized.")
     window: Annotated[str, StringConstraints(pattern=WINDOW)] = Field(
@@ -220,7 +222,7 @@ PRIVATE_PROPERTIES = ("app_id", "correlation", "message_id", "reply_to", "type",
 
 
 class Truncate(Strict):
-    """Rule for a private value: preserve only the beginning of a text, and remove any other value."""
+    """Rule for a private value: keep only the beginning of a text, and remove a value that is no text."""
 
     truncate: Annotated[int, Field(ge=1)] = Field(description="Number of characters to keep.")
 
@@ -349,7 +351,7 @@ class PublishedMessage(Named):
 
 
 class Expected(Named):
-    """Message that a test expects. Only the keys and headers that are given are compared."""
+    """Message that a test expects. Keys and headers that are not given are not compared."""
 
     endpoint: str
     body: str | None = None
@@ -363,7 +365,7 @@ class Expected(Named):
 
 
 class Case(Strict):
-    """Test: a message to publish, the messages that must arrive in the order of the routes, and refusals."""
+    """Test in a mapping file: a message to publish, the messages that must arrive, and the refusals."""
 
     name: str
     publish: PublishedMessage

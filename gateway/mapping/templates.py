@@ -23,7 +23,7 @@ _PIECE: Final = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}|[{}
 
 
 class Name(NamedTuple):
-    """Placeholder in a template. `name` is the variable that replaces it."""
+    """Placeholder in a template, which the value of the variable `name` replaces."""
 
     name: str
 
@@ -31,7 +31,7 @@ class Name(NamedTuple):
 class Vocabulary(NamedTuple):
     """Variables to which the templates of a route may refer.
 
-    `names` are all variables, `several` those that stand for several levels.
+    `names` has all of them, `several` those that stand for several levels of a name.
     """
 
     several: frozenset[str]
@@ -52,9 +52,9 @@ def vocabulary(pattern: Pattern) -> Vocabulary:
 
 
 def unknown_name(name: str, known_names: Iterable[str]) -> str:
-    """Return an error text about the unknown variable `name`.
+    """Return an error text about the unknown variable `name`, which suggests a similar known one.
 
-    The text suggests a similar name out of `known_names`, or lists all of them.
+    If none is similar, the text lists all `known_names`.
     """
     options = sorted(known_names)
     near = get_close_matches(name, options, 1)
@@ -64,7 +64,10 @@ def unknown_name(name: str, known_names: Iterable[str]) -> str:
 
 
 def _pieces(text: str, words: Vocabulary) -> list[str | Name]:
-    """Split a template into texts and placeholders. Raises MappingError for an unknown placeholder."""
+    """Split a template into constant texts and placeholders.
+
+    Raises MappingError for a placeholder that is not in `words`.
+    """
     found: list[str | Name] = []
     for piece in _PIECE.finditer(text):
         if piece[1]:
@@ -81,7 +84,7 @@ def _pieces(text: str, words: Vocabulary) -> list[str | Name]:
 
 
 class Template:
-    """Template of a name in the target's protocol, with placeholders.
+    """Template with placeholders for a name in the target's protocol.
 
     `levels` has the pieces of each level, `names` the variables to which the template refers. Raises
     MappingError for a variable that the route does not have, or that is not permitted at its position.
@@ -116,7 +119,7 @@ class Template:
         self.per_message = not self.names.isdisjoint(WORDS_OF_SENDER)
 
     def render(self, values: Values) -> str:
-        """Return the name, with each placeholder replaced by its value.
+        """Return the name that results when each placeholder is replaced.
 
         `values` takes the name of a variable, and returns its levels, encoded for the target's protocol.
         """
@@ -138,7 +141,8 @@ class Template:
         """Return a pattern that captures the variables of this template from a name that it has built.
 
         Return None if a level consists of several pieces. A variable that occurs twice becomes two captures
-        (`name` and `name '`); the function `merge_captures` checks that they are equal.
+        (`name` and `name '`); `merge_captures` checks that they are equal. `several` has the variables that
+        stand for several levels.
         """
         tokens: list[PatternToken] = []
         used: set[str] = set()
@@ -163,9 +167,9 @@ def _unused_name(name: str, used: set[str]) -> str:
 
 
 def merge_captures(captures: Captures) -> Captures | None:
-    """Merge the captures of each variable that a template uses several times.
+    """Merge the captures that belong to the same variable, because a template uses it several times.
 
-    Return None if the captures of a variable differ.
+    Return None if they differ.
     """
     joined: Captures = {}
     for key, levels in captures.items():
@@ -175,14 +179,15 @@ def merge_captures(captures: Captures) -> Captures | None:
 
 
 def no_levels(name: str) -> Levels:
-    """Raise AssertionError. Pass this function to `Template.render` for a template without placeholders."""
+    """Raise AssertionError. Parameter of `Template.render` for a template without placeholders."""
     raise AssertionError(name)
 
 
 class Text:
-    """Template of a header's value.
+    """Template of a header's value, with placeholders.
 
-    Values of variables are not encoded. Several levels are joined by the separator of the source's protocol.
+    Values of variables are not encoded. If a variable has several levels, the separator of the source's
+    protocol joins them.
     """
 
     __slots__ = ("_pieces", "names", "per_message")
@@ -193,7 +198,7 @@ class Text:
         self.per_message = not self.names.isdisjoint(WORDS_OF_SENDER)
 
     def render(self, value: Callable[[str], str]) -> str:
-        """Return the text with each placeholder replaced.
+        """Return the text that results when each placeholder is replaced.
 
         `value` takes the name of a variable, and returns its text in the notation of the source's protocol.
         """
