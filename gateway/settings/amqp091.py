@@ -17,8 +17,8 @@ from gateway.settings.endpoints import LinkSettings, ListenerSettings
 def _names(value: Any) -> Any:
     """Convert a table of virtual hosts to a tuple of their names; return other values unchanged.
 
-    AMQP/Fast configures virtual hosts as a table. Raises ValueError if a virtual host in the table has
-    options, because AMQP 0-9-1 has none.
+    AMQP/Fast configures virtual hosts as a table, and so may AMQP 0-9-1. Raises ValueError if a virtual host
+    in the table has options, because AMQP 0-9-1 has none.
     """
     if not isinstance(value, dict):
         return value
@@ -46,7 +46,7 @@ class AmqpListener(ListenerSettings):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Names of the listener's virtual hosts. Routes of the mapping belong to the first one."""
+        """Names of the listener's virtual hosts. Routes of mapping files apply only to the first one."""
         return self.virtual_hosts
 
 
@@ -71,9 +71,9 @@ class AmqpLink(LinkSettings):
     routes exist, and restores them; 0 disables this."""
 
     def divides(self, queue: str | None) -> bool:
-        """Return True if each message reaches only one of the replicas that consume over the link.
+        """Return True if each message reaches only one of the replicas that consume over this link.
 
-        This is true for an elected link, and if the replicas consume from one common queue. It is false for
-        an exchange (`queue` is None), because each client identifier has a queue of its own for an exchange.
+        This is true for an elected link, and if all replicas consume from the queue `queue`. If `queue` is
+        None, they consume from an exchange, each one through a queue of its own.
         """
         return queue is not None or self.elected

@@ -22,7 +22,7 @@ Compatibility = Literal["rfc", "openamq-2005"]
 
 
 class PeerService(Section):
-    """AMQP/Fast peer service of the gateway: an echo, or a TCP connection to a program."""
+    """Peer service of AMQP/Fast that the gateway offers: an echo, or a TCP connection to a program."""
 
     kind: Literal["echo", "tcp"] = "tcp"
     """Kind of service: `echo` returns every message. `tcp` connects to an address and forwards bytes in both
@@ -43,7 +43,7 @@ class PeerService(Section):
 class OutOfBand(Section):
     """Transfer of message bodies as files in a folder that the gateway and its clients share.
 
-    For example, they share a folder if the gateway runs as a sidecar of the clients.
+    They share a folder, for example, if the gateway runs as a sidecar of the clients.
     """
 
     folder: Annotated[Path, Strict(False)]
@@ -77,7 +77,7 @@ class FastVirtualHost(Section):
     def creates_destinations(self) -> bool:
         """True if a queue or topic is created when a client names it.
 
-        This is the value of `auto_create`. If `auto_create` is absent, it is True unless destinations are
+        This is the value of `auto_create`. If `auto_create` is absent, it is True only if no destinations are
         declared.
         """
         if self.auto_create is not None:
@@ -112,7 +112,7 @@ class FastListener(AnonymousListener):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Names of the listener's virtual hosts. Routes of the mapping belong to the first one."""
+        """Names of the listener's virtual hosts. Routes of mapping files apply only to the first one."""
         return tuple(self.virtual_hosts)
 
 

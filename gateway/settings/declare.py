@@ -20,10 +20,10 @@ SHORT_BYTES_MAX: Final = 255
 
 
 class Origin(NamedTuple):
-    """Position at which a configuration key is set.
+    """Place where a configuration key is set.
 
     `file` is the path of a file, or the name of an environment variable. `line` and `column` start at 1; 0
-    means that the position is unknown.
+    means that they are unknown.
     """
 
     file: str = ""
@@ -51,7 +51,7 @@ def _arguments(arguments: dict[str, Any]) -> dict[str, Any]:
 def headers(arguments: dict[str, Any]) -> Headers:
     """Convert the arguments of a declaration to AMQP headers.
 
-    The values get the AMQP types that RabbitMQ gives to values of a definitions file. Raises ValueError for a
+    The values get the AMQP types that RabbitMQ uses for values of a definitions file. Raises ValueError for a
     value without an AMQP type (such as a date of YAML, or a number of more than 64 bits), for a name that is
     too long, and for tables that are nested too deeply.
     """
@@ -185,5 +185,5 @@ class Declare(Section):
 
     @property
     def has_declarations(self) -> bool:
-        """True if the section declares anything or imports a definitions file."""
+        """True if the section declares any object or imports a definitions file."""
         return bool(self.definitions or self.exchanges or self.queues or self.bindings)

@@ -145,7 +145,7 @@ class ListenerSettings(FrontOptions):
     @model_validator(mode="before")
     @classmethod
     def _own_port(cls, value: Any) -> Any:
-        """Set the port to the standard port of the protocol, if the configuration sets no port.
+        """Return the configuration of a listener, with the protocol's standard port if it sets no port.
 
         The standard port depends on TLS and WebSocket.
         """
@@ -162,7 +162,7 @@ class ListenerSettings(FrontOptions):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Names of the listener's virtual hosts. Routes of mapping files apply to the first one only."""
+        """Names of the listener's virtual hosts. Routes of mapping files apply only to the first one."""
         return ("/",)
 
 
@@ -211,10 +211,10 @@ class SharedListener(ListenerSettings):
 
 
 def check_shares(listeners: Mapping[str, ListenerSettings]) -> None:
-    """Check the shared ports of a configuration.
+    """Check the shared ports in a configuration.
 
-    Raises ValueError, which names the configuration key, if the first bytes of a connection could not select
-    one listener, or if clients could avoid the TLS that a listener requires at its own port.
+    Raises ValueError, which names the configuration key, if the first bytes of a connection do not select
+    exactly one listener, or if clients could avoid the TLS that a listener requires at its own port.
     """
     for name, port in listeners.items():
         by_protocol: dict[str, str] = {}
@@ -236,12 +236,12 @@ def check_shares(listeners: Mapping[str, ListenerSettings]) -> None:
 
 
 def websocket_path(listener: ListenerSettings) -> str | None:
-    """Return the path at which a listener accepts WebSocket connections, or None if it accepts plain TCP."""
+    """Return the path at which a listener accepts WebSocket connections, or None without WebSocket."""
     return listener.websocket_path if isinstance(listener, WebListener) else None
 
 
 def _not_shareable(name: str, listeners: Mapping[str, ListenerSettings]) -> str:
-    """Return the reason why there is no listener `name` that can be shared, and suggest a similar name."""
+    """Return an error text that states why a listener of this name cannot be shared, and suggests another."""
     known = [one for one, given in listeners.items() if not isinstance(given, SharedListener)]
     fault = "itself a shared port" if name in listeners else "not a listener"
     return f"{name!r} is {fault}{suggestion(name, known)}"
@@ -320,7 +320,7 @@ def port_of(parts: SplitResult) -> int | None:
 def masked_url(url: str) -> str:
     """Return a URL with its password and its query replaced by a mask.
 
-    A query may contain a signature, which is a secret too.
+    A query may contain a signature, which is a secret, too.
     """
     try:
         parts = urlsplit(url)
@@ -406,7 +406,7 @@ class Remote(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        """Check that URLs, password and reconnect times are complete and consistent. Raises ValueError."""
+        """Check that the URLs, the password and the reconnect times fit together. Raises ValueError."""
         targets = [parse_url(url) for url in self.all_urls]
         if not targets:
             raise ValueError("set url or urls, the address of the broker")
@@ -440,10 +440,10 @@ class Remote(Section):
         return tuple(address_of(parse_url(url)) for url in self.all_urls)
 
     def target(self, at: int = 0) -> LinkUrl:
-        """Return address and credentials of the broker for the URL with index `at`.
+        """Return address and credentials of the broker for one of its URLs, the one with the index `at`.
 
-        Read the password from `password_file` if that is set. Raises ConfigurationError if the password
-        cannot be read.
+        The password is read from `password_file` if that is set. Raises ConfigurationError if it cannot be
+        read.
         """
         target = parse_url(self.all_urls[at])
         password = target.password
@@ -484,11 +484,11 @@ class LinkSettings(Remote):
 
     @property
     def proves_password(self) -> bool:
-        """True if the link authenticates without sending the password (SCRAM)."""
+        """True if the link proves that it knows the password without sending it (SCRAM)."""
         return False
 
     def divides(self, queue: str | None) -> bool:
-        """Return True if each message reaches only one of the replicas that consume over the link.
+        """Return True if each message reaches only one of the replicas that consume over this link.
 
         `queue` is the queue from which the replicas consume; None stands for another source, such as a topic.
         """

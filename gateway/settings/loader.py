@@ -49,9 +49,10 @@ def load_settings(path: Path | str | None, env: Mapping[str, str]) -> Settings:
 def _configuration_errors(
     error: ValidationError, environment: EnvironmentSource, document: Document
 ) -> Iterator[ConfigurationError]:
-    """Yield a ConfigurationError for each fault that pydantic has found, in the order of the settings tree.
+    """Yield a ConfigurationError for each fault in `error`, in the order of the settings tree.
 
-    The errors do not contain values that may be secrets.
+    The errors have positions in the file or name environment variables. They contain no values that may be
+    secrets.
     """
     for complaint in complaints(error, Settings):
         redacted = complaint._replace(value=None) if _is_secret(complaint.place) else complaint
@@ -59,9 +60,9 @@ def _configuration_errors(
 
 
 def _origins(environment: EnvironmentSource, document: Document) -> dict[Place, Origin]:
-    """Return the position at which each key is set: in the file, or in an environment variable.
+    """Return where each configuration key is set: in the file, or in an environment variable.
 
-    If a variable sets a list, the positions in the file's list are omitted, because lists are not merged.
+    If a variable sets a list, positions in the file's list are omitted, because the variable replaces it.
     """
     from_environment = {place: Origin(environment.origin(place)) for place in environment.variables}
     found = {
@@ -75,9 +76,10 @@ def _origins(environment: EnvironmentSource, document: Document) -> dict[Place, 
 
 
 def _is_list(place: Place, end: int) -> bool:
-    """Return True if the first `end` steps of `place` lead to a value that a variable replaces as a whole.
+    """Return True if an environment variable replaces the value at the first `end` steps of `place`.
 
-    This is true for the value of `place` itself, and for a list that contains it.
+    This is true for the whole of `place`, and for a list that contains it: a variable replaces a list as a
+    whole.
     """
     return end == len(place) or isinstance(place[end], int)
 
@@ -85,7 +87,10 @@ def _is_list(place: Place, end: int) -> bool:
 def _error_at(
     place: Place, environment: EnvironmentSource, document: Document, reason: str
 ) -> ConfigurationError:
-    """Return a ConfigurationError with the position of the key at `place`, or of its nearest parent key."""
+    """Return a ConfigurationError for the key at `place`, a path of keys and list indexes.
+
+    The error has the position of this key or, if the key is not set, of its nearest parent key.
+    """
     for end in range(len(place), 0, -1):
         if origin := environment.origin(place[:end]):
             return ConfigurationError(reason, file=origin)
@@ -96,5 +101,5 @@ def _error_at(
 
 
 def _is_secret(place: Place) -> bool:
-    """Return True if the value of the key at `place` may contain a password."""
+    """Return True if the value of the key at `place`, a path of keys, may contain a password."""
     return any(isinstance(step, str) and (step in SECRETS or step.endswith("_url")) for step in place[-2:])

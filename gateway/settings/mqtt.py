@@ -88,7 +88,7 @@ class MqttLink(LinkSettings):
 
     @model_validator(mode="after")
     def _check_version(self) -> Self:
-        """Check that the options are possible with the MQTT version of the link. Raises ValueError."""
+        """Check that the link's MQTT version supports the options that are set. Raises ValueError."""
         if self.authentication != "password":
             if self.version not in ("auto", "5.0"):
                 raise ValueError(f"authentication {self.authentication} is for MQTT 5.0 only")
@@ -104,10 +104,7 @@ class MqttLink(LinkSettings):
         return self
 
     def _check_oldest(self) -> None:
-        """Check that the options are possible with version `mqipdp`, which is older than MQTT 3.1.
-
-        Raises ValueError.
-        """
+        """Check that version `mqipdp`, older than MQTT 3.1, supports the options. Raises ValueError."""
         credentials = [self.username, self.password, self.password_file]
         if any(one is not None for one in credentials) or any(
             parse_url(url).username for url in self.all_urls
@@ -118,13 +115,13 @@ class MqttLink(LinkSettings):
 
     @property
     def proves_password(self) -> bool:
-        """True if the link authenticates by SCRAM in AUTH packets instead of sending the password."""
+        """True if the link authenticates by SCRAM in AUTH packets, and does not send the password."""
         return self.authentication != "password"
 
     def divides(self, queue: str | None) -> bool:
-        """Return True if each message reaches only one of the replicas that consume over the link.
+        """Return True if each message reaches only one of the replicas that consume over this link.
 
         This is true for an elected link, and for shared subscriptions, whose messages the broker divides
-        among the subscribers.
+        among the subscribers. `queue` is ignored.
         """
         return self.share is not None or self.elected

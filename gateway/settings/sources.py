@@ -39,14 +39,14 @@ DEFAULT_LISTENERS: Final = {one.name: {"protocol": one.name} for one in OWN}
 
 
 class FileSource(InitSettingsSource):
-    """Source of the values in the configuration file, and of computed defaults.
+    """Source of the values in the configuration file, and of defaults that depend on the environment.
 
-    Computed defaults are the name `replica`, and listeners: one for each protocol, or only MQTT with `engine:
-    rabbitmq`.
+    These defaults are the name `replica`, and the listeners: one for each protocol, or only MQTT with
+    `engine: rabbitmq`.
     """
 
     def __init__(self, document: Document, replica: str) -> None:
-        """Read the values of a document, and add the computed defaults.
+        """Read the values of a document, and add the defaults for `replica` and for listeners.
 
         `replica` is the default of the key `replica`. Raises ConfigurationError for a document that is not a
         table of keys.
@@ -67,11 +67,11 @@ class FileSource(InitSettingsSource):
 class EnvironmentSource(EnvSettingsSource):
     """Source of the values in environment variables.
 
-    `variables` maps each key that a variable sets to the name of the variable.
+    `variables` has the name of the variable that sets a key, by the path of the key.
     """
 
     def __init__(self, env: Mapping[str, str], file: FileSource) -> None:
-        """Read the variables in `env`, which is not necessarily the environment of this process.
+        """Read the configuration from `env`, which may differ from the environment of this process.
 
         `file` is the source of the file's values. Raises ConfigurationError for a variable that names no key,
         and for two variables that set the same key.
@@ -99,11 +99,11 @@ class EnvironmentSource(EnvSettingsSource):
         self.env_vars = {DELIMITER.join(map(str, place)): values[place] for place in sorted(values, key=len)}
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
-        """Return the value unchanged, because its YAML has been parsed already."""
+        """Return `value` unchanged, because it has been parsed as YAML already."""
         return value
 
     def origin(self, place: Place) -> str:
-        """Return the description, for error messages, of the variable that sets the key `place`.
+        """Return a text for error messages that names the variable which sets the key at `place`.
 
         Return "" if no variable sets the key.
         """
@@ -116,11 +116,11 @@ def _called(variable: str) -> str:
 
 
 def _key(variable: str, words: list[str], tree: Mapping[str, Any]) -> tuple[Place, Any]:
-    """Return the path of the key that a variable sets, and the type of its value.
+    """Return the path of the key that an environment variable sets, and the type of the key's value.
 
-    `words` are the parts of the variable's name, `tree` is the content of the file. A name that the user has
-    chosen, such as that of a link, is compared with the names in the file: upper and lower case are the same,
-    and `_` also matches `-`. Raises ConfigurationError for an unknown key.
+    `words` are the parts of the variable's name, `tree` is the content of the file. A part that is a name
+    chosen by the user, such as that of a link, is compared with the names in the file: upper and lower case
+    are the same, and `_` also matches `-`. Raises ConfigurationError for an unknown key.
     """
     place: Place = ()
     value_type: Any = Settings
@@ -141,7 +141,7 @@ def _key(variable: str, words: list[str], tree: Mapping[str, Any]) -> tuple[Plac
 
 
 def _key_hint(variable: str) -> str:
-    """Return a suggestion to append to the error message about a variable that sets no key, or "".
+    """Return the end of an error message about a variable that sets no key: a suggestion, or "".
 
     The suggestion is the same name with two underscores behind the section, if that sets a key.
     """
@@ -158,7 +158,7 @@ def _key_hint(variable: str) -> str:
 
 
 def _parts(value_type: Any) -> bool:
-    """Return True if values of this type consist of parts: tables and lists."""
+    """Return True if values of this type consist of several values, as tables and lists do."""
     return any(
         get_origin(option) in (dict, list, tuple)
         or (isinstance(option, type) and issubclass(option, BaseModel))

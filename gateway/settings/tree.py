@@ -55,7 +55,7 @@ PACKAGE: Final = Path(__file__).resolve().parent.parent
 
 
 def shipped_mappings() -> Path:
-    """Return the folder of the mapping files that are part of the gateway, in its wheel or in a checkout."""
+    """Return the folder of the mapping files that come with the gateway, in its wheel or a checkout."""
     installed = PACKAGE / "shipped_mappings"
     return installed if installed.is_dir() else PACKAGE.parent / "mappings"
 
@@ -138,7 +138,7 @@ class Http(Section):
 class Forward(Section):
     """Address to which copies of dead letters are published.
 
-    The fields of the address are those of the endpoint's protocol.
+    The fields of the address are those of the endpoint's protocol, such as `topic`.
     """
 
     endpoint: str
@@ -169,7 +169,7 @@ class Forward(Section):
 
     @property
     def dialect(self) -> Dialect:
-        """Description of the protocol that the fields of the address belong to."""
+        """Description of the protocol to which the fields of the address belong."""
         return DIALECT_OF_WORD[next(iter(self._stated_words()))]
 
     def address(self) -> Address:
@@ -233,15 +233,16 @@ class User(Section):
     def hash(self) -> str:
         """Return the user's password hash, or "" if the user has none.
 
-        Read the hash from `password_hash_file` if that is set. Raises ConfigurationError if the file cannot
-        be read.
+        The hash is read from `password_hash_file` if that is set. Raises ConfigurationError if the file
+        cannot be read.
         """
         return _secret(self.password_hash, self.password_hash_file)
 
     def scram_keys(self) -> str:
         """Return the user's SCRAM keys, or "" if the user has none.
 
-        Read the keys from `scram_file` if that is set. Raises ConfigurationError if the file cannot be read.
+        The keys are read from `scram_file` if that is set. Raises ConfigurationError if the file cannot be
+        read.
         """
         return _secret(self.scram, self.scram_file)
 
@@ -253,7 +254,7 @@ def _secret(value: SecretStr | None, file: Path | None) -> str:
 
 
 def check_users(users: Mapping[str, User], *, elsewhere: bool) -> None:
-    """Check that every user can authenticate. Raises ValueError if a user cannot.
+    """Check that every user in `users` can authenticate. Raises ValueError for a user who cannot.
 
     `elsewhere` is True if users can also authenticate by other means than a password hash or SCRAM keys in
     `users`.
@@ -279,9 +280,10 @@ class LogSettings(Section):
 
 
 class ReadFrom:
-    """File that settings were read from, its content, and the position at which each key was set.
+    """File from which settings were read: its path, its content, and the position of each key.
 
-    All objects of this class are equal, so that equal settings are equal wherever they were read.
+    All objects of this class are equal, so that settings with equal values are equal, whatever file they come
+    from.
     """
 
     __hash__ = None  # type: ignore[assignment]
@@ -360,7 +362,7 @@ class Settings(Documented, BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Make pydantic use only the arguments of the class as its source of values."""
+        """Return only the arguments of the class as sources of values, for pydantic."""
         return (init_settings,)
 
     @model_validator(mode="after")
@@ -375,7 +377,10 @@ class Settings(Documented, BaseSettings):
 
     @model_validator(mode="after")
     def _engine(self) -> Self:
-        """Check that listeners and declarations are possible with a RabbitMQ cluster. Raises ValueError."""
+        """Check that a RabbitMQ cluster, if configured, supports the listeners and declarations.
+
+        Raises ValueError.
+        """
         if not isinstance(self.broker, RabbitEngine):
             return self
         if ENGINE in self.listeners or ENGINE in self.links:
@@ -396,7 +401,10 @@ class Settings(Documented, BaseSettings):
 
     @model_validator(mode="after")
     def _elected(self) -> Self:
-        """Check that elected links, and links with a shared outbox, are possible. Raises ValueError."""
+        """Check that the configuration permits the links that are elected or share an outbox.
+
+        Raises ValueError.
+        """
         for name, link in self.links.items():
             if link.elected and not isinstance(self.broker, RabbitEngine):
                 raise ValueError(f"links.{name}.elected: needs broker.engine: rabbitmq")
@@ -411,7 +419,7 @@ class Settings(Documented, BaseSettings):
 
     @model_validator(mode="after")
     def _workers(self) -> Self:
-        """Check that the configuration is possible with several workers. Raises ValueError."""
+        """Check that the other options permit several workers, if these are configured. Raises ValueError."""
         if self.workers == 1:
             return self
         if not isinstance(self.broker, RabbitEngine):
@@ -431,7 +439,7 @@ class Settings(Documented, BaseSettings):
 
     @model_validator(mode="after")
     def _roles(self) -> Self:
-        """Check that all roles of users and default roles exist. Raises ValueError."""
+        """Check that each role exists that is given to a user or by default. Raises ValueError."""
         role_lists = [(f"users.{name}.roles", user.roles) for name, user in self.users.items()]
         default = self.default_roles
         role_lists += [
@@ -452,16 +460,16 @@ class Settings(Documented, BaseSettings):
 
     @property
     def has_external_users(self) -> bool:
-        """True if users may authenticate by other means than a secret in `users`.
+        """True if users may authenticate by other means than a secret in the section `users`.
 
-        This is possible with a client certificate or with another authentication back end.
+        These means are a client certificate, or another authentication back end.
         """
         return len(self.authentication) > 1 or any(
             one.tls is not None and one.tls.client_ca_file is not None for one in self.listeners.values()
         )
 
     def users_file(self) -> Path | None:
-        """Return the path of the file with additional users, or None if there is none."""
+        """Return the path of the separate file of users, or None if there is none."""
         return next((one.file for one in self.authentication if isinstance(one, UsersBackend)), None)
 
     @model_validator(mode="after")
@@ -471,7 +479,7 @@ class Settings(Documented, BaseSettings):
 
     @model_validator(mode="after")
     def _forward(self) -> Self:
-        """Check the endpoint and address for copies of dead letters. Raises ValueError."""
+        """Check the endpoint and the address for copies of dead letters. Raises ValueError."""
         forward = self.dead_letters.forward
         if forward is not None:
             endpoints = self.endpoints()
@@ -490,7 +498,7 @@ class Settings(Documented, BaseSettings):
 
     @model_validator(mode="after")
     def _virtual_hosts(self) -> Self:
-        """Check that all listeners configure an AMQP/Fast virtual host alike, and within the limits.
+        """Check that listeners configure the same AMQP/Fast virtual host alike, and within the limits.
 
         Raises ValueError.
         """
@@ -542,7 +550,10 @@ class Settings(Documented, BaseSettings):
         return self
 
     def note_origins(self, origins: Mapping[Place, Origin]) -> None:
-        """Store the position at which each key was set, for error messages after loading."""
+        """Store where each key was set, for error messages after loading.
+
+        `origins` has the file and position, or the environment variable, by the path of the key.
+        """
         self._read_from.origins.update(origins)
 
     def note_file(self, path: Path | None, document: Document) -> None:
@@ -570,20 +581,20 @@ class Settings(Documented, BaseSettings):
 
     @property
     def sections(self) -> Mapping[str, object]:
-        """Top-level keys of the configuration file with their values, without the keys that have no value."""
+        """Top-level keys of the configuration file with their values. Keys without a value are omitted."""
         return self._read_from.sections
 
     def origin_of(self, place: Place) -> Origin:
-        """Return the position at which the key at `place`, or its nearest parent key, is set.
+        """Return the position at which the key at `place`, or else its nearest parent key, is set.
 
-        Return an empty Origin if the position is unknown.
+        `place` is a path of keys and list indexes. Return an empty Origin if the position is unknown.
         """
         while place and place not in self._read_from.origins:
             place = place[:-1]
         return self._read_from.origins.get(place, Origin()) if place else Origin()
 
     def origin_of_key(self, key: str) -> Origin:
-        """Return the position at which a key, or its nearest parent key, is set.
+        """Return the position at which a key, or else its nearest parent key, is set.
 
         `key` is in dotted notation, such as `roles.device.mqtt`. Return an empty Origin if the position is
         unknown.
@@ -594,23 +605,23 @@ class Settings(Documented, BaseSettings):
         return self.origin_of(found.get(key, ()))
 
     def is_set(self, place: Place) -> bool:
-        """Return True if the file or the environment sets the key at `place`."""
+        """Return True if the file or the environment sets the key at `place`, a path of keys."""
         return place in self._read_from.origins
 
     def limits_of(self, listener: str) -> Limits:
-        """Return the limits for one listener; limits that the listener sets override the general ones."""
+        """Return the limits for one listener: those that it sets, and otherwise the general ones."""
         return self.limits.overridden_by(self.listeners[listener].limits)
 
     def client_id_of(self, link: str) -> str:
-        """Return the client identifier of a link, with `{replica}` replaced by the name of this process."""
+        """Return the client identifier of a link, in which the name of this process replaces `{replica}`."""
         return self.links[link].client_id.replace(REPLICA, self.replica)
 
     def consumer_id_of(self, link: str) -> str:
-        """Return the client identifier of the connection that consumes over a link.
+        """Return the client identifier of the connection over which a link consumes.
 
-        The client identifier of an elected link is the same at every replica, because `{replica}` is replaced
-        by the namespace. The replica that is elected next thus continues the session at the broker; a broker
-        that permits one connection for each client identifier closes the previous connection.
+        If the link is elected, all replicas use the same client identifier, in which the namespace replaces
+        `{replica}`. The replica that is elected next can thus continue the session at the broker. A broker
+        that permits one connection for each client identifier then closes the previous connection.
         """
         options = self.links[link]
         if not options.elected:
@@ -631,7 +642,7 @@ class Settings(Documented, BaseSettings):
         return self.workers > 1 and not isinstance(self.broker, RabbitEngine)
 
     def divides(self, endpoint: str, queue: str | None) -> bool:
-        """Return True if each message of an endpoint reaches only one of the replicas that consume from it.
+        """Return True if each message at an endpoint reaches only one of the replicas that consume there.
 
         `queue` is the queue from which the replicas consume; None stands for another source, such as a topic.
         The result is always True for a listener.
@@ -643,13 +654,13 @@ class Settings(Documented, BaseSettings):
         return self.store.path / "journal" if self.journal.path is None else self.journal.path
 
     def tokens_path(self) -> Path | None:
-        """Return the folder of the console's tokens, or None if the tokens are only in memory."""
+        """Return the folder that stores the console's tokens, or None if they are only in memory."""
         if self.http.tokens_path is not None or not self.store.enabled:
             return self.http.tokens_path
         return self.store.path / "console"
 
     def endpoints(self) -> dict[str, str]:
-        """Return the protocol of each listener and link, by its name.
+        """Return the protocol of each listener and link, by the name of the listener or link.
 
         Shared ports are omitted, because their connections belong to other listeners.
         """
@@ -673,8 +684,8 @@ class Settings(Documented, BaseSettings):
     def mapping_files(self) -> list[Path]:
         """Return the paths of the mapping files, sorted.
 
-        A path without wildcards is included even if the file does not exist; a pattern with wildcards gives
-        the files that it matches now. Return the shipped `identity.yaml` if `mappings` is not configured.
+        A path without wildcards is included even if the file does not exist. A path with wildcards stands for
+        the files that match it now. Without the key `mappings`, return the shipped file `identity.yaml`.
         """
         if not self.mappings:
             return [shipped_mappings() / "identity.yaml"]
@@ -684,10 +695,10 @@ class Settings(Documented, BaseSettings):
         return sorted(found)
 
     def found_by(self, pattern: str) -> list[Path]:
-        """Return the paths of the mapping files that one path or pattern of `mappings` stands for.
+        """Return the paths of the mapping files for which `pattern`, an entry of `mappings`, stands.
 
-        The name of a shipped mapping file stands for the shipped file, unless the folder has a file of this
-        name.
+        The bare name of a shipped mapping file stands for the shipped file, unless the folder has a file of
+        this name.
         """
         path = str(self.mappings_folder / pattern)
         if set(pattern) & set("*?["):
@@ -709,7 +720,7 @@ class Settings(Documented, BaseSettings):
         return path.parent if path is not None and said_there else Path()
 
     def files(self) -> list[tuple[Place, Path]]:
-        """Return key and path of each file that the configuration names and that the gateway has to read."""
+        """Return each file that the configuration names and the gateway reads, with the path of its key."""
         paths: list[tuple[Place, Path | None]] = []
         for name, listener in self.listeners.items():
             if (tls := listener.tls) is not None:

@@ -20,9 +20,9 @@ NONE = ""  # Tag of a section without a known protocol.
 
 
 class UnknownListener(ListenerSettings):
-    """Listener with an unknown protocol.
+    """Listener whose protocol is unknown.
 
-    The class accepts all options, so that an error is reported for the protocol alone.
+    This class accepts all options, so that an error is reported only for the protocol.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -32,9 +32,9 @@ class UnknownListener(ListenerSettings):
 
 
 class UnknownLink(LinkSettings):
-    """Link with an unknown protocol.
+    """Link whose protocol is unknown.
 
-    The class accepts all options, so that an error is reported for the URL alone.
+    This class accepts all options, so that an error is reported only for the URL.
     """
 
     model_config = ConfigDict(extra="ignore")

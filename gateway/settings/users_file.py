@@ -32,8 +32,9 @@ class UsersFile(NamedTuple):
 def read_users(path: Path, before: str = "") -> UsersFile:
     """Read a users file.
 
-    `before` is the text of the file when it was read last, "" at first. Raises ConfigurationError with one
-    line for each fault (position, key and reason), and if the file has probably been cut off since then.
+    `before` is the text of the file when it was read last, or "" the first time. Raises ConfigurationError
+    with one line for each fault (position, key and reason), and if the file seems to have lost its end since
+    then.
     """
     document = read(path)
     refuse_lost_end(before, document.text, document.file, sections=False)

@@ -18,7 +18,7 @@ UNKNOWN: Final = ("UnknownLink", "UnknownListener")
 
 
 def effective(settings: Settings) -> dict[str, Any]:
-    """Return the configuration in force as plain JSON values, with defaults and without secrets."""
+    """Return the configuration in force as plain JSON values. It includes defaults, but no secrets."""
     tree = settings.model_dump(mode="json")
     for name, listener in settings.listeners.items():
         if listener.proxy_protocol == "off":
@@ -36,7 +36,7 @@ def masked_yaml(settings: Settings) -> str:
 
 
 def _without_empty(part: Any) -> Any:
-    """Return a copy of a JSON value without the fields that are null, an empty object or an empty array."""
+    """Return a copy of a JSON value without fields that are null, an empty object or an empty array."""
     if isinstance(part, dict):
         stated = {name: _without_empty(value) for name, value in part.items()}
         return {name: value for name, value in stated.items() if value not in (None, {}, [])}
@@ -53,10 +53,10 @@ def json_schema() -> dict[str, Any]:
 
 
 def _without_references(part: Any, references: set[str]) -> Any:
-    """Return a copy of a JSON Schema without the alternatives that refer to one of `references`.
+    """Return a copy of a JSON Schema, without alternatives that refer to one of the definitions `references`.
 
-    `oneOf` is replaced by `anyOf`, because several link classes may accept the same section: they differ by
-    the scheme of a URL, which a schema does not parse.
+    `anyOf` replaces `oneOf`, because several link classes may accept the same section: they differ by the
+    scheme of a URL, which a schema does not parse.
     """
     if isinstance(part, dict):
         return {

@@ -22,9 +22,9 @@ def single_broker_options(
     authentication: Iterable[Backend],
     authorizer: HttpAuthorizer | None,
 ) -> Iterator[str]:
-    """Yield a text for each option that works only with one common broker, not with one for each worker.
+    """Yield an error text for each option that several workers with embedded brokers cannot support.
 
-    The text has the configuration key, and how to change the option.
+    Such an option needs one broker for all clients. The text has the configuration key, and how to change it.
     """
     for name, listener in listeners.items():
         if isinstance(listener, SharedListener):

@@ -14,17 +14,17 @@ from gateway.settings.tree import HealthSettings, Settings
 
 
 def worker_name(number: int) -> str:
-    """Return the name of the worker with this number, which is also the name of its folders."""
+    """Return the name of a worker, which is also the name of its folders. `number` starts at 1."""
     return f"worker-{number}"
 
 
 def settings_of_worker(
     settings: Settings, number: int, ports: Mapping[str, int], memory_bytes_max: int
 ) -> Settings:
-    """Return the settings of the worker with this number, starting at 1.
+    """Return the settings for one worker process. `number` is its number, starting at 1.
 
-    `ports` has the port that each listener is bound to, by name. `memory_bytes_max` is the memory watermark
-    of all workers together, in bytes.
+    `ports` has the port to which each listener is bound, by name. `memory_bytes_max` is the memory limit of
+    all workers together, in bytes.
     """
     name = worker_name(number)
     changes: dict[str, Any] = {
@@ -53,5 +53,5 @@ def settings_of_worker(
 
 
 def _worker_path(path: Path, name: str) -> Path:
-    """Insert the worker's name before the suffix of a file name, such as in `audit.worker-1.log`."""
+    """Return the path with the worker's name inserted before the suffix, such as in `audit.worker-1.log`."""
     return path.with_name(f"{path.stem}.{name}{path.suffix}")
