@@ -25,11 +25,11 @@ PAGE: Final = "docs/guides/runbook.md"
 
 
 class Alarm(NamedTuple):
-    """Problem of the gateway that exists now.
+    """Problem of the gateway at present.
 
     `name` is the name of the alert rule and of the section in the runbook. `of` is the object with the
-    problem, "" for the whole gateway. `text` describes the problem, `act` what to do. `since` is the time
-    when the problem was detected, in wall-clock seconds.
+    problem, or "" if it concerns the whole gateway. `text` describes the problem, `act` what to do. `since`
+    is the time when the problem was detected, in wall-clock seconds.
     """
 
     name: str
@@ -45,20 +45,20 @@ class Alarm(NamedTuple):
 
 
 class Alarms:
-    """Present alarms of a gateway, which are derived from its metrics."""
+    """Present alarms of a gateway, computed from its metrics."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._alarms: dict[tuple[str, str], Alarm] = {}
 
     async def run(self) -> None:
-        """Compute the alarms every TICK_SECS seconds until cancelled."""
+        """Compute the alarms every TICK_SECS seconds until this task is cancelled."""
         while True:
             self.tick(clock.wall())
             await trio.sleep(TICK_SECS)
 
     def tick(self, utc: float) -> None:
-        """Compute the present alarms from the metrics. `utc` is the present time in wall-clock seconds."""
+        """Compute the present alarms from the metrics. `utc` is the time now, in wall-clock seconds."""
         previous = self._alarms
         self._alarms = {}
         for name, of, text in self._conditions(utc):
@@ -67,13 +67,13 @@ class Alarms:
             self._alarms[name, of] = Alarm(name, of, text, ACTS[name], began_at)
 
     def present(self) -> list[Alarm]:
-        """Return the alarms, the oldest first."""
+        """Return the present alarms, the oldest first."""
         return sorted(self._alarms.values(), key=lambda one: (one.since, one.name, one.of))
 
     def _conditions(self, utc: float) -> Iterator[tuple[str, str, str]]:
-        """Yield name, object and description of each problem that exists now.
+        """Yield alarm name, object and description of each present problem.
 
-        `utc` is the present time in wall-clock seconds.
+        `utc` is the time now, in wall-clock seconds.
         """
         yield from self._of_links()
         yield from self._of_work()
@@ -93,7 +93,7 @@ class Alarms:
                 yield "GatewayCertificateExpires", key, text
 
     def _of_links(self) -> Iterator[tuple[str, str, str]]:
-        """Yield name, object and description of each problem with a link."""
+        """Yield alarm name, object and description of each present problem with a link."""
         paused = set(self._metrics.sources.paused_links())
         for name, stats in self._metrics.links.items():
             if not stats.up and stats.is_elected is not False and name not in paused:
@@ -110,9 +110,9 @@ class Alarms:
             yield "GatewayPaused", f"link {name}", "paused by an operator"
 
     def _of_work(self) -> Iterator[tuple[str, str, str]]:
-        """Yield problems with waiting or undelivered messages, and with blocked publishers.
+        """Yield the problems with messages that wait or are not delivered, and with blocked publishers.
 
-        Each is a tuple of name, object and description.
+        Each is a tuple of alarm name, object and description.
         """
         sources, gauges = self._metrics.sources, self._metrics.sources.gauges
         for route, count in sources.paused_routes().items():
@@ -133,9 +133,9 @@ class Alarms:
             yield "GatewayStateDown", "", "the database of shared state is unreachable"
 
     def _of_disks(self) -> Iterator[tuple[str, str, str]]:
-        """Yield problems with the store, the journal and free disk space.
+        """Yield the problems with the store, the journal and free disk space.
 
-        Each is a tuple of name, object and description.
+        Each is a tuple of alarm name, object and description.
         """
         disks = self._metrics.disks()
         if "store" in disks and not disks["store"]["healthy"]:

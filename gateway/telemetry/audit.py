@@ -45,7 +45,7 @@ log = structlog.get_logger()
 
 
 class AuditEvent(NamedTuple):
-    """Kind of event in the audit log: its meaning, and the names of the facts that it may contain."""
+    """Kind of event in the audit log: its meaning, and the names of the facts that an event may have."""
 
     meaning: str
     facts: tuple[str, ...]
@@ -81,9 +81,9 @@ KNOWN: Final = {name: frozenset(event.facts) for name, event in EVENTS.items()}
 
 
 class Trail:
-    """Audit log of this process: counts all events, and writes them up to a limit per second.
+    """Audit log of this process: counts all events, and writes a limited number of them per second.
 
-    `write` is called with the name and the facts of each event to write.
+    `write` is called with the name and the facts of each event that is written.
     """
 
     def __init__(
@@ -98,10 +98,9 @@ class Trail:
     ) -> None:
         """Set the limits of the audit log.
 
-        `per_second_max` is the maximum number of lines of one kind per second; 0 means no limit. `user_share`
-        is the fraction of these lines, and of the bytes of `file`, that one user may have. It applies only
-        while `several` returns True, which means that there are several users. `clock` returns monotonic
-        seconds.
+        `per_second_max` is the maximum number of lines for one kind of event per second; 0 means no limit.
+        `user_share` is the fraction of these lines, and of the bytes of `file`, that one user may cause,
+        while there are several users: while `several` returns True. `clock` returns monotonic seconds.
         """
         self.counts: dict[str, int] = dict.fromkeys(EVENTS, 0)
         self.dropped: dict[str, int] = dict.fromkeys(EVENTS, 0)
@@ -116,7 +115,7 @@ class Trail:
         self._omitted: dict[str, int] = {}
 
     def add(self, event: str, facts: dict[str, Fact]) -> None:
-        """Write an event, or only count it if a limit is reached.
+        """Count an event, and write it unless a limit is reached.
 
         Raises ValueError for an event that is not in `EVENTS`, and for a fact that `EVENTS` does not list for
         the event.
@@ -146,15 +145,15 @@ class Trail:
         self._write(event, {name: sanitized(fact) for name, fact in facts.items()})
 
     def _lines_max(self, holder: str) -> int:
-        """Return how many lines of one kind per second one user or address may have."""
+        """Return how many lines for one kind of event per second `holder`, a user or address, may cause."""
         if self._file is not None and self._file.share_of(holder) >= self._user_share:
             return 1
         return max(int(self._per_second_max * self._user_share), 1)
 
     def write_omitted(self) -> None:
-        """Write how many lines of each kind have been omitted since the last report.
+        """Write how many lines for each kind of event were omitted since the last call.
 
-        Call this method periodically, and at the end of the process.
+        Call this periodically, and at the end of the process.
         """
         for event in list(self._omitted):
             self._write_omitted_event(event)
@@ -165,9 +164,9 @@ class Trail:
 
 
 def _holder(event: str, facts: dict[str, Fact]) -> str:
-    """Return the user or address toward whose limit in the audit log a line counts.
+    """Return the user or address to whose limit in the audit log an event counts.
 
-    The address is used if the client has no verified user. Return "" if the facts contain neither.
+    This is the address if the client has no verified user. Return "" if the facts contain neither.
     """
     user, remote = facts.get("user"), facts.get("remote")
     if user and event != "refused":
@@ -176,7 +175,7 @@ def _holder(event: str, facts: dict[str, Fact]) -> str:
 
 
 def sanitized(value: Fact) -> Fact:
-    """Return a fact in a form that is safe for the audit log.
+    """Return the value of a fact in a form that is safe for the audit log.
 
     Text is cut to FACT_MAX characters, and a list to 32 items. Characters that are not printable are escaped,
     and tokens are masked.
@@ -194,9 +193,10 @@ def sanitized(value: Fact) -> Fact:
 
 
 def _to_log(event: str, facts: dict[str, Any]) -> None:
-    """Write an audit event to the log.
+    """Write an audit event to the general log.
 
-    JSON lines are written directly, because this is faster and each client causes two lines.
+    A line of a JSON log is written without structlog, because this is faster and each client causes two
+    lines.
     """
     line = {"audit": event, **facts, "event": "audit", "level": "info", "logger": LOGGER, "timestamp": _now()}
     if not write_json(line):
@@ -212,13 +212,13 @@ def _now() -> str:
 
 
 def _discard(event: str, facts: dict[str, Any]) -> None:
-    """Do nothing. This function replaces the writer while the audit log is disabled."""
+    """Discard an audit event. Used while the audit log is disabled."""
 
 
 class _OwnFile(RotatingFileHandler):
-    """Rotated log file that only its owner may read.
+    """Rotating log file that only its owner may read.
 
-    If the operator changes the permissions of the file, later files get the same permissions.
+    If the operator changes the permissions of the file, the files that follow it get the same ones.
     """
 
     mode_bits = 0o600
@@ -250,7 +250,7 @@ class AuditFile:
         self._of_holders: dict[str, int] = {}  # bytes of the current file, by holder
 
     def share_of(self, holder: str) -> float:
-        """Return which fraction of `bytes_max` a user or address has written to the current file."""
+        """Return the fraction of `bytes_max` that a user or address has written to the current file."""
         return self._of_holders.get(holder, 0) / self._bytes_max
 
     def _count(self, byte_count: int) -> None:
@@ -262,9 +262,9 @@ class AuditFile:
             self._of_holders = {name: has for name, has in of_holders.items() if has > least}
 
     def write(self, event: str, facts: dict[str, Any]) -> None:
-        """Write an event as a line.
+        """Write an event as one line.
 
-        If this fails, log an error, unless an error was logged already since the last line that was written.
+        If this fails, log an error, but only the first one after a line that was written.
         """
         line = orjson.dumps({"timestamp": _now(), "audit": event, **facts}, default=str).decode() + "\n"
         try:
@@ -285,12 +285,12 @@ class AuditFile:
             self._failure_logged = False
 
     def close(self) -> None:
-        """Close the file. `write` must not be called afterwards."""
+        """Close the file. Do not call `write` afterwards."""
         self._file.close()
 
 
 class _Current:
-    """Audit log of this process and its file, which `configure_audit` replaces."""
+    """Audit log of this process, and its file. `configure_audit` replaces both."""
 
     trail: Trail = Trail(_to_log)
     file: AuditFile | None = None
@@ -305,7 +305,7 @@ def audit(event: str, **facts: Fact) -> None:
 
 
 def trail() -> Trail:
-    """Return the audit log of this process, for example to read the counts of events."""
+    """Return the audit log of this process, for example to read how many events were counted."""
     return _Current.trail
 
 

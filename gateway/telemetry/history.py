@@ -32,8 +32,8 @@ COUNT_MAX: Final = (1 << 32) - 1  # largest count of one step
 class CounterKey(NamedTuple):
     """Key of a counter in the history.
 
-    `kind` is process, protocol, listener, link or route; `name` is the name of this object. `what` is the
-    counted quantity, such as `in` or `settled`.
+    `kind` is `process`, `protocol`, `listener`, `link` or `route`, and `name` is the name of the object of
+    this kind. `what` is what is counted, such as `in` or `settled`.
     """
 
     kind: str
@@ -44,8 +44,8 @@ class CounterKey(NamedTuple):
 class Series(NamedTuple):
     """Rates of one counter, in events per second.
 
-    `now` is the rate during the last RECENT_SECS seconds. `values` are the rates during each step of the last
-    hour, the oldest first.
+    `now` is the rate over the last RECENT_SECS seconds. `values` has the rate over each step (STEP_SECS
+    seconds) of the last hour, the oldest first.
     """
 
     key: CounterKey
@@ -54,10 +54,10 @@ class Series(NamedTuple):
 
 
 class History:
-    """Recorder of the gateway's counters during the last hour.
+    """Rates of the gateway's counters during the last hour, which is divided into steps of STEP_SECS seconds.
 
-    `end` is the time at which the last complete step ended, in wall-clock seconds. `left_out` is the number
-    of counters that are not recorded, because at most SERIES_MAX counters are.
+    `end` is the time at which the last complete step ended, in wall-clock seconds. At most SERIES_MAX
+    counters are recorded; `left_out` is the number of the others.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -70,7 +70,7 @@ class History:
         self._whole = 0  # whole steps since the start, at most STEPS - 1
 
     async def run(self) -> None:
-        """Read the counters every TICK_SECS seconds until cancelled."""
+        """Read the counters every TICK_SECS seconds until this task is cancelled."""
         while True:
             self.tick(clock.now(), clock.wall())
             await trio.sleep(TICK_SECS)
@@ -102,10 +102,11 @@ class History:
         self._recent.append((now, counts))
 
     def _advance(self, step: int, began: float, counts: dict[CounterKey, int]) -> None:
-        """Begin the step with number `step`, and set the values of this step and of skipped steps to 0.
+        """Begin step number `step`, and set the values of this step and of skipped steps to 0.
 
-        Do nothing if the step has already begun. `began` is the time when the step began, in wall-clock
-        seconds. Counters that are not in `counts` and have not increased for an hour are removed.
+        Nothing happens if the step has begun already. `began` is the time when it began, in wall-clock
+        seconds. `counts` has the present counters; a counter that is not in it, and has not increased for an
+        hour, is removed.
         """
         if not self._recent:
             self._step = step
@@ -126,14 +127,14 @@ class History:
         return sorted(self._rings)
 
     def series(self, key: CounterKey) -> Series:
-        """Return the rates of one counter. The result has no values if the counter is not recorded."""
+        """Return the rates of one counter. Its `values` are empty if the counter is not recorded."""
         ring = self._rings.get(key)
         steps = range(self._step - self._whole, self._step)
         values = [] if ring is None else [ring[step % STEPS] / STEP_SECS for step in steps]
         return Series(key, self.current_rate(key), values)
 
     def current_rate(self, key: CounterKey) -> float:
-        """Return the rate of a counter per second, during the last RECENT_SECS seconds.
+        """Return the rate of a counter, in events per second, over the last RECENT_SECS seconds.
 
         Return 0 if the counter was not recorded during all of this time.
         """
@@ -182,6 +183,6 @@ class History:
 def _increase(before: int, after: int) -> int:
     """Return the increase of a counter from `before` to `after`.
 
-    If `after` is lower, the counter has restarted from zero: return `after`.
+    If `after` is lower, the counter has restarted from zero, and the result is `after`.
     """
     return after - before if after >= before else after

@@ -29,11 +29,11 @@ FACT_MAX: Final = 200  # maximum characters of a fact in a limited event
 
 
 class Limiter:
-    """Structlog processor that limits how many events of each kind are logged in a minute.
+    """Structlog processor that limits the number of log events of each kind in one minute.
 
-    The first WHOLE_MAX events of a kind pass; further events are only counted. The kind is the text of an
-    event. If the event has a route, the kind is the text with the names of route and reason, which only the
-    configuration can choose. Only events with `limited=True` are limited.
+    The first WHOLE_MAX events of a kind are logged; further events are only counted. The kind is the event's
+    text. For an event with a route it also includes the names of the route and of the reason; clients cannot
+    choose these. Only events with `limited=True` are limited.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -59,9 +59,10 @@ class Limiter:
         raise structlog.DropEvent
 
     def take_due(self, *, everything: bool = False) -> list[tuple[str, str, int]]:
-        """Return and reset the counts of dropped events for each kind whose minute is over.
+        """Return the number of events of each kind that were only counted, and reset these numbers.
 
-        Each element has log method, text and count. With `everything`, return the counts of all kinds.
+        Each element is a tuple of log method, text and number. Kinds whose minute is not over are included
+        only with `everything`.
         """
         now = self._clock()
         over = {
@@ -75,7 +76,7 @@ class Limiter:
 
 
 def _legible(value: Any) -> Any:
-    """Return a value, which a peer may have chosen, in a form that is safe for the log.
+    """Return a value of a log event, which a peer may have chosen, in a form that is safe for the log.
 
     Text is cut to FACT_MAX characters, and characters that are not printable are escaped.
     """
@@ -88,14 +89,14 @@ def _legible(value: Any) -> Any:
 
 
 def _explained(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Replace the value of `why` in an event if it is empty, because a peer or library gave no reason."""
+    """Replace an empty field `why` of a log event: a peer or library gave no reason."""
     if event.get("why") == "":
         event["why"] = NO_REASON
     return event
 
 
 class _Kind:
-    """Numbers of passed and dropped events of one kind in one minute."""
+    """Numbers of log events of one kind in one minute: `passed` were logged, `more` were only counted."""
 
     __slots__ = ("method", "more", "passed", "started_at")
 
@@ -110,10 +111,9 @@ limiter: Final = Limiter()
 
 
 def log_omitted_lines(*, now: bool = False) -> None:
-    """Log how many events of each kind were dropped in minutes that are over.
+    """Log how many events of each kind were only counted, in minutes that are over.
 
-    Call this function periodically, and at the end of the process with `now`, which includes the present
-    minute.
+    Call this periodically, and at the end of the process with `now`, to include the present minute.
     """
     log = structlog.get_logger()
     for method, text, more in limiter.take_due(everything=now):
@@ -132,10 +132,10 @@ set_error_logger(_log_contained)
 def configure_logs(
     level: str, form: LogFormat, stream: TextIO | None = None, *, worker: int | None = None
 ) -> None:
-    """Send all logs, including those of libraries, to `stream`; None is standard error.
+    """Send all logs, including those of libraries, to `stream`, or to standard error if it is None.
 
-    `level` is the lowest level that is written, such as `info`. With `worker`, each line has the number of
-    this worker process.
+    `level` is the lowest level that is written, such as `info`. `worker` is the number of this worker
+    process, which each line then includes.
     """
     facts: dict[str, Any] = {} if worker is None else {"worker": worker}
     out = sys.stderr if stream is None else stream
@@ -172,9 +172,9 @@ def configure_logs(
 
 
 class _Direct:
-    """Stream to which `write_json` writes, and facts that are added to each line.
+    """Stream to which `write_json` writes, and the facts that it adds to each line.
 
-    `stream` is None if the log is not JSON, or does not include the level `info`.
+    `stream` is None if the log is not JSON, or if its level is above `info`.
     """
 
     stream: TextIO | None = None
@@ -182,10 +182,10 @@ class _Direct:
 
 
 def write_json(line: dict[str, Any]) -> bool:
-    """Write a complete line of level `info` to a JSON log, bypassing structlog's processors.
+    """Write `line` to a JSON log as an event of level `info`, without structlog's processors.
 
-    This takes 10 % of the time that the processors need. Return False without writing if the log is not JSON,
-    or if its processors have been replaced.
+    This takes 10 % of the time that the processors need. Return False and write nothing if the log is not
+    JSON, or if its processors have been replaced.
     """
     out = _Direct.stream
     if out is None or structlog.get_config()["processors"][0] is not limiter:

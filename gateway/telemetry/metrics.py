@@ -298,13 +298,14 @@ ROUTE_OUTCOMES: Final = ("matched", "delivered", "failed", "retried", "dropped",
 class Sources:
     """Functions and objects from which the metrics are read at each scrape.
 
-    `gauges` are by name, as in BROKER_GAUGES. `dropped` is by reason, `dead_lettered` by route and reason,
-    `share_refused` and `share_evicted` are by kind of resource. `forwarded` (copies of dead letters),
-    `traces` and `spans` are by outcome. `forgotten_ids` is by route, `authentications` by back end and
-    outcome. `paused_routes` has the number of messages that each paused route holds. `certificates` has
-    expiry times by configuration key, `disk_space` the free and the total bytes, `limit_ratios` the used
-    fraction of each limit. `store`, `journal` and `redaction` have the attributes that their tables of
-    metrics name. `turns` is the histogram of the durations of the event loop's steps.
+    Functions that return a mapping have these keys: `gauges` the names in BROKER_GAUGES; `dropped` reasons;
+    `dead_lettered` routes with reasons; `share_refused` and `share_evicted` kinds of resources; `forwarded`
+    (copies of dead letters), `traces` and `spans` outcomes; `forgotten_ids` routes; `authentications` back
+    ends with outcomes. `paused_routes` has the number of messages that each paused route holds.
+    `certificates` has expiry times by configuration key, `disk_space` the free and the total bytes,
+    `limit_ratios` the used fraction of each limit. `store`, `journal` and `redaction` are objects with the
+    attributes that their tables of metrics name. `turns` is the histogram of the durations of the event
+    loop's steps.
     """
 
     routes: Callable[[], Iterable[RouteCounts]] = tuple
@@ -341,7 +342,7 @@ class Sources:
 
 
 class HttpCounts(Protocol):
-    """Interface of an HTTP server, with what the metrics read of it."""
+    """HTTP server, as far as the metrics need it."""
 
     @property
     def connections(self) -> Sized:
@@ -349,10 +350,10 @@ class HttpCounts(Protocol):
 
 
 class Metrics(Collector):
-    """All metrics of a process, as a collector for Prometheus' library."""
+    """All metrics of a process, as a collector for the Prometheus client library."""
 
     def __init__(self, version: str, sources: Sources | None = None) -> None:
-        """Set the sources of the metrics.
+        """Set the version and the sources of the metrics.
 
         Raises KeyError for a gauge whose name is not in BROKER_GAUGES.
         """
@@ -373,25 +374,32 @@ class Metrics(Collector):
         GCCollector(registry=self._registry)
 
     def http_connections(self) -> int:
-        """Return the total number of open connections to all HTTP servers."""
+        """Return the number of open connections to all HTTP servers together."""
         return sum(len(server.connections) for server in self.http_servers)
 
     def listener(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> ListenerStats:
-        """Create the counters of a new listener, and return them."""
+        """Create and return the counters of a new listener.
+
+        `frame_names` has the names of the protocol's frames, by number.
+        """
         stats = self.listeners[name] = ListenerStats(name, protocol, frame_names)
         return stats
 
     def link(
         self, name: str, protocol: str, frame_names: Sequence[str] = (), addresses: tuple[str, ...] = ()
     ) -> LinkStats:
-        """Create the counters of a new link, and return them. `addresses` are host:port."""
+        """Create and return the counters of a new link.
+
+        `frame_names` has the names of the protocol's frames, by number. `addresses` are those of the broker,
+        as host:port.
+        """
         stats = self.links[name] = LinkStats(name, protocol, frame_names, addresses)
         return stats
 
     def broker(self) -> dict[str, float]:
         """Return the present values of the broker's gauges by name.
 
-        Booleans are converted to 0 or 1, because the console shows each gauge as a number.
+        A Boolean becomes 0 or 1, because the console shows each gauge as a number.
         """
         return {name: +read() for name, read in sorted(self.sources.gauges.items())}
 
@@ -401,16 +409,16 @@ class Metrics(Collector):
         yield from self.links.values()
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Return the metrics in the format of Prometheus or OpenMetrics, and their content type.
+        """Return the page of metrics, and its content type.
 
-        `accept` is the request header `Accept`, which selects the format. Only OpenMetrics includes
-        exemplars.
+        `accept` is the header `Accept` of the request, which selects the format of Prometheus or OpenMetrics.
+        Only OpenMetrics includes exemplars.
         """
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:
-        """Read all counters and gauges once, and yield the metric families."""
+        """Read all counters and gauges once, and yield them as metric families."""
         yield InfoMetricFamily(
             "gateway_build",
             "Version of the gateway and of Python.",
@@ -443,7 +451,7 @@ class Metrics(Collector):
         yield from _attributes(self.sources.redaction, REDACTION_COUNTERS, {})
 
     def _samples(self) -> Iterator[tuple[str, Sequence[str], float]]:
-        """Yield name, label values and value of every metric that is defined in COUNTERS and GAUGES."""
+        """Yield name, label values and value of each sample of the metrics in COUNTERS and GAUGES."""
         for stats in self.endpoints():
             yield from _endpoint_samples(stats)
         for listener in self.listeners.values():
@@ -480,7 +488,10 @@ class Metrics(Collector):
             yield "gateway_internal_errors", (where,), counted[where]
 
     def _by_one_label(self) -> Iterator[tuple[str, Sequence[str], float]]:
-        """Yield the metrics with a single label, whose label values are the keys of a dictionary."""
+        """Yield the samples of metrics with a single label, whose values are the keys of a dictionary.
+
+        Each sample is a tuple of name, label values and value.
+        """
         sources = self.sources
         counts: tuple[tuple[str, Mapping[str, int]], ...] = (
             ("gateway_dropped", sources.dropped()),
@@ -507,7 +518,10 @@ class Metrics(Collector):
             yield "gateway_link_paused", (name,), 1
 
     def _shortages(self) -> Iterator[tuple[str, Sequence[str], float]]:
-        """Yield the metrics about resources that can run out: certificates, disk space and limits."""
+        """Yield the samples about resources that can run out: certificates, disk space and limits.
+
+        Each sample is a tuple of name, label values and value.
+        """
         for key, end in self.sources.certificates().items():
             yield "gateway_certificate_expiry_timestamp_seconds", (key,), end
         for of, (free, total) in self.sources.disk_space().items():
@@ -517,7 +531,10 @@ class Metrics(Collector):
             yield "gateway_limit_used_ratio", (limit,), ratio
 
     def _authentication_rows(self) -> Iterator[tuple[str, Sequence[str], float]]:
-        """Yield the metrics about authentication and about the audit log."""
+        """Yield the samples about authentication and about the audit log.
+
+        Each sample is a tuple of name, label values and value.
+        """
         for (backend, outcome), count in self.sources.authentications().items():
             yield "gateway_authentications", (backend, outcome), count
         for backend, count in self.sources.authentication_failures().items():
@@ -540,10 +557,10 @@ class Metrics(Collector):
                 yield "gateway_duplicates", labels, route.duplicates
 
     def disks(self) -> dict[str, dict[str, float]]:
-        """Return the counters and gauges of the store and the journal.
+        """Return the counters and gauges of the store and of the journal.
 
-        The keys are `store` and `journal`, and then the names of the metrics without prefix. A disabled part
-        is omitted.
+        The keys are `store` and `journal`, and then the names of the metrics without their prefix. The store
+        or the journal is omitted if it is disabled.
         """
         found: dict[str, dict[str, float]] = {}
         for part, source, names in (
@@ -558,7 +575,7 @@ class Metrics(Collector):
         return found
 
     def latency_of(self, endpoint: str) -> Latency | None:
-        """Return the latency histogram of an endpoint, or None if the endpoint does not exist.
+        """Return the latency histogram of an endpoint, or None if there is no such endpoint.
 
         Latency is the time from reading a message to the response to its source.
         """
@@ -587,7 +604,7 @@ class Metrics(Collector):
 
 
 class CollectedFamilies(Collector):
-    """Collector for Prometheus' library that returns metric families that have been read already."""
+    """Collector for the Prometheus client library that returns `families`, which were read before."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
@@ -600,10 +617,11 @@ class CollectedFamilies(Collector):
 def detailed(
     rows: Iterable[tuple[str, Sequence[str], float]], left_out: Mapping[str, int], accept: str
 ) -> tuple[bytes, str]:
-    """Return the metrics of single queues and sessions, and their content type.
+    """Return a page with the metrics of single queues and sessions, and its content type.
 
     `rows` are tuples of name, label values and value, for metrics in QUEUE_SERIES and SESSION_SERIES.
-    `left_out` has the number of objects without metrics, by kind. `accept` is the request header `Accept`.
+    `left_out` has the number of queues or sessions that are not in `rows`, by kind. `accept` is the header
+    `Accept` of the request.
     """
     families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
     for table, labels in ((QUEUE_SERIES, QUEUE_LABELS), (SESSION_SERIES, SESSION_LABELS)):
@@ -625,9 +643,10 @@ def detailed(
 def _attributes(
     counted: object | None, counters: Mapping[str, tuple[str, str]], gauges: Mapping[str, tuple[str, str]]
 ) -> Iterator[Metric]:
-    """Yield the metrics whose values are attributes of `counted`; yield nothing if `counted` is None.
+    """Yield metrics whose values are attributes of the object `counted`. Yield nothing if it is None.
 
-    `counters` and `gauges` map the name of a metric to its help text and the name of the attribute.
+    `counters` and `gauges` have the help text of each metric and the name of the attribute, by the metric's
+    name.
     """
     if counted is None:
         return
@@ -638,7 +657,7 @@ def _attributes(
 
 
 def _cumulative(latency: Latency) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
-    """Return the buckets of a histogram in the form that Prometheus' library expects.
+    """Return the buckets of a histogram in the form that the Prometheus client library expects.
 
     Each bucket has its upper bound, the number of values up to this bound, and its exemplar if there is one.
     """

@@ -25,9 +25,9 @@ UNKNOWN_VERSION: Final = "unknown"
 
 
 class FrameCounts(Protocol):
-    """Protocol machine that counts the frames that it has received and sent, by kind of frame.
+    """State machine of a connection that counts the frames which it has received and sent, by kind.
 
-    The counts are a list (indexed by number) or a dict (by name).
+    The counts are a list (indexed by the number of the frame) or a dict (by its name).
     """
 
     received: Any
@@ -35,7 +35,7 @@ class FrameCounts(Protocol):
 
 
 class RouteCounts(Protocol):
-    """Counters of a route, with the names of the endpoints at both ends."""
+    """Counters of a route, with the names of its source and target endpoints."""
 
     @property
     def name(self) -> str:
@@ -86,21 +86,21 @@ class RouteCounts(Protocol):
 
     @property
     def lost(self) -> Mapping[str, int]:
-        """Numbers of properties that the target's protocol cannot express, by name of the property."""
+        """Number of properties that the target's protocol cannot express, by name of the property."""
 
     @property
     def in_flight(self) -> int:
-        """Number of messages that the route has passed on and the target has not settled yet."""
+        """Number of messages that the route has delivered and the target has not settled yet."""
 
     @property
     def duplicates(self) -> int:
-        """Number of messages that the route did not deliver because they repeat earlier ones."""
+        """Number of messages that the route did not deliver, because each repeats an earlier one."""
 
 
 class OutboxCounts(Protocol):
-    """Counters of an outbox: the durable queue in which messages of a route wait for a link.
+    """Counters of an outbox, the durable queue in which messages of a route wait for a link.
 
-    A counter is None while it is not known.
+    A counter is None while its value is unknown.
     """
 
     @property
@@ -128,16 +128,16 @@ class OutboxCounts(Protocol):
 
 
 class LastError(NamedTuple):
-    """Text of the latest error, and its time in wall-clock seconds."""
+    """Latest error: its text, and its time in wall-clock seconds."""
 
     text: str
     utc: float
 
 
 class Reasons:
-    """Counts of events by reason, and the latest reason with its time.
+    """Numbers of events by reason, and the latest reason with its time.
 
-    At most REASONS_MAX reasons are distinguished; others are counted as `other`.
+    At most REASONS_MAX reasons are distinguished; events with further reasons are counted as `other`.
     """
 
     __slots__ = ("counts", "last")
@@ -147,7 +147,7 @@ class Reasons:
         self.last: LastError | None = None
 
     def add(self, reason: str, count: int = 1) -> None:
-        """Add `count` to the count of `reason`, which is a constant word."""
+        """Count `count` events with this reason, which must be one of a few constant words."""
         counts = self.counts
         if reason not in counts and len(counts) >= REASONS_MAX:
             reason = "other"
@@ -156,12 +156,12 @@ class Reasons:
 
     @property
     def total(self) -> int:
-        """Sum of the counts of all reasons."""
+        """Number of events with any reason."""
         return sum(self.counts.values())
 
 
 class Exemplar(NamedTuple):
-    """Measured message that serves as an example in a histogram, with the identifiers of its trace and span.
+    """Traced message that is an example for one bucket of a histogram: identifiers of its trace and span.
 
     `seconds` is the measured duration, `utc` the time of the measurement in wall-clock seconds.
     """
@@ -173,10 +173,10 @@ class Exemplar(NamedTuple):
 
 
 class Latency:
-    """Histogram of durations in seconds, with the upper bounds LATENCY_BUCKETS_SECS.
+    """Histogram of durations in seconds. The upper bounds of its buckets are LATENCY_BUCKETS_SECS.
 
-    `counts` has one additional bucket for larger values. `exemplars` has the latest traced message in each
-    bucket, by the index of the bucket.
+    `counts` has one more bucket, for larger values. `exemplars` has the latest traced message in each bucket,
+    by the index of the bucket.
     """
 
     __slots__ = ("counts", "exemplars", "sum_secs")
@@ -187,7 +187,7 @@ class Latency:
         self.exemplars: dict[int, Exemplar] = {}
 
     def observe(self, seconds: float, count: int = 1) -> None:
-        """Add `count` messages that took `seconds` seconds each."""
+        """Count `count` messages that each took `seconds` seconds."""
         self.counts[bisect_left(LATENCY_BUCKETS_SECS, seconds)] += count
         self.sum_secs += seconds * count
 
@@ -196,10 +196,10 @@ class Latency:
         self.exemplars[bisect_left(LATENCY_BUCKETS_SECS, exemplar.seconds)] = exemplar
 
     def quantile(self, share: float) -> float | None:
-        """Return the upper bound, in seconds, of the bucket that contains the quantile `share` (0 to 1).
+        """Return the upper bound, in seconds, of the bucket in which the quantile `share` (0 to 1) is.
 
-        Return None if the histogram is empty. Return the largest bound if the quantile is in the additional
-        bucket.
+        Return None if the histogram is empty. If the quantile is in the bucket for larger values, return the
+        largest bound.
         """
         target = share * sum(self.counts)
         if not target:
@@ -213,17 +213,17 @@ class Latency:
 
 
 class _FrameCounts:
-    """Frame counts of all connections that use one protocol version."""
+    """Total numbers of frames of all connections that use one protocol version."""
 
     __slots__ = ("received", "sent")
 
     def __init__(self, frames: FrameCounts) -> None:
-        """Use the lists or dicts in which the first connection counts as the common counts."""
+        """Share the counters of the first connection: they become those of all connections."""
         self.received = frames.received
         self.sent = frames.sent
 
     def join(self, frames: FrameCounts) -> None:
-        """Add the counts of another connection, and make it count in the common counts from now on."""
+        """Add the counts of another connection, which from now on increments the common counters itself."""
         _add(self.received, frames.received)
         _add(self.sent, frames.sent)
         frames.received, frames.sent = self.received, self.sent
@@ -247,10 +247,9 @@ FrameKey = tuple[str, str, str]
 class EndpointStats:
     """Counters that listeners and links have in common.
 
-    If protocol machines count frames in lists, `frame_names` has the names of the frames by index; an index
-    without a name is skipped. A connection is identified by its protocol machine in calls of
-    `add_connection`, `set_version` and `remove_connection`. The streams of all connections increment
-    `bytes_in` and `bytes_out`.
+    `frame_names` has the names of frames by number, for state machines that count frames in lists; a number
+    without a name is skipped. In calls of `add_connection`, `set_version` and `remove_connection`, the state
+    machine stands for its connection. The streams of all connections increment `bytes_in` and `bytes_out`.
     """
 
     def __init__(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> None:
@@ -271,26 +270,26 @@ class EndpointStats:
 
     @property
     def last_error(self) -> LastError | None:
-        """Latest error, which may have been resolved since, or None if there was none."""
+        """Latest error of the endpoint, or None if there was none. Its cause may be gone since."""
         return max(filter(None, self._last_errors()), key=lambda one: one.utc, default=None)
 
     def _last_errors(self) -> Iterable[LastError | None]:
         return (self.protocol_errors.last,)
 
     def add_connection(self, frames: FrameCounts) -> None:
-        """Add a new connection. Its protocol version is not known yet."""
+        """Count a new connection, whose protocol version is not known yet."""
         self._open[id(frames)] = frames
 
     def set_version(self, frames: FrameCounts, version: str) -> None:
-        """Set the protocol version of a connection after its handshake.
+        """Set the protocol version of a connection, after its handshake.
 
-        `version` is one of a limited set of words, because it becomes a label.
+        `version` must be one of a few constant words, because it becomes a label of metrics.
         """
         self._open[id(frames)] = None
         self._join(frames, version)
 
     def remove_connection(self, frames: FrameCounts) -> None:
-        """Remove a closed connection. Further calls for this connection have no effect."""
+        """Stop counting a connection as open. Further calls for this connection have no effect."""
         silent = self._open.pop(id(frames), None) is not None
         if silent and (frames.received or frames.sent):
             self._join(frames, UNKNOWN_VERSION)
@@ -303,12 +302,12 @@ class EndpointStats:
             existing.join(frames)
 
     def refuse(self, outcome: Outcome, count: int = 1) -> None:
-        """Count `count` messages from this endpoint whose outcome is not ACCEPTED."""
+        """Count `count` messages from this endpoint that were refused with `outcome`."""
         key = (outcome.verdict.name.lower(), outcome.reason.value)
         self._refused_messages[key] = self._refused_messages.get(key, 0) + count
 
     def drop(self, outcome: Outcome, count: int) -> None:
-        """Count `count` messages that this endpoint received and refused before they were published."""
+        """Count `count` messages that this endpoint received and refused before publishing them."""
         self.messages_in += count
         self.refuse(outcome, count)
 
@@ -321,10 +320,10 @@ class EndpointStats:
         self.latency.observe(seconds, 1)
 
     def count_settled(self, count: int, refused: Mapping[int, Outcome] | None, seconds: float) -> None:
-        """Count a settled batch of `count` messages from this endpoint.
+        """Count a batch of `count` messages from this endpoint that have been settled.
 
-        `refused` has the outcomes of the messages that were not accepted. `seconds` is the time since the
-        first message was read.
+        `refused` has the outcomes of those messages that were not accepted, or is None. `seconds` is the time
+        since the first message was read.
         """
         self.latency.observe(seconds, count)
         if refused:
@@ -339,7 +338,7 @@ class EndpointStats:
         return len(self._open)
 
     def settled_counts(self) -> Iterator[tuple[str, str, int]]:
-        """Yield outcome, reason and count of the settled messages from this endpoint."""
+        """Yield (outcome, reason, number) for the settled messages from this endpoint."""
         yield "accepted", "none", self.accepted_messages
         if self.unwanted_messages:
             yield "accepted", Reason.NO_TAKER.value, self.unwanted_messages
@@ -347,7 +346,7 @@ class EndpointStats:
             yield verdict, reason, count
 
     def frames(self) -> dict[FrameKey, int]:
-        """Return the frame counts of all open and closed connections, by version, direction and frame."""
+        """Return the numbers of frames of all open and closed connections, by version, direction, frame."""
         sums: dict[FrameKey, int] = {}
         for version, known in self._frames.items():
             self._add_frames(sums, version, known)
@@ -357,9 +356,9 @@ class EndpointStats:
         return sums
 
     def frame_totals(self) -> tuple[int, int]:
-        """Return the numbers of received and of sent frames.
+        """Return the number of received frames, and the number of sent frames.
 
-        Frames of an open connection count only once its protocol version is known.
+        Frames of an open connection are included only after its protocol version is known.
         """
         received = sent = 0
         for frames in self._frames.values():
@@ -388,9 +387,9 @@ class EndpointStats:
 class ListenerStats(EndpointStats):
     """Counters of one listener.
 
-    `refused` counts refused connections by reason, `logins` counts logins by outcome, and `denied` counts
-    forbidden requests of clients by action. `answers_lost` counts undeliverable messages to return addresses,
-    by reason.
+    `refused` counts refused connections by reason, `logins` logins by outcome, and `denied` forbidden
+    requests of clients by action. `answers_lost` counts messages to return addresses that could not be
+    delivered, by reason.
     """
 
     def __init__(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> None:
@@ -411,9 +410,10 @@ class LinkStats(EndpointStats):
     """Counters and state of one link.
 
     `in_flight` is the number of messages that are published but not confirmed. `failures` counts ended
-    connections by reason. `addresses` are the addresses in all its URLs (host:port), `address` is the one in
-    use or being tried. `blocked` is True while the broker accepts no publishes. `is_elected` is True if this
-    replica is elected to consume over the link, and None if there is no election.
+    connections by reason. `addresses` are the addresses in all URLs of the link (host:port), and `address` is
+    the one to which it is connected or connecting. `blocked` is True while the broker accepts no publishes.
+    `is_elected` is True if this replica is elected to consume over the link, and None if there is no
+    election.
     """
 
     def __init__(

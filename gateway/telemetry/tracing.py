@@ -57,10 +57,10 @@ LatencyOf = Callable[[str], Latency | None]
 
 
 class Tracing:
-    """Selection of the messages to trace, and export of their spans. There is one object per process.
+    """Selection of the messages to trace, and export of their spans. Each process has one object.
 
-    `counts` counts messages by the result of the selection. `countdown` is the number of messages without a
-    trace context until the next one is traced; the caller of `begin` decrements it.
+    `counts` has the number of messages by the result of the selection. `countdown` is the number of messages
+    without a trace context until the next one is traced; the caller of `begin` decrements it.
     """
 
     def __init__(
@@ -81,7 +81,8 @@ class Tracing:
         Spans are sent by `exporter`, or by OTLP over HTTP to `url`. If both are None, the SDK's environment
         variables name the destination. `share` (0 to 1) is the fraction of messages without a trace context
         that are traced. All spans carry `service`, `version` and `replica`. `latency_of_route` and
-        `latency_of_endpoint` return the histogram, by name, to which exemplars are added.
+        `latency_of_endpoint` take the name of a route or endpoint, and return the histogram to which
+        exemplars are added.
         """
         self.counts: Counter[str] = Counter(sampled=0, limited=0, unsettled=0)
         self.latency_of_route = latency_of_route
@@ -114,7 +115,7 @@ class Tracing:
         self.countdown = self._draw_interval()
 
     def _draw_interval(self) -> int:
-        """Draw at random after how many messages without a trace context the next one is traced."""
+        """Draw at random how many messages without a trace context pass until the next one is traced."""
         if self._share <= 0:
             return NEVER_DUE
         if self._share >= 1:
@@ -123,7 +124,7 @@ class Tracing:
 
     @staticmethod
     def may_carry_context(found: PropertySet) -> bool:
-        """Return True if a message with these properties may have a trace context."""
+        """Return True if a message with the properties `found` may have a trace context."""
         if found.raw:
             return b"traceparent" in found.raw
         try:
@@ -132,11 +133,11 @@ class Tracing:
             return False
 
     def begin(self, message: Message, received: Monotonic) -> MessageTrace | None:
-        """Start the trace of a message, or return None if the message is not traced.
+        """Begin the trace of a message, or return None if the message is not to be traced.
 
         A message is traced if its trace context is sampled, or if it has no trace context and is selected at
-        random. It is not traced at the limit of messages per second. `received` is the loop-clock time at
-        which the message was read.
+        random, unless the limit of messages per second is reached. `received` is the loop-clock time at which
+        the message was read.
         """
         parent: Context | None = None
         if self.may_carry_context(message.property_set):
@@ -165,7 +166,7 @@ class Tracing:
         return trace
 
     def remove(self, trace: MessageTrace) -> None:
-        """Remove a trace whose spans have ended."""
+        """Remove a trace, all spans of which have ended."""
         self._open.pop(trace, None)
 
     def spans(self) -> dict[str, int]:
@@ -173,11 +174,11 @@ class Tracing:
         return {"exported": self._exporter.exported, "failed": self._exporter.failed}
 
     def flush(self) -> None:
-        """Export the spans that have ended. Returns when they are exported."""
+        """Export all spans that have ended, and return when they are exported."""
         self._provider.force_flush()
 
     def close(self) -> None:
-        """End all traces and export the remaining spans. Blocks until they are exported."""
+        """End all traces, and export the remaining spans. Block until they are exported."""
         for trace in list(self._open):
             trace.abandon()
         self._provider.shutdown()
@@ -220,11 +221,11 @@ class MessageTrace:
     def record_crossing(
         self, route: str, target_endpoint: str, begun_ns: int, crossed: Message | Outcome
     ) -> Message | Outcome:
-        """Record the result of a route for the message, and return this result (`crossed`).
+        """Record what a route has returned for the message, and return it unchanged (`crossed`).
 
-        `crossed` is the message for the route's target, which gets the trace context of its `deliver` span,
-        or the outcome if the route refused the message. `begun_ns` is the time at which the route was
-        applied, in nanoseconds since 1970.
+        `crossed` is either the message for the route's target, which gets the trace context of its `deliver`
+        span, or the outcome if the route has refused the message. `begun_ns` is the time at which the route
+        was applied, in nanoseconds since 1970.
         """
         now = self.now_ns()
         attributes = {"gateway.route": route}
@@ -253,7 +254,7 @@ class MessageTrace:
         return crossed
 
     def delivered(self, message: Message, outcome: Outcome) -> None:
-        """Record the outcome with which one recipient of a route has settled `message`."""
+        """Record the outcome that one recipient behind a route has reported for `message`."""
         deliver = self._delivers[id(message)]
         now = clock.now()
         deliver.outcome = outcome if deliver.at is None else worse_outcome(deliver.outcome, outcome)
@@ -262,7 +263,7 @@ class MessageTrace:
             self._exemplify(self._tracing.latency_of_route(deliver.route), deliver.span, now)
 
     def record_outcome(self, outcome: Outcome) -> None:
-        """Complete the trace when the source of the message has received `outcome`. Never raises."""
+        """Complete the trace, because the source of the message has received `outcome`. Never raises."""
         try:
             self._record_outcome(outcome)
         except Exception as error:  # the message itself is not affected
@@ -311,9 +312,10 @@ class MessageTrace:
 
 
 class _Deliver:
-    """Span `deliver` of a message that has crossed a route.
+    """Open span `deliver` of a message that has crossed a route.
 
-    `at` is the time at which the message was settled, in nanoseconds since 1970, or None before.
+    `at` is the time at which the message was settled, in nanoseconds since 1970, or None if it is not settled
+    yet.
     """
 
     def __init__(self, message: Message, route: str, span: Span) -> None:
@@ -325,9 +327,9 @@ class _Deliver:
 
 
 def _context_of(found: PropertySet) -> Context | None:
-    """Return the trace context (W3C Trace Context) in the properties of a message.
+    """Return the W3C trace context in the properties of a message.
 
-    Return None if there is no trace context, or an invalid one.
+    Return None if there is none, or if it is invalid.
     """
     try:
         headers = found.properties.headers
@@ -344,7 +346,10 @@ def _context_of(found: PropertySet) -> Context | None:
 
 
 def _inject_context(message: Message, span: Span) -> None:
-    """Write the trace context of a span into a message that has not been passed to any recipient yet."""
+    """Replace the trace context in the headers of a message by that of `span`.
+
+    The message must not have been passed to any recipient yet.
+    """
     carrier: dict[str, str] = {}
     PROPAGATOR.inject(carrier, set_span_in_context(span))
     if not carrier:  # the SDK is disabled: the received context remains
@@ -366,7 +371,7 @@ def _message_attributes(message: Message) -> dict[str, str | int]:
 
 
 def _end(span: Span, outcome: Outcome | None, at: int) -> None:
-    """End a span with an outcome at the time `at`, in nanoseconds since 1970.
+    """End a span at the time `at`, in nanoseconds since 1970, and add the outcome of the message.
 
     The outcome None means that the message was not settled.
     """
@@ -382,7 +387,7 @@ def _end(span: Span, outcome: Outcome | None, at: int) -> None:
 
 
 class _Counted(SpanExporter):
-    """Exporter that passes spans to the exporter `inner`, and counts exported and failed spans."""
+    """Exporter that passes spans to the exporter `inner`, and counts those that were exported or lost."""
 
     def __init__(self, inner: SpanExporter) -> None:
         self._inner = inner
@@ -406,5 +411,8 @@ class _Counted(SpanExporter):
         self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Make `inner` send its waiting spans within `timeout_millis` milliseconds. Return True if it did."""
+        """Make `inner` export its waiting spans within `timeout_millis` milliseconds.
+
+        Return True if it succeeded.
+        """
         return self._inner.force_flush(timeout_millis)

@@ -24,7 +24,7 @@ BLOCKED: Final = "event loop blocked"
 
 
 class Cause(Protocol):
-    """Connection that may have caused a long step of the event loop, for the log."""
+    """Connection that may be the cause of a long step of the event loop, for the log."""
 
     remote: str
 
@@ -40,13 +40,15 @@ class Cause(Protocol):
 class Watchdog:
     """Trio instrument that measures the duration of each step of a task, and of the socket poller.
 
-    `turns` is the histogram of these durations.
+    `turns` is the histogram of these durations. A step is what runs without giving control back to the event
+    loop.
     """
 
     def __init__(self, slow_turn_secs: float, stopwatch: Callable[[], float] | None = None) -> None:
-        """Set the duration in seconds from which a step is logged; 0 logs none.
+        """Set the minimum duration in seconds of steps that are logged; 0 means that none is logged.
 
-        Steps are logged only after `attach` is called. `stopwatch` returns seconds.
+        Steps are logged only after `attach` is called. `stopwatch` returns the time in seconds, by a clock
+        for measurements.
         """
         self.turns = Latency()
         self._slow_turn_secs = slow_turn_secs or float("inf")
@@ -57,7 +59,7 @@ class Watchdog:
         self._suspect: tuple[str, str, str] | None = None
 
     def attach(self) -> None:
-        """Measure all steps of the running event loop from the next one on, and log long ones."""
+        """Begin to measure all steps of the running event loop from the next one on. Log long ones."""
         self._limit = self._slow_turn_secs
         self._began = 0.0
         trio.lowlevel.add_instrument(cast(trio.abc.Instrument, self))  # which need not be a subclass
@@ -81,7 +83,7 @@ class Watchdog:
         self._began = self._stopwatch()
 
     def end(self, name: str) -> None:
-        """Record the duration of the step that started with `begin`, and log the step if it is long.
+        """Record the duration of the step that began with `begin`, and log it if it is long.
 
         `name` is the name of the step in the log.
         """
@@ -94,9 +96,9 @@ class Watchdog:
             self._suspect = None
 
     def suspect(self, cause: Cause, seconds: float) -> None:
-        """Report that a connection took `seconds` of the present step.
+        """Report that `seconds` of the present step were spent on one connection (`cause`).
 
-        The log names the connection if the step is long and this took more than half of it.
+        The log names this connection if the step is long and this was more than half of it.
         """
         if seconds > self._suspected_secs:
             self._suspected_secs = seconds
@@ -111,7 +113,7 @@ class Watchdog:
 
 
 async def watch_wall_clock(sleep_secs: float = 1.0) -> None:
-    """Log each jump of the wall clock, until cancelled. Check every `sleep_secs` seconds."""
+    """Log each jump of the wall clock until this task is cancelled. Check every `sleep_secs` seconds."""
     logged = 0.0
     while True:
         await trio.sleep(sleep_secs)

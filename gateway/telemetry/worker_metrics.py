@@ -28,7 +28,7 @@ OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
 
 
 class MergedMetrics:
-    """Merger of the metrics of all worker processes into one page, for the supervisor."""
+    """Merger of the metrics of all worker processes into one page, in the process that supervises them."""
 
     def __init__(self) -> None:
         self._own = CollectorRegistry(auto_describe=False)
@@ -39,11 +39,11 @@ class MergedMetrics:
     def exposition(
         self, pages: Mapping[int, str], rows: Iterable[tuple[str, Sequence[str], float]], accept: str
     ) -> tuple[bytes, str]:
-        """Return the metrics of all workers and of the supervisor, and their content type.
+        """Return a page with the metrics of all workers and of the supervisor, and its content type.
 
-        `pages` has the metrics of each worker, by its number, in the format OPENMETRICS. `rows` are tuples of
-        name, label values and value, for metrics in WORKER_SERIES. `accept` is the request header `Accept`.
-        Raises ValueError if a page is malformed.
+        `pages` has the page of each worker, by its number, in the format OPENMETRICS. `rows` are tuples of
+        name, label values and value, for metrics in WORKER_SERIES. `accept` is the header `Accept` of the
+        request. Raises ValueError if a page is malformed.
         """
         text, labels = COUNTERS[ERRORS]
         errors = CounterMetricFamily(ERRORS, text, labels=labels)
