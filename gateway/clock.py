@@ -47,7 +47,7 @@ def since_boot() -> float:
 
 
 class SteadyClock:
-    """Source of UTC that advances with the time since boot and does not jump when the wall clock is set."""
+    """Clock of UTC that advances with the time since boot and does not jump when the wall clock is set."""
 
     __slots__ = ("_at", "_boot")
 
@@ -79,7 +79,7 @@ def boot_id() -> str:
 class LoopTime:
     """Offset of an event loop's clock from `SYSTEM_TIME`, and the thread that runs this loop.
 
-    `thread` is 0, and `offset` has no meaning, while no event loop is known.
+    If no event loop is known, `thread` is 0, and `offset` has no meaning.
     """
 
     __slots__ = ("offset", "thread")
@@ -93,10 +93,10 @@ _loop: Final = LoopTime()
 
 
 def begin_loop(loop_clock: trio.abc.Clock) -> None:
-    """Have `now` compute the time of this thread's event loop itself, which is faster than asking Trio.
+    """Make `now` read the system clock for this thread's event loop, which is faster than to ask Trio.
 
-    Call it at the start of the loop. It does nothing if `loop_clock` is not Trio's own clock, or while `now`
-    does so for the event loop of another thread.
+    Call this at the start of the loop. Nothing happens if `loop_clock` is not Trio's own clock, or if `now`
+    already does so for the event loop of another thread.
     """
     offset = getattr(loop_clock, "offset", None)
     if type(loop_clock).__name__ == "SystemClock" and isinstance(offset, float) and not _loop.thread:
@@ -104,7 +104,7 @@ def begin_loop(loop_clock: trio.abc.Clock) -> None:
 
 
 def end_loop() -> None:
-    """Undo `begin_loop`. Call it before the event loop of this thread ends."""
+    """Undo `begin_loop`. Call this before the event loop of this thread ends."""
     if _loop.thread == get_ident():
         _loop.thread = 0
 
@@ -120,9 +120,9 @@ def now() -> Monotonic:
 
 
 def lease_time() -> LeaseTime:
-    """Return the time of the event loop's clock with the seconds for which the machine has slept.
+    """Return the time of the event loop's clock plus the seconds for which the machine has slept.
 
-    Leases and claims end by the clock of a database, which does not wait for a machine that sleeps.
+    Leases and claims end by the clock of a database, which goes on while this machine sleeps.
     """
     slept = round(since_boot() - monotonic(), 3)  # the two are not read at the same moment
     return LeaseTime(now() + slept)
@@ -150,7 +150,7 @@ def wall_ahead() -> float:
 
 
 def wall_offset() -> int:
-    """Return the seconds by which the wall clock has jumped ahead of `utc`, 0 unless it has jumped.
+    """Return the seconds by which the wall clock has jumped ahead of `utc`, or 0 if it has not jumped.
 
     Add them to a time of `utc` that another program compares with its own clock.
     """
@@ -159,8 +159,8 @@ def wall_offset() -> int:
 
 
 def from_wall(seconds: float) -> float:
-    """Convert a time in seconds that another program read from the wall clock to the clock of `utc`.
+    """Convert a time that another program has read from the wall clock to a time of `utc`.
 
-    0, which stands for no time, is returned unchanged.
+    Both are in seconds. The value 0, which stands for no time, is returned unchanged.
     """
     return seconds - wall_offset() if seconds else seconds

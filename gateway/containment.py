@@ -39,10 +39,11 @@ _log_error: Callable[[str, BaseException, dict[str, Any]], None] | None = None
 
 
 def contained(where: Where, error: BaseException, **facts: Any) -> None:
-    """Count an error that a guard has caught, and log it if its kind is new.
+    """Count an error that was caught where the process must go on, and log an error of a new kind.
 
-    A kind is the guard, the error's type and the line that raised it. `where` is the guard's name. `facts`
-    are fields for the log, such as the connection's or message's name.
+    `where` is the name of the place in the code that caught it. An error is of a new kind if no error of this
+    type, raised at the same line and caught at the same place, was logged before. `facts` are fields for the
+    log, such as the name of the connection.
     """
     counted[where] += 1
     kind = (where, type(error), _place(error))
@@ -61,14 +62,14 @@ def set_error_logger(tell: Callable[[str, BaseException, dict[str, Any]], None])
 
 
 def forget() -> None:
-    """Forget which kinds of errors have been logged, so that they are logged again. Only tests call it."""
+    """Make errors of all kinds be logged again. Only tests call this."""
     _reported.clear()
 
 
 def _place(error: BaseException) -> str:
-    """Return the source file and line that raised an error.
+    """Return the source file and line that raised an error, as `FILE:LINE`.
 
-    Return "" for a RecursionError, which is raised anywhere, so that its type alone identifies it.
+    Return "" for a RecursionError, which may be raised at any line, so that its type alone identifies it.
     """
     trace = error.__traceback__
     if trace is None or isinstance(error, RecursionError):

@@ -39,9 +39,9 @@ class Position(NamedTuple):
 
 
 class Document:
-    """Parsed YAML file: its `content`, and in `positions` the position of each key and list item.
+    """Parsed YAML file: its `content`, and the position in the file of each key and list item.
 
-    Keys of `positions` are places: tuples of keys and list indexes.
+    The keys of `positions` are paths: tuples of keys and list indexes.
     """
 
     __slots__ = ("content", "file", "positions", "text")
@@ -59,9 +59,9 @@ class Document:
         self.positions = {} if positions is None else positions
 
     def position(self, place: Place) -> Position:
-        """Return the line and column of `place`, a path of keys and list indexes.
+        """Return the line and column of the part at `place`, a path of keys and list indexes.
 
-        If the file has no such part, return those of the nearest enclosing part.
+        If the file has no such part, return those of the nearest part that would contain it.
         """
         while place and place not in self.positions:
             place = place[:-1]
@@ -70,8 +70,8 @@ class Document:
     def position_inside(self, place: Place, line: int, column: int) -> Position | None:
         """Convert a position within the text value at `place` to a position in the file.
 
-        `line` and `column` count from 1 within the value. Return None if the value is written in a YAML style
-        that has no simple relation between the two.
+        `place` is a path of keys and list indexes. `line` and `column` count from 1 within the value. Return
+        None if the value is written in a YAML style in which positions cannot be converted.
         """
         node: Any = _LOADER(self.text).get_single_node()
         for step in place:
@@ -96,8 +96,9 @@ class Document:
 class Complaint(NamedTuple):
     """Error that a pydantic model has found in a document.
 
-    `place` is the path of keys and list indexes to the faulty part. `value` is the value at that place, or
-    None if the message needs no value. `hint` is the end of the message: what to write instead.
+    `place` is the path of keys and list indexes to the faulty part. `reason` is what is wrong. `value` is the
+    value of this part, or None if the message needs no value. `hint` is the end of the message: what to write
+    instead.
     """
 
     place: Place
@@ -165,7 +166,7 @@ def parse(text: str, file: str) -> Document:
 def refuse_lost_end(before: str, now: str, file: str, *, sections: bool = True) -> None:
     """Raise ConfigurationError if a YAML file seems to have lost its end when it was written.
 
-    `before` is the previous text of the file, `now` the present one. The end is lost if `now` is the
+    `before` is the previous text of the file, `now` the present one. The end seems to be lost if `now` is the
     beginning of `before`, and is empty, ends within a line, or ends within an item. Whole items at the end (a
     role, a user, a route) may be removed. With `sections` the items are those of the sections at the top
     level, and no section may be removed.
@@ -198,9 +199,9 @@ def refuse_lost_end(before: str, now: str, file: str, *, sections: bool = True) 
 
 
 def _pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
-    """Return the pairs of old and new items with the same key or index, of two tables or two lists.
+    """Return the pairs of items that have the same key in two tables, or the same index in two lists.
 
-    For other values return one pair, the values themselves.
+    For other values return one pair: the values themselves.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         return [(old[key], new[key]) for key in old if key in new]
@@ -219,7 +220,7 @@ def _refuse_deep(text: str, file: str) -> None:
 
 
 def _places(node: yaml.Node, place: Place, file: str) -> Iterator[tuple[Place, Position]]:
-    """Yield the place and position of every key and list item below `node`, which is at `place`.
+    """Yield the path and position of every key and list item below `node`. `place` is the path of `node`.
 
     Raises ConfigurationError for a text with a lone surrogate, which YAML can escape but no protocol can
     encode.
@@ -298,9 +299,10 @@ def _scalar_or_none(value: Any) -> str | float | None:
 
 
 def _section_hint(owner: Any, key: str) -> str:
-    """Return the end of an error message for a misplaced key: the parts of `owner` that accept this key.
+    """Return the end of an error message for a key in the wrong section, or "".
 
-    Return "" if no part accepts it, or if `key` resembles a key of `owner` itself.
+    It names the sections below the model `owner` that accept this key. The result is "" if there are none, or
+    if `key` resembles a key of `owner` itself.
     """
     near = get_close_matches(key.lower(), keys_of(owner), 1)
     parts = [] if near else [part for part in keys_of(owner) if key in keys_of(type_below(owner, part))]
@@ -308,9 +310,9 @@ def _section_hint(owner: Any, key: str) -> str:
 
 
 def suggestion(word: str, known_words: list[str]) -> str:
-    """Return the end of an error message for an unknown word: the known word that it resembles.
+    """Return the end of an error message for an unknown word, which suggests a similar known word.
 
-    If it resembles none, list all known words. Return "" if there are no known words.
+    If there is none, it lists all known words. Return "" if there are no known words at all.
     """
     near = get_close_matches(word.lower(), known_words, 1) or [
         one for one in known_words if one.startswith(word)
@@ -330,10 +332,10 @@ def dotted(place: Place) -> str:
 
 
 def _follow(model: type[BaseModel], steps: Place) -> tuple[Place, Any, dict[str, Any]]:
-    """Follow the path `steps` of a pydantic error through the types of `model`, as far as they exist.
+    """Follow the path `steps` of a pydantic error through the types of `model`, as far as it leads.
 
-    Return the place without the names of types that pydantic adds to a path, the type at this place, and the
-    alternatives by tag if this type is one of a tagged union.
+    Return three values: the path without the names of types that pydantic inserts; the type of the part at
+    this path; and the alternatives by tag, if this type is one of a tagged union.
     """
     found: Any = model
     place: Place = ()
@@ -354,7 +356,7 @@ def _follow(model: type[BaseModel], steps: Place) -> tuple[Place, Any, dict[str,
 
 
 def tagged_alternatives(annotation: Any) -> dict[str, Any]:
-    """Return the alternatives of a tagged union by their tags, or an empty table for another type."""
+    """Return the alternatives of a tagged union by their tags, or an empty dictionary for another type."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         tags = [one.tag for one in parts[1:] if isinstance(one, Tag)]
@@ -365,9 +367,9 @@ def tagged_alternatives(annotation: Any) -> dict[str, Any]:
 
 
 def _option_with_key(annotation: Any, step: str | int) -> Any:
-    """Return the alternative of a union in which some key can only have the value `step`.
+    """Return the alternative of a union that has a key whose only value is `step`, or None.
 
-    Pydantic uses this value as the alternative's name in the path of an error. Return None if there is none.
+    Pydantic uses this value as the name of the alternative in the path of an error.
     """
     parts = options(annotation)
     for option in parts if len(parts) > 1 else ():
@@ -377,7 +379,10 @@ def _option_with_key(annotation: Any, step: str | int) -> Any:
 
 
 def type_below(annotation: Any, step: str | int) -> Any:
-    """Return the type of the key or list item `step` within the type `annotation`, or None if it has none."""
+    """Return the type of the key or list item `step` of a value of the type `annotation`.
+
+    Return None if there is no such key or item.
+    """
     found: list[Any] = []
     for option in options(annotation):
         origin = get_origin(option)
@@ -390,12 +395,15 @@ def type_below(annotation: Any, step: str | int) -> Any:
 
 
 def keys_of(annotation: Any) -> list[str]:
-    """Return the keys that a model, or any model of a union, accepts; an empty list for other types."""
+    """Return the keys that a model accepts, or that any model of a union accepts.
+
+    Return an empty list for other types.
+    """
     return list(dict.fromkeys(name for option in options(annotation) for name, _ in _fields(option)))
 
 
 def options(annotation: Any) -> list[Any]:
-    """Return the types of which a value may be, with unions and `Annotated` resolved."""
+    """Return the alternatives of a union, or a list of one for any other type. `Annotated` is removed."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return options(get_args(annotation)[0])

@@ -15,14 +15,14 @@ USER_PART: Final = re.compile(r"(?<=://)[^\s'\"<>]*@")  # to the last @: a passw
 
 
 def without_users(text: str) -> str:
-    """Return the text with user name and password of each URL masked."""
+    """Return the text with the user name and password in each URL masked."""
     return USER_PART.sub(f"{MASK}@", text) if "://" in text else text
 
 
 class GatewayError(Exception):
-    """Base of all errors that the gateway raises on purpose.
+    """Base class of all errors that the gateway raises on purpose.
 
-    The text never contains the user name and password of a URL.
+    The error's text never contains the user name and password of a URL.
     """
 
     def __init__(self, text: str = "") -> None:
@@ -32,8 +32,8 @@ class GatewayError(Exception):
 class ConfigurationError(GatewayError):
     """Error of a configuration that cannot be used; the text states where, why and what to do.
 
-    `file`, `line` and `column` (both from 1; 0 when unknown) are the position. `others` are further errors;
-    the text has a line for each.
+    `file`, `line` and `column` (both from 1; 0 when unknown) are the position. `others` are further errors of
+    the same configuration; the text has a line for each.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class ProtocolError(GatewayError):
 
 
 class LocalProtocolError(ProtocolError):
-    """Attempt of the gateway to send what the protocol does not allow in this state: a bug."""
+    """Error in the gateway itself: it tried to send what the protocol does not allow in this state."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """Violation of a rule by the peer.
+    """Violation of a protocol's rule by the peer.
 
-    `reason` is the code of the peer's protocol with which it is answered (an MQTT 5 reason code, an AMQP
-    reply code). `class_id` and `method_id` are those of the faulty AMQP method (0: none).
+    `reason` is the code of the peer's protocol to respond with (an MQTT 5 reason code, an AMQP reply code).
+    `class_id` and `method_id` are those of the faulty AMQP method (0: none).
     """
 
     def __init__(self, text: str, *, reason: int, class_id: int = 0, method_id: int = 0) -> None:
@@ -90,7 +90,7 @@ class RemoteProtocolError(ProtocolError):
 
 
 class LinkError(GatewayError):
-    """Error of a remote broker that could not be reached, denied the connection, or closed it."""
+    """Error of a remote broker: it could not be reached, or it denied or closed the connection."""
 
 
 class PipelineError(GatewayError):

@@ -53,9 +53,9 @@ LISTS: Final = frozenset(("list_type", "tuple_type", "set_type", "frozen_set_typ
 
 
 def yaml_hint(text: str, error: yaml.MarkedYAMLError) -> str:
-    """Return the correction for a text that is not YAML, or "" if the cause is not recognized.
+    """Return the end of an error message about a text that is not YAML: what to write instead.
 
-    `error` is the parser's error for this text.
+    `error` is the parser's error for this text. Return "" if the cause is not recognized.
     """
     problem, mark = error.problem or "", error.problem_mark
     lines = text.splitlines()
@@ -76,7 +76,7 @@ def yaml_hint(text: str, error: yaml.MarkedYAMLError) -> str:
 
 
 def content_hint(content: Any) -> str:
-    """Return the correction for a document that is one text like `key=value` instead of a table.
+    """Return the end of an error message for a document that is a text like `key=value`, not a table.
 
     Return "" for any other document.
     """
@@ -86,17 +86,18 @@ def content_hint(content: Any) -> str:
 
 
 def key_hint(key: str) -> str:
-    """Return the correction for a key that contains a colon, or "" if it contains none.
+    """Return the end of an error message about a key that contains a colon, or "" for other keys.
 
-    YAML takes a colon without a space behind it as part of the key.
+    A colon without a space behind it is part of the key in YAML.
     """
     return SPACED if ":" in key else ""
 
 
 def value_reason(kind: str, value: Any) -> str:
-    """Return why a value is invalid where a table or list is needed, or "" if something else is needed.
+    """Return the reason why `value` is invalid if a table or list is needed; otherwise return "".
 
-    `kind` is the type of pydantic's error. The text replaces pydantic's own, which speaks of Python's types.
+    `kind` is the type of pydantic's error. The result replaces pydantic's own text, which speaks of Python's
+    types.
     """
     if kind in TABLES:
         needed = "must be a table of keys, as `key: value`"
@@ -108,9 +109,9 @@ def value_reason(kind: str, value: Any) -> str:
 
 
 def value_hint(key: str, kind: str, value: Any) -> str:
-    """Return the correction for the value of a key, or "" if the mistake is not recognized.
+    """Return the end of an error message about the value of a key: what to write instead.
 
-    `kind` is the type of pydantic's error.
+    `kind` is the type of pydantic's error. Return "" if the mistake is not recognized.
     """
     if kind == "string_type" and isinstance(value, dict):
         return BRACES

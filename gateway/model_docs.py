@@ -19,7 +19,7 @@ from pydantic_core import CoreSchema
 
 
 class Documented(BaseModel):
-    """Model whose JSON Schema has the string literals below its fields as their descriptions."""
+    """Base class of models in whose JSON Schema the string literal below a field describes the field."""
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -35,7 +35,7 @@ class Documented(BaseModel):
 
 @cache
 def attribute_docs(model: type) -> dict[str, str]:
-    """Return the string literals below the fields of a model and its bases, by field name."""
+    """Return the string literals below the fields of a model and its base classes, by field name."""
     found: dict[str, str] = {}
     for kind in reversed(model.__mro__):
         if issubclass(kind, Documented) and kind is not Documented:

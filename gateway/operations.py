@@ -22,7 +22,7 @@ a function that returns the permitted texts.
 
 
 class OperationWord(NamedTuple):
-    """Parameter of an operation: of a query, a property of a body, or an option of a command.
+    """Parameter of an operation: in a query, in a request's body, or as an option of a command.
 
     `kind` is the type of its value, `meaning` its description, and `metavar` the name of its value in the
     help of the command line.
@@ -59,13 +59,14 @@ def protocols_with_queues() -> tuple[str, ...]:
 
 
 class ApiOperation(NamedTuple):
-    """Operation of the HTTP API. `path` is below `/api/v1` and may contain parameters in braces.
+    """Operation of the HTTP API.
 
-    `choice` has the parameters that select objects, `flags` those that select nothing by themselves. A GET
-    reads them from its query, a POST from its body. `paged`: the response is one page of a list. `removes`:
-    the operation acts on the selected objects, or on all objects with the parameter `all`. `is_open`: the
-    function that serves the operation decides who may call it. Otherwise a GET needs the right `read`,
-    everything else the right `write`.
+    `path` is below `/api/v1` and may contain parameters in braces. `choice` has the parameters that select
+    objects, `flags` the other parameters. A GET reads parameters from its query, a POST from its body.
+    `paged` is True if the response is one page of a list. `removes` is True if the operation acts on the
+    selected objects or, with the parameter `all`, on all objects. If `is_open` is True, the function behind
+    the operation decides who may call it; otherwise a GET needs the right `read`, everything else the right
+    `write`.
     """
 
     method: str
@@ -88,7 +89,7 @@ class ApiOperation(NamedTuple):
 
     @property
     def words(self) -> Words:
-        """All parameters that the operation accepts, except those that select a page of a list."""
+        """All parameters that the operation accepts, except those that select one page of a list."""
         every = {"all": ALL} if self.removes else {}
         return {**self.choice, **self.flags, **every}
 

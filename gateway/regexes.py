@@ -21,7 +21,7 @@ REMEMBERED_MAX: Final = 256  # texts and results: the same names are checked aga
 
 
 class RegexError(ValueError):
-    """Error of a text that is not a regular expression, or not one that RE2 can match in linear time."""
+    """Error for a text that is not a regular expression, or one that RE2 does not support."""
 
 
 class Regex:
@@ -30,10 +30,10 @@ class Regex:
     __slots__ = ("_compiled", "_found", "pattern")
 
     def __init__(self, pattern: str, *, dot_is_any: bool = False, memory_bytes_max: int = 0) -> None:
-        """Compile an expression.
+        """Compile a regular expression. Raises RegexError.
 
         With `dot_is_any` a dot also matches line breaks. `memory_bytes_max` limits the memory of the compiled
-        expression, on which the time for a match depends; 0 is RE2's own limit. Raises RegexError.
+        expression, and thereby the time for a match; 0 stands for RE2's own limit.
         """
         self.pattern = pattern
         self._found: dict[str, bool] = {}
@@ -52,7 +52,7 @@ class Regex:
             ) from None
 
     def search(self, text: str) -> bool:
-        """Return True if the expression matches anywhere in a text.
+        """Return True if the expression matches anywhere in `text`.
 
         Text that is not valid Unicode never matches.
         """
@@ -77,7 +77,7 @@ def _limited(memory_bytes_max: int, dot_is_any: bool) -> re2.Options:
 
 
 def quote(text: str) -> str:
-    """Return an expression that matches `text` literally. Raises RegexError if it is not valid Unicode."""
+    """Return a regular expression that matches `text` literally. Raises RegexError for invalid Unicode."""
     try:
         return str(re2.escape(text))
     except UnicodeEncodeError:
@@ -85,9 +85,9 @@ def quote(text: str) -> str:
 
 
 def wildcard_regex(pieces: list[str]) -> Regex:
-    """Return an expression that matches a whole text.
+    """Return an expression that matches a text with gaps; `pieces` are the texts around the gaps.
 
-    The text must contain the literal `pieces` in order, the first at its start and the last at its end, with
-    any text between them.
+    The whole text must match: it begins with the first piece, ends with the last one, and may have any text
+    between two pieces.
     """
     return Regex(rf"\A(?:{'.*'.join([quote(piece) for piece in pieces])})\z", dot_is_any=True)

@@ -23,16 +23,13 @@ counted: Final = {"taken": 0, "refused": 0}
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return a stamp of a file, which differs once the file or its permissions have changed.
-
-    Raises OSError.
-    """
+    """Return a value that changes whenever the file or its permissions change. Raises OSError."""
     status = path.stat()
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
 def stamp_if_there(path: Path) -> Stamp | None:
-    """Return the stamp of a file, or None if the file does not exist or cannot be examined."""
+    """Return `stamp_of` a file, or None if the file does not exist or cannot be examined."""
     try:
         return stamp_of(path)
     except OSError:
@@ -40,29 +37,29 @@ def stamp_if_there(path: Path) -> Stamp | None:
 
 
 class ChangeDetector(Generic[Seen]):
-    """Detector of changes to files, which reports a change once two checks in a row find the same state.
+    """Detector of changes to files, which reports a change only if two checks in a row find the same state.
 
     A program that writes a file in place may not have finished at the first check, and the first half of a
     file of users is often a valid file of users, too.
     """
 
     def __init__(self, look: Callable[[], Seen]) -> None:
-        """Store the present state. `look` returns a value that differs when the files have changed.
+        """Store the present state of the files, which `look` returns: a value that differs after a change.
 
-        Create the object before the files are read: a change that happens meanwhile is detected by the next
-        check.
+        Create this object before the files are read: the next check then detects a change that happens
+        meanwhile.
         """
         self._look = look
         self._accepted = self._before = look()
 
     def accept(self) -> None:
-        """Compare later states with the present one, because the caller is about to read the files."""
+        """Store the present state of the files as known, because the caller is about to read them."""
         self._accepted = self._look()
 
     def has_changed(self) -> bool:
-        """Check the files.
+        """Check the files. Return True once for each change.
 
-        Return True once for each change, when two checks in a row have found the same state.
+        A change is reported when two checks in a row have found the same state.
         """
         before, self._before = self._before, self._look()
         if self._before == self._accepted or self._before != before:
@@ -72,7 +69,10 @@ class ChangeDetector(Generic[Seen]):
 
 
 class ReloadedValue(Generic[Value]):
-    """Value built from files, and rebuilt when they change. `value` is the last one that could be built."""
+    """Value that is built from files, and built again when they change.
+
+    `value` is the latest one that could be built.
+    """
 
     def __init__(
         self,
@@ -82,10 +82,10 @@ class ReloadedValue(Generic[Value]):
         report_loaded: Callable[[Value], None],
         refused: Callable[[Exception], None],
     ) -> None:
-        """Build the value from the files at `paths`. Raises what `build` raises.
+        """Build the value by calling `build`, which reads the files at `paths`. Raises what `build` raises.
 
-        `report_loaded` is called with each value that is rebuilt later, `refused` with the error of each
-        failure.
+        Later, `report_loaded` is called with each new value, and `refused` with the error if one cannot be
+        built.
         """
         self._paths = tuple(paths)
         self._build = build
@@ -96,17 +96,20 @@ class ReloadedValue(Generic[Value]):
         self.value = build()
 
     def reload_if_settled(self) -> None:
-        """Rebuild the value if the files have changed and two checks in a row have found the same state."""
+        """Build the value again if the files have changed and two checks in a row found the same state."""
         if self._watched.has_changed():
             self.reload()
 
     def reload_if_changed(self) -> None:
-        """Rebuild the value if the files differ from those read last, even while they are being written."""
+        """Build the value again if the files have changed since they were read.
+
+        A file may then be read while another program still writes it.
+        """
         if self._stamps() != self._loaded_stamps:
             self.reload()
 
     def reload(self) -> bool:
-        """Rebuild the value. If that fails, report the error, keep the old value and return False."""
+        """Build the value again. If that fails, report the error, keep the old value, return False."""
         self._loaded_stamps = self._stamps()
         try:
             value = self._build()
