@@ -20,7 +20,7 @@ Where = Literal[
     "connection",  # one connection: its input, its output, or its timer
     "delivery",  # one message for one receiver
     "message",  # one message on its way in: routed, filtered, stored
-    "batch",  # the messages of one turn
+    "batch",  # the messages of one pass of the event loop
     "timer",  # one alarm, or one round of periodic work
     "startup",  # one stored object that could not be restored
     "link",  # one connection to a remote broker

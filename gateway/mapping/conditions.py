@@ -226,7 +226,7 @@ _MEANT: Final = (
     ("mismatched input '(?i:and|or)'", _WRITE_SIGNS),
     ("extraneous input .* expecting <EOF>", f"the expression is complete before this text; {_WRITE_SIGNS}"),
 )
-"""Beginnings of the library's reports, and what the author has to write."""
+"""Beginnings of the CEL library's error texts, and what the author of the expression has to write instead."""
 
 
 def _is_panic(error: BaseException) -> bool:

@@ -64,8 +64,9 @@ def lint(
 ) -> list[Finding]:
     """Return all findings about the routes in `mappings`, sorted by severity and position.
 
-    `endpoints` maps the names of endpoints to protocols. `links` are the names of the endpoints that are
-    links. `domains` maps each listener to its domain; None means that each listener has a domain of its own.
+    `endpoints` has the protocol of each endpoint, by name. `links` are the names of the endpoints that are
+    links. `domains` has the domain of each listener: clients of listeners in one domain reach each other
+    without a route. None means that each listener has a domain of its own.
     """
     listeners = {name: name for name in endpoints if name not in links} if domains is None else domains
     compiled = compile_routes(mappings, endpoints, listeners)
@@ -96,9 +97,10 @@ def _unnamed(
 ) -> Iterator[Finding]:
     """Yield a finding for each listener at which no route starts although its clients probably expect one.
 
-    This is the case if no route starts or ends in the listener's domain, or if routes start only at other
-    listeners of the domain. The finding is only a note if the listener has the name of its protocol: the user
-    may not have configured it, because it is a default listener.
+    A domain consists of the listeners whose clients reach each other without a route. There is a finding if
+    no route starts or ends in the listener's domain, or if routes start only at other listeners of the
+    domain. It is only a note if the listener has the name of its protocol: the user may not have configured
+    it, because it is a default listener.
     """
     sources = {route.source for route in routes}
     source_domains = {domains[source] for source in sources if source in domains}
@@ -342,7 +344,7 @@ def _samples(pattern: Pattern) -> list[Levels]:
 def _returned(routes: tuple[Route, ...], domains: Map[str, str]) -> Iterator[Finding]:
     """Yield a finding for each route that delivers messages to the address to which they were published.
 
-    Only routes between listeners of one domain can do so.
+    This is possible between two listeners with one domain, whose clients reach each other without a route.
     """
     for route in routes:
         source = domains.get(route.source)

@@ -219,10 +219,10 @@ class Pattern:
         return self.dialect.separator.join(texts)
 
     def literal_prefix(self) -> str:
-        """Return the text with which all names begin that match.
+        """Return the text with which every matching name begins.
 
-        It ends with the separator before the first wildcard. If the pattern has no wildcard, it is the whole
-        name.
+        The text ends with the separator before the first wildcard. If the pattern has no wildcard, it is the
+        whole name.
         """
         literal: list[str] = []
         for token in self.tokens:

@@ -54,7 +54,8 @@ class ReturnAddresses:
     """Builder and parser of return addresses: names that lead replies back to a requester's protocol.
 
     `key` is the secret for the digests in return addresses: a client that has it can forge them. `domains`
-    has the domain of each listener, by name.
+    has the domain of each listener, by name: clients of listeners in one domain reach each other without a
+    route.
     """
 
     def __init__(self, key: bytes, domains: Mapping[str, str]) -> None:

@@ -272,7 +272,8 @@ class Router:
     def answer_route(self, endpoint: str, requester: str) -> Route | None:
         """Return the route for replies from the endpoint `endpoint` to the endpoint `requester`.
 
-        Return None if no route with `answers: direct` leads from `requester` to the domain of `endpoint`.
+        Return None if no route with `answers: direct` leads from `requester` to `endpoint`, or to a listener
+        with the same domain (see Router).
         """
         return self._answering.get((self._domains.get(endpoint, endpoint), requester))
 
@@ -303,15 +304,15 @@ class Router:
         )
 
     def reverses(self, origin: str, target: str) -> Sequence[Route]:
-        """Return the routes from `target` back to `origin`, whose inverse translates reply addresses.
+        """Return the routes from `target` back to `origin`, which are inverted to translate reply addresses.
 
-        If a request crosses from `origin` to `target`, the name at `target` from which one of these routes
-        leads to the request's reply address replaces this reply address.
+        A request that crosses from `origin` to `target` gets a new reply address: the name at `target` from
+        which one of these routes leads to the original reply address.
         """
         return self._reversible.get(self._ends(target, origin), ())
 
     def _ends(self, source: str, target: str) -> tuple[str, str]:
-        """Return the domains of two endpoints. The name of an endpoint stands for a missing domain."""
+        """Return the domains of two endpoints (see Router), or the name of an endpoint without a domain."""
         return self._domains.get(source, source), self._domains.get(target, target)
 
 
@@ -354,8 +355,7 @@ def compile_routes(
     """Compile all rules of the mapping files. `endpoints` has the protocol of each endpoint, by name.
 
     A rule that cannot be compiled becomes an error in the result. A rule for all listeners of a protocol
-    becomes one route for each listener. `domains` has the domain of each listener; None means that all
-    endpoints are listeners with domains of their own.
+    becomes one route for each listener. `domains` is as in Router.
     """
     routes: list[Route] = []
     problems: list[MappingError] = []
@@ -392,8 +392,9 @@ def _are_listeners(rule: RouteRule, domains: Map[str, str] | None) -> bool:
 def _singles(rule: RouteRule, endpoints: Map[str, str], domains: Map[str, str] | None) -> Iterator[RouteRule]:
     """Yield a rule for each pair of a source and a target endpoint to which `rule` applies.
 
-    Only rules for all listeners of a protocol have several pairs. If several target listeners belong to one
-    domain, only the first is used. The rule of the first pair keeps the original name.
+    Only rules for all listeners of a protocol have several pairs. If several target listeners share their
+    clients' namespace (have one domain in `domains`), only the first is used. The rule of the first pair
+    keeps the original name.
     """
     domains = domains or {}
     targets: dict[str, str] = {}  # by domain

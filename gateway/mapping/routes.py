@@ -203,8 +203,8 @@ class Route:
     def _shortened(self) -> CompiledRoute | None:
         """Return the compiled form of the route, or None if the route cannot be compiled.
 
-        It can be if it has no condition, and if target and headers depend only on the levels of the source's
-        name.
+        A route can be compiled if it has no condition, and if its target and headers depend only on the
+        levels of the source's name.
         """
         scope = self.target.scope
         constant = not any(isinstance(value, Text) for _, value in self.headers)
@@ -348,11 +348,11 @@ class Route:
 
     @property
     def reversible(self) -> bool:
-        """True if this route can be inverted, to translate reply addresses of the opposite direction.
+        """True if reply addresses can be translated by inverting this route.
 
-        A reply address must be able to express both ends of the route. In a protocol with queues, it names a
-        queue, so the route must use the default exchange there. Templates that refer to the client or user
-        cannot be inverted.
+        For that, a reply address must be able to express both ends of the route. In a protocol with queues,
+        it names a queue, so the route must use the default exchange there. Templates that refer to the client
+        or user cannot be inverted.
         """
         into_default = self.target.scope is None or not self.target.scope.text
         from_default = self.pattern.dialect.queue_word is None or not self.pattern.scope
@@ -499,7 +499,7 @@ class ResolvedRoute:
 
     @property
     def bare_plain(self) -> bool:
-        """True if the route changes only the address of each message that has no reply address."""
+        """True if the address is all that the route changes in a message without a reply address."""
         return self.plain
 
     def cross(self, message: Message) -> Message | Outcome | None:

@@ -16,7 +16,7 @@ from typing import Final, Generic, TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 PART: Final = 16  # one entry in this many is evicted at once
-NEW_MAX: Final = 128  # entries in one generation of new results: about as many as one turn brings
+NEW_MAX: Final = 128  # entries in one generation of new results: about as many as one pass brings
 KEPT_OF: Final = 8
 
 

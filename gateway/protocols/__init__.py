@@ -62,7 +62,7 @@ DIALECTS: Final = join_dialects(entry_points(group=GROUP))
 """Every dialect, by protocol name."""
 
 DIALECT_OF_WORD: Final = {word: one for one in DIALECTS.values() for word in one.words}
-"""Dialect by the word that its addresses have in mapping files (`topic`, for example)."""
+"""Dialect by each key that its addresses have in mapping files, such as `topic`."""
 
 
 def dialect_of(address: Address) -> Dialect:

@@ -151,7 +151,7 @@ class Trail:
         return max(int(self._per_second_max * self._user_share), 1)
 
     def write_omitted(self) -> None:
-        """Write how many lines for each kind of event were omitted since the last call.
+        """Write how many lines for each kind of event were omitted, unless this was written before.
 
         Call this periodically, and at the end of the process.
         """

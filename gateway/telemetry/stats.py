@@ -270,7 +270,7 @@ class EndpointStats:
 
     @property
     def last_error(self) -> LastError | None:
-        """Latest error of the endpoint, or None if there was none. Its cause may be gone since."""
+        """Latest error of the endpoint, or None if there was none. The error may have been resolved since."""
         return max(filter(None, self._last_errors()), key=lambda one: one.utc, default=None)
 
     def _last_errors(self) -> Iterable[LastError | None]:

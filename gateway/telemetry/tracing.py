@@ -221,11 +221,11 @@ class MessageTrace:
     def record_crossing(
         self, route: str, target_endpoint: str, begun_ns: int, crossed: Message | Outcome
     ) -> Message | Outcome:
-        """Record what a route has returned for the message, and return it unchanged (`crossed`).
+        """Record the result of a route for the message, and return this result (`crossed`).
 
-        `crossed` is either the message for the route's target, which gets the trace context of its `deliver`
-        span, or the outcome if the route has refused the message. `begun_ns` is the time at which the route
-        was applied, in nanoseconds since 1970.
+        `crossed` is either the message for the route's target, into which the trace context of its `deliver`
+        span is written, or the outcome if the route has refused the message. `begun_ns` is the time at which
+        the route was applied, in nanoseconds since 1970.
         """
         now = self.now_ns()
         attributes = {"gateway.route": route}

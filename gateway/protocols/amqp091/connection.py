@@ -118,7 +118,7 @@ class Connection:
         self.received: defaultdict[str, int] = defaultdict(int)
         self.sent: defaultdict[str, int] = defaultdict(int)
         self.closed_by_peer = False  # our last frame is connection.close-ok
-        self.unread = False  # `receive_data(b"", now)` would return more, but only in another turn
+        self.unread = False  # `receive_data(b"", now)` would return more, but only in another pass
         self.body_bytes_remaining = 0  # of the body whose header came last; 0 if it is complete
         self.large = False  # `data_to_send` would copy much or read from disk: use `pieces_to_send`
         self._state = state

@@ -108,7 +108,7 @@ PROPERTIES: Final = (
 )
 """Name, domain and flag of class basic's properties in wire order (4.2.6.1).
 
-Bit 1 is unused; bit 0 says that another word of flags follows. `sb` is a short string that is not decoded,
+Bit 1 is unused; bit 0 means that another word of flags follows. `sb` is a short string that is not decoded,
 because applications put raw UUIDs there.
 """
 FLAG_CONTINUED: Final = 1

@@ -101,7 +101,7 @@ LOSSES: Final = (
     Loss("long_text", "texts", "longer than 255 bytes: in a header of its own", "encode"),
     Loss("correlation_bytes", "correlation", "not UTF-8, or too long: base64, or a header", "encode"),
 )
-"""Named losses of this translation. `losses` returns those of one message."""
+"""Parts of messages that AMQP 0-9-1 cannot express; `losses` returns the names of those in one message."""
 LOSING: Final = reported_losses(LOSSES)
 OWN_HEADERS: Final = frozenset(
     {
@@ -151,10 +151,12 @@ class Essentials(NamedTuple):
 
 
 Form = tuple[int, bytes, bytes, tuple[str, ...]]
-"""Encoding of a set: key, properties in two parts with space for an expiration between, and losses."""
+"""Encoded properties: their key in the set's cache, the bytes before and after the gap for an expiration, and
+the names of parts that AMQP 0-9-1 cannot express.
+"""
 
 
-# The forms of one set: without expiration, with space for a relative one between head and tail, with its own.
+# Kinds of Form: without expiration, with a gap for a relative one, or with the expiration that the set has.
 NONE: Final = 0
 RELATIVE: Final = 1
 KEPT: Final = 2

@@ -320,7 +320,7 @@ class Head:
 def find_head_end(data: bytes, at: int, stop: int) -> int:
     """Return the position behind the content header that begins at `at` with its body-size.
 
-    Raises RemoteProtocolError 542 if the header does not end before `stop`.
+    Raises RemoteProtocolError 542 if the header extends beyond the position `stop`.
     """
     try:
         end = at + HEAD_FIXED

@@ -103,7 +103,7 @@ class Connection(Lifetime):
         """
         super().__init__(state, negotiation_pause)
         self.message_bytes_max = message_bytes_max
-        self.unread = False  # `receive_data(b"", now)` would return more, but only in another turn
+        self.unread = False  # `receive_data(b"", now)` would return more, but only in another pass
         self._properties_max = properties_max
         self._properties_bytes_max = properties_bytes_max
         self._steps = 0

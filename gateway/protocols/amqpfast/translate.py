@@ -108,7 +108,7 @@ LOSSES: Final = (
     Loss("expiration_fraction", "expiry", "fractions of a second are rounded up", "downgrade"),
     Loss("expiration_range", "expiry", "beyond 32 bits: never", "downgrade"),
 )
-"""Named losses of this translation. `losses` returns those of one message."""
+"""Parts of messages that AMQP/Fast cannot express; `losses` returns the names of those in one message."""
 OF_ONE_MESSAGE: Final = frozenset({"expiration_fraction"})  # not of its set of properties
 LOSING: Final = reported_losses(LOSSES) - OF_ONE_MESSAGE
 
