@@ -122,7 +122,7 @@ def now() -> Monotonic:
 def lease_time() -> LeaseTime:
     """Return the time of the event loop's clock plus the seconds for which the machine has slept.
 
-    Leases and claims end by the clock of a database, which goes on while this machine sleeps.
+    Leases in a database end by the clock of the database, which goes on while this machine sleeps.
     """
     slept = round(since_boot() - monotonic(), 3)  # the two are not read at the same moment
     return LeaseTime(now() + slept)

@@ -90,7 +90,7 @@ class RouteCounts(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Number of messages that the route has delivered and the target has not settled yet."""
+        """Number of messages that the route has passed to the target and that are not settled yet."""
 
     @property
     def duplicates(self) -> int:

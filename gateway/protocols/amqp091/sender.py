@@ -85,7 +85,7 @@ class ContentWriter:
 
     @abstractmethod
     def _head(self, size: int) -> bytes:
-        """Return the first bytes of a message, which all messages share whose addresses have `size` bytes.
+        """Return the bytes with which all messages begin whose addresses have `size` bytes.
 
         The result is cached.
         """

@@ -172,8 +172,9 @@ class Fragment:
 
     `head` is the message's content header in the first fragment, and otherwise empty. In the first fragment
     it is empty, too, if the header has come with PREPARE or is out of band. `data` begins at `offset` of the
-    body, which has `body_size` bytes in all; for a stream `body_size` is 0. Out of band, `data` is empty,
-    because `size` bytes are stored elsewhere; `offset` and `size` then include the content header.
+    body, which has `body_size` bytes in all; for a stream and out of band `body_size` is 0. Out of band,
+    `data` is empty, because `size` bytes are stored elsewhere; `offset` and `size` then include the content
+    header.
 
     One fragment may be reported in several events. Long `data` is a view of the received bytes, and keeps
     them in memory. `tag` and `dest_name` are valid in the last fragment, `tag` also in each fragment of a

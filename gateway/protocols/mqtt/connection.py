@@ -372,8 +372,8 @@ class Connection:
     def _publish_run(self, data: bytes, at: int, most: int, events: list[Event]) -> int:  # noqa: C901, PLR0912 - every packet
         """Decode consecutive PUBLISH packets from position `at` on that begin before `most`.
 
-        Append their event, and return the position behind the last one. Decoding stops early when decoding of
-        their properties has reached the limit of work for one call.
+        Append their event, and return the position behind the last one. Stop early when the work for their
+        properties has reached the limit for one call.
         """
         end = len(data)
         limit = self.packet_bytes_max
@@ -742,8 +742,8 @@ class Connection:
         """Return `rows` with topics replaced by topic aliases where possible (5: 3.3.2.3.4).
 
         The first `alias_max` different topics get an alias, except a topic that has at most as many bytes as
-        the alias. A topic and its new alias are sent together only in a PUBLISH that cannot exceed the peer's
-        maximum packet size because of the alias.
+        the alias. A new alias is introduced only in a PUBLISH that certainly does not exceed the peer's
+        maximum packet size.
         """
         aliases = self._said_aliases
         safe = self.peer_packet_bytes_max - PUBLISH_EXTRA_MAX

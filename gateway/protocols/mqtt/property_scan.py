@@ -166,7 +166,7 @@ def texts_of(raw: bytes, before: bytes, between: bytes, bare: bool = False) -> l
 
 
 def write_texts(texts: list[bytes]) -> bytes:
-    """Join `texts`, the result of a function ReadTexts, to encoded user properties.
+    """Join `texts`, the result of a ReadTexts function (model/properties.py), to encoded user properties.
 
     In `texts`, USER_HEAD must precede each name. Return b"" if the texts cannot be written unchanged, because
     a name is reserved or a text contains NUL.

@@ -211,7 +211,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _headers(pairs: Iterable[tuple[str, str]], types: dict[str, Any]) -> Headers:
-    """Convert user properties to headers with types. `types` has the type of each header by name.
+    """Convert user properties, pairs of name and text, to headers. `types` has their types by name.
 
     If the type is a list, the header is repeated, and each of its values has its own type in the list.
     """
@@ -356,7 +356,10 @@ def _encode(property_set: PropertySet, lost: set[str]) -> bytes:
 
 
 def _can_encode(text: str, lost: set[str]) -> bool:
-    """Return True if MQTT can carry the text. Otherwise add `text`, as the name of a loss, to `lost`."""
+    """Return True if MQTT can carry the text. Otherwise add the word "text" to `lost`.
+
+    `lost` has the names of what MQTT cannot express.
+    """
     fits = is_text(text)
     if not fits:
         lost.add("text")
