@@ -62,7 +62,7 @@ UNDELIVERABLE: Final = Outcome(
 
 
 class FastSource(ListenerSource):
-    """Source of one listener's batches, in the form that its channels use."""
+    """Interface of an AMQP/Fast listener to its channels; collects what its clients publish into batches."""
 
     partials: Partials
 
@@ -83,7 +83,7 @@ class FastSource(ListenerSource):
 
 
 class FastListenerClient(HandshakingClient[ServerConnection]):
-    """Connection of an AMQP/Fast client, in the form that its channels and the listener's source use."""
+    """Interface of an AMQP/Fast client's connection to its channels and to the listener."""
 
     host: FastHost
     owner: str
@@ -107,50 +107,52 @@ class FastListenerClient(HandshakingClient[ServerConnection]):
 
     @abstractmethod
     def check(self, right: str, service: str, name: str, *, whole: bool = False) -> None:
-        """Check a right on one destination, or (`whole`) on all destinations whose names begin with `name`.
+        """Check that the client has `right` (such as "read" or "write") on a destination.
 
-        Raises FastRefused 403 if it is not granted.
+        The destination is the queue, topic or peer service (`service`) called `name`. With `whole`, the right
+        is required for all destinations whose names begin with `name`. Raises FastRefused 403 if it is not
+        granted.
         """
 
     @abstractmethod
     def check_named(self, right: str, service: str, name: str, *, whole: bool) -> None:
-        """Check a right on the destination that a command names, and the right to create a new one.
+        """Check that the client has `right` on the destination that a command names.
 
-        A destination that does not exist requires the right to create it. With `whole`, a name that no
-        destination has stands for all destinations whose names begin with it. Raises FastRefused 403 if a
-        right is not granted.
+        If the destination does not exist, the right to create it is also required. With `whole`, a name that
+        no destination has stands for all whose names begin with it; then nothing is created. Raises
+        FastRefused 403.
         """
 
     @abstractmethod
     def demand(self, decision: Decision, right: str, service: str, name: str) -> None:
-        """Raise FastRefused 403, after logging the denial, unless `decision` is positive.
+        """Log a denial and raise FastRefused 403 unless `decision` allows the access.
 
-        `right`, `service` and `name` are the right and the destination that the decision concerns.
+        The log and the error contain `right` and the destination, given by `service` and `name`.
         """
 
     @abstractmethod
     def await_replies(self, channel: FastChannel) -> None:
-        """Call the channel's `send_held` when all replies that are due on it have been written."""
+        """Call the channel's `send_held`, which sends waiting deliveries, when no reply is due any more."""
 
     @abstractmethod
     def delivered(self, channel: FastChannel, count: int, byte_count: int) -> None:
-        """Count messages encoded on a channel; `byte_count` is their size in bytes."""
+        """Count `count` messages that were encoded on a channel; `byte_count` is their size in bytes."""
 
     @abstractmethod
     def refuse(self, handle: FastHandle, code: int, text: str) -> None:
-        """Close the handle or its channel, depending on the reply code."""
+        """Close the handle or its channel, depending on the reply code; `text` is the reply text."""
 
     @abstractmethod
     def close_handle(self, handle: FastHandle, code: int, text: str) -> None:
-        """Send HANDLE CLOSE with this code and text, and drop the handle."""
+        """Send HANDLE CLOSE with this reply code and text, and remove the handle."""
 
     @abstractmethod
     def close_channel(self, channel: FastChannel, code: int, text: str) -> None:
-        """Send CHANNEL CLOSE with this code and text, and drop the channel."""
+        """Send CHANNEL CLOSE with this reply code and text, and remove the channel."""
 
     @abstractmethod
     def reopen_channel(self, number: int) -> None:
-        """Discard pending replies of a closed channel, as its number is reused."""
+        """Discard pending replies of a closed channel, because the client has reopened its number."""
 
     @property
     @abstractmethod
@@ -163,7 +165,7 @@ class FastListenerClient(HandshakingClient[ServerConnection]):
 
     @abstractmethod
     def count_replied(self, count: int) -> None:
-        """Count `count` messages as settled, after their replies have been encoded."""
+        """Subtract `count` messages from the unsettled ones, because their replies have been encoded."""
 
 
 class FragmentedMessage(Protocol):
@@ -186,7 +188,7 @@ class PeerSession(Protocol):
     """Session between a handle and a peer service."""
 
     def message(self, head: bytes, body: bytes) -> None:
-        """Process a whole message from the client. Raises FastRefused."""
+        """Process a whole message from the client; `head` is its content header. Raises FastRefused."""
 
     def fragment(self, fragment: Fragment) -> None:
         """Process a fragment of a stream from the client. Raises FastRefused."""
@@ -196,7 +198,7 @@ class PeerSession(Protocol):
 
 
 class DeliveryRun:
-    """Run of unacknowledged messages with consecutive numbers and queue positions."""
+    """Run of unacknowledged messages of one queue, with consecutive message numbers and queue positions."""
 
     __slots__ = ("at", "consumer", "count", "messages", "number", "position", "queue")
 
@@ -239,7 +241,10 @@ class DeliveryRun:
             queue.removed_positions.extend(range(self.position, self.position + self.count))
 
     def forget_beside(self) -> None:
-        """Delete the run's messages from disk in the transaction of this event-loop pass's publishes."""
+        """Delete the run's messages from disk in the transaction that also stores new messages.
+
+        Those are the messages published in this pass of the event loop.
+        """
         if self.queue.storage is not None and not self.queue.deleted:
             self.queue.storage.forget_beside(range(self.position, self.position + self.count))
 
@@ -255,7 +260,7 @@ class DeliveryRun:
             self.queue.requeue(self.rows())
 
     def _subtract_outstanding(self) -> None:
-        """Subtract the messages from the connection's unacknowledged bytes."""
+        """Subtract the size of the run's messages from the connection's unacknowledged bytes."""
         connection = self.consumer.handle.channel.connection
         connection.outstanding.subtract(weight_of(self.messages[self.at : self.at + self.count]))
 
@@ -282,7 +287,7 @@ class OutcomeJoin:
 
 
 class PeerCall:
-    """Message of a client to the peer service `peer`, sent on a handle."""
+    """Message of a client to the peer service `peer`, sent on a handle; `head` is the content header."""
 
     __slots__ = ("body", "handle", "head", "peer")
 
@@ -410,9 +415,9 @@ class FastChannel:
         return True
 
     def requeue_unsent(self, number: int, *, is_missing: bool) -> None:
-        """Requeue the message with this number, which cannot be sent completely to the client.
+        """Requeue the message with this number, because it cannot be sent completely to the client.
 
-        If its body `is_missing`, settle it instead, because nobody can receive it.
+        If `is_missing` is True, the message's body is lost: the message is removed from its queue instead.
         """
         at = self._find(number)
         if at >= 0:
@@ -424,9 +429,10 @@ class FastChannel:
             self._requeue([] if is_missing else [one], touched)
 
     def send_held(self) -> None:
-        """Send the deliveries and streams that waited until no reply is due on the channel.
+        """Send the deliveries and streams that had to wait for replies on the channel.
 
-        If one is still due, have this called again when it is written.
+        If a reply is still due, send nothing, and have this method called again when no reply is due any
+        more.
         """
         self.large_deliveries.resume()
         if self.connection.machine.has_due_reply(self.number):
@@ -447,15 +453,15 @@ class FastChannel:
     def hold(self, delivery: DeliveryRun, redelivered: bool) -> None:
         """Hold a delivery until no reply is due on the channel (3.2.11).
 
-        Its messages get their numbers only then. Until then they cannot be acknowledged, and count against
-        their consumer's window.
+        Its messages get their message numbers only then. Until then the client cannot acknowledge the
+        messages, but they count against their consumer's window.
         """
         delivery.consumer.waiting_count += delivery.count
         self.connection.outstanding.byte_count += weight_of(delivery.messages)
         self._held_runs.append((delivery, redelivered))
 
     def _deliver_kept(self) -> None:
-        """Deliver the messages that waited for a reply; requeue those whose consumer cannot have them now."""
+        """Deliver the messages that waited for a reply; requeue those that their consumer cannot accept."""
         held_runs, self._held_runs = self._held_runs, []
         for delivery, redelivered in held_runs:
             consumer, queue = delivery.consumer, delivery.queue
@@ -494,7 +500,7 @@ class FastChannel:
             handle.dispatch()
 
     def _pick(self, at: int, number: int) -> DeliveryRun:
-        """Remove the message `number` from the run at index `at`. Return it as a run of its own."""
+        """Remove the message `number` from the run at index `at`. Return it as a run of one message."""
         delivery = self._deliveries[at]
         del self._deliveries[at]
         if before := number - delivery.number:
@@ -513,7 +519,7 @@ class FastChannel:
         return -1
 
     def drop(self, number: int, *, aside: bool = False) -> None:
-        """Settle the message just delivered under `number`, because it cannot be encoded for this client.
+        """Remove the message delivered last, as `number`, from its queue: this client cannot receive it.
 
         With `aside`, return it to its queue for other consumers instead.
         """
@@ -533,8 +539,8 @@ class FastChannel:
     def commit(self, *, everything: bool) -> tuple[list[tuple[RoutingEntry, Message]], list[DeliveryRun]]:
         """Begin to commit the transaction. Return its publishes and the deliveries that it acknowledges.
 
-        With `everything`, also acknowledge all deliveries that were written to the client before. The caller
-        passes the deliveries to `finish` when the publishes have an outcome.
+        With `everything`, all deliveries that were written to the client before are acknowledged, too. The
+        caller passes the deliveries to `finish` when the publishes have an outcome.
         """
         touched: dict[Queue, None] = {}
         settled, self._acked = self._acked, []
@@ -553,7 +559,7 @@ class FastChannel:
 
     @staticmethod
     def _final(deliveries: Iterable[DeliveryRun]) -> None:
-        """Decrement their consumers' counts of messages acknowledged in an open transaction."""
+        """Subtract the deliveries from the counts of messages that clients acknowledged in a transaction."""
         for delivery in deliveries:
             delivery.consumer.provisional -= delivery.count
 
@@ -565,9 +571,9 @@ class FastChannel:
             touched[delivery.queue] = None
 
     def finish(self, deliveries: list[DeliveryRun], *, accepted: bool) -> bool:
-        """Settle the deliveries of a commit, or requeue them if one of its messages was refused.
+        """Settle the deliveries of a commit, or requeue them if a message of the commit was refused.
 
-        Return True if any settlement has to be written to disk.
+        `accepted` False means such a refusal. Return True if any settlement has to be written to disk.
         """
         touched: dict[Queue, None] = {}
         self._final(deliveries)
@@ -580,9 +586,9 @@ class FastChannel:
         return any(queue.storage is not None for queue in touched)
 
     def rollback(self) -> None:
-        """Roll back: drop publishes, and requeue what was delivered or acknowledged in the transaction.
+        """Roll back the transaction: drop its publishes, and requeue what it has delivered or acknowledged.
 
-        Large messages that are still waiting to be sent are delivered in the next transaction.
+        Large messages that have not begun to be sent stay with the channel, for the next transaction.
         """
         self._drop_sent()
         back, self._acked = self._acked, []
@@ -605,7 +611,7 @@ class FastChannel:
     def restrain(self, on: bool) -> None:
         """Forbid further messages in the transaction (`on` True), or allow them again.
 
-        A message that is forbidden closes the channel.
+        A message that arrives while they are forbidden closes the channel.
         """
         self.is_restrained = on
 
@@ -638,7 +644,7 @@ class FastChannel:
                 queue.dispatch()
 
     def close(self) -> None:
-        """Requeue everything unacknowledged, because the channel is closed.
+        """Requeue all unacknowledged messages, because the channel is closed.
 
         The channel's handles are closed already.
         """
@@ -677,10 +683,10 @@ def name_bytes(address: Address) -> bytes:
 
 
 def notifier_of(handle: FastHandle, *, delivered: bool = True) -> Notifier | None:
-    """Return the encoder for a handle's messages, or None if the handle is closed.
+    """Return a new encoder for a handle's deliveries, or None if the client has closed the handle.
 
-    The protocol machine may have recorded the close before the connection has processed it, because it may
-    have read further than the events processed so far.
+    `delivered` False encodes browsed copies instead, which need no acknowledgement. The protocol machine may
+    have read HANDLE CLOSE although the connection has not processed it yet.
     """
     if handle.silent:
         return None
@@ -691,7 +697,10 @@ def notifier_of(handle: FastHandle, *, delivered: bool = True) -> Notifier | Non
 
 
 class FastConsumer:
-    """Consumer created by HANDLE CONSUME: receives messages from one or more queues within one window."""
+    """Consumer created by HANDLE CONSUME: receives messages from one or more queues.
+
+    Its window limits the unacknowledged messages of all these queues together.
+    """
 
     def __init__(self, handle: FastHandle, *, prefetch: int, unreliable: bool) -> None:
         self.handle = handle
@@ -711,10 +720,10 @@ class FastConsumer:
 
     @property
     def window(self) -> int:
-        """Maximum number of messages that the consumer may have unacknowledged.
+        """Maximum number of messages that the client may have unacknowledged; HANDLE FLOW does not change it.
 
-        HANDLE FLOW is not considered. Messages acknowledged in an open transaction are added, rounded up so
-        that the number changes rarely.
+        It is `prefetch` plus the number of messages acknowledged in an open transaction. That number is
+        rounded up to a power of two, so that the window changes rarely.
         """
         if self.unreliable:
             return DISPATCH_MESSAGES_MAX
@@ -746,7 +755,7 @@ class FastConsumer:
         return 0 if channel.connection.outstanding.full else room
 
     def may_deliver_held(self) -> bool:
-        """Return True if messages held for a reply may be delivered now."""
+        """Return True if messages that waited for a reply on the channel may be delivered now."""
         return self in self.handle.consumers and not self.paused and self._may_speak()
 
     def _may_speak(self) -> bool:
@@ -763,7 +772,8 @@ class FastConsumer:
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
         """Encode the messages as NOTIFY and record them until they are acknowledged.
 
-        If a reply is due on the channel, hold them. Messages that cannot be encoded become dead letters.
+        `position` is the queue position of the first message. If a reply is due on the channel, the messages
+        wait for it. Messages that cannot be encoded become dead letters.
         """
         channel = self.handle.channel
         assert self._notifier is not None  # or there was no room
@@ -789,10 +799,10 @@ class FastConsumer:
     def _deliver_singly(
         self, queue: Queue, position: int, messages: list[Message], redelivered: bool, error: Exception
     ) -> None:
-        """Deliver messages one by one after an encoding error.
+        """Deliver messages one by one after the encoding error `error`.
 
-        The single message that fails becomes a dead letter. If a delivery fails for another reason, it and
-        the later ones are requeued here: the caller must not requeue what is delivered.
+        A single message that fails becomes a dead letter. After any other error, this message and the later
+        ones are requeued here, because the caller would requeue the delivered ones as well.
         """
         if len(messages) > 1:
             for at, message in enumerate(messages):
@@ -810,10 +820,11 @@ class FastConsumer:
     def _send_deliveries(
         self, queue: Queue, position: int, messages: list[Message], rows: list[NotifyRow], byte_count: int
     ) -> None:
-        """Send encoded messages and record them as unacknowledged.
+        """Send encoded messages and record them as unacknowledged, or settle them for an unreliable consumer.
 
-        Messages that do not fit the client's frames are set aside for other consumers; those of a temporary
-        queue or a subscription become dead letters. Unreliable consumers settle messages at once.
+        `rows` has the encoded messages, `byte_count` their size. A message whose content header does not fit
+        the client's frames is left to other consumers, or becomes a dead letter if there can be none (in a
+        temporary queue or a subscription).
         """
         channel = self.handle.channel
         connection = channel.connection
@@ -843,7 +854,7 @@ class FastConsumer:
         connection.delivered(channel, count, byte_count)
 
     def handle_error(self, error: Exception) -> None:
-        """Close the connection because of this internal error, once what was received is processed."""
+        """Close the connection because of this internal error, at the end of this pass of the event loop."""
         self.handle.channel.connection.stream.fail_later(error)
 
     def _deliver_in_line(
@@ -851,8 +862,8 @@ class FastConsumer:
     ) -> None:
         """Queue messages in the channel's `large_deliveries`, which sends them one after the other.
 
-        The caller needs this order because one of the messages is large, or because a large message is in
-        progress.
+        Used if one of the messages is large, or if a large message is being sent. `position` is the queue
+        position of the first message, `rows` has the encoded messages.
         """
         channel = self.handle.channel
         connection = channel.connection
@@ -892,11 +903,11 @@ class FastConsumer:
         return all(self._notifier.fits(name, head) for _, name, head, _ in rows)
 
     def _end_delivery(self, queue: Queue, position: int, message: Message, number: int, sent: bool) -> None:
-        """Handle the end of a message that `_deliver_in_line` queued: requeue it unless it was `sent`.
+        """Settle or requeue a message that `_deliver_in_line` queued, or await its acknowledgement.
 
-        `sent` is True if the message was sent completely; then it is settled if the consumer is unreliable,
-        and otherwise awaits an acknowledgement. If it is False, the message is requeued, or becomes a dead
-        letter if its body is lost.
+        If `sent`, the message was sent completely. It is settled if the consumer is unreliable, and otherwise
+        awaits an acknowledgement. If not `sent`, it is requeued, or becomes a dead letter if its body is
+        lost.
         """
         channel = self.handle.channel
         if sent:
@@ -929,7 +940,7 @@ class FastConsumer:
         return found
 
     def forget_names(self) -> None:
-        """Drop cached names and encoded content headers, because memory is short."""
+        """Drop cached destination names and encoded content headers, because memory is short."""
         self._names.clear()
         if self._notifier is not None:
             self._notifier.forget()
@@ -998,13 +1009,13 @@ class FastHandle:
                 queue.dispatch()
 
     def listed(self) -> ListedIdentifiers:
-        """Return the index of the handle's queries, created at first use."""
+        """Return the identifiers that QUERY has given to messages on this handle; created at first use."""
         if self.index is None:
             self.index = ListedIdentifiers(1)
         return self.index
 
     def forget_entries(self) -> None:
-        """Drop cached routing entries, names and content headers, because memory is short."""
+        """Drop cached routing entries, destination names and content headers, because memory is short."""
         self.entries.clear()
         for consumer in self.consumers:
             consumer.forget_names()
@@ -1012,9 +1023,9 @@ class FastHandle:
             self.browser.forget()
 
     def count_identifiers(self) -> str:
-        """Count the identifiers of the handle's index in the memory for channels and handles.
+        """Add the identifiers that QUERY has given to messages to the user's memory for channels and handles.
 
-        Return "", or the option that forbids more of them, with its value.
+        Return "", or the exceeded option with its value; then the new identifiers are not counted.
         """
         byte_count = IDENTIFIER_BYTES * len(self.listed())
         grown = byte_count - self.indexed_bytes

@@ -48,7 +48,8 @@ from gateway.protocols.amqpfast.translate import REFUSALS
 def _selects(selector: bytes, mime_type: str) -> Selects | None:
     """Return the compiled selector, or None for an empty one, which selects all messages.
 
-    Raises FastRefused: NOT_IMPLEMENTED for an unknown language, BAD_FIELD_VALUE for a malformed selector.
+    `mime_type` names the selector's language. Raises FastRefused: NOT_IMPLEMENTED for an unknown language,
+    BAD_FIELD_VALUE for a malformed selector.
     """
     try:
         return selection(mime_type, selector)
@@ -91,7 +92,7 @@ class FastActions(FastListenerClient):
     @property
     @abstractmethod
     def ingress(self) -> FastIngress:
-        """Source of the client's listener."""
+        """Protocol side of the client's listener."""
 
     @abstractmethod
     def check_folder(self, path: Path) -> None:
@@ -129,8 +130,8 @@ class FastActions(FastListenerClient):
     def _check_opening(self, handle: FastHandle, command: m.HandleOpen) -> None:
         """Check that the client has a right on the destinations of a new handle. Raises FastRefused 403.
 
-        At this time it is not known how the client will use the handle; each later command is checked as
-        well.
+        Any right on them is enough, because the use of the handle is not known yet: each later command is
+        checked as well.
         """
         rights, host, service, name = self.rights, self.host, handle.service, handle.name
         if rights.unlimited:
@@ -185,9 +186,10 @@ class FastActions(FastListenerClient):
             machine.send(created)
 
     def _check_consuming(self, handle: FastHandle, name: str, right: str, *, whole: bool) -> None:
-        """Check a right on the destination that a command consumes or reads. Raises FastRefused 403.
+        """Check `right` on the destination `name` that a command consumes or reads. Raises FastRefused 403.
 
-        The owner of a temporary destination needs no permission.
+        With `whole`, a name that no destination has stands for all whose names begin with it. The owner of a
+        temporary destination needs no permission.
         """
         host = self.host
         if handle.service == "peer":
@@ -253,7 +255,7 @@ class FastActions(FastListenerClient):
     ) -> None:
         """Subscribe to the topics that the command names.
 
-        The reply to a new durable subscription waits until that is on disk.
+        The reply to a new durable subscription is sent when the subscription is on disk.
         """
         host = self.host
         name = handle.name + command.dest_name
@@ -305,7 +307,7 @@ class FastActions(FastListenerClient):
             self.ingress.after_commit(begin)
 
     def _handle_cancel(self, handle: FastHandle, command: m.HandleCancel) -> None:
-        """End a durable subscription. The reply waits until that is on disk."""
+        """End a durable subscription. The reply is sent when its deletion is on disk."""
         if not command.identifier:
             raise FastRefused(ReplyCode.BAD_FIELD_VALUE, "identifier: missing; name the subscription to end")
         host = self.host
@@ -348,7 +350,7 @@ class FastActions(FastListenerClient):
         self.machine.reply(handle.number, command.tag)
 
     def _handle_query(self, handle: FastHandle, command: m.HandleQuery) -> None:
-        """Send an INDEX of the messages that the command selects.
+        """Send an INDEX with the identifiers of the messages that the command selects.
 
         Raises Pending if the connection's time slice is used up; the command is then continued later.
         """
@@ -390,17 +392,20 @@ class FastActions(FastListenerClient):
         return QueryScan(_waiting(queues), selects, handle.listed(), above)
 
     def _queried_queues(self, handle: FastHandle, name: str, *, whole: bool) -> list[PriorityQueue]:
-        """Return the queues, or the handle's own subscriptions, whose messages a QUERY covers."""
+        """Return the queues, or the handle's own subscriptions, whose messages a QUERY covers.
+
+        With `whole`, these are all queues whose names begin with `name`, if no queue has this name.
+        """
         if handle.service != "queue":
             return list(handle.subscriptions)
         queues = self.host.find("queue", name, whole=whole, creates=False)
         return [one for one in queues if isinstance(one, FastQueue)]
 
     def _handle_browse(self, handle: FastHandle, command: m.HandleBrowse) -> None:
-        """Send a copy of one listed message without removing it from its queue.
+        """Send a copy of one message that QUERY has listed, without removing it from its queue.
 
         Clients of 2005 get the reply before the message, others after it. Raises Pending if the connection's
-        time slice is used up, because a requeued message is searched among all such messages of its queue.
+        time slice is used up: finding a message takes long if its queue has many requeued ones.
         """
         if self.stream.is_turn_spent():
             raise Pending(NEXT_TURN)

@@ -96,7 +96,7 @@ UNREAD_SECS_MAX: Final = 2.0  # for which a client above the limit of waiting pu
 
 
 def _size_of(event: Event) -> int:
-    """Return the bytes that an event occupies: those of its content, or of its command's texts."""
+    """Return the bytes that an event occupies: those of its content, or of the texts in its command."""
     if isinstance(event, Fragment | Prepared):
         return len(event.data)
     if not isinstance(event, CommandReceived):
@@ -163,7 +163,7 @@ class FastConnection(FastActions):
 
     @property
     def ingress(self) -> FastIngress:
-        """Source of the client's listener."""
+        """Protocol side of the client's listener."""
         return self._ingress
 
     # Permissions.
@@ -174,20 +174,22 @@ class FastConnection(FastActions):
         return self._current_rights.of(self.principal, self.client_name)
 
     def check(self, right: str, service: str, name: str, *, whole: bool = False) -> None:
-        """Check a right on one destination, or (`whole`) on all destinations whose names begin with `name`.
+        """Check that the client has `right` (such as "read" or "write") on a destination.
 
-        Raises FastRefused 403 if it is not granted.
+        The destination is the queue, topic or peer service (`service`) called `name`. With `whole`, the right
+        is required for all destinations whose names begin with `name`. Raises FastRefused 403 if it is not
+        granted.
         """
         rights = self.rights
         if not rights.unlimited:
             self.demand(rights.fast(self.host.name, right, service, name, whole=whole), right, service, name)
 
     def check_named(self, right: str, service: str, name: str, *, whole: bool) -> None:
-        """Check a right on the destination that a command names, and the right to create a new one.
+        """Check that the client has `right` on the destination that a command names.
 
-        A destination that does not exist requires the right to create it. With `whole`, a name that no
-        destination has stands for all destinations whose names begin with it. Raises FastRefused 403 if a
-        right is not granted.
+        If the destination does not exist, the right to create it is also required. With `whole`, a name that
+        no destination has stands for all whose names begin with it; then nothing is created. Raises
+        FastRefused 403.
         """
         if self.rights.unlimited:
             return
@@ -197,9 +199,9 @@ class FastConnection(FastActions):
             self.check("create", service, name)
 
     def demand(self, decision: Decision, right: str, service: str, name: str) -> None:
-        """Do nothing if `decision` is positive; otherwise log it and raise FastRefused 403.
+        """Log a denial and raise FastRefused 403 unless `decision` allows the access.
 
-        The other arguments are the right and the destination that it concerns.
+        The log and the error contain `right` and the destination, given by `service` and `name`.
         """
         if not decision.allowed:
             self._ingress.record_denial(self.sender, right, f"{service}:{name}", decision.rule)
@@ -248,7 +250,7 @@ class FastConnection(FastActions):
                 self.close_channel(channel, error.code, str(error))
 
     def _check_reading(self, handle: FastHandle) -> None:
-        """Check that the handle may still read what it consumes. Raises FastRefused 403."""
+        """Check that the client may still read what the handle consumes. Raises FastRefused 403."""
         for consumer in handle.consumers:
             for queue in consumer.queues:
                 if isinstance(queue, FastQueue) and queue.owner != self.owner:
@@ -270,10 +272,10 @@ class FastConnection(FastActions):
     # Interface to the stream.
 
     def data_to_send(self) -> bytes | list[Piece]:
-        """Return the encoded output.
+        """Return all encoded output.
 
-        It includes messages that waited for the replies in it, and as much of large messages as the client
-        accepts.
+        First, the deliveries that waited for replies in this output are encoded, and as much of large
+        messages as the client accepts.
         """
         if self._replying:
             replying, self._replying = self._replying, {}
@@ -288,7 +290,7 @@ class FastConnection(FastActions):
         return self.machine.to_send()
 
     def await_replies(self, channel: FastChannel) -> None:
-        """Call the channel's `send_held` together with the write that contains the last reply due on it."""
+        """Call the channel's `send_held` when the output with the due replies is collected."""
         self._replying[channel] = None
 
     def resume_writing(self) -> None:
@@ -297,7 +299,7 @@ class FastConnection(FastActions):
         self._dispatch()
 
     def _pump(self) -> None:
-        """Write large messages, one fragment of each in turn, until the stream is congested."""
+        """Encode large messages, one fragment of each in turn, until the client does not read fast enough."""
         while self.sending:
             for large_deliveries in list(self.sending):
                 if self.stream.congested:
@@ -306,14 +308,17 @@ class FastConnection(FastActions):
                     large_deliveries.write()
 
     def _dispatch(self) -> None:
-        """Dispatch all queues that the client consumes."""
+        """Deliver waiting messages of all queues that the client consumes."""
         for handle in list(self.handles.values()):
             for consumer in list(handle.consumers):
                 for queue in list(consumer.queues):
                     queue.dispatch()
 
     def connection_lost(self, reason: str) -> None:
-        """Handle the end of the connection: requeue its deliveries and delete its temporary destinations."""
+        """Process the publishes that still wait, then close all channels and forget the connection.
+
+        Unacknowledged deliveries are requeued, and temporary destinations are deleted.
+        """
         self._ingress.dispatcher.memory.forget(self)
         lost = sum(
             [_messages_of(event) for event in finish(self.waiting, self.stream, self._process)],
@@ -329,9 +334,9 @@ class FastConnection(FastActions):
         return self.stream.closed or self.stream.ending
 
     def _close_channels(self) -> None:
-        """Close all channels, and release the client-name for other connections.
+        """Close all channels, and make the client-name available to other connections.
 
-        The partial transfers of a client without client-name are dropped.
+        The partial transfers of a client without client-name are deleted.
         """
         for channel in list(self.channels.values()):
             self._drop_channel(channel, silent=False)
@@ -397,7 +402,7 @@ class FastConnection(FastActions):
         return CACHED_ENTRY_BYTES * sum([len(handle.entries) for handle in self.handles.values()])
 
     def forget_entries(self) -> None:
-        """Drop what the client's handles have cached."""
+        """Drop the routing entries, names and content headers that the client's handles have cached."""
         for handle in self.handles.values():
             handle.forget_entries()
 
@@ -462,9 +467,9 @@ class FastConnection(FastActions):
     # Events.
 
     def _process(self, events: list[Event]) -> None:
-        """Process events in order.
+        """Process events in order. Postpone the rest if the stream is suspended or a result is pending.
 
-        While the stream is suspended or a result is pending, the rest waits in the stream.
+        The stream stores postponed events until they can be processed.
         """
         if self.waiting.on:
             events = self._without_waiting(events)
@@ -522,9 +527,9 @@ class FastConnection(FastActions):
         return ready_events
 
     def _unheld(self, rows: list[SendRow], opened: dict[int, int]) -> list[SendRow]:
-        """Store the messages of held channels in `waiting`. Return the messages of other channels.
+        """Store messages in `waiting` if a full queue holds their channel. Return the other messages.
 
-        `opened` maps handles that the same events open to their channels.
+        `opened` has the handles that the same events open, with the numbers of their channels.
         """
         unheld: list[SendRow] = []
         by_channel: dict[int, list[SendRow]] = {}
@@ -540,7 +545,10 @@ class FastConnection(FastActions):
         return unheld
 
     def _channel_of(self, handle: int, opened: dict[int, int]) -> FastChannel | None:
-        """Return the channel of a handle, which may be in `opened`: handles opened by the same events."""
+        """Return the channel of a handle, or None if neither exists.
+
+        `opened` has the handles that the same events open, with the numbers of their channels.
+        """
         number = opened.get(handle)
         if number is not None:
             return self.channels.get(number)
@@ -548,9 +556,9 @@ class FastConnection(FastActions):
         return None if found is None else found.channel
 
     def _unheld_acks(self, rows: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """Store acknowledgements that have to wait. Return the others, which can be processed now.
+        """Store acknowledgements that have to wait in `waiting`. Return the others, to be processed now.
 
-        Those wait that belong to a transaction on a channel whose earlier events wait.
+        An acknowledgement waits if it belongs to a transaction, and earlier events of its channel wait.
         """
         unheld: list[tuple[int, int, int]] = []
         for row in rows:
@@ -562,9 +570,9 @@ class FastConnection(FastActions):
         return unheld
 
     def _channel_waited_for(self, event: Event, opened: dict[int, int]) -> FastChannel | None:
-        """Return the channel whose earlier events an event has to wait for, or None if it need not wait.
+        """Return the channel whose earlier events an event has to wait for, or None if there is none.
 
-        `opened` maps handles that the same events open to their channels.
+        `opened` has the handles that the same events open, with the numbers of their channels.
         """
         publishes = False
         handle = _handle_of(event)
@@ -585,25 +593,25 @@ class FastConnection(FastActions):
     def _blocks(self, channel: FastChannel, *, publishes: bool) -> bool:
         """Return True if an event of the channel has to wait.
 
-        A publish (`publishes` True) waits if the channel is held. Other events wait only if earlier events of
-        the channel wait.
+        A publish (`publishes` True) waits while a full queue holds the channel's publishes. Any event waits
+        if earlier events of the channel wait.
         """
         waiting = self.waiting
         return waiting.blocks(channel.number) if publishes else waiting.has(channel.number)
 
     def _refuse_waiting(self) -> None:
-        """Close with 506 the channels at their limit of waiting publishes (2.2.8.8).
+        """Close with 506 the channels that have reached the limit of waiting publishes (2.2.8.8).
 
-        Reading of the client can resume then.
+        The client is then read again.
         """
         for number in self.waiting.full_channels():
             if self.waiting.is_held_alone(number):
                 self.close_channel(self.channels[number], ReplyCode.INSUFFICIENT_RESOURCES, FULL.text)
 
     def _perform(self, event: Event) -> bool:
-        """Process an event other than SEND and acknowledgement.
+        """Process an event that is neither a SEND nor an acknowledgement.
 
-        Return False if a result is pending, so that the event must be postponed.
+        Return False if the event must be postponed because a result is pending, and otherwise True.
         """
         try:
             if isinstance(event, Fragment):
@@ -652,7 +660,7 @@ class FastConnection(FastActions):
             self._ingress.end_turn()
 
     def _command(self, command: m.Command) -> None:
-        """Execute a command from the tables; errors close the handle or the channel."""
+        """Execute a command by its action; an error closes the handle or the channel."""
         self._flush_publishes()
         opens = CONNECTION_COMMANDS.get(type(command))
         if opens is not None:
@@ -704,7 +712,7 @@ class FastConnection(FastActions):
         self.stream.mark()
 
     def delivered(self, channel: FastChannel, count: int, byte_count: int) -> None:
-        """Count messages encoded on a channel; `byte_count` is their size in bytes.
+        """Count `count` messages that were encoded on a channel; `byte_count` is their size in bytes.
 
         Schedules the close of a channel whose message numbers have run out.
         """
@@ -727,11 +735,11 @@ class FastConnection(FastActions):
         self.publisher.report_outcome(receipt, outcome)
 
     def count_replied(self, count: int) -> None:
-        """Count `count` messages as settled, after their replies have been encoded."""
+        """Subtract `count` messages from the unsettled ones, because their replies have been encoded."""
         self.publisher.count_replied(count)
 
     def refuse(self, handle: FastHandle, code: int, text: str) -> None:
-        """Close the handle or its channel, depending on the code, because a command is refused."""
+        """Close the handle or its channel, depending on the reply code, because a command is refused."""
         of_channel = code in OF_CHANNELS
         self._report(code, text, CHANNEL if of_channel else HANDLE)
         if of_channel:
@@ -740,7 +748,7 @@ class FastConnection(FastActions):
             self.close_handle(handle, code, text)
 
     def close_handle(self, handle: FastHandle, code: int, text: str) -> None:
-        """Send HANDLE CLOSE, unless the number is in use again, and drop the handle."""
+        """Send HANDLE CLOSE, unless the client has reopened the number, and remove the handle."""
         if not handle.is_closed:
             if not handle.silent:
                 self.machine.close_handle(handle.number, code, text)
@@ -748,14 +756,17 @@ class FastConnection(FastActions):
             self.stream.mark()
 
     def close_channel(self, channel: FastChannel, code: int, text: str) -> None:
-        """Send CHANNEL CLOSE and drop the channel."""
+        """Send CHANNEL CLOSE with this reply code and text, and remove the channel."""
         if not channel.silent:
             self.machine.close_channel(channel.number, code, text)
             self._drop_channel(channel, silent=True)
             self.stream.mark()
 
     def _drop_handle(self, handle: FastHandle, *, silent: bool) -> None:
-        """Release a closed handle. `silent` True: nothing more may be sent on it."""
+        """Remove a closed handle, and release its consumers, sessions and memory.
+
+        `silent` True: nothing more may be sent on the handle, not even pending replies.
+        """
         handle.is_closed = silent
         if self.handles.get(handle.number) is handle:
             if self.waiting.has(handle.channel.number):
@@ -768,7 +779,10 @@ class FastConnection(FastActions):
             handle.channel.large_deliveries.abandon_handle(handle)
 
     def _drop_channel(self, channel: FastChannel, *, silent: bool) -> None:
-        """Release a closed channel and its handles. `silent` True: nothing more may be sent on it."""
+        """Remove a closed channel and its handles, and requeue its unacknowledged deliveries.
+
+        `silent` True: nothing more may be sent on the channel, not even pending replies.
+        """
         channel.silent = silent
         if self.waiting.has(channel.number):
             self._forget_waiting(channel, None)
@@ -788,9 +802,9 @@ class FastConnection(FastActions):
             self._left_channels[channel.number] = channel
 
     def _forget_waiting(self, channel: FastChannel, handle: int | None) -> None:
-        """Drop the held events of a closed channel, or of one of its handles.
+        """Drop the waiting events of a closed channel, or only those of its handle number `handle`.
 
-        Their messages are counted as refused.
+        The dropped messages are counted as refused.
         """
         if self.channels.get(channel.number) is not channel:
             return
@@ -810,13 +824,16 @@ class FastConnection(FastActions):
             self._ingress.stats.drop(FULL, lost)
 
     def reopen_channel(self, number: int) -> None:
-        """Discard pending replies of a closed channel, as its number is reused."""
+        """Discard pending replies of a closed channel, because the client has reopened its number."""
         abandoned = self._left_channels.pop(number, None)
         if abandoned is not None:
             abandoned.silent = True
 
     def _report(self, code: int, text: str, part: str = "connection") -> None:
-        """Count and log an error that closes the connection, or only a channel or handle (`part`)."""
+        """Count and log an error with this reply code and text.
+
+        `part` names what the error closes: the connection, a channel or a handle.
+        """
         try:
             word = ReplyCode(code).name.lower()
         except ValueError:
@@ -867,7 +884,7 @@ class FastConnection(FastActions):
             ingress.logins.verify(self.stream, credentials, partial(self._verified, user))
 
     def _verified(self, user: str, found: Principal | Denial) -> None:
-        """Admit or deny the client when its password or token is verified, then process further input."""
+        """Admit the client and process its further input, or deny it if its verification failed."""
         if isinstance(found, Denial):
             self._ingress.logins.log_denied(self.stream, user, found)
             self._deny(*DENIALS[found])

@@ -78,9 +78,11 @@ class IncomingTransfer:
         transfer: Partial | None = None,
         digest: bytes = b"",
     ) -> None:
-        """Reserve memory or create a file for the body. Raises SpoolFull.
+        """Reserve memory or create a file for the body of `body_size` bytes. Raises SpoolFull.
 
-        `body_size` is in bytes. The file counts toward the per-user limit of `user`.
+        `head` is the encoded content header, `digest` the content-hash or b"". A new file counts toward the
+        per-user limit of `user`. `transfer` is the restartable transfer that already has a file; None if
+        there is none.
         """
         self.spool = spool
         self.handle = handle
@@ -102,7 +104,7 @@ class IncomingTransfer:
             self.file = spool.draft(user)
 
     def add(self, data: bytes | memoryview) -> None:
-        """Append the next bytes of the body; a transfer with a file has to call `write` later.
+        """Append the next bytes of the body. If the body is in a file, `write` must be called later.
 
         A memoryview retains its whole read buffer, so small views are copied if the body remains in memory.
         """
@@ -127,7 +129,7 @@ class IncomingTransfer:
             self.file.write(*parts)
 
     def release(self) -> None:
-        """Release the reserved memory, because the transfer is complete or abandoned; once at most."""
+        """Release the reserved memory of a complete or abandoned transfer. Repeated calls do nothing."""
         if self._is_reserved:
             self._is_reserved = False
             self.spool.release_reservation(self.body_size)
@@ -205,7 +207,8 @@ class IncomingTransfers:
     def write(self) -> None:
         """Write the bytes received in this pass of the event loop to their files.
 
-        The channels of those messages for which the spool is full are closed.
+        If the spool, which limits the space for such files, is full, the handle or channel of the message is
+        closed.
         """
         unwritten = list(self.unwritten)
         self.unwritten.clear()
@@ -216,10 +219,9 @@ class IncomingTransfers:
                 self._connection.refuse(incoming.handle, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
 
     def _begin(self, handle: FastHandle, event: Fragment) -> IncomingTransfer:
-        """Return the transfer to which a first fragment belongs.
+        """Return the transfer to which the first fragment of a message belongs. Raises SpoolFull.
 
-        That is the transfer announced by PREPARE if the fragment resumes it, and otherwise a new one. Raises
-        SpoolFull.
+        It is the transfer announced by PREPARE if the fragment resumes that one, and otherwise a new one.
         """
         spool, user = self._ingress.spool, self._connection.sender.user
         prepared = self._prepared.pop(handle, None)
@@ -265,7 +267,7 @@ class IncomingTransfers:
     def _prepare(self, handle: FastHandle, event: Prepared) -> int:
         """Register the transfer that PREPARE announces. Return the number of body bytes already received.
 
-        Raises FastRefused 403, TransferFault for a malformed head or hash, and SpoolFull.
+        Raises FastRefused 403, TransferFault for a malformed content header or hash, and SpoolFull.
         """
         connection = self._connection
         ingress = self._ingress
@@ -294,9 +296,9 @@ class IncomingTransfers:
     # Complete messages.
 
     def _complete(self, incoming: IncomingTransfer, event: Fragment) -> None:
-        """Publish a message that has arrived completely.
+        """Publish a message that has arrived completely; `event` is its last fragment.
 
-        If it is persistent or has a hash, its file is first sealed in a thread.
+        The file of a persistent message, or of one with a hash, is first sealed in a thread.
         """
         incoming.handle.channel.incoming = None
         incoming.release()
@@ -351,9 +353,10 @@ class IncomingTransfers:
         then: Callable[[T], None],
         failed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Run `work` in a thread, then call `then` with its result; later input waits.
+        """Run `work` in a thread, then call `then` with its result; later input of the client waits.
 
-        Errors of either close the handle or the channel. `failed` is called first if the disk fails.
+        An error of `work` or `then` closes the handle or its channel. If it is a disk error or a full spool,
+        `failed` is called first.
         """
         connection = self._connection
 
@@ -434,7 +437,7 @@ class IncomingTransfers:
     def _read_head(self, handle: FastHandle, descriptor: int) -> tuple[IncomingTransfer, int]:
         """Read a content header from an open file. Return a new transfer and the body's offset in bytes.
 
-        Raises TransferFault for a malformed head or a message that is too large.
+        Raises TransferFault if the content header is malformed or the message is too large.
         """
         ingress = self._ingress
         begin = os.pread(descriptor, HEAD_BYTES_MAX, 0)
@@ -452,7 +455,7 @@ class IncomingTransfers:
     # Closed handles.
 
     def abandon_handle(self, handle: FastHandle) -> None:
-        """Abandon the transfer of a closed handle; one announced by PREPARE can be resumed later."""
+        """Abandon the transfer of a closed handle; a transfer announced by PREPARE can be resumed later."""
         partials = self._ingress.partials
         channel = handle.channel
         incoming = channel.incoming

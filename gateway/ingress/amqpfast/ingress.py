@@ -39,7 +39,7 @@ log = structlog.get_logger(limited=True)
 
 
 class FastIngress(FastSource):
-    """AMQP/Fast implementation of one listener: source of the batches that its clients publish."""
+    """AMQP/Fast side of one listener: collects what clients publish into batches, and reports outcomes."""
 
     def __init__(self, name: str, services: Services, ingress_clients: IngressClients) -> None:
         super().__init__(name, services, ingress_clients)
@@ -97,7 +97,7 @@ class FastIngress(FastSource):
     def settle(
         self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """Report the outcome of each message to the handle or Join in its receipt.
+        """Report the outcome of each message to the handle or OutcomeJoin in its receipt.
 
         `refused` maps indexes in `receipts` to outcomes; None means that all were accepted. `received` is the
         loop-clock time of the batch, for the latency statistics.
@@ -116,7 +116,7 @@ class FastIngress(FastSource):
         self.stats.count_settled(len(receipts), refused, self.now() - received)
 
     def _accept(self, receipts: list[Receipt]) -> None:
-        """Reply to accepted messages: one call for consecutive messages of the same connection."""
+        """Reply to accepted messages; consecutive messages of the same connection share one call."""
         rows: list[tuple[int, int]] = []
         last: FastListenerClient | None = None
         count = 0
@@ -152,7 +152,7 @@ class FastIngress(FastSource):
     def endpoint_of(self, host: FastHost) -> str:
         """Return the endpoint name by which routes select messages of a virtual host.
 
-        It is "" for virtual hosts whose messages take no route.
+        Return "" for a virtual host whose messages no route selects.
         """
         return self.name if host is self.hosts[0] else ""
 
@@ -202,7 +202,7 @@ class FastIngress(FastSource):
         return "" if options is None else name_in(path, options.folder)
 
     def share_folder(self, path: Path) -> SharedFolder:
-        """Return the folder at `path` for one channel.
+        """Reserve the folder at `path` for one channel and return it.
 
         Raises FastRefused 506 if another channel uses the folder or it is unusable.
         """

@@ -39,17 +39,17 @@ class LargeDeliveryClient(Protocol):
 
     @property
     def ingress(self) -> LargeDeliverySource:
-        """Protocol side of the client's listener, which starts tasks and writes what was encoded."""
+        """Protocol side of the client's listener, which starts tasks and writes output."""
 
     def await_replies(self, channel: Any) -> None:
-        """Call the channel's `send_held` when all replies that are due on it have been written."""
+        """Call the channel's `send_held`, which sends waiting deliveries, when no reply is due any more."""
 
     def close_channel(self, channel: Any, code: int, text: str) -> None:
-        """Close a channel from the gateway's side."""
+        """Send CHANNEL CLOSE with this reply code and text, and remove the channel."""
 
 
 class LargeDeliverySource(Protocol):
-    """Source of a listener, in the form that large deliveries use: it starts tasks and writes output."""
+    """Interface of a listener's protocol side to large deliveries: starts tasks and writes output."""
 
     spool: Spool
 
@@ -60,7 +60,7 @@ class LargeDeliverySource(Protocol):
         """Call `then` when the current pass of the event loop has been processed."""
 
     def flush(self) -> None:
-        """Write what was encoded outside a pass of the event loop."""
+        """Write output that was encoded outside a pass of the event loop."""
 
 
 class LargeDeliveryChannel(Protocol):
@@ -80,7 +80,7 @@ class LargeDeliveryChannel(Protocol):
 
 
 class LargeDeliveryHandle(Protocol):
-    """Handle, in the form that large deliveries use."""
+    """Interface of a handle to large deliveries."""
 
     number: int
 
@@ -94,7 +94,7 @@ class LargeDeliveryHandle(Protocol):
 
 
 class LargeDelivery:
-    """Outgoing message that waits to be sent, or is being sent.
+    """Outgoing message that waits to be sent, or is being sent; `head` is its encoded content header.
 
     `then` is called with True when it has been sent completely, or with False if that failed. `limit` is the
     lowest message number of the channel that may be unsent when this message begins. `key` identifies the
@@ -136,7 +136,7 @@ class LargeDelivery:
     def piece(self, count: int, *, read: bool) -> Piece:
         """Return the next bytes of the body, at most `count`. Raises OSError.
 
-        With `read` they are read from disk; otherwise the result may refer to the file.
+        With `read`, they are read from disk. Otherwise the result may be a reference to the file.
         """
         body, at = self.body, self.at
         if not isinstance(body, Spooled):
@@ -175,7 +175,10 @@ class LargeDeliveries:
         return self._lowest(None if active is None or active.transfer is not None else active)
 
     def _lowest(self, active: LargeDelivery | None) -> int:
-        """Return the lowest number of the message being sent and those behind it, or the next number."""
+        """Return the lowest message number that may be unsent, of `active` and of the queued messages.
+
+        Return the channel's next number if there are none.
+        """
         limit = self._channel.next_number
         if active is not None:
             limit = min(limit, active.limit)
@@ -240,7 +243,7 @@ class LargeDeliveries:
         return large.handle.number in self._channel.connection.machine.handles and not large.handle.silent
 
     def ready(self, handle: LargeDeliveryHandle, size: int) -> None:
-        """Send the announced message of a handle, of which the client already has `size` bytes."""
+        """Send the announced message of a handle after the `size` body bytes that the client already has."""
         large = self.active
         if large is not None and large.handle is handle and large.transfer is None:
             self._write_from(large, size, resumed=True)
@@ -262,9 +265,10 @@ class LargeDeliveries:
             self._resume()
 
     def _transfer(self, large: LargeDelivery, *, resumed: bool = False, out_of_band: bool = False) -> bool:
-        """Create the transfer of a message. Return False if its handle is closed, or if that fails.
+        """Create the encoder of a message's fragments. Return False if its handle is closed or that fails.
 
-        A failure closes the channel.
+        A failure closes the channel. `resumed` True: the client has the header already. `out_of_band` True:
+        the message is in the shared folder.
         """
         if not self._is_open(large):
             self._end(large, sent=False)
@@ -362,7 +366,7 @@ class LargeDeliveries:
         connection.ingress.call_after_turn(lambda: connection.close_channel(self._channel, code, text))
 
     def _end(self, large: LargeDelivery, *, sent: bool) -> None:
-        """End the message in progress and start the next one."""
+        """Remove the message in progress, report `sent` to its callback, and start the next message."""
         self.active = None
         channel = self._channel
         channel.connection.sending.pop(self, None)
@@ -377,7 +381,7 @@ class LargeDeliveries:
             self._end(self.active, sent=False)
 
     def close(self) -> None:
-        """End all messages, because the channel is closed."""
+        """Remove all messages, because the channel is closed; the callbacks of unsent messages get False."""
         self.over = True
         remaining = [*([] if self.active is None else [self.active]), *self._answers, *self._waiting]
         self._answers.clear()

@@ -30,7 +30,7 @@ CONGESTED_SECS: Final = 0.05  # between two checks if the client reads again
 
 
 def begin_session(peer: PeerService, handle: FastHandle, name: str) -> PeerSession:
-    """Create a session of a handle with the peer service called `name`."""
+    """Return a new session between a handle and the peer service `peer`, which has the name `name`."""
     return TunnelSession(peer, handle, name) if peer.kind == "tcp" else EchoSession(handle, name)
 
 
@@ -38,7 +38,7 @@ class PeerReplyStream:
     """Stream of bytes from a peer service to the client, on one handle."""
 
     def __init__(self, handle: FastHandle, name: str, head: bytes) -> None:
-        """Begin the stream with its content header (`head`).
+        """Begin the stream with its content header (`head`); `name` is the name of the peer service.
 
         Raises FastRefused if the channel is sending another stream or large message.
         """
@@ -105,7 +105,7 @@ class EchoSession:
         self._stream: PeerReplyStream | None = None
 
     def message(self, head: bytes, body: bytes) -> None:
-        """Send a whole message back to the client.
+        """Send a whole message back to the client; `head` is its content header.
 
         Raises FastRefused if an outgoing stream blocks the channel.
         """
@@ -140,7 +140,7 @@ class EchoSession:
 
 
 class TunnelSession:
-    """Peer session that forwards bytes between a handle and a TCP address, both ways."""
+    """Peer session that forwards bytes between a handle and the service's TCP address, in both directions."""
 
     def __init__(self, peer: PeerService, handle: FastHandle, name: str) -> None:
         self._peer = peer
@@ -159,7 +159,7 @@ class TunnelSession:
         raise FastRefused(ReplyCode.COMMAND_NOT_VALID, f"peer {self._name!r} accepts only streams")
 
     def fragment(self, fragment: Fragment) -> None:
-        """Queue bytes for the address, and connect on the first fragment.
+        """Queue the fragment's bytes for the TCP address. The first fragment also opens the connection.
 
         The client is not read while too many bytes wait.
         """

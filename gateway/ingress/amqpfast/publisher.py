@@ -2,9 +2,9 @@
 
 The receipt of a message is (handle, confirm-tag), or the handle alone if no reply is requested; a refused
 message closes the handle or channel in either case. A message to several destinations, and a transaction,
-have a Join as receipt. Receipts refer to the handle's object instead of its number, because the number may be
-reused before the outcome is known. Messages to peer services, fragments of streams, and transactions are
-handled here as well.
+have an OutcomeJoin as receipt. Receipts refer to the handle's object instead of its number, because the
+number may be reused before the outcome is known. Messages to peer services, fragments of streams, and
+transactions are handled here as well.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class FastPublisher:
     def publish_rows(self, rows: list[SendRow]) -> list[SendRow]:  # noqa: C901, PLR0912, PLR0915 - every message
         """Publish whole messages. Return the rows that are postponed to a later time slice of the connection.
 
-        Rows are postponed if the time slice is used up by messages whose routing entries the handle has not
-        cached, or if a permission decision is pending.
+        A row is one SEND. Rows are postponed if the time slice is used up by messages whose routing entries
+        the handle has not cached, or if a permission decision is pending.
         """
         connection = self._connection
         ingress = self._ingress
@@ -169,7 +169,7 @@ class FastPublisher:
             self.report_outcome((handle, tag), LOW_ON_MEMORY)
 
     def _hold_back(self) -> None:
-        """Hold further publishes of the client if it has too many messages without outcome."""
+        """Stop accepting publishes of the client for now if too many of its messages have no outcome yet."""
         if self.unsettled >= self._ingress.unsettled_max and self._let_publish is None:
             self._let_publish = self._connection.waiting.hold(EVERY_CHANNEL)
 
@@ -182,10 +182,11 @@ class FastPublisher:
         name: bytes,
         partial: Partial | None = None,
     ) -> None:
-        """Publish a message whose destinations are not cached.
+        """Publish a message whose routing entries are not cached, or add it to its transaction.
 
-        It may belong to a transaction, or be for peer services. Its handle or channel is closed if the
-        message is refused. Raises Pending if a permission decision is pending.
+        If the handle belongs to peer services, the message is sent to these. `name` completes the handle's
+        name; `partial` is the restartable transfer by which the message arrived, if any. A refusal closes the
+        handle or channel. Raises Pending if a permission decision is pending.
         """
         connection = self._connection
         partials = self._ingress.partials
@@ -239,7 +240,7 @@ class FastPublisher:
             self._publish_joined(handle, tag, list(zip(entries, messages, strict=True)), partial)
 
     def _peers(self, handle: FastHandle, name: bytes) -> list[str]:
-        """Return the names of the peer services that the handle's name and `name` together stand for.
+        """Return the names of the peer services that the handle's name followed by `name` stands for.
 
         Raises FastRefused if the client may not use one of them.
         """
@@ -252,7 +253,7 @@ class FastPublisher:
     def _publish_joined(
         self, handle: FastHandle, tag: int, sent: list[tuple[RoutingEntry, Message]], partial: Partial | None
     ) -> None:
-        """Publish copies of a message for several destinations, with one reply for all of them.
+        """Publish copies of a message, one for each destination, with one reply for all of them.
 
         `partial` is the transfer by which the message arrived; it ends when the message is accepted or
         refused.
@@ -274,7 +275,7 @@ class FastPublisher:
     def _publish(
         self, entry: RoutingEntry, message: Message, receipt: Receipt, *, counts: bool = False
     ) -> None:
-        """Publish a message; `counts` True adds it to `unsettled`."""
+        """Publish a message whose outcome is reported to `receipt`; `counts` True adds it to `unsettled`."""
         ingress = self._ingress
         self.unsettled += counts
         if isinstance(message.body, Spooled):
@@ -288,7 +289,7 @@ class FastPublisher:
     def _entries(self, handle: FastHandle, name: bytes) -> tuple[RoutingEntry, ...]:
         """Return the routing entries of the destinations that the handle's name plus `name` stands for.
 
-        Raises FastRefused if the client may not send to one, and Pending if a decision is pending.
+        Raises FastRefused if the client may not send to one of them, and Pending if a decision is pending.
         """
         found = self._cached(handle).get(name)
         if found is not None:
@@ -349,9 +350,9 @@ class FastPublisher:
             raise FastRefused(ReplyCode.ACCESS_REFUSED, text) from refused
 
     def _check(self, service: str, name: str, *, whole: bool) -> None:
-        """Check the permission to write to a destination, which looking it up may create.
+        """Check the permission to write to a destination and, if it does not exist, to create it.
 
-        Raises FastRefused 403 if it is not granted.
+        With `whole`, nothing is checked if `name` stands for several destinations. Raises FastRefused 403.
         """
         host = self._connection.host
         if not (whole and host.means_several(service, name)):
@@ -362,7 +363,7 @@ class FastPublisher:
         self._peer_session(call.handle, call.peer).message(call.head, call.body)
 
     def _peer_session(self, handle: FastHandle, peer: str) -> PeerSession:
-        """Return the handle's session with a peer, created at first use."""
+        """Return the handle's session with the peer service `peer`, created at first use."""
         found = handle.peer_sessions.get(peer)
         if found is None:
             options = self._ingress.peers[self._connection.host.name][peer]
@@ -454,7 +455,7 @@ class FastPublisher:
     # Transactions.
 
     def _provisional(self, handle: FastHandle, tag: int, sent: list[tuple[RoutingEntry, Message]]) -> None:
-        """Add messages to the transaction, and reply that they can be committed."""
+        """Add messages to the transaction, and reply to the SEND (`tag`) that they can be committed."""
         channel = handle.channel
         channel.pending += sent
         for _, message in sent:
@@ -464,7 +465,7 @@ class FastPublisher:
         self._reply_in_transaction(handle, tag)
 
     def _hold_calls(self, handle: FastHandle, tag: int, calls: list[PeerCall]) -> None:
-        """Add messages for peer services to the transaction; they are sent after COMMIT."""
+        """Add messages for peer services to the transaction and reply to the SEND. COMMIT sends them."""
         channel = handle.channel
         channel.calls += calls
         for call in calls:
@@ -493,8 +494,8 @@ class FastPublisher:
     def commit(self, channel: FastChannel, command: ChannelCommit) -> None:
         """Execute CHANNEL COMMIT, all or nothing.
 
-        The reply waits until all messages are safe, and all acknowledgements on disk. If a message is
-        refused, nothing is acknowledged, and the channel is closed.
+        The reply is sent when all messages have been accepted and all acknowledgements are on disk. If a
+        message is refused, nothing is acknowledged, and the channel is closed.
         """
         ingress = self._ingress
         entries = self._entries_of(channel)
@@ -529,9 +530,9 @@ class FastPublisher:
             join.add_outcome(ACCEPTED)
 
     def answer_commit(self, channel: FastChannel, tag: int, calls: list[PeerCall], outcome: Outcome) -> None:
-        """Reply to CHANNEL COMMIT and send its messages to peer services, if the commit was accepted.
+        """Reply to CHANNEL COMMIT and send its messages to peer services (`calls`) if it was accepted.
 
-        Otherwise close the channel.
+        Otherwise close the channel with the refusal in `outcome`.
         """
         self.unsettled -= 1
         if channel.silent:
@@ -548,7 +549,7 @@ class FastPublisher:
     def _entries_of(self, channel: FastChannel) -> dict[Address, RoutingEntry] | None:
         """Return the routing entries of a transaction's addresses by the current rules and routes.
 
-        Return None after closing the channel if one of the messages may not be sent any more.
+        Return None, after closing the channel, if the client may no longer send one of the messages.
         """
         entries: dict[Address, RoutingEntry] = {}
         for entry, _ in channel.pending:
@@ -601,7 +602,7 @@ class FastPublisher:
         connection.stream.mark()
 
     def count_replied(self, count: int) -> None:
-        """Count `count` messages that had a tag as settled.
+        """Subtract `count` messages with a tag from the unsettled ones: their replies have been encoded.
 
         Publishes that wait in the connection continue when the number of unsettled ones has fallen to half of
         its limit.
@@ -637,7 +638,7 @@ class _Commit:
         self._calls = channel.take_calls()
 
     def finish(self, outcome: Outcome) -> None:
-        """Settle the transaction's acknowledgements, then reply; `outcome` is the worst of its messages."""
+        """Settle the transaction's acknowledgements, then reply. `outcome` is the worst of its messages."""
         publisher = self._publisher
         ingress = publisher._ingress
         for partial in self._transferred:

@@ -69,29 +69,30 @@ class ListedIdentifiers:
         self._forgotten: dict[PriorityQueue, PositionSet] = {}
 
     def __len__(self) -> int:
-        """Return how many entries occupy memory: identifiers, and ranges of messages with forgotten ones."""
+        """Return the number of identifiers, plus the number of message ranges with dropped identifiers."""
         return len(self._places) + sum(map(len, self._forgotten.values()))
 
     def renewed(self) -> ListedIdentifiers:
         """Return the identifiers to use for a list of all messages.
 
-        These are the present ones, or new and larger ones if some of the present ones are forgotten.
+        The result is this object, or a new one with larger identifiers if some of this one's have been
+        dropped.
         """
         return ListedIdentifiers(self._next) if self._forgotten else self
 
     def is_forgotten(self, queue: PriorityQueue, position: int) -> bool:
-        """Return True if a message was listed and its identifier is forgotten."""
+        """Return True if the message at this position was listed and its identifier has been dropped."""
         forgotten = self._forgotten.get(queue)
         return forgotten is not None and position in forgotten
 
     def number_of(self, queue: PriorityQueue, position: int) -> int | None:
-        """Return the identifier of a message, or None if it was not listed before."""
+        """Return the identifier of the message at this queue position, or None if it has none."""
         return self._ids.get((queue, position))
 
     def enter(self, queue: PriorityQueue, position: int) -> int:
-        """Assign a new identifier to a message. Return it.
+        """Assign a new identifier to the message at this queue position, and return the identifier.
 
-        If too many are stored, the oldest one is dropped.
+        If too many identifiers are stored, the oldest one is dropped.
         """
         number = self._next
         self._next += 1
@@ -117,10 +118,7 @@ class ListedIdentifiers:
 
 
 class QueryScan:
-    """Scan of `waiting` messages for those that a QUERY lists.
-
-    It lists the messages that `selects` selects and whose identifier is above `above`.
-    """
+    """Scan of waiting messages for those that a QUERY lists."""
 
     __slots__ = ("_above", "_index", "_is_cut", "_listed", "_selects", "_waiting")
 
@@ -133,8 +131,8 @@ class QueryScan:
     ) -> None:
         """Prepare the scan of the messages that `waiting` yields, each with its queue and position.
 
-        `selects` chooses messages, None all of them. `index` has the identifiers that the handle has listed.
-        Only messages with an identifier above `above` are listed.
+        `selects` chooses messages; None chooses all. `index` has the identifiers that the handle's earlier
+        QUERY commands have assigned. Only messages with an identifier above `above` are listed.
         """
         self._waiting = waiting
         self._selects = selects
@@ -156,7 +154,10 @@ class QueryScan:
         return True
 
     def _list(self, queue: PriorityQueue, position: int) -> None:
-        """Add a message to the list, unless its identifier is too low or the list is full."""
+        """List a message if its identifier is above the limit. Assign an identifier if there is none.
+
+        A message without identifier is skipped if its identifier was dropped, or if the list is full.
+        """
         number = self._index.number_of(queue, position)
         if number is None:
             if self._index.is_forgotten(queue, position):
@@ -175,10 +176,7 @@ class QueryScan:
 
 
 class NextTurn:
-    """Awaitable result of a command that has used up its connection's time slice.
-
-    It is available when other tasks have run.
-    """
+    """Awaitable for a command that has used up its connection's time slice: other tasks run first."""
 
     async def wait(self) -> None:
         """Let other tasks run."""

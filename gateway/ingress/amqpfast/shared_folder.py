@@ -36,9 +36,9 @@ FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def negotiated_folder(text: str, folder: Path) -> Path | None:
-    """Return the folder that an out-of-band string names.
+    """Return the folder that an out-of-band string (such as `file:/shared/orders`) names.
 
-    Return None if that is neither `folder` nor directly in it.
+    Return None unless it is `folder` itself or directly in it.
     """
     path = text.removeprefix(SCHEME)
     base = str(folder.absolute())
@@ -100,10 +100,10 @@ class SharedFolder:
             os.close(folder)
 
     def put(self, number: int, head: bytes, body: bytes) -> None:
-        """Write a message for the client; `head` includes the body size. Raises OSError.
+        """Write message `number` as a file for the client. Raises OSError.
 
-        A file of this name that an earlier channel has left, because the process was killed, is replaced. If
-        the channel is closed meanwhile, the file is removed again.
+        `head` is the content header with the body size. An old file of this name, from a process that was
+        killed, is replaced. If the channel is closed meanwhile, the file is removed again.
         """
         name = f"{number}.notify"
         folder = os.open(self.path, FOLDER)
@@ -130,10 +130,10 @@ class SharedFolder:
             os.close(folder)
 
     def _prune(self, folder: int) -> None:
-        """Drop the names of messages that the client has removed, whenever there are twice as many names.
+        """Forget the names of messages that the client has removed, so that the set does not grow forever.
 
-        `folder` is a descriptor of the folder. Otherwise a channel that stays open would store the name of
-        every message that it ever had.
+        `folder` is a descriptor of the folder. Nothing is done until the set is twice as large as after the
+        last time.
         """
         if len(self._put) >= self._prune_at:
             self._put.intersection_update(os.listdir(folder))
@@ -156,14 +156,20 @@ class SharedFolder:
 
 
 def _remove_left(name: str, folder: int) -> None:
-    """Remove a plain file that an earlier channel has left in the folder; anything else stays."""
+    """Remove the plain file `name`, which an earlier channel has left in the folder; keep anything else.
+
+    `folder` is a descriptor of the folder.
+    """
     with suppress(FileNotFoundError):
         if stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             os.unlink(name, dir_fd=folder)
 
 
 def _remove_same(descriptor: int, name: str, folder: int) -> None:
-    """Remove the open file from its folder, unless `name` is the file of a later channel or of none."""
+    """Remove the file `name` if it is the open file `descriptor`, not the file of a later channel.
+
+    `folder` is a descriptor of the folder.
+    """
     with suppress(FileNotFoundError):
         there = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if os.path.samestat(os.fstat(descriptor), there):
