@@ -42,13 +42,13 @@ class DelayedAcknowledgements:
         self._unsaid: list[tuple[PacketType, list[int]]] = []
 
     def send_when_stored(self, kind: PacketType, packet_ids: list[int]) -> None:
-        """Send acknowledgements of this kind when all session changes made so far are stored."""
+        """Send PUBREL or PUBCOMP packets (`kind`) when all session changes made so far are stored."""
         self._after(partial(self._committed, kind, packet_ids))
 
     def _committed(self, kind: PacketType, packet_ids: list[int], outcome: Outcome) -> None:
-        """Send the acknowledgements after a successful write.
+        """Send the acknowledgements if the session's changes have been stored.
 
-        After a failed write, `tick` tries again.
+        After a failed write they are kept for `tick`, which tries again.
         """
         if outcome is not ACCEPTED:
             self._unsaid.append((kind, packet_ids))
@@ -74,12 +74,12 @@ def acknowledged(
     kind: PacketType,
     rows: list[tuple[int, int]],
 ) -> None:
-    """Process a client's acknowledgements of one kind, and send the responses to them.
+    """Process a client's acknowledgements of one kind, such as PUBACK, and send the responses to them.
 
     A row is a packet identifier and a reason code (5: 4.3). `answers` delays the responses until the
-    session's changes are stored; None sends them at once. A PUBREC gets no response if its message is not
-    loaded yet after a restart: the client repeats it when the message is resent. Raises RemoteProtocolError
-    if a delivery awaits another kind of acknowledgement.
+    session's changes are stored; None sends them at once. A PUBREC gets no response while its message is
+    still being loaded after a restart: the client repeats it when the message is resent. Raises
+    RemoteProtocolError if a delivery awaits another kind of acknowledgement.
     """
     if kind is not PUBREL and any(not session.expects_ack(kind, packet_id) for packet_id, _ in rows):
         raise violation(f"{kind.name} for a delivery that needs another acknowledgement")
@@ -107,11 +107,11 @@ def _answer(
     packet_ids: list[int],
     is_known: Callable[[int], bool],
 ) -> None:
-    """Send responses of this kind to acknowledgements, at once or, with `answers`, when changes are stored.
+    """Send responses of one kind, such as PUBREL, to acknowledgements.
 
-    `is_known` applies the acknowledgement to the session, and returns False if the packet identifier is not
-    in use. In MQTT 5 the response then has reason code 0x92, in older versions it is the normal one (3.1.1:
-    4.3.3).
+    They are sent at once or, with `answers`, when the session's changes are stored. `is_known` applies an
+    acknowledgement to the session, and returns False if its packet identifier is not in use. In MQTT 5 the
+    response then has reason code 0x92, in older versions it is the normal one (3.1.1: 4.3.3).
     """
     waiting = []
     for packet_id in packet_ids:

@@ -73,7 +73,7 @@ def identifier_refused(packet: Connect) -> bool:
 
 
 def expiry_secs(packet: Connect, most: int) -> float:
-    """Return the seconds for which the session outlives its connection: at most `most`."""
+    """Return for how many seconds the session outlives its connection; `most` is the maximum."""
     if packet.version < Version.V5:
         requested_secs = 0 if packet.clean_start else NO_EXPIRY
     else:
@@ -89,7 +89,11 @@ def connack_properties(
     offer: ServerCapabilities,
     expiry_max: int,
 ) -> dict[Property, Any]:
-    """Return the CONNACK properties of MQTT 5, without those that the machine adds itself (5: 3.2.2.3)."""
+    """Return the CONNACK properties, without those that the protocol machine adds itself (5: 3.2.2.3).
+
+    `assigned` is the client identifier in use, `offer` the highest QoS and the retain availability, and
+    `expiry_max` the maximum session expiry in seconds. The result is empty before MQTT 5.
+    """
     if packet.version < Version.V5:
         return {}
     properties: dict[Property, Any] = {Property.SHARED_SUBSCRIPTION_AVAILABLE: 1}
@@ -111,7 +115,7 @@ def connack_properties(
 
 
 class AdmittedMqttClient(MqttListenerClient):
-    """Client connection from CONNECT to the open session, and its later AUTH packets."""
+    """Client connection from CONNECT until its session is open; also processes its later AUTH packets."""
 
     __slots__ = (
         "_decisions",
@@ -147,15 +151,21 @@ class AdmittedMqttClient(MqttListenerClient):
 
     @abstractmethod
     def renew_rights(self) -> None:
-        """Apply the client's rights after it has authenticated again."""
+        """Apply the client's current rights, because it has authenticated again."""
 
     @abstractmethod
     def open(self, session: Session, receive_max: int) -> None:
-        """Attach the session of the admitted client and start its deliveries."""
+        """Attach the session of the admitted client and start its deliveries.
+
+        `receive_max` is the maximum number of unacknowledged messages that the client accepts.
+        """
 
     @abstractmethod
     def wait_for_commit(self, before: int) -> None:
-        """Delay output until all changes since `before`, a value of `namespace.change_count`, are on disk."""
+        """Delay the connection's output until all changes of sessions since `before` are on disk.
+
+        `before` is an earlier value of `namespace.change_count`.
+        """
 
     @abstractmethod
     def send_due_retained(self) -> None:
@@ -286,7 +296,7 @@ class AdmittedMqttClient(MqttListenerClient):
         self._ingress.logins.verify(self.stream, credentials, on_verified, behind=self.machine.has_undecoded)
 
     def _handle_token_result(self, ongoing: TokenAuthentication, found: Principal | Denial) -> None:
-        """Handle the result of a token's verification: admit the client, renew its rights or refuse it.
+        """Admit the client, renew its rights or refuse it, depending on the verification of its token.
 
         A connected client that presents another user's token is disconnected.
         """
@@ -318,7 +328,7 @@ class AdmittedMqttClient(MqttListenerClient):
         why: Denial,
         error: str,
     ) -> None:
-        """Refuse a client whose enhanced authentication failed.
+        """Refuse a client whose enhanced authentication failed; `error` is the text for the log.
 
         The refusal is a CONNACK, or a DISCONNECT if the client is already connected.
         """
@@ -332,7 +342,7 @@ class AdmittedMqttClient(MqttListenerClient):
         self.stream.end(f"authentication failed: {error}")
 
     def _verified(self, packet: Connect, found: Principal | Denial) -> None:
-        """Admit or refuse the client once its password is verified, then process packets behind CONNECT."""
+        """Admit or refuse the client by the result of its login, then process packets after CONNECT."""
         if isinstance(found, Denial):
             self._deny(packet, found)
             return
@@ -427,9 +437,9 @@ class AdmittedMqttClient(MqttListenerClient):
         self.wait_for_commit(before)
 
     def _abandon(self, session: Session) -> None:
-        """Leave the session of a client that could not be accepted, without a will.
+        """Detach or end the session of a client that cannot be accepted after all; its will is dropped.
 
-        A new session ends with the connection, because no CONNACK has announced it to the client.
+        A new session ends, because no CONNACK has announced it to the client. An older one is only detached.
         """
         self.will = None
         if self.is_new:
@@ -451,7 +461,10 @@ class AdmittedMqttClient(MqttListenerClient):
         proof: Mapping[Property, Any],
         client_id: str,
     ) -> None:
-        """Admit a client when its pending checks are complete, then process packets behind CONNECT."""
+        """Admit a client when its pending checks are complete, then process packets after CONNECT.
+
+        `otherwise` and `proof` are passed to `_admit`, and so is `client_id`, which may have been assigned.
+        """
         if self.is_closed:
             return
         if self._ingress.access.is_removed(principal):
@@ -482,7 +495,7 @@ class AdmittedMqttClient(MqttListenerClient):
         }
 
     def _refusal(self, packet: Connect, rights: Rights, sender: Sender) -> tuple[ReasonCode, str] | None:
-        """Return reason code and text if an authenticated client cannot have its session, or else None."""
+        """Return reason code and text if an authenticated client may not open its session, or else None."""
         namespace, user, remote = self._ingress.namespace, sender.user, sender.address
         client_id = packet.client_id
         existing = namespace.sessions.get(client_id)
@@ -512,8 +525,8 @@ class AdmittedMqttClient(MqttListenerClient):
     def _not_its_own(self, packet: Connect, rights: Rights, sender: Sender) -> tuple[ReasonCode, str] | None:
         """Return reason code and text if the client may not use its identifier or session, or else None.
 
-        Rules may bind identifiers to users. A session belongs to its user alone, because another user who
-        resumed it would receive the messages of subscriptions that were made with the first user's rights.
+        Rules may bind identifiers to users. A session belongs to one user: if another user resumed it, that
+        user would receive messages by subscriptions that were permitted to the first.
         """
         decision = rights.enters_mqtt()
         if not decision.allowed:
@@ -560,7 +573,7 @@ class AdmittedMqttClient(MqttListenerClient):
         return None
 
     def _deny(self, packet: Connect, why: Denial) -> None:
-        """Refuse a client whose login failed or could not be verified."""
+        """Refuse a client whose login failed or could not be verified; `why` is the kind of failure."""
         self._ingress.logins.log_denied(self.stream, packet.user_name or "", why, packet.client_id)
         self._refuse_connect(LOGIN_REFUSED[why.value], WHY_DENIED[why])
 

@@ -17,7 +17,7 @@ _RETAIN_OR_QOS_2: Final = 0b101  # flags of packets that have to be processed on
 
 
 class Burst(NamedTuple):
-    """Common flags and properties of all packets, and the identifier and body of each."""
+    """PUBLISH packets that differ only in packet identifier and body; flags and properties are common."""
 
     flags: int
     properties: bytes

@@ -87,7 +87,7 @@ FAREWELLS: Final = {
 
 
 def _size_of(event: Event) -> int:
-    """Return the bytes of memory that the topic filters of a SUBSCRIBE or UNSUBSCRIBE occupy."""
+    """Return the bytes that the topic filters of a SUBSCRIBE or UNSUBSCRIBE occupy; 0 for other events."""
     if isinstance(event, Subscribe):
         return sum([len(one.filter) + FILTER_BYTES for one in event.subscriptions])
     return sum([len(one) + FILTER_BYTES for one in event.filters]) if isinstance(event, Unsubscribe) else 0
@@ -104,7 +104,7 @@ class BegunPacket:
 
 
 class MqttConnection(AdmittedMqttClient):
-    """Connection of one client: the owner of its stream, and the outlet of its session."""
+    """Connection of one MQTT client. It owns a stream, and sends the deliveries of the client's session."""
 
     __slots__ = (
         "_answers",
@@ -178,7 +178,7 @@ class MqttConnection(AdmittedMqttClient):
         return rights
 
     def renew_rights(self) -> None:
-        """Apply the client's rights after it has authenticated again."""
+        """Apply the client's current rights, because it has authenticated again."""
         self._current_rights.forget()
         self._generation = -1
         self._ingress.recheck(self)
@@ -291,7 +291,7 @@ class MqttConnection(AdmittedMqttClient):
             self.session.pump()
 
     def connection_lost(self, reason: str) -> None:
-        """Handle the end of the connection: detach or discard its session, and publish its will."""
+        """Process the publishes that still wait, detach or discard the session, and publish the will."""
         ingress = self._ingress
         ingress.dispatcher.memory.forget(self)
         self.is_closed = True
@@ -324,8 +324,8 @@ class MqttConnection(AdmittedMqttClient):
     def _publish_last(self, events: list[Event]) -> None:
         """Publish the messages that still waited when the connection was lost, up to a malformed packet.
 
-        Other packets in `events` are dropped. Messages whose permission or routing decision is pending are
-        postponed.
+        Other packets in `events` are dropped. At a message whose permission or routing decision is pending,
+        the rest is passed to `stream.postpone`.
         """
         for number, event in enumerate(events, 1):
             try:
@@ -476,8 +476,9 @@ class MqttConnection(AdmittedMqttClient):
     def send_release(self, packet_id: int) -> None:
         """Send the PUBREL of an unfinished QoS 2 delivery to a client that has resumed its session.
 
-        It is sent behind the CONNACK, which is delayed until the session's changes are on disk. While disk
-        writes fail, the CONNACK is not delayed, so the PUBREL itself is delayed until it is on disk.
+        Normally the CONNACK, which precedes the PUBREL, is delayed until the session's changes are on disk.
+        While disk writes fail, the CONNACK is not delayed, and the PUBREL itself waits until the changes are
+        on disk.
         """
         if self._answers is not None and self._ingress.namespace.failing:
             self._answers.send_when_stored(PacketType.PUBREL, [packet_id])
@@ -498,7 +499,7 @@ class MqttConnection(AdmittedMqttClient):
     def acknowledge(self, packet_id: int, qos: int, *, has_target: bool = True) -> None:
         """Acknowledge a message that every target has accepted.
 
-        `has_target` False: no target exists, which MQTT 5 reports with 0x10 (5: 3.4.2.1).
+        `has_target` False means that there was no target, which MQTT 5 reports with 0x10 (5: 3.4.2.1).
         """
         self.unsettled -= 1
         if self._retries is not None:
@@ -525,15 +526,15 @@ class MqttConnection(AdmittedMqttClient):
             self._accept_once(packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS)
 
     def _publish_on(self) -> None:
-        """Release the client's held publishes once at most half of the permitted messages are unsettled."""
+        """Stop holding the client's publishes if at most half of the permitted messages are unsettled."""
         if self._let_publish is not None and self.unsettled <= self._ingress.unsettled_max // 2:
             let_publish, self._let_publish = self._let_publish, None
             let_publish()
 
     def _accept_once(self, packet_id: int, reason: ReasonCode = ReasonCode.SUCCESS) -> None:
-        """Record a QoS 2 message as accepted in the session.
+        """Record a QoS 2 message as accepted in the session, and send PUBREC if that is not repeated.
 
-        The session's current connection sends PUBREC.
+        The PUBREC is sent by the session's current connection; `reason` is used if that is this connection.
         """
         session = self.session
         if session is None:
@@ -598,7 +599,7 @@ class MqttConnection(AdmittedMqttClient):
         )
 
     def _try_again(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Schedule another attempt to publish a refused message; its acknowledgement is delayed."""
+        """Schedule another attempt to publish a refused message, which is not acknowledged until then."""
         _, packet_id, qos, _, _ = receipt
         if qos == 2 and self.session is not None:
             self.session.received_ids.mark_refused(packet_id)
@@ -622,15 +623,16 @@ class MqttConnection(AdmittedMqttClient):
     def cannot_notify(self, retries: bool, outcome: Outcome) -> bool:
         """Return True if the client cannot be notified that a route rejected its message.
 
-        The route then has to store a dead letter. This applies to clients before MQTT 5, for outcomes that
-        are final and for routes that are not retried. `retries` is True if the route has `on_reject: retry`.
+        That is so while a client before MQTT 5 is connected, if the outcome is final or the route is not
+        retried; the route then has to store a dead letter. `retries` is True if the route has `on_reject:
+        retry`.
         """
         if self.is_closed or self.machine.state is not State.OPEN or self.machine.version == Version.V5:
             return False
         return outcome.reason in FINAL or not retries
 
     def _forget_incoming(self, receipt: Receipt, *, refusal_sent: bool) -> None:
-        """Forget the packet identifier of a refused QoS 2 message, so that a repetition is published again.
+        """Forget the packet identifier of a refused QoS 2 message, so that a repeated message is published.
 
         `refusal_sent` is True if the client was sent the refusal.
         """
@@ -641,10 +643,9 @@ class MqttConnection(AdmittedMqttClient):
     # Packets.
 
     def _perform(self, event: Event) -> bool:
-        """Execute a packet. Return False if it must be executed again in a later turn.
+        """Execute a packet. Return False if it must be continued in a later time slice of the connection.
 
-        The reason for False is that a result that it needs is pending, or that only some of its filters were
-        processed.
+        That is so if a result is pending, or if only some of the packet's topic filters were processed.
         """
         try:
             return self._control(event)
@@ -653,7 +654,7 @@ class MqttConnection(AdmittedMqttClient):
             return False
 
     def _control(self, event: Event) -> bool:
-        """Execute a packet other than PUBLISH. Return False if some of its filters are left for later.
+        """Execute a packet other than PUBLISH. Return False if some topic filters remain to be processed.
 
         Raises Pending if a permission decision is pending.
         """
@@ -678,7 +679,7 @@ class MqttConnection(AdmittedMqttClient):
         return True
 
     def _filters(self, event: Subscribe | Unsubscribe) -> bool:
-        """Process the filters of a SUBSCRIBE or UNSUBSCRIBE that are not processed yet.
+        """Process the topic filters of a SUBSCRIBE or UNSUBSCRIBE that are not processed yet.
 
         Return False if the connection's time slice was used up before the last filter, and True when the
         acknowledgement has been encoded. A packet may contain thousands of filters, for which other clients
@@ -699,7 +700,7 @@ class MqttConnection(AdmittedMqttClient):
         return True
 
     def _publishes(self, rows: list[PublishRow]) -> list[PublishRow]:
-        """Publish rows. Return the rows that are postponed to a later time slice of the connection.
+        """Publish rows (messages). Return those that are postponed to a later time slice of the connection.
 
         Rows are postponed if the time slice is used up by topics that are not cached yet, or if a permission
         or routing decision is pending.
@@ -720,10 +721,11 @@ class MqttConnection(AdmittedMqttClient):
         return postponed
 
     def _prepare(self, rows: list[PublishRow]) -> list[PublishRow] | None:
-        """Check the conditions that concern all rows. Return None if the rows may be published.
+        """Check conditions that concern all rows (messages). Return None if the rows may be published now.
 
-        Otherwise return the rows that must wait for a later turn: an empty list if all were refused for lack
-        of memory. Raises RemoteProtocolError for a QoS or RETAIN that the client may not use.
+        Otherwise return the rows to publish in a later time slice: all rows while packet identifiers are
+        being stored, or none if all were refused for lack of memory. Raises RemoteProtocolError for a QoS or
+        RETAIN that the client may not use.
         """
         ingress = self._ingress
         dispatcher = ingress.dispatcher
@@ -762,7 +764,7 @@ class MqttConnection(AdmittedMqttClient):
         return []
 
     def _publish_each(self, rows: list[PublishRow]) -> list[PublishRow]:  # noqa: PLR0912, PLR0915 - every message
-        """Publish rows one by one. Return the rows that are postponed to a later time slice."""
+        """Publish rows (messages) one by one. Return those that are postponed to a later time slice."""
         ingress = self._ingress
         dispatcher = ingress.dispatcher
         entries = self._entries
@@ -822,9 +824,9 @@ class MqttConnection(AdmittedMqttClient):
     def _waits_for_ids(self, rows: list[PublishRow]) -> list[PublishRow] | None:
         """Store the packet identifiers of the QoS 2 messages in `rows`. Return None if all are stored.
 
-        Otherwise return the rows, which are postponed until the identifiers are stored. If the client has
-        moved to another replica, or the connection has ended, only the messages with QoS 0 are published: the
-        client sends the others again. Then return the rows of these that are postponed.
+        Otherwise return the rows that are postponed until the identifiers are stored. If the client has moved
+        to another replica, or the connection has ended, only messages with QoS 0 are published or postponed,
+        because the client sends the others again.
         """
         session = self.session
         packet_ids = [packet_id for flags, _, packet_id, _, _ in rows if flags >> 1 & 3 == 2]
@@ -849,7 +851,7 @@ class MqttConnection(AdmittedMqttClient):
         return None
 
     async def _await_ids(self, awaited: Awaited) -> None:
-        """Release the held publishes when `awaited`, the storage of their packet identifiers, is complete.
+        """Wait until packet identifiers are stored (`awaited`), then continue the publishes with them.
 
         Reading continues meanwhile, so that the client's acknowledgements and pings are processed.
         """
@@ -906,7 +908,7 @@ class MqttConnection(AdmittedMqttClient):
         return entry
 
     def _refuse_publishes(self, rows: list[PublishRow]) -> None:
-        """Refuse rows for lack of memory: drop QoS 0, and refuse QoS 1 and 2.
+        """Refuse messages for lack of memory: drop those with QoS 0, and refuse those with QoS 1 and 2.
 
         Before MQTT 5 the only way to refuse is to disconnect the client.
         """
@@ -944,10 +946,9 @@ class MqttConnection(AdmittedMqttClient):
         return self.unsettled if self._unreleased is None else self.unsettled + len(self._unreleased)
 
     def _overrun(self) -> None:
-        """Handle too many unsettled messages of the client.
+        """Hold the publishes of a client with too many unsettled messages, before MQTT 5.
 
-        Before MQTT 5, hold the client's further publishes. Raises RemoteProtocolError for an MQTT 5 client
-        that has exceeded the Receive Maximum of its CONNACK.
+        Raises RemoteProtocolError for an MQTT 5 client that has exceeded the Receive Maximum of its CONNACK.
         """
         if self.machine.version is not Version.V5:
             self._let_publish = self.waiting.hold(EVERY_CHANNEL)
@@ -960,15 +961,15 @@ class MqttConnection(AdmittedMqttClient):
     def _refuse_body(
         self, entry: RoutingEntry, message: Message, receipt: Receipt | None, outcome: Outcome
     ) -> None:
-        """Refuse a message because of its body, for the reason in `outcome`; record that and report it.
+        """Refuse a message because of its body; count and record the refusal, and report it to the client.
 
-        The body is too large, or is marked as UTF-8 and is not valid UTF-8.
+        `outcome` is the reason: the body is too large, or is marked as UTF-8 and is not valid UTF-8.
         """
         self._ingress.refuse(entry, message, outcome)
         self._report_declined(message, receipt, outcome)
 
     def _report_declined(self, message: Message, receipt: Receipt | None, outcome: Outcome) -> None:
-        """Report the refusal to the client, or log it if the client waits for no acknowledgement."""
+        """Report a refusal to the client, or log it if the client waits for no acknowledgement."""
         if receipt is not None:
             self.handle_refusal(receipt, outcome)
         else:
@@ -997,7 +998,10 @@ class MqttConnection(AdmittedMqttClient):
         self._report_declined(message, receipt, outcome)
 
     def _first_time(self, packet_id: int, entry: RoutingEntry) -> bool:
-        """Record a QoS 2 packet identifier. Return False if it was in use (no PUBREL yet; 4.3.3)."""
+        """Record the packet identifier of a QoS 2 message. Return False if it is in use already.
+
+        It is in use until the client's PUBREL (4.3.3). In that case the message is a repetition.
+        """
         session = self.session
         assert session is not None
         if session.received_ids.add(packet_id):
@@ -1011,9 +1015,9 @@ class MqttConnection(AdmittedMqttClient):
         return False
 
     def _note_repeat(self, packet_id: int) -> None:
-        """Answer a repeated QoS 2 message if the first attempt was accepted.
+        """Send PUBREC for a repeated QoS 2 message if the first attempt was accepted.
 
-        Otherwise record the repeat: this connection is informed of the outcome.
+        Otherwise record that the outcome of the first attempt is to be reported on this connection.
         """
         assert self.session is not None
         self._ingress.stats.duplicates += 1
@@ -1024,10 +1028,10 @@ class MqttConnection(AdmittedMqttClient):
             self._repeated.add(packet_id)
 
     def note_local_delivery(self, packet_id: int, entry: RoutingEntry) -> None:
-        """Register a QoS 2 message, so that its packet identifier is stored together with it.
+        """Have the packet identifier of the QoS 2 message that is published next stored together with it.
 
-        Its identifier is stored when the batch has been sent. Does nothing if the session ends with its
-        connection, or if a target of `entry` is not local.
+        Do nothing if the session ends with its connection, or if a target of `entry` gets the message only
+        later.
         """
         session = self.session
         if session is not None and session.is_durable and self._ingress.delivers_locally(entry):
@@ -1116,10 +1120,10 @@ class MqttConnection(AdmittedMqttClient):
         return None
 
     def _unsubscribe(self, session: Session, packet: Unsubscribe, reasons: list[int]) -> bool:
-        """Remove the subscriptions to filters of an UNSUBSCRIBE that have no reason code in `reasons` yet.
+        """Remove the subscriptions to topic filters of an UNSUBSCRIBE that have no reason code yet.
 
-        Append a reason code for each. Return False if the connection's time slice was used up before the last
-        filter. After the last one, send the UNSUBACK.
+        Append a reason code to `reasons` for each. Return False if the connection's time slice was used up
+        before the last filter. After the last one, send the UNSUBACK.
         """
         namespace = self._ingress.namespace
         for topic_filter in islice(packet.filters, len(reasons), None):
@@ -1161,7 +1165,10 @@ class MqttConnection(AdmittedMqttClient):
     # Session.
 
     def open(self, session: Session, receive_max: int) -> None:
-        """Attach the session of the admitted client and start its deliveries."""
+        """Attach the session of the admitted client and start its deliveries.
+
+        `receive_max` is the maximum number of unacknowledged messages that the client accepts.
+        """
         self.session = session
         after = self._ingress.namespace.commit_notifier(session)
         if after is not None:
@@ -1171,7 +1178,10 @@ class MqttConnection(AdmittedMqttClient):
         self.stream.mark()
 
     def wait_for_commit(self, before: int) -> None:
-        """Delay output until all changes since `before`, a value of `namespace.change_count`, are on disk."""
+        """Delay the connection's output until all changes of sessions since `before` are on disk.
+
+        `before` is an earlier value of `namespace.change_count`.
+        """
         namespace = self._ingress.namespace
         if namespace.has_unstored_changes(before):
             self.stream.hold_output()
@@ -1180,9 +1190,9 @@ class MqttConnection(AdmittedMqttClient):
             self.is_new = False
 
     def _committed(self, outcome: Outcome) -> None:
-        """Release the output after a successful commit; abort the connection after a failed one.
+        """Write the delayed output after a successful commit; abort the connection after a failed one.
 
-        A session whose CONNACK was in the output ends then, as its client never heard of it.
+        A new session then ends, because its CONNACK was in the delayed output and has not reached the client.
         """
         if outcome is not ACCEPTED:
             if self.is_new and self.session is not None and not self.is_closed:
@@ -1202,8 +1212,8 @@ class MqttConnection(AdmittedMqttClient):
         """Disconnect the client, because another connection uses its client identifier (3.1.4).
 
         Packets that the client has sent before are processed first. With `patient`, a client that has moved
-        to another replica stays connected for GRACE_SECS seconds, so that acknowledgements on their way can
-        arrive and these messages are not redelivered.
+        to another replica stays connected for GRACE_SECS seconds, so that acknowledgements that are on their
+        way arrive, and the acknowledged messages are not redelivered.
         """
         self.stream.read_remaining(self._ingress.now())
         self._ingress.end_turn()
@@ -1236,7 +1246,7 @@ class MqttConnection(AdmittedMqttClient):
 
 
 def _not_repeated(rows: list[PublishRow]) -> list[PublishRow]:
-    """Return the rows with QoS 0, which a client never sends again."""
+    """Return the rows (messages) with QoS 0, which a client never sends again."""
     return [row for row in rows if not row[0] >> 1 & 3]
 
 

@@ -62,7 +62,7 @@ WILL_DOUBLINGS_MAX: Final = 6
 
 
 class MqttIngress(ListenerSource):
-    """MQTT implementation of one listener: source of the batches that its clients publish."""
+    """MQTT side of one listener: collects what its clients publish into batches, and reports the outcomes."""
 
     def __init__(self, name: str, services: Services, ingress_clients: IngressClients) -> None:
         super().__init__(name, services, ingress_clients)
@@ -104,7 +104,7 @@ class MqttIngress(ListenerSource):
     # Interface to the listener.
 
     def end_turn(self) -> None:
-        """Send the batch, then record the QoS 2 identifiers of its messages with local targets only."""
+        """Route the batch. Record the packet identifiers of its QoS 2 messages with local targets only."""
         local_ids, self.local_ids = self.local_ids, []
         batch = self.batch
         before, self._handing_on = self._handing_on, True
@@ -142,9 +142,9 @@ class MqttIngress(ListenerSource):
         self._discarding = False
 
     def _take_over_restored(self, endpoint: str | None) -> None:
-        """Schedule the wills that clients of an earlier process have left.
+        """Schedule the wills of clients that were connected to an earlier process.
 
-        `endpoint` is a listener's name, or None for listeners that no longer exist.
+        `endpoint` is the listener's name, or None for wills of listeners that no longer exist.
         """
         for will, sender, principal, left_secs, key in self.namespace.pop_unpublished_wills(endpoint):
             at = self.now() + left_secs if left_secs > 0 else OVERDUE
@@ -183,7 +183,7 @@ class MqttIngress(ListenerSource):
 
     @property
     def accepted_in_memory(self) -> bool:
-        """True while targets accept messages in memory only, before these are written to disk.
+        """True while an acceptance means only that the targets have the message in memory, not on disk.
 
         This is so while a batch is being sent, and while the dispatcher delivers messages later than their
         batch.
@@ -240,9 +240,10 @@ class MqttIngress(ListenerSource):
         raise RemoteProtocolError(text, reason=ReasonCode.NOT_AUTHORIZED)
 
     def permitted_entry(self, rights: Rights, address: Address) -> RoutingEntry:
-        """Return the routing entry of a message from a client with these rights, by a first or later attempt.
+        """Return the routing entry for a message from a client with these rights.
 
-        A topic to which no client may publish has an entry without targets. Raises PublishRefused or Pending.
+        A topic to which no client may publish has an entry without targets. Raises PublishRefused if the
+        rights do not permit the message, and Pending if the decision is pending.
         """
         return permitted_entry(self.dispatcher, rights, address, self._find)
 
@@ -257,7 +258,7 @@ class MqttIngress(ListenerSource):
 
     @property
     def capabilities_for_all(self) -> ServerCapabilities:
-        """Highest QoS and retain availability of the listener, as far as they depend on no rights."""
+        """Highest QoS and retain availability of the listener, without the limits of a client's rights."""
         return ServerCapabilities(
             min(int(self.options.qos_max), self.namespace.capabilities.qos_max), self.options.retain
         )
@@ -468,7 +469,8 @@ class MqttIngress(ListenerSource):
     ) -> None:
         """Store a refused message as a dead letter, because its client cannot be notified.
 
-        `then` is called when it is stored, `full` with the outcome if it cannot be.
+        `then` is called when the dead letter is stored, or `full` with the outcome if there is no capacity
+        for it.
         """
         self.dead_letters.add([message], "", outcome, then, full=full)
 
@@ -494,9 +496,9 @@ class MqttIngress(ListenerSource):
     def leave_will(
         self, session: Session, will: Will | None, sender: Sender, principal: Principal | None
     ) -> None:
-        """Publish the will of a lost connection, if it has one.
+        """Publish the will of a lost connection; if `will` is None, delete its stored record.
 
-        It is published now, or when its delay is over or the session ends (5: 3.1.2.5).
+        The will is published now, or when its delay is over or the session ends (5: 3.1.2.5).
         """
         client_id = session.client_id
         if will is None:
@@ -511,9 +513,10 @@ class MqttIngress(ListenerSource):
             self.namespace.forget_will(client_id)
 
     def will_entry(self, will: Will, rights: Rights, sender: Sender) -> RoutingEntry:
-        """Return the routing entry of a will, at CONNECT and when it is published.
+        """Return the routing entry of a will, for the checks at CONNECT and before it is published.
 
-        Raises WillDenied, after logging it, if a client with these rights may not leave the will, or Pending.
+        Raises WillDenied, after logging it, if a client with these rights may not have the will, and Pending
+        if the decision is pending.
         """
         reason, text, rule = CONNECT_REFUSED[Reason.NOT_AUTHORIZED], "", ""
         if not rights.unlimited:
@@ -595,7 +598,7 @@ class MqttIngress(ListenerSource):
     async def _publish_will_later(
         self, pending: Pending, will: Will, sender: Sender, principal: Principal, key: str
     ) -> None:
-        """Publish a will whose check was pending, and delete its record `key`."""
+        """Publish a will when its pending check is complete, and delete its stored record by its `key`."""
         await pending.awaited.wait()
         self.namespace.publish_stored_will(key, partial(self.publish_will, will, sender, principal))
         self.flush()
@@ -606,7 +609,7 @@ class MqttIngress(ListenerSource):
 
 
 class WillDenied(Exception):
-    """Exception for a will that its client may not leave: the reason code of CONNACK, and the text."""
+    """Exception for a will that its client may not have: the reason code of CONNACK, and the text."""
 
     def __init__(self, reason: ReasonCode, text: str) -> None:
         super().__init__(text)
@@ -614,7 +617,7 @@ class WillDenied(Exception):
 
 
 class SentWill:
-    """Handle for the outcome of a published will, whose stored record remains until the message is settled.
+    """Receipt for the outcome of a published will, whose stored record remains until the message is settled.
 
     A will that is refused for now is published again, after a delay that doubles with each refusal. One that
     is permanently refused, or that exceeds its user's part of the limit for these wills, becomes a dead
@@ -652,7 +655,7 @@ class SentWill:
     def persist(self) -> None:
         """Store a record of the will, unless there is one already or the will was accepted.
 
-        The will is published again if this process ends before it is settled.
+        If this process ends before the will is settled, the next one publishes it again.
         """
         if self._is_stored or self._is_accepted:
             return
@@ -662,9 +665,10 @@ class SentWill:
         namespace.store_will(self.key, self._will, sender, self._principal)
 
     def persist_if_refused(self) -> None:
-        """Have a record of the will stored if the store refuses its message, unless its outcome is known.
+        """Have the store write a record of the will if it cannot write the will's message.
 
-        Otherwise the will would be lost with this process until that refusal is processed.
+        Do nothing if there is a record already or the will was accepted. Without the record, the will would
+        be lost if this process ended before it processed that refusal.
         """
         if self._is_stored or self._is_accepted:
             return

@@ -18,7 +18,7 @@ from gateway.transport.stream import Stream
 
 
 class MqttListenerClient(IngressClient):
-    """MQTT client connection, the owner of its stream."""
+    """Interface of an MQTT client's connection, which owns its stream, to the listener."""
 
     __slots__ = ("machine", "sender", "stream")
 
@@ -38,12 +38,12 @@ class MqttListenerClient(IngressClient):
     def acknowledge(self, packet_id: int, qos: int, *, has_target: bool = True) -> None:
         """Acknowledge a message that every target has accepted.
 
-        `has_target` False: no target exists, which MQTT 5 reports with 0x10 (5: 3.4.2.1).
+        `has_target` False means that there was no target, which MQTT 5 reports with 0x10 (5: 3.4.2.1).
         """
 
     @abstractmethod
     def handle_refusal(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Handle a published message that a target has refused with this outcome."""
+        """Report the refusal of a published message to the client, or schedule another attempt."""
 
     @abstractmethod
     def cannot_notify(self, retries: bool, outcome: Outcome) -> bool:
@@ -62,7 +62,11 @@ class MqttListenerClient(IngressClient):
 
     @abstractmethod
     def note_local_delivery(self, packet_id: int, entry: RoutingEntry) -> None:
-        """Have the packet identifier of a QoS 2 message recorded together with its local delivery."""
+        """Have the packet identifier of the QoS 2 message that is published next stored together with it.
+
+        Do nothing if the session ends with its connection, or if a target of `entry` gets the message only
+        later.
+        """
 
     @abstractmethod
     def refuse_unavailable(self, why: str) -> None:
@@ -75,8 +79,8 @@ class MqttListenerClient(IngressClient):
     def handle_takeover(self, *, patient: bool = False) -> None:
         """Disconnect the client, because another connection uses its client identifier (3.1.4).
 
-        `patient` True delays the end, so that packets that are on their way, such as DISCONNECT, may still
-        arrive.
+        With `patient`, the client stays connected for a short time, so that packets that are on their way,
+        such as DISCONNECT, may still arrive.
         """
 
 

@@ -45,7 +45,7 @@ WHOLE_OFFER: Final = ServerCapabilities()
 
 
 def check_publish(rows: list[PublishRow], offer: ServerCapabilities) -> None:
-    """Check the QoS and RETAIN of publishes.
+    """Check the QoS and RETAIN of published messages (`rows`) against the client's capabilities (`offer`).
 
     Raises RemoteProtocolError if one is not available, which ends the connection (5: 3.2.2.3.4, 3.2.2.3.5).
     """
@@ -59,14 +59,14 @@ def check_publish(rows: list[PublishRow], offer: ServerCapabilities) -> None:
 
 
 def has_valid_format(message: Message) -> bool:
-    """Return False if the message is marked as UTF-8 and its body is not (5: 3.3.2.3.2)."""
+    """Return False if the message is marked as UTF-8 and its body is not valid UTF-8 (5: 3.3.2.3.2)."""
     return not message.property_set.properties.utf8 or is_utf8(message.body)
 
 
 def topic_refusal(name: str, levels_max: int) -> Outcome | None:
-    """Return the outcome with which every publish to a topic is refused, or None.
+    """Return the outcome with which every publish to the topic `name` is refused, or None if it is not.
 
-    A topic with too many levels is refused, and so are the gateway's own topics.
+    A topic with more than `levels_max` levels is refused, and so are the gateway's own topics.
     """
     if name.count("/") >= levels_max:
         return TOO_DEEP

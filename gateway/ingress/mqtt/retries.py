@@ -20,7 +20,7 @@ DOUBLINGS_MAX: Final = 5
 
 
 class Retries:
-    """Refused messages of one connection that are published again, stored as receipts."""
+    """Refused messages of one connection that are published again. A message is stored as its receipt."""
 
     __slots__ = ("_undone", "_waiting", "attempts", "held_receipts")
 
@@ -32,16 +32,17 @@ class Retries:
 
     @property
     def active_holds(self) -> HeldReceipts[Any] | None:
-        """Messages held until the disk recovers; None if there are none.
+        """Messages held until the disk recovers, or None if no message is held.
 
         Later messages must queue behind them.
         """
         return self.held_receipts if self.held_receipts.on else None
 
     def add(self, receipt: Any, outcome: Outcome, now: float) -> None:
-        """Schedule another attempt: when the disk is healthy, or after a delay that doubles each time.
+        """Schedule another attempt to publish the message of `receipt`, which was refused with `outcome`.
 
-        `now` is in loop-clock seconds.
+        The time is when the disk is healthy if the store refused the message; otherwise it is after a delay
+        that doubles with each attempt. `now` is in loop-clock seconds.
         """
         if outcome.reason is Reason.STORE:
             self.held_receipts.add_refused(receipt)
@@ -51,14 +52,14 @@ class Retries:
         self._waiting.append((now + wait, receipt))
 
     def note_undone(self, packet_id: int, routes: frozenset[str]) -> None:
-        """Record the only routes that have not accepted a message, which is about to be added."""
+        """Record which routes (by name) have not accepted a message: only these get the next attempt."""
         self._undone[packet_id] = routes
 
     def remaining_entry(self, packet_id: int, entry: RoutingEntry) -> RoutingEntry:
         """Return the entry restricted to the routes that have not accepted the message.
 
-        Return the whole entry if nothing is recorded, or if a reload has renamed or removed all of these
-        routes.
+        Return the whole entry if no such routes are recorded, or if a reload has renamed or removed all of
+        them.
         """
         routes = self._undone.pop(packet_id, None)
         if routes is None:

@@ -20,7 +20,7 @@ TOPIC_BYTES_MAX = 512  # longer topics are not cached: 100 000 topics of 64 KiB 
 
 
 class DeniedEntry(RoutingEntry):
-    """Entry without targets for a topic that `rule` forbids its publisher."""
+    """Entry without targets, for a topic to which the client may not publish because of `rule`."""
 
     __slots__ = ("rule",)
 
@@ -30,10 +30,10 @@ class DeniedEntry(RoutingEntry):
 
 
 class RoutingTable:
-    """Cached routing entries of one listener, in one table per set of rights, by topic.
+    """Cached routing entries of one listener by topic, in a separate table for each set of rights.
 
-    Clients with equal rights (their `key`) share a table. If the tables together are full, those that are not
-    small lose their oldest entries: a client that publishes to many topics hardly affects others.
+    Clients with equal rights (their `key`) share a table. If the tables together are full, the large ones
+    lose their oldest entries: a client that publishes to many topics hardly affects others.
     """
 
     __slots__ = (
@@ -88,10 +88,10 @@ class RoutingTable:
         self._through.clear()
 
     def _forget(self, filters: list[list[str]]) -> None:
-        """Remove from all tables the topics that the filters may match.
+        """Remove from all tables the topics that may match one of the filters, given as lists of levels.
 
-        A filter is a list of levels. Topics with a route that publishes to this listener again are removed,
-        too, because any filter may match the topic to which the route leads.
+        Topics with a route that publishes to this listener again are removed, too, because any filter may
+        match the topic to which the route leads.
         """
         for entries in self._tables.values():
             for topic in self._through:
@@ -100,7 +100,7 @@ class RoutingTable:
         self._through.clear()
 
     def resolve(self, address: Address, entries: dict[bytes, RoutingEntry]) -> RoutingEntry:
-        """Find the routing entry of a topic and cache it in `entries`."""
+        """Return the routing entry of a topic after caching it in `entries`."""
         entry = self.dispatcher.entry(self._endpoint, self._namespace, address)
         self.cache_entry(entry, entries)
         plan = entry.plan
@@ -126,7 +126,7 @@ class RoutingTable:
         return shared.get(address.wire) or self.resolve(address, shared)
 
     def cache_entry(self, entry: RoutingEntry, entries: dict[bytes, RoutingEntry]) -> None:
-        """Cache an entry, unless its topic is too long."""
+        """Cache an entry in the table `entries`, unless its topic is too long."""
         if len(entry.address.wire) > TOPIC_BYTES_MAX:
             return
         if len(entries) >= self._most:
@@ -137,9 +137,10 @@ class RoutingTable:
         entries[entry.address.wire] = entry
 
     def _shrink(self) -> None:
-        """Count the entries of all tables. If there are too many, evict at least one in 2 * PART of them.
+        """Count the entries of all tables and, if there are too many, remove some of the oldest entries.
 
-        Tables with less than half the average number of entries lose none.
+        Tables with less than half the average number of entries lose none. In total, at least one in 2 * PART
+        of the entries is removed.
         """
         tables = [entries for entries in self._tables.values() if entries]
         self._added = sum(map(len, tables))
@@ -153,7 +154,10 @@ class RoutingTable:
 
 
 def _forget_matching(filters: list[list[str]], entries: dict[bytes, RoutingEntry]) -> None:
-    """Remove every topic that one of the filters (lists of levels) may match, and possibly some more."""
+    """Remove from `entries` each topic that one of the topic filters (lists of levels) may match.
+
+    Some topics that match no filter may be removed as well.
+    """
     below: set[bytes] = set()
     for pattern in filters:
         prefix_length = 0
