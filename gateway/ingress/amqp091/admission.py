@@ -57,7 +57,7 @@ VERSION: Final = "0-9-1"
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class AmqpEntrance(ListenerSource):
-    """Source of an AMQP 0-9-1 listener, in the form that is needed to admit clients.
+    """Interface of an AMQP 0-9-1 listener to the handshake of its clients.
 
     It has the SASL mechanisms, the server-properties and the names of the virtual hosts.
     """
@@ -133,9 +133,9 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
 
     @abstractmethod
     def _close_with(self, code: int, text: str, class_id: int = 0, method_id: int = 0) -> None:
-        """Close the connection with this reply code and text, and release its channels.
+        """Close the connection with this reply code and text, and close its channels.
 
-        `class_id` and `method_id` identify the method that caused the error; 0 is none.
+        `class_id` and `method_id` identify the method that caused the error; 0 means none.
         """
 
     @abstractmethod
@@ -165,9 +165,10 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
         return self._current_rights.of(self.principal)
 
     def check(self, permission: str, kind: str, name: str) -> None:
-        """Check the permission `configure`, `write` or `read` on an exchange or queue (`kind`).
+        """Check the permission `configure`, `write` or `read` on an exchange or queue.
 
-        Raises AmqpRefused 403 with RabbitMQ's text if it is not granted.
+        `kind` is "exchange" or "queue", `name` its name. Raises AmqpRefused 403 with RabbitMQ's text if the
+        permission is not granted.
         """
         rights = self.rights
         if rights.unlimited:
@@ -179,9 +180,9 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
             self._refuse_access(permission, resource, decision.rule)
 
     def check_topic(self, permission: str, exchange: str, key: str | None) -> None:
-        """Check a permission for a routing key of a topic exchange; None stands for all keys.
+        """Check the permission `write` or `read` for a routing key of a topic exchange.
 
-        Raises AmqpRefused 403 if it is not granted.
+        `key` None stands for all routing keys. Raises AmqpRefused 403 if the permission is not granted.
         """
         rights = self.rights
         if rights.unlimited:
@@ -193,7 +194,7 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
             self._refuse_access(permission, resource, decision.rule)
 
     def _refuse_access(self, permission: str, resource: str, rule: str) -> NoReturn:
-        """Log the denial and raise AmqpRefused 403."""
+        """Log that `rule` denies this permission on `resource`, and raise AmqpRefused 403."""
         self._entrance.record_denial(self.sender, permission, resource, rule)
         raise access_refused(f"access to {resource} refused for user '{self.sender.user}'")
 
@@ -217,9 +218,9 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
         self.stream.mark()
 
     def _report(self, code: int, text: str, *, channel: bool = False) -> None:
-        """Count and log an error that closes the connection, or only a channel.
+        """Count and log an error that closes the connection, or only a channel (`channel` True).
 
-        Code 0 means that the client did not send an AMQP 0-9-1 header.
+        `code` is the reply code; 0 means that the client did not send an AMQP 0-9-1 header.
         """
         try:
             word = ReplyCode(code).name.lower()
@@ -291,7 +292,7 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
             )
 
     def _verified(self, mechanism: str, user: str, found: Principal | Denial) -> None:
-        """Admit or deny the client when its password or token is verified, then process further input."""
+        """Admit or deny the client by the result of its verification, then process further input."""
         if isinstance(found, Denial):
             self._entrance.logins.log_denied(self.stream, user, found)
             self._deny(mechanism, WHY[found])
@@ -300,7 +301,7 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
             self.receive(b"", self._entrance.now())
 
     def _update_secret(self, method: m.ConnectionUpdateSecret) -> None:
-        """Handle connection.update-secret: verify the client's new token.
+        """Process connection.update-secret: verify the client's new token.
 
         A password is not checked, as in RabbitMQ, because it does not expire.
         """
@@ -317,7 +318,7 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
             logins.verify(self.stream, credentials, self._apply_new_secret)
 
     def _apply_new_secret(self, found: Principal | Denial) -> None:
-        """Use the verified token's principal, or close the connection with 530 if the token was refused."""
+        """Use the identity of the verified token, or close the connection with 530 if it was refused."""
         before = self.principal
         assert before is not None, "update-secret is only valid on an open connection"
         if isinstance(found, Principal) and found.name == before.name:
@@ -335,7 +336,7 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
         self.stream.mark()
 
     def _deny(self, mechanism: str, why: str) -> None:
-        """Refuse the login, and log why.
+        """Refuse the login by the SASL mechanism `mechanism`, and log the reason `why`.
 
         A client with the capability `authentication_failure_close` gets reply code 403. The stream of other
         clients is closed.
@@ -355,8 +356,8 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
     def _admit(self, principal: Principal) -> None:
         """Register the authenticated user and continue the handshake with connection.tune.
 
-        The connection's name is shortened to limits.client_id_bytes_max characters, because it is stored with
-        the client's messages, and not counted.
+        The connection's name is cut to limits.client_id_bytes_max characters, because a copy is stored with
+        each of the client's messages and does not count against any memory limit.
         """
         self.principal = principal
         self._entrance.logins.count_accepted()
@@ -367,9 +368,9 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
         self.stream.mark()
 
     def _open(self, event: Open) -> None:
-        """Handle connection.open: check virtual host, permission and connection limit.
+        """Process connection.open: check virtual host, permission to enter and connection limit.
 
-        Close the connection with 530 if one of them fails.
+        Close the connection with 530 if a check fails.
         """
         entrance, principal, host = self._entrance, self.principal, event.virtual_host
         assert principal is not None, "who opens has said who it is"

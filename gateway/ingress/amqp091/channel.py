@@ -79,13 +79,13 @@ class PublishTarget:
 
 
 class AmqpSource(AmqpEntrance):
-    """Source of one listener's batches, in the form that its channels use."""
+    """Interface of an AMQP 0-9-1 listener to its channels; collects what its clients publish into batches."""
 
     @abstractmethod
     def publish_large(
         self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt | None
     ) -> bool:
-        """Publish a message whose body may exceed limits.message_bytes_max, the most that routes carry.
+        """Add to `batch` a message whose body may be too large for routes (limits.message_bytes_max).
 
         `receipt` is None if the client expects no confirm. Return False if neither a queue nor a route
         matches.
@@ -93,7 +93,10 @@ class AmqpSource(AmqpEntrance):
 
     @abstractmethod
     def handle_unrouted(self, entry: RoutingEntry, message: Message, receipt: Receipt | None) -> None:
-        """Handle a message that no queue and no route matches, as its properties and its confirm require."""
+        """Return a message that no queue and no route matches, if it is mandatory. Confirm it if required.
+
+        Without `mandatory`, the message becomes a dead letter if its entry has no routes.
+        """
 
     def undeliverable(self, message: Message, outcome: Outcome = UNDELIVERABLE) -> None:
         """Turn a message that cannot be encoded for its consumer into a dead letter.
@@ -107,7 +110,7 @@ class AmqpSource(AmqpEntrance):
 
 
 class AmqpListenerClient(HandshakingAmqpClient):
-    """Connection of an AMQP 0-9-1 client, in the form that its channels and the listener's source use."""
+    """Interface of an AMQP 0-9-1 client's connection to its channels and to the listener."""
 
     host: VirtualHost
     endpoint: str
@@ -120,33 +123,33 @@ class AmqpListenerClient(HandshakingAmqpClient):
     @property
     @abstractmethod
     def ingress(self) -> AmqpSource:
-        """Source of the client's listener, through which its channels publish."""
+        """Protocol side of the client's listener, through which its channels publish."""
 
     @abstractmethod
     def check_key(self, permission: str, exchange: str, key: str | None) -> None:
-        """Check a permission for a routing key of an exchange; None stands for all keys.
+        """Check `permission` (`write` or `read`) for a routing key of an exchange; None stands for all keys.
 
         Only topic exchanges have such permissions. Raises AmqpRefused 403.
         """
 
     @abstractmethod
     def renewed_entry(self, address: Address, copies: Sequence[str]) -> RoutingEntry:
-        """Return the current entry of an address to which a transaction is to publish.
+        """Return the current routing entry of an address to which a transaction is to publish.
 
-        `copies` are the keys in CC and BCC. Raises AmqpRefused 403 if the client may not publish to one of
-        these any more, or Pending.
+        `copies` are the routing keys in CC and BCC. Raises AmqpRefused 403 if the client may no longer
+        publish to one of the keys, and Pending if the decision is pending.
         """
 
     @abstractmethod
     def report_outcome(self, receipt: Receipt, outcome: Outcome | None) -> None:
-        """Send the result of a published message to the client.
+        """Send the result of a published message: a confirm, a return, or the result of its transaction.
 
-        The result is a confirm, a return, or the result of the transaction. `outcome` None means accepted.
+        `outcome` None means that the message was accepted.
         """
 
     @abstractmethod
     def count_settled(self, count: int) -> None:
-        """Count `count` publishes as settled, after their outcomes were reported to the channels."""
+        """Subtract `count` publishes, whose outcomes were reported, from the unsettled ones."""
 
     @abstractmethod
     def refuse(
@@ -206,7 +209,8 @@ class AmqpConsumer:
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
         """Encode the messages as basic.deliver, and record them until they are acknowledged.
 
-        Messages that cannot be encoded become dead letters.
+        `position` is the queue position of the first message. Messages that cannot be encoded become dead
+        letters.
         """
         utc = clock.utc()
         properties = self._properties
@@ -223,7 +227,10 @@ class AmqpConsumer:
     def _redelivered_rows(
         self, position: int, messages: list[Message], redelivered: bool, utc: float
     ) -> list[DeliverRow]:
-        """Return the deliveries of a quorum queue, with `x-delivery-count` for those delivered before."""
+        """Encode deliveries of a quorum queue, with `x-delivery-count` for messages delivered before.
+
+        `position` is the queue position of the first message, `utc` the present time in Unix seconds.
+        """
         queue, deliveries = self.queue, self.queue.deliveries
         assert deliveries is not None
         return [
@@ -234,9 +241,9 @@ class AmqpConsumer:
     def _deliver_singly(
         self, position: int, messages: list[Message], redelivered: bool, error: Exception
     ) -> None:
-        """Deliver messages one by one after an encoding error.
+        """Deliver messages one by one after the encoding error `error`.
 
-        The single message that fails becomes a dead letter.
+        A single message that fails becomes a dead letter.
         """
         if len(messages) > 1:
             for at, message in enumerate(messages, position):
@@ -247,11 +254,11 @@ class AmqpConsumer:
         ingress.undeliverable(messages[0], outcome_of_error(error, queue=self.queue.name))
 
     def _send_deliveries(self, position: int, messages: list[Message], rows: list[DeliverRow]) -> None:
-        """Send encoded deliveries and record them as unacknowledged.
+        """Send encoded deliveries and record them as unacknowledged; with `no_ack`, settle them at once.
 
-        Deliveries that do not fit the client's frames are set aside for other consumers; those of an
-        exclusive queue become dead letters. Without acknowledgements (`no_ack`) the messages are settled at
-        once.
+        `position` is the queue position of the first message, `rows` has the encoded messages. Messages that
+        do not fit the client's frames are left to other consumers, or become dead letters in an exclusive
+        queue.
         """
         channel = self._channel
         connection = channel.connection
@@ -296,10 +303,10 @@ class AmqpConsumer:
     def _hold_back(
         self, position: int, messages: list[Message], rows: list[DeliverRow], stopped: tuple[int, str]
     ) -> tuple[list[Message], list[DeliverRow]]:
-        """Return to the queue the messages that were not sent, because a body on disk is unreadable now.
+        """Return unsent messages to the queue: the body of the first one cannot be read from disk now.
 
-        Return the messages that were sent, and their rows. `stopped` is the delivery tag of the first unsent
-        message, and the reason.
+        The result has the messages that were sent, and their rows (encoded messages). `stopped` has the
+        delivery tag of the first unsent message, and the reason.
         """
         self._deliverer.stopped = None
         tag, why = stopped
@@ -354,16 +361,16 @@ class AmqpChannel:
     # Deliveries.
 
     def has_room(self) -> bool:
-        """Return True if basic.qos(global) leaves any credit."""
+        """Return True if the limit of basic.qos(global) permits another delivery."""
         return not self.prefetch_all or self.outstanding < self.prefetch_all
 
     def limit(self, prefetch: int) -> None:
-        """Set the limit of basic.qos(global) to `prefetch` messages; 0 is no limit.
+        """Set the limit of basic.qos(global) to `prefetch` messages; 0 means no limit.
 
-        A larger limit for which queues wait takes effect after RAISE_SECS seconds. Reason: some clients
+        A higher limit for which queues wait takes effect after RAISE_SECS seconds. Reason: some clients
         (Celery, for example) read until no bytes are left, run their timers, and sleep until more bytes
         arrive. They do not send the acknowledgements that these timers issue before they wake up, so both
-        sides would wait. Deliveries sent directly behind basic.qos-ok would be read before the timers and
+        sides would wait. Deliveries sent directly after basic.qos-ok would be read before the timers run and
         would not wake the client.
         """
         if self._raise is not None:
@@ -378,7 +385,7 @@ class AmqpChannel:
             self._limited(prefetch)
 
     def _limited(self, prefetch: int) -> None:
-        """Apply the limit of basic.qos(global), and dispatch the waiting queues."""
+        """Apply the limit `prefetch` of basic.qos(global), and dispatch the queues that wait for credit."""
         self._raise = None
         self.prefetch_all = prefetch
         self.line.dispatch()
@@ -401,9 +408,10 @@ class AmqpChannel:
         return unknown
 
     def acknowledge(self, tag: int, multiple: bool, touched: Touched) -> bool:
-        """Acknowledge one delivery, or all up to `tag` (0: all). Return False if the tag is unknown.
+        """Acknowledge the delivery `tag` or, with `multiple`, all deliveries up to it (0: all).
 
-        In a transaction they are settled by the commit. Adds the queues to dispatch to `touched`.
+        Return False if the tag is unknown. In a transaction, the commit settles the deliveries. Adds the
+        queues to dispatch to `touched`.
         """
         if self.transaction is not None:
             return self.transaction.settle(tag, multiple, None)
@@ -415,10 +423,10 @@ class AmqpChannel:
         return True
 
     def reject(self, tag: int, multiple: bool, *, requeue: bool) -> bool:
-        """Reject one delivery, or all up to `tag` (0: all). Return False if the tag is unknown.
+        """Reject the delivery `tag` or, with `multiple`, all deliveries up to it (0: all).
 
-        `requeue` False drops the messages or dead-letters them, as their queue is configured. In a
-        transaction they are settled by the commit.
+        Return False if the tag is unknown. `requeue` False drops the messages or dead-letters them, as their
+        queue is configured. In a transaction, the commit rejects the deliveries.
         """
         if multiple and tag and tag not in self.unacknowledged:
             return False
@@ -432,9 +440,9 @@ class AmqpChannel:
         return bool(deliveries) or (multiple and tag == 0)
 
     def pop_tagged(self, tag: int, multiple: bool) -> list[tuple[int, Unacknowledged]]:
-        """Remove one unacknowledged delivery, or all up to `tag`, and return them with their tags.
+        """Remove the unacknowledged delivery `tag` or, with `multiple`, all deliveries up to it (0: all).
 
-        A multiple `tag` of 0 means all. The result is in order of delivery, and empty if the tag is unknown.
+        Return them with their tags, in order of delivery. The result is empty if the tag is unknown.
         """
         unacknowledged = self.unacknowledged
         if not multiple:
@@ -459,8 +467,9 @@ class AmqpChannel:
     def settle(self, deliveries: Sequence[Unacknowledged], requeue: bool | None, touched: Touched) -> None:
         """Settle deliveries that `pop_tagged` removed: acknowledge, requeue or reject them in their queues.
 
-        `requeue` None acknowledges, True requeues and False rejects. Add to `touched` the objects that the
-        caller has to dispatch afterwards: first the lines for shared credit, then the queues.
+        `requeue` None acknowledges, True requeues and False rejects. Add to `touched` the objects on which
+        the caller has to call `dispatch` afterwards: first the lists of queues that wait for shared credit,
+        then the queues.
         """
         byte_count = 0
         for line in (self.connection.line, self.line):
@@ -493,7 +502,10 @@ class AmqpChannel:
     def set_aside(
         self, consumer: AmqpConsumer, tag: int, position: int, message: Message, redelivered: bool
     ) -> None:
-        """Leave a delivery whose properties exceed the client's frame-max to other consumers of its queue."""
+        """Leave a delivery to other consumers of its queue: its properties exceed the client's frame-max.
+
+        `tag` is its delivery tag, `position` its position in the queue.
+        """
         if self.unacknowledged.pop(tag, None) is not None:
             consumer.outstanding -= 1
             self.outstanding -= 1
@@ -509,7 +521,7 @@ class AmqpChannel:
             one.dispatch()
 
     def request(self, tag: str) -> None:
-        """Start to consume direct replies (`amq.rabbitmq.reply-to`) with this consumer tag."""
+        """Start to consume direct replies (`amq.rabbitmq.reply-to`) with the consumer tag `tag`."""
         deliverer = Deliverer(self.connection.machine, self.number, tag)
 
         def deliver(messages: list[Message]) -> None:
@@ -553,7 +565,7 @@ class AmqpChannel:
             self.requester = None
 
     def close(self) -> None:
-        """Release the channel's state: roll back the transaction, remove consumers and requeue deliveries.
+        """Remove consumers, requeue deliveries and roll back the transaction, because the channel is closed.
 
         A running commit completes without a response. Publishes without an outcome get no confirm any more.
         """
@@ -580,7 +592,7 @@ class AmqpChannel:
     def send_back(self, content: Content) -> None:
         """Send basic.return for a mandatory message that was not routed; the caller then confirms it.
 
-        Close the channel if the body cannot be read from the spool. Does nothing on a closed channel.
+        Close the channel if the body cannot be read from the spool file. Does nothing on a closed channel.
         """
         if self.closed:
             return
@@ -614,7 +626,7 @@ class AmqpChannel:
             self.settled.append(number)
 
     def send_nack(self, number: int) -> None:
-        """Send basic.nack for a refused publish."""
+        """Send basic.nack for the refused publish `number`."""
         if self.unconfirmed.pop(number, self) is None:
             self.connection.machine.nack(self.number, number)
 
@@ -652,14 +664,14 @@ PendingPublish = tuple[RoutingEntry, Message, Content | None]  # for the commit
 
 
 class Routed:
-    """Namespace of one message whose queues were determined earlier: it leads to these queues only."""
+    """Namespace for one message whose queues were determined earlier: it routes to these queues only."""
 
     def __init__(self, host: VirtualHost, sinks: Iterable[Sink]) -> None:
         self._host = host
         self._sinks = tuple(sinks)
 
     def sinks(self, address: Address) -> tuple[Sink, ...] | None:
-        """Return None, because the sinks depend on the message and not only on its address."""
+        """Return None: the receiving queues depend on the message, and not only on its address."""
         return None
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
@@ -673,7 +685,7 @@ class Routed:
 
     @property
     def retained(self) -> None:
-        """Sink for retained messages: None, because AMQP has none."""
+        """Receiver of retained messages: None, because AMQP has none."""
 
 
 def _is_default_exchange(entry: RoutingEntry) -> bool:
@@ -686,7 +698,7 @@ PublishedTo = tuple[Address, tuple[str, ...]]
 
 
 def _published_to(message: Message) -> PublishedTo:
-    """Return the address of a message, and the keys in CC and BCC, which were checked when it arrived."""
+    """Return the address to which a message was published, and the routing keys in its CC and BCC headers."""
     if not essentials(message.property_set).special:
         return message.address, ()
     headers = decode_properties(message.property_set.raw).headers
@@ -696,10 +708,10 @@ def _published_to(message: Message) -> PublishedTo:
 class Transaction:
     """Publishes and settlements of one channel since its last commit or rollback.
 
-    A commit is all or nothing. Deliveries are settled when all publishes are safe. Their acknowledgements are
-    written in the same disk transaction as the messages if all messages are stored here, and otherwise after
-    them. If a publish is refused (because the disk is full, for example), nothing is acknowledged, and the
-    deliveries return to their queues when the channel closes.
+    A commit is all or nothing. Deliveries are settled when all publishes are accepted. Their acknowledgements
+    are written in the same disk transaction as the messages if all messages are stored on this machine, and
+    otherwise after them. If a publish is refused (because the disk is full, for example), nothing is
+    acknowledged, and the deliveries return to their queues when the channel closes.
     """
 
     def __init__(self, channel: AmqpChannel) -> None:
@@ -716,7 +728,7 @@ class Transaction:
 
     @property
     def targets(self) -> set[PublishedTo]:
-        """Addresses to which the commit will publish, each with the keys in CC and BCC."""
+        """Addresses to which the commit will publish, each with the routing keys in CC and BCC."""
         return {_published_to(message) for _, message, _ in self._publishes}
 
     def publish(self, entry: RoutingEntry, message: Message, content: Content | None) -> tuple[int, int]:
@@ -735,15 +747,15 @@ class Transaction:
     def restrain(self, on: bool) -> None:
         """Forbid further publishes in this transaction (`on` True), or allow them again.
 
-        A publish that is forbidden closes the channel.
+        A publish that arrives while they are forbidden closes the channel.
         """
         self.is_restrained = on
 
     def settle(self, tag: int, multiple: bool, requeue: bool | None) -> bool:
         """Store a settlement for the commit: acknowledge (`requeue` None), requeue (True) or reject (False).
 
-        It applies to the delivery `tag`, or with `multiple` to all up to it. Return False if the tag is
-        unknown.
+        It applies to the delivery `tag` or, with `multiple`, to all deliveries up to it. Return False if the
+        tag is unknown.
         """
         deliveries = self._channel.pop_tagged(tag, multiple)
         if deliveries:
@@ -751,18 +763,18 @@ class Transaction:
         return bool(deliveries) or (multiple and tag == 0)
 
     def rollback(self) -> None:
-        """Discard all publishes, and make the acknowledged or rejected deliveries unacknowledged again."""
+        """Discard all publishes, and make the settled deliveries unacknowledged again."""
         self._publishes.clear()
         self.byte_count = 0
         settlements, self._settlements = self._settlements, []
         self._channel.restore_unacknowledged([one for taken, _ in settlements for one in taken])
 
     def commit(self, then: Callable[[bool], None]) -> None:
-        """Apply everything or nothing. Call `then` with True if everything was applied, at once or later.
+        """Apply everything or nothing. Call `then` with True if everything was applied, otherwise with False.
 
-        `then` is also called if the channel has been closed meanwhile. Nothing is applied if one of the
-        messages may not be published any more. Raises Pending, with the transaction unchanged, if that has
-        to wait.
+        The call is made at once or later, also if the channel has been closed meanwhile. Nothing is applied
+        if one of the messages may not be published any more. Raises Pending, with the transaction unchanged,
+        if the decision about that is pending.
         """
         ingress = self._channel.connection.ingress
         renewed: list[PendingPublish] | None = self._publishes
@@ -802,7 +814,7 @@ class Transaction:
     def _must_be_whole(self, publishes: list[PendingPublish]) -> bool:
         """Return True if the commit must be atomic on disk.
 
-        This is so if it has a durable message, and any other message or settlement.
+        That is so if it has a durable message, and at least one other message or settlement.
         """
         lasting = any(message.durable for _, message, _ in publishes)
         return lasting and (len(publishes) > 1 or bool(self._committing))
@@ -816,7 +828,7 @@ class Transaction:
                         queue.storage.forget_beside((position,))
 
     def _routed(self, entry: RoutingEntry, message: Message) -> RoutingEntry:
-        """Return the entry with the queues that match the message now, whatever is bound at the commit.
+        """Return the entry with the queues that match the message now, so that later bindings do not matter.
 
         Used for messages whose routing depends on their content, such as headers. Raises ProtocolError for
         malformed content.
@@ -832,9 +844,9 @@ class Transaction:
         return entry.with_namespace(Routed(self._channel.connection.host, sinks))
 
     def _renewed(self, entry: RoutingEntry, fresh: RoutingEntry) -> RoutingEntry:
-        """Return the present entry of an address (`fresh`), with the sinks of the earlier one (`entry`).
+        """Return the present routing entry (`fresh`) of an address, with the queues of the earlier `entry`.
 
-        For the default exchange the sinks are those of `fresh`.
+        For the default exchange, `fresh` is returned unchanged.
         """
         found, recipients = entry.plan.namespace, entry.plan.recipients
         if recipients is not None and _is_default_exchange(entry):
@@ -844,7 +856,7 @@ class Transaction:
         return fresh.with_namespace(found)
 
     def _renew_all(self) -> list[PendingPublish] | None:
-        """Return the publishes with their current entries.
+        """Return the publishes with their current routing entries.
 
         Return None if one may not be published any more, which is logged as denied. Raises Pending.
         """
@@ -858,7 +870,7 @@ class Transaction:
         ]
 
     def record_outcome(self, accepted: bool) -> None:
-        """Record the outcome of one part of a commit, and finish the commit after its last part."""
+        """Record one of the outcomes that the commit waits for, and finish the commit after the last one."""
         self._failed |= not accepted
         self._open -= 1
         if not self._open:
@@ -888,7 +900,7 @@ class Transaction:
             self._answer(not self._failed)
 
     def _answer(self, whole: bool) -> None:
-        """Call the callback of `commit` with `whole`."""
+        """Call the callback of `commit` once; `whole` is True if everything was applied."""
         then, self._then = self._then, None
         if then is not None:
             then(whole)

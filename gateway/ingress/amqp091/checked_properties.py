@@ -28,7 +28,7 @@ VISIBLE, BLIND = COPIES
 
 
 class CopiesNamespace:
-    """Namespace of one message with CC or BCC: it leads to the queues that any of the keys matches."""
+    """Namespace for one message with CC or BCC: routes to the queues that any routing key matches."""
 
     def __init__(self, host: VirtualHost, exchange: str, keys: Sequence[str]) -> None:
         self._host = host
@@ -36,16 +36,16 @@ class CopiesNamespace:
         self._keys = keys
 
     def sinks(self, address: Address) -> tuple[Sink, ...] | None:
-        """Return None, because the sinks depend on the message and not only on its address."""
+        """Return None: the receiving queues depend on the message, and not only on its address."""
         return None
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """Return the queues that any of the keys matches, each once."""
+        """Return the queues that any of the routing keys matches, each queue once."""
         return tuple(self._host.route_keys(self._exchange, self._keys, message))
 
     @property
     def retained(self) -> None:
-        """Sink for retained messages: None, because AMQP has none."""
+        """Receiver of retained messages: None, because AMQP has none."""
 
 
 def resolve_special(
@@ -91,7 +91,10 @@ def resolve_special(
 
 
 def _copies(headers: Headers, name: str) -> list[str]:
-    """Return the keys in the header `name`, CC or BCC. Raises AmqpRefused 406 if it is not an array."""
+    """Return the routing keys in the header `name`, which is CC or BCC.
+
+    Raises AmqpRefused 406 if the header is not an array.
+    """
     found = dict(headers).get(name)
     if found is not None and found.type is not ValueType.ARRAY:
         kind = TYPE_NAMES[found.type]

@@ -86,7 +86,7 @@ Codes that are not listed mean malformed.
 
 
 class AmqpConnection(AmqpActions):
-    """Connection of one AMQP 0-9-1 client, and the owner of its stream."""
+    """Connection of one AMQP 0-9-1 client, which owns a stream."""
 
     def __init__(self, ingress: AmqpIngress, stream: Stream, now: float) -> None:
         limits = ingress.limits
@@ -119,13 +119,13 @@ class AmqpConnection(AmqpActions):
 
     @property
     def ingress(self) -> AmqpIngress:
-        """Source of the client's listener."""
+        """Protocol side of the client's listener."""
         return self._ingress
 
     # Permissions.
 
     def check_key(self, permission: str, exchange: str, key: str | None) -> None:
-        """Check a permission for a routing key of an exchange; None stands for all keys.
+        """Check `permission` (`write` or `read`) for a routing key of an exchange; None stands for all keys.
 
         Only topic exchanges, and names of exchanges that do not exist, have such permissions. Raises
         AmqpRefused 403.
@@ -141,10 +141,10 @@ class AmqpConnection(AmqpActions):
         return self.rights
 
     def renewed_entry(self, address: Address, copies: Sequence[str]) -> RoutingEntry:
-        """Return the current entry of an address to which a transaction is to publish.
+        """Return the current routing entry of an address to which a transaction is to publish.
 
-        `copies` are the keys in CC and BCC. Raises AmqpRefused 403 if the client may not publish to one of
-        these any more, or Pending.
+        `copies` are the routing keys in CC and BCC. Raises AmqpRefused 403 if the client may no longer
+        publish to one of the keys, and Pending if the decision is pending.
         """
         dispatcher = self._ingress.dispatcher
         return amqp_entry(dispatcher, self, self.endpoint, self.host, address, copies, is_accepted=True)
@@ -189,7 +189,10 @@ class AmqpConnection(AmqpActions):
         self.line.dispatch()
 
     def connection_lost(self, reason: str) -> None:
-        """Handle the end of the connection: requeue its deliveries and delete its exclusive queues."""
+        """Process the publishes that still wait, then close all channels and forget the connection.
+
+        Unacknowledged deliveries are requeued, and exclusive queues are deleted.
+        """
         self._ingress.dispatcher.memory.forget(self)
         self._drop_publishes(finish(self.waiting, self.stream, self._process), LOST_WAITING)
         self.machine.abandon()
@@ -248,9 +251,9 @@ class AmqpConnection(AmqpActions):
     # Events.
 
     def _process(self, events: list[Event]) -> None:
-        """Process events in order.
+        """Process events in order. Postpone the rest if the stream is suspended or a result is pending.
 
-        While the stream is suspended or a result is pending, the rest waits in the stream.
+        The stream stores postponed events until they can be processed.
         """
         self.stream.expect(self.machine.body_bytes_remaining)
         if self.waiting.on:
@@ -306,7 +309,7 @@ class AmqpConnection(AmqpActions):
         return ready_events
 
     def _unheld(self, contents: list[Content]) -> list[Content]:
-        """Store the messages of held channels in `waiting`. Return the messages of other channels."""
+        """Store messages in `waiting` if a full queue holds their channel. Return the other messages."""
         unheld: list[Content] = []
         by_channel: dict[int, list[Content]] = {}
         for content in contents:
@@ -321,9 +324,10 @@ class AmqpConnection(AmqpActions):
         return unheld
 
     def _unheld_acks(self, acks: list[tuple[int, int, bool]]) -> list[tuple[int, int, bool]]:
-        """Store acknowledgements that have to wait. Return the others, which can be processed now.
+        """Store acknowledgements that have to wait in `waiting`. Return the others, to be processed now.
 
-        Those wait that belong to a transaction on a channel whose earlier events wait.
+        An item is (channel, delivery tag, multiple flag). It waits if it belongs to a transaction, and
+        earlier events of its channel wait.
         """
         unheld: list[tuple[int, int, bool]] = []
         for ack in acks:
@@ -346,8 +350,8 @@ class AmqpConnection(AmqpActions):
     def _blocks(self, number: int, *, publishes: bool) -> bool:
         """Return True if an event of channel `number` has to wait.
 
-        A publish (`publishes` True) waits if the channel is held. Other events, and publishes in a
-        transaction, wait only if earlier events of the channel wait.
+        A publish (`publishes` True) waits while a full queue holds the channel's publishes, except in a
+        transaction. Any event waits if earlier events of the channel wait.
         """
         waiting = self.waiting
         channel = self.channels.get(number)
@@ -356,7 +360,7 @@ class AmqpConnection(AmqpActions):
         return waiting.blocks(number) if publishes else waiting.has(number)
 
     def _forget_waiting(self, number: int) -> None:
-        """Drop the held events of a closed channel, and count its messages as refused."""
+        """Drop the waiting events of the closed channel `number`, and count their messages as refused."""
         self._drop_publishes(self.waiting.take(number), FULL)
         self.waiting.forget(number)
 
@@ -372,10 +376,10 @@ class AmqpConnection(AmqpActions):
             self._ingress.stats.drop(outcome, lost)
 
     def _process_event(self, events: list[Event], at: int, event: Event) -> bool:
-        """Process one event, the one at index `at` of `events`.
+        """Process `event`, which is at index `at` of `events`.
 
-        Return False if it and the rest of `events` were postponed. Raises Pending if a result that the event
-        needs is not available yet.
+        Return False if the rest of `events` was postponed, with any messages of this event that remain.
+        Raises Pending if a result that the event needs is not available yet.
         """
         if isinstance(event, Publishes):
             if contents := self._publishes(event.contents):
@@ -396,8 +400,8 @@ class AmqpConnection(AmqpActions):
     def _check_large(self, data: bytes) -> None:
         """Resolve and cache the target of a large message before its body is published.
 
-        `data` is its encoded basic.publish. Raises Pending if a permission decision is pending; other errors
-        are reported when the message is published.
+        `data` is the message's encoded basic.publish. Raises Pending if a permission decision is pending;
+        other errors are reported when the message is published.
         """
         entries = self._ingress.entries_of(self.rights, self.host)
         if data not in entries:
@@ -420,7 +424,7 @@ class AmqpConnection(AmqpActions):
     def _channel_opened(self, event: ChannelOpened) -> None:
         """Create a channel, or close the connection if no memory for channels is left.
 
-        The limit applies to all users together and to the share of each.
+        The memory is limited for all users together and for each user.
         """
         if reached := self._holding.take(CHANNEL_BYTES):
             text = f"RESOURCE_ERROR - {reached} is reached"
@@ -447,7 +451,7 @@ class AmqpConnection(AmqpActions):
     def _set_up_client(self) -> None:
         """Enter the virtual host and send connection.open-ok.
 
-        Close the connection if its client properties are too large for the user's share.
+        Close the connection if its client properties exceed the user's part of the memory for connections.
         """
         ingress = self._ingress
         self.host = next(host for host in ingress.hosts if host.name == self.host_name)
@@ -481,7 +485,7 @@ class AmqpConnection(AmqpActions):
             self._publishes([content], large=True)
 
     def _sync(self, body: Spooled, content: Content) -> None:
-        """Synchronise the body's file to disk, then publish the message; stop processing input until then.
+        """Synchronise the body's file to disk, then publish the message; later input waits for that.
 
         Close the channel if the file cannot be written.
         """
@@ -512,7 +516,8 @@ class AmqpConnection(AmqpActions):
         """Publish messages. Return those that are postponed to a later time slice of the connection.
 
         Messages are postponed if the time slice is used up by targets that are not cached yet, or if a
-        permission decision is pending. A `large` message, which is always alone, is never postponed.
+        permission decision is pending. `large` True means one message with a body in a file, which is never
+        postponed.
         """
         ingress = self._ingress
         memory = ingress.dispatcher.memory
@@ -529,7 +534,10 @@ class AmqpConnection(AmqpActions):
         return postponed
 
     def _publish_each(self, contents: list[Content], *, large: bool) -> list[Content]:  # noqa: PLR0915 - every message
-        """Publish messages one by one. Return those that are postponed to a later time slice."""
+        """Publish messages one by one. Return those that are postponed to a later time slice.
+
+        `large` True means one message with a body in a file, which is never postponed.
+        """
         ingress = self._ingress
         dispatcher = ingress.dispatcher
         entries = ingress.entries_of(self.rights, self.host)
@@ -635,7 +643,8 @@ class AmqpConnection(AmqpActions):
     ) -> None:
         """Add a message to the channel's transaction.
 
-        The channel is closed if that exceeds the transaction's limits.
+        The channel is closed if the transaction then exceeds its limits. `content` is the message as
+        received, or None if it need not be returned to the client.
         """
         assert channel.transaction is not None
         limits = self._ingress.limits
@@ -653,7 +662,7 @@ class AmqpConnection(AmqpActions):
             self.refuse(channel.number, AmqpRefused(ReplyCode.PRECONDITION_FAILED, text), PUBLISH)
 
     def _resolve(self, data: bytes, entries: dict[bytes, PublishTarget]) -> PublishTarget:
-        """Return the target of a basic.publish that is not in `entries` yet, and cache it in `entries`.
+        """Return the target of a basic.publish (`data`) that `entries` lacks, and cache it in `entries`.
 
         Raises RemoteProtocolError 540 for `immediate`, and AmqpRefused if the exchange does not exist, is
         internal, or may not be written to. Raises Pending if a permission check has to wait.
@@ -675,9 +684,9 @@ class AmqpConnection(AmqpActions):
         return found
 
     def report_outcome(self, receipt: Receipt, outcome: Outcome | None) -> None:
-        """Send the result of a published message to the client.
+        """Send the result of a published message: a confirm, a return, or the result of its transaction.
 
-        The result is a confirm, a return, or the result of the transaction. `outcome` None means accepted.
+        `outcome` None means that the message was accepted.
         """
         channel, confirm, content = receipt
         self.count_settled(1)
@@ -699,7 +708,10 @@ class AmqpConnection(AmqpActions):
             channel.send_nack(confirm)
 
     def count_settled(self, count: int) -> None:
-        """Count publishes as settled. Resume held ones when at most half of `unsettled_max` are unsettled."""
+        """Subtract `count` publishes from the unsettled ones.
+
+        Publishes that wait in the connection continue when at most half of `unsettled_max` are unsettled.
+        """
         self.stream.mark()
         self.unsettled -= count
         if self._let_publish is not None and self.unsettled <= self._ingress.unsettled_max // 2:
@@ -770,9 +782,9 @@ class AmqpConnection(AmqpActions):
     # Methods.
 
     def _method(self, event: MethodReceived) -> None:
-        """Execute a method from the table; errors close the channel or the connection.
+        """Execute a method by its action; errors close the channel or the connection.
 
-        Output waits for the disk if a definition was written.
+        If the method has changed a durable object, output waits until the change is on disk.
         """
         channel = self.channels.get(event.channel)
         method = event.method
@@ -851,7 +863,7 @@ class AmqpConnection(AmqpActions):
         self.stream.end(LOW_ON_MEMORY.text)
 
     def _block(self, cause: str, reason: str) -> None:
-        """Set the reason for which `cause` blocks publishing; an empty `reason` ends this block.
+        """Set why `cause` ("disk" or "memory") blocks publishing; an empty `reason` ends this block.
 
         Send connection.blocked when the first cause blocks and connection.unblocked when none does any more,
         if the client has that capability.

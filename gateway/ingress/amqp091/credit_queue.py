@@ -13,9 +13,9 @@ from gateway.broker.queue import Queue
 
 
 class CreditQueue:
-    """Queues that wait for credit that their consumers share; the one that has waited longest is first.
+    """Queues that wait for credit shared by their consumers; the one that has waited longest comes first.
 
-    `has_room` returns True while there is credit.
+    The function `has_room` returns True while there is credit.
     """
 
     __slots__ = ("_has_room", "_queues")

@@ -37,7 +37,7 @@ log = structlog.get_logger(limited=True)
 
 
 class AmqpIngress(AmqpSource):
-    """AMQP 0-9-1 implementation of one listener: source of the batches that its clients publish."""
+    """AMQP 0-9-1 side of one listener: collects what clients publish into batches, and reports outcomes."""
 
     def __init__(self, name: str, services: Services, ingress_clients: IngressClients) -> None:
         super().__init__(name, services, ingress_clients)
@@ -100,7 +100,7 @@ class AmqpIngress(AmqpSource):
     def endpoint_of(self, host: VirtualHost) -> str:
         """Return the endpoint name by which routes select messages that are published to a virtual host.
 
-        The first virtual host has the listener's name. The others have a name that no route can contain.
+        The first virtual host has the listener's name. The others have names that no route can select.
         """
         return self.name if host is self.hosts[0] else f"{self.name}/{host.name}"
 
@@ -127,7 +127,7 @@ class AmqpIngress(AmqpSource):
     def publish_large(
         self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt | None
     ) -> bool:
-        """Publish a message whose body may exceed limits.message_bytes_max, the most that routes carry.
+        """Add to `batch` a message whose body may be too large for routes (limits.message_bytes_max).
 
         `receipt` is None if the client expects no confirm. Return False if neither a queue nor a route
         matches.
@@ -136,7 +136,7 @@ class AmqpIngress(AmqpSource):
         return self.dispatcher.publish_large(batch, entry, message, receipt, most)
 
     def handle_unrouted(self, entry: RoutingEntry, message: Message, receipt: Receipt | None) -> None:
-        """Handle a message that no queue and no route matches: return it if it is mandatory, and confirm it.
+        """Return a message that no queue and no route matches, if it is mandatory. Confirm it if required.
 
         Without `mandatory`, the message becomes a dead letter if its entry has no routes.
         """

@@ -12,7 +12,7 @@ from gateway.protocols.amqp091.spec import BASIC_PUBLISH, ReplyCode
 
 
 class LargeBody:
-    """Incoming body of `size` bytes in a spool file.
+    """Incoming body of `size` bytes in a file of the spool.
 
     The file is deleted when neither this object nor the finished body refers to it any more.
     """
@@ -20,7 +20,7 @@ class LargeBody:
     __slots__ = ("_file",)
 
     def __init__(self, spool: Spool, size: int, user: str) -> None:
-        """Create a spool file for `size` bytes, which counts toward the per-user limit of `user`.
+        """Create a file for `size` bytes, which count toward the per-user limit of `user`.
 
         Raises RemoteProtocolError with code 406 if the spool, or the user's part of its limit, is full.
         """

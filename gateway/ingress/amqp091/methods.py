@@ -39,7 +39,7 @@ def _check_tag(channel: AmqpChannel, tag: str) -> None:
 
 
 def _opened(gate: Gate) -> trio.Event:
-    """Return an event that is set when the gate opens."""
+    """Return a new event that is set as soon as the gate is open."""
     opened = trio.Event()
     gate.wait(opened.set)
     return opened
@@ -62,7 +62,7 @@ class AmqpActions(AmqpListenerClient):
             self.machine.send_method(channel.number, method)
 
     def _queue(self, channel: AmqpChannel, name: str) -> AmqpQueue:
-        """Return the named queue; an empty name is the last queue declared on the channel.
+        """Return the queue `name`; an empty name means the last queue declared on the channel.
 
         Raises AmqpRefused 404 if there is none.
         """
@@ -140,7 +140,7 @@ class AmqpActions(AmqpListenerClient):
         self._reply(channel, not method.no_wait, m.ExchangeUnbindOk())
 
     def _queue_declare(self, channel: AmqpChannel, method: m.QueueDeclare) -> None:
-        """Declare a queue, or check that it exists (`passive`), and make it the channel's last queue.
+        """Declare a queue or check that it exists (`passive`); it becomes the channel's last declared queue.
 
         For `amq.rabbitmq.reply-to`, and names derived from it, the reply is sent without creating a queue.
         """
@@ -294,10 +294,9 @@ class AmqpActions(AmqpListenerClient):
     def _basic_get(self, channel: AmqpChannel, method: m.BasicGet) -> None:
         """Send the queue's next message, or basic.get-empty.
 
-        Raises Pending while the queue reads messages from disk or has too many dead ones to remove, or while
-        deliveries may still be withdrawn.
-        Raises AmqpRefused 405 for a quorum queue with a single active consumer, and 406 if too many messages
-        are unacknowledged.
+        Raises Pending while the queue reads messages from disk or removes many expired ones, or while
+        deliveries may still be withdrawn. Raises AmqpRefused 405 for a quorum queue with a single active
+        consumer, and 406 if too many messages are unacknowledged.
         """
         self._check_queue(channel, "read", method.queue)
         queue = self._queue(channel, method.queue)
@@ -338,12 +337,11 @@ class AmqpActions(AmqpListenerClient):
         self.stream.queued += len(message.body)
 
     def _take_sound(self, queue: AmqpQueue) -> tuple[int, Message, bool, bytes] | None:
-        """Remove the next message from a queue that can be sent to this client, and return it.
+        """Remove from a queue the next message that can be sent to this client, and return it.
 
         The result has the position, the message, the redelivered flag and the encoded properties. Return None
-        if there is no such message. Messages that do not fit the client's frames are set aside for other
-        consumers; others that cannot be sent become dead letters. Raises Pending if a body cannot be read
-        from disk now.
+        if there is no such message. Messages that do not fit the client's frames are left to other consumers;
+        others that cannot be sent become dead letters. Raises Pending if a body cannot be read from disk now.
         """
         utc = clock.utc()
         most = self.machine.payload_max - HEADER_SIZE
