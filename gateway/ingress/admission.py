@@ -22,9 +22,9 @@ RATES_MAX: Final = 10_000  # addresses whose connects are counted; the least rec
 
 
 class HolderRate:
-    """Token bucket for each holder, such as an address.
+    """Token bucket for each holder, such as an address or user.
 
-    A holder gets at most `most` tokens per second, and as many at once; 0 is no limit.
+    A holder gets at most `most` tokens per second, and may use that many at once. 0 means no limit.
     """
 
     def __init__(self, most: float) -> None:
@@ -46,7 +46,7 @@ class HolderRate:
 
 
 class ListenerConnections(Generic[Holder]):
-    """Connections of one listener, with their addresses and, once authenticated, their users."""
+    """Connections of one listener, with the client's address and, after authentication, the user of each."""
 
     def __init__(self, limits: Limits, connections_max: int) -> None:
         self._most = connections_max
@@ -69,7 +69,7 @@ class ListenerConnections(Generic[Holder]):
         return len(self.connections) >= self._most and self.connection_to_evict(now) is None
 
     def refusal(self, place: str, now: float) -> str:
-        """Return the name of the limit that prevents another connection from the address `place`.
+        """Return the name of the limit that prevents another connection from the client address `place`.
 
         Return "" if no limit does. `now` is in loop-clock seconds.
         """
@@ -81,7 +81,7 @@ class ListenerConnections(Generic[Holder]):
         return ""
 
     def too_fast(self, place: str, now: float) -> bool:
-        """Return True if the address exceeds limits.connects_per_second_max, after counting this attempt."""
+        """Count an attempt to connect. Return True if its address exceeds limits.connects_per_second_max."""
         return not self._rate.take(place, now)
 
     def connection_to_evict(self, now: float) -> Holder | None:
@@ -93,22 +93,22 @@ class ListenerConnections(Generic[Holder]):
         return connection if now - connected_at >= STRANGE_SECS else None
 
     def enter(self, connection: Holder, place: str, now: float) -> None:
-        """Add a connection from the address `place`, which is not authenticated yet."""
+        """Add a new, unauthenticated connection. `place` is the client's address."""
         self._set_seat(connection, (place, None))
         self._places.add(place)
         self._unauthenticated.setdefault(place, {})[connection] = now
         self._unauthenticated_counts.add(place)
 
     def may_add_connection(self, user: str, place: str) -> bool:
-        """Return True if the user's connections are below their limit, so that one more is allowed."""
+        """Return True if another connection of the user is allowed by the limit of connections for each user.
+
+        `place` is the client's address. On the loopback address the default limit does not apply.
+        """
         counted = self._is_user_limited or place != LOOPBACK
         return not counted or self._users[user] < self._per_user
 
     def set_user(self, connection: Holder, user: str) -> None:
-        """Record the user of an authenticated connection.
-
-        Repeated calls and removed connections are ignored.
-        """
+        """Record the user of an authenticated connection. Ignore repeated calls and removed connections."""
         place, known_user = self.connections.get(connection, ("", user))
         if known_user is not None:
             return  # removed, or named before

@@ -61,10 +61,10 @@ class NegotiatedValues(NamedTuple):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class IngressClient:
-    """Client connection of any protocol: the owner of its stream.
+    """Client connection of any protocol, which owns a stream.
 
-    Memory management treats it as a publisher, and the console shows it as a row. `sender` has the client's
-    data after authentication.
+    `sender` has the client's data after authentication. Memory management treats the connection as a
+    publisher, and the console lists it.
     """
 
     __slots__ = ()
@@ -114,7 +114,8 @@ class IngressClient:
     def hold(self) -> Callable[[], None] | None:
         """Stop reading from the client, for lack of memory or queue capacity.
 
-        Return the function that resumes reading. Return None, and continue to read, if the client consumes.
+        Return a function that resumes reading. If the client consumes, return None and continue to
+        read, because its acknowledgements are needed.
         """
         if self.consumes:
             return None
@@ -122,11 +123,11 @@ class IngressClient:
         return self.stream.release
 
     def hold_publishes(self, channel: int) -> Callable[[], None] | None:
-        """Hold the publishes of a channel. Return the function that releases them.
+        """Stop processing the publishes of a channel. Return a function that lets them continue.
 
-        Return None if the client consumes: its publishes are not held, but refused when the queue has twice
-        its limit. In a protocol whose publishes cannot wait in the gateway, reading from the client stops
-        instead, as by `hold`.
+        Return None if the client consumes: its publishes are then not held, but refused when the queue has
+        twice its limit. In a protocol whose publishes cannot wait in the gateway, reading from the client
+        stops instead, as by `hold`.
         """
         waiting = self.waiting_publishes
         if waiting is None:
@@ -150,7 +151,7 @@ class IngressClient:
 
     @property
     def has_will(self) -> bool:
-        """True if a message is published when the connection is lost."""
+        """True if the client has a will, which is published when its connection is lost."""
         return False
 
     @property
@@ -170,7 +171,7 @@ class IngressClient:
     # Interface to disk and memory management; see gateway.broker.memory.HeldPublisher.
 
     def blocked(self, reason: str) -> None:
-        """Set why the store is read-only; an empty string means that it is writable again."""
+        """Process a change of the store: `reason` is why it is read-only, or "" if it is writable again."""
 
     def notify_memory(self, short: bool) -> None:
         """Notify the client that memory is short (`short` True), or no longer is.

@@ -37,7 +37,10 @@ class ClientAdmission(NamedTuple):
 
 
 class IngressClients:
-    """All connections of one listener. `users` may define receive rates for individual users."""
+    """All connections of one listener, with the limits for new ones.
+
+    `users` has the configured users by name, which may have receive rates of their own.
+    """
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class IngressClients:
         return self._admission.full(clock.now())
 
     def refusal(self, place: str) -> str:
-        """Return the name of the limit that prevents a connection from the address `place` now.
+        """Return the name of the limit that prevents a connection from the client address `place` now.
 
         Return "" if none does. The attempt counts towards connects_per_second_max.
         """
@@ -98,7 +101,7 @@ class IngressClients:
         return bool(word)
 
     def enter(self, connection: IngressClient, stream: Stream) -> None:
-        """Add a connection as the stream's owner; evict an unauthenticated one if the listener is full."""
+        """Add a connection as the stream's owner. If the listener is full, close an unauthenticated one."""
         now = clock.now()
         evicted = self._admission.connection_to_evict(now)
         if evicted is not None:
@@ -109,7 +112,10 @@ class IngressClients:
         self.stats.add_connection(connection.frames)
 
     def may_add_connection(self, user: str, remote: str) -> bool:
-        """Return True if the user's connections are below their limit, so that one more is allowed."""
+        """Return True if another connection of the user is allowed by the limit of connections for each user.
+
+        `remote` is the client's network address. On the loopback address the default limit does not apply.
+        """
         return self._admission.may_add_connection(user, place_of(remote))
 
     def set_user(self, connection: IngressClient, user: str, rights: Rights) -> None:
@@ -137,8 +143,8 @@ class IngressClients:
     def rate(self, *owners: Rights | User | None) -> ConnectionRate | None:
         """Return a new receive rate for a connection, or None if it has no limit.
 
-        The limits of bytes and of messages are each taken from the last of `owners` that sets it, or else
-        from the listener.
+        The limits of bytes and of messages are each taken from the last of `owners` (user, roles) that sets
+        it, or else from the listener.
         """
         byte_count = self.limits.receive_bytes_per_sec_max
         messages = self.limits.receive_messages_per_sec_max
@@ -159,7 +165,7 @@ class IngressClients:
             self.fast_ticked.add(connection)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Hold the publishers of a full queue or session. Return the functions that release them."""
+        """Hold the publishers of a full queue or session. Return functions that let them continue."""
         releases = []
         for sender in senders:
             client = self._by_sender.get(sender.connection)

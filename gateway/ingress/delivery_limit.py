@@ -11,7 +11,7 @@ from gateway.transport.stream import Stream
 
 
 class Outstanding:
-    """Number of bytes of one connection's unacknowledged deliveries (`byte_count`), limited by `most`."""
+    """Number of bytes of one connection's unacknowledged deliveries (`byte_count`); `most` is its maximum."""
 
     __slots__ = ("_most", "_starved", "_stream", "byte_count")
 

@@ -15,7 +15,7 @@ from gateway.ingress.client import IngressClient
 
 
 class ServerMachine(Protocol):
-    """Interface of a protocol's server state machine to its connection."""
+    """Interface of a protocol's state machine (server side) to the client connection that uses it."""
 
     received: Any
     sent: Any
@@ -35,8 +35,8 @@ MachineT = TypeVar("MachineT", bound=ServerMachine)
 class HandshakingClient(IngressClient, Generic[MachineT]):
     """Client connection of a protocol with a handshake.
 
-    Bytes that the client sends before it gets the handshake's responses are processed in order after these:
-    the protocol machine holds them back.
+    Bytes that the client sends before it gets a response of the handshake are held back by the protocol
+    machine and processed, in order, after the response.
     """
 
     machine: MachineT
@@ -49,7 +49,7 @@ class HandshakingClient(IngressClient, Generic[MachineT]):
 
     @abstractmethod
     def _process(self, events: list[Any]) -> None:
-        """Process events, or store those that must wait in the stream for a later turn."""
+        """Process events in order. Store events that have to wait in the stream, by `stream.postpone`."""
 
     def receive(self, data: bytes, now: float) -> None:
         """Pass received bytes to the protocol machine and process its events.

@@ -44,18 +44,15 @@ log = structlog.get_logger(limited=True)
 
 
 class Ingress(Protocol):
-    """Protocol implementation of a listener, as the listener uses it.
-
-    It creates the connections of new clients and routes their batches.
-    """
+    """Protocol side of a listener: creates the connections of new clients and routes their messages."""
 
     limits: Limits
 
     def connect(self, stream: Stream, now: float) -> IngressClient:
-        """Return the owner of a new connection, accepted at `now` (loop-clock seconds)."""
+        """Return the object that owns the stream of a new client, accepted at `now` (loop-clock seconds)."""
 
     def end_turn(self) -> None:
-        """Route the batch that this pass of the event loop has collected."""
+        """Route the batch of messages that clients have published in this pass of the event loop."""
 
     def tick(self, now: float) -> None:
         """Process the timers that do not belong to a connection. `now` is in loop-clock seconds."""
@@ -82,9 +79,10 @@ class Listener:
         front: Front | None = None,
         descriptors_max: int = sys.maxsize,
     ) -> None:
-        """Create a listener, not yet bound. `ingress_clients` are the connections that `protocol` uses.
+        """Create a listener without opening a port. `ingress_clients` has the connections of `protocol`.
 
-        File descriptors from `descriptors_max` on are reserved for other uses than clients.
+        `front` has the layers (TLS, WebSocket) of its connections. Clients whose file descriptor is
+        `descriptors_max` or higher are refused.
         """
         self.name = name
         self.host = host
@@ -187,7 +185,7 @@ class Listener:
                     contained("connection", fault, listener=self.name)
 
     def _add(self, sock: socket.socket, host: str, port: int) -> None:
-        """Start to serve an accepted socket, or close it if a limit is reached."""
+        """Serve the accepted socket of a client at `host` and `port`, or close it if a limit is reached."""
         proxies = self.front.proxies
         if sock.fileno() >= self.descriptors_max:  # the kernel assigns the lowest free number
             word = "descriptors"
@@ -224,7 +222,7 @@ class Listener:
 
     @property
     def _backlog_max(self) -> int:
-        """Limit on the unwritten output of a connection, in bytes.
+        """Maximum size, in bytes, of a connection's output that is not written yet.
 
         It exceeds output_bytes_max by two of the largest messages, because a message is written as a whole.
         """
@@ -234,7 +232,7 @@ class Listener:
     def begin(self, stream: Stream, accepted_at: float, data: bytes, now: float) -> None:
         """Start TLS, WebSocket and the protocol on `stream`, after a balancer's PROXY protocol header.
 
-        `accepted_at` is the time of accepting in loop-clock seconds, `data` the bytes received behind the
+        `accepted_at` is the time of accepting in loop-clock seconds, `data` the bytes received after the
         header. The connection is closed if a limit is reached.
         """
         word = self.ingress_clients.refusal(place_of(stream.remote))
@@ -249,8 +247,8 @@ class Listener:
     def _begin(self, stream: Stream, accepted_at: float) -> None:
         """Begin TLS, if it is configured, and then the protocol.
 
-        The client's first bytes are checked, to detect a client that uses TLS where there is none, or the
-        other way round.
+        The client's first bytes are checked, to detect a client that uses TLS on a port without TLS, or the
+        reverse.
         """
         stream.layer = self.front.new_tls_filter()
         self._connect(stream, accepted_at)
@@ -285,7 +283,7 @@ class Listener:
         return websocket
 
     def _layer_ended(self, stream: Stream, ending: Ending) -> None:
-        """Count and log the error with which TLS or WebSocket has ended, if there was one."""
+        """Count and log the error with which TLS or WebSocket has ended (`ending`), if there was one."""
         if ending.violation:
             self.stats.protocol_errors.add(ending.violation)
         elif ending.refused:
@@ -295,11 +293,11 @@ class Listener:
         log.warning("connection refused", listener=self.name, remote=stream.remote, error=ending.text)
 
     def end_turn(self) -> None:
-        """Route the batch that was collected in this pass of the event loop."""
+        """Route the batch of messages that clients have published in this pass of the event loop."""
         self._protocol.end_turn()
 
     async def _tick(self) -> None:
-        """Call `tick` of the connections and of the protocol once a second; contain their errors."""
+        """Call `tick` of the connections and of the protocol once a second; log errors that they raise."""
         short = 0
         while True:
             is_fast = bool(self.ingress_clients.fast_ticked)

@@ -43,7 +43,8 @@ class Login:
     def __init__(self, stream: Stream, *, behind: bool) -> None:
         """Become the stream's owner.
 
-        `behind` True: the client has already sent data behind the login, so reading stops at once.
+        `behind` True means that the client has already sent data after its login request, so reading stops at
+        once.
         """
         assert stream.owner is not None
         self.stream = stream
@@ -93,10 +94,10 @@ class Login:
     # Interface to the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Store data that the client sends before the login's response, and stop reading.
+        """Store data that the client sends before it gets the login's response, and stop reading.
 
-        Without data, the turn belongs to the connection, which has stored packets for a later turn: it gets
-        this turn after the login.
+        If `data` is empty, the stream has packets that the connection has postponed: they are processed after
+        the login.
         """
         self._hold()
         if data:
@@ -109,7 +110,7 @@ class Login:
         return self._owner.data_to_send()
 
     def resume_writing(self) -> None:
-        """Notify the connection that its output has been written."""
+        """Tell the connection that the login replaces to resume deliveries."""
         self._owner.resume_writing()
 
     def connection_lost(self, reason: str) -> None:
@@ -119,7 +120,7 @@ class Login:
 
 
 class Logins:
-    """Logins of one listener; `flush` writes output that was encoded outside a pass of the event loop."""
+    """Logins of one listener. `flush` writes output that was encoded outside a pass of the event loop."""
 
     def __init__(self, access: Access, stats: ListenerStats, tasks: Tasks, flush: Callable[[], None]) -> None:
         self.access = access
@@ -138,9 +139,10 @@ class Logins:
         backend: str = "",
         method: str = "",
     ) -> Credentials:
-        """Return the client's credentials, with its certificate if a back end reads certificates.
+        """Return the credentials of a client with the identifier `client`.
 
-        `backend` and `method` restrict which back ends are used.
+        They include its certificate if an authentication back end reads certificates. `backend` and `method`,
+        unless empty, restrict the back ends that verify the credentials.
         """
         certificate = certificate_of(stream) if self.access.reads_certificates else None
         return Credentials(user, password, remote_of(stream), certificate, client, backend, method)
@@ -155,8 +157,8 @@ class Logins:
     ) -> None:
         """Verify credentials in a task, then call `then` with the result, unless the client has disconnected.
 
-        `behind` True: the client has already sent data behind the login. A user who was removed meanwhile is
-        denied.
+        `behind` True means that the client has already sent data after its login request. A user who was
+        removed meanwhile is denied.
         """
 
         def verified(found: Principal | Denial) -> None:
@@ -170,7 +172,7 @@ class Logins:
     def call_later(self, stream: Stream, secs: float, then: Callable[[], None], *, behind: bool) -> None:
         """Call `then` after `secs` seconds, unless the client has disconnected.
 
-        `behind` True: the client has already sent data behind the login.
+        `behind` True means that the client has already sent data after its login request.
         """
 
         def on_timeout(_: None) -> None:
@@ -199,7 +201,7 @@ class Logins:
         self._stats.logins.add(ACCEPTED)
 
     def log_denied(self, stream: Stream, user: str, why: Denial, client: str = "") -> None:
-        """Log and count a denied login; `why` is the reason."""
+        """Log and count a denied login; `why` is the reason, `client` the client's identifier."""
         self._stats.logins.add(why.value)
         self.audit_refusal(stream, user, why.value, client)
         user, listener = self.access.loggable(user), self._stats.name
@@ -208,9 +210,10 @@ class Logins:
     def audit_refusal(
         self, stream: Stream, user: str, reason: str, client: str = "", *, proved: bool = False
     ) -> None:
-        """Write the refusal of a client to the audit log.
+        """Write to the audit log that a client was refused, for example by a limit.
 
-        `reason` is one of the gateway's constants. `proved` True: the client has proved to be `user`.
+        `reason` is a short label. If `proved` is True, `user` has been authenticated; otherwise a name that
+        could be a password is not logged.
         """
         name = self._stats.name
         user = user if proved else self.access.loggable(user)

@@ -25,7 +25,7 @@ from gateway.transport.tasks import Tasks
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Objects of a gateway that its listeners share, with the settings.
+    """Objects of a gateway that its listeners share, and the settings.
 
     `store` is None if nothing survives a restart. `opened` limits the memory for channels and handles that
     connections open, in total and for each user.

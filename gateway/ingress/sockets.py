@@ -23,10 +23,10 @@ class SocketAddress(NamedTuple):
 
 
 def places_of(host: str, port: int) -> list[SocketAddress]:
-    """Return the addresses to bind for a host. Raises OSError for an unknown name.
+    """Return the addresses to bind for the configured host name or address `host`.
 
-    `::` stands for all IPv4 and all IPv6 addresses, with a socket each, so that IPv4 clients have IPv4
-    addresses.
+    `::` stands for all IPv4 and all IPv6 addresses, with a socket for each family, so that IPv4 clients have
+    IPv4 addresses. Raises OSError for an unknown name.
     """
     if host == EVERYWHERE:
         return [SocketAddress(socket.AF_INET, ("0.0.0.0",)), SocketAddress(socket.AF_INET6, (EVERYWHERE,))]
@@ -76,9 +76,9 @@ def all_bound(host: str, port: int, *, shared: bool = False) -> list[socket.sock
 
 
 def reserve_port(host: str, port: int) -> list[socket.socket]:
-    """Bind sockets that reserve a port for processes that will share it. Return the sockets.
+    """Bind sockets that reserve a port for processes that will share it, and return the sockets.
 
-    They never listen. Raises OSError, also if another process listens on a shared socket there.
+    The sockets never listen. Raises OSError, also if another process listens on a shared socket there.
     """
     for sock in all_bound(host, port):
         port = sock.getsockname()[1]

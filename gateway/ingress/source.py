@@ -41,9 +41,10 @@ log = structlog.get_logger(limited=True)
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ListenerSource:
-    """Base of the protocol implementations of a listener: source of the batches that its clients publish.
+    """Base class for the protocol side of a listener.
 
-    It also registers the admission of clients and their end.
+    It collects the messages that clients publish into batches, gets the outcomes, and registers when clients
+    are admitted and when they leave.
     """
 
     def __init__(self, name: str, services: Services, ingress_clients: IngressClients) -> None:
@@ -75,10 +76,10 @@ class ListenerSource:
         """Namespace in which clients publish, and to which routes to this listener lead."""
 
     def requester(self, reply_to: str) -> Address | None:
-        """Return the address at which a client of this listener receives responses to `reply_to`.
+        """Return the address to which responses for a client of this listener are published.
 
-        Return None if nothing may be published to it, or if clients of this protocol get no responses from
-        clients of other protocols.
+        `reply_to` is the reply address in the client's request. Return None if nothing may be published to
+        it, or if clients of this protocol get no responses from clients of other protocols.
         """
         return None
 
@@ -89,10 +90,10 @@ class ListenerSource:
 
     @abstractmethod
     def connect(self, stream: Stream, now: float) -> IngressClient:
-        """Return the owner of a new connection, accepted at `now` (loop-clock seconds)."""
+        """Return the object that owns the stream of a new client, accepted at `now` (loop-clock seconds)."""
 
     def new_batch(self) -> Batch:
-        """Return an empty batch of this source."""
+        """Return an empty batch, whose outcomes are reported to this object."""
         return self.dispatcher.batch(self, self.now())
 
     def end_turn(self) -> None:
@@ -130,10 +131,10 @@ class ListenerSource:
 
     @abstractmethod
     def settle(self, receipts: list[Any], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
-        """Report the outcome of each message to its client; see gateway.model.batch.Source."""
+        """Report the outcome of each message to its client, as gateway.model.batch.Source defines."""
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Hold the publishers of a full queue or session. Return the functions that release them."""
+        """Hold the publishers of a full queue or session. Return functions that let them continue."""
         return self.ingress_clients.hold(senders)
 
     # Interface to connections.
@@ -157,18 +158,24 @@ class ListenerSource:
         return batch
 
     def record_unreceived(self, entry: RoutingEntry, message: Message) -> None:
-        """Count and record as accepted a message that has no recipient."""
+        """Count a message that has no recipient, and record it in the journal as accepted."""
         self.stats.count_unreceived(self.now() - self.batch.received)
         self._unwanted = message
         self.dispatcher.record_unrouted(entry, message, NO_TAKER, self.batch.received)
 
     def refuse(self, entry: RoutingEntry, message: Message, outcome: Outcome) -> None:
-        """Count and record a message refused before it has a target; the caller notifies the client."""
+        """Count a message that is refused before it is routed, and record it in the journal.
+
+        The caller notifies the client.
+        """
         self.stats.refuse(outcome)
         self.dispatcher.record_unrouted(entry, message, outcome, self.begun_batch().received)
 
     def record_refused(self, message: Message, reason: Reason, text: str) -> None:
-        """Record a refused message that has no routing entry and whose channel or handle is closed."""
+        """Record in the journal a refused message that has no routing entry.
+
+        The caller closes the channel or handle of the message.
+        """
         outcome = Outcome(Verdict.REJECTED, reason, text)
         nowhere = RoutingEntry(message.address, NOWHERE)
         self.dispatcher.record_unrouted(nowhere, message, outcome, self.begun_batch().received)
@@ -184,7 +191,7 @@ class ListenerSource:
         self.ingress_clients.flush()
 
     def place_refusal(self, rights: Rights, user: str, remote: str) -> str:
-        """Return the limit that prevents another connection of the user; "" if there is none.
+        """Return the name of the limit that prevents another connection of the user; "" if there is none.
 
         `remote` is the client's network address.
         """
@@ -197,10 +204,10 @@ class ListenerSource:
     def admit_client(
         self, connection: IngressClient, principal: Principal, rights: Rights, client: str, version: str
     ) -> str:
-        """Register the admission of an authenticated client, unless a limit prevents it.
+        """Register the admission of an authenticated client, unless a limit of connections prevents it.
 
-        Return "", or the name of that limit, which is logged. The arguments are those of
-        `register_admission`.
+        Return "", or the name of that limit; the refusal is then in the audit log. `client` is the client's
+        name or identifier, `version` its protocol version.
         """
         limit = self.place_refusal(rights, principal.name, connection.stream.remote)
         if limit:
@@ -238,7 +245,7 @@ class ListenerSource:
         )
 
     def register_renewal(self, connection: IngressClient, principal: Principal) -> None:
-        """Register that a connected client has authenticated again as the same user."""
+        """Record that a connected client has authenticated again as the same user, also in the audit log."""
         self._set_expiry(connection, principal)
         audit(
             "renewed",
@@ -251,7 +258,7 @@ class ListenerSource:
         )
 
     def _set_expiry(self, connection: IngressClient, principal: Principal) -> None:
-        """Record when the principal's credentials expire, if they do."""
+        """Record when the client's credentials expire; without an expiry, forget an earlier one."""
         if principal.expires is None:
             self._expiring.pop(connection, None)
         else:
@@ -294,14 +301,15 @@ class ListenerSource:
         return self._entered.get(connection)
 
     def rights_of(self, principal: Principal, client_id: str = "") -> Rights:
-        """Return a client's rights under the current rules."""
+        """Return the rights of the user `principal`, with this client identifier, under the current rules."""
         return self.authorization.rights_of(principal, client_id)
 
     def suspend(self, stream: Stream, awaited: Awaited, then: Callable[[], None] | None = None) -> None:
-        """Suspend a client's commands until the result that one of them awaits is available.
+        """Stop processing a client's commands until the result `awaited`, which one of them needs, is known.
 
-        The connection postpones that command and the later ones, and then executes it again. If `then` is
-        given, it is called instead to complete the command, also if the client has disconnected meanwhile.
+        The client's connection has to postpone this command and the later ones, and then gets them again. If
+        `then` is given, it is called when the result is available to complete the command, also if the client
+        has disconnected meanwhile.
         """
 
         async def task() -> None:
@@ -321,8 +329,7 @@ class ListenerSource:
     def recheck(self, connection: IngressClient) -> None:
         """Check what a client has subscribed to and consumes, because its rights have changed.
 
-        If a permission decision is pending, the check is repeated when it is available; the client continues
-        meanwhile.
+        While a permission decision is pending, the client continues; then the check is repeated.
         """
 
         async def task() -> None:
@@ -346,7 +353,10 @@ class ListenerSource:
             self.tasks.start_soon(task)
 
     def record_denial(self, sender: Sender, action: str, target: str, rule: str) -> None:
-        """Count an action that a client may not perform, and write it to the audit log."""
+        """Count an action that a client may not perform, and write it to the audit log.
+
+        `target` is the topic, queue or other object of the action, `rule` the rule that denies it.
+        """
         self.stats.denied.add(action)
         audit(
             "denied",
@@ -362,8 +372,8 @@ class ListenerSource:
     def answer_lost(self, entry: AnswerEntry, message: Message) -> None:
         """Count and log a response that cannot be delivered to its return address.
 
-        The log names the requester but not the return address, because anyone who knows that may send
-        responses.
+        The log names the requester but not the return address, because anyone who knows this address may send
+        responses to it.
         """
         self.stats.answers_lost.add(entry.lost)
         requester = entry.requester
@@ -378,7 +388,7 @@ class ListenerSource:
         )
 
     def log_oversized(self, sender: Sender, queue: str) -> None:
-        """Log that a message of a queue exceeds the client's frame size, and waits for other consumers."""
+        """Log that a message exceeds the client's frame size and stays in its queue for other consumers."""
         log.warning(
             "message exceeds consumer's frame size, left in queue",
             listener=self.name,

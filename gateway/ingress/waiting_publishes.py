@@ -36,7 +36,7 @@ EventT = TypeVar("EventT")
 
 
 class Hold:
-    """Hold on the publishes of a channel; `count` is the number of full queues that need it."""
+    """Request to hold the publishes of a channel; `count` is the number of full queues that need this."""
 
     __slots__ = ("channel", "count")
 
@@ -46,7 +46,7 @@ class Hold:
 
 
 class ChannelBacklog(Generic[EventT]):
-    """Waiting events of one channel, with their number of messages and bytes."""
+    """Waiting events of one channel, with the number of their messages and bytes."""
 
     __slots__ = ("bytes", "events", "messages")
 
@@ -62,9 +62,9 @@ class ChannelBacklog(Generic[EventT]):
 
 
 class WaitingPublishes(Generic[EventT]):
-    """Publishes of one connection that wait in the gateway, and events behind them, by channel.
+    """Events of one connection that wait in the gateway, by channel.
 
-    Publishes wait while a full queue holds their channel.
+    Publishes wait while a full queue holds their channel. Later events wait if they must not overtake them.
     """
 
     __slots__ = ("_ended", "_holds", "_lines", "_restrained", "_stream", "_unread_since", "on")
@@ -84,7 +84,7 @@ class WaitingPublishes(Generic[EventT]):
         return sum([line.bytes + line.messages * MESSAGE_BYTES for line in self._lines.values()])
 
     def restrain(self, on: bool) -> None:
-        """Forbid (`on` True) or allow further events to wait.
+        """Allow no more events to wait (`on` True), or allow it again.
 
         Schedules a call of the stream's owner, which applies the change.
         """
@@ -95,10 +95,7 @@ class WaitingPublishes(Generic[EventT]):
             self._stream.request_turn()
 
     def hold(self, channel: int) -> Callable[[], None]:
-        """Hold the publishes of a channel, or of EVERY_CHANNEL.
-
-        Return the function that releases this hold.
-        """
+        """Hold the publishes of one channel or EVERY_CHANNEL. Return a function that ends this hold."""
         hold = self._holds.get(channel)
         if hold is None:
             hold = self._holds[channel] = Hold(channel)
@@ -107,9 +104,9 @@ class WaitingPublishes(Generic[EventT]):
         return partial(self._release, hold)
 
     def _release(self, hold: Hold) -> None:
-        """Remove one hold.
+        """End one hold of a channel.
 
-        If that lets events be processed now, the stream's owner is called to take them.
+        If waiting events can be processed now, the stream's owner is called, which has to take them.
         """
         hold.count -= 1
         if not hold.count and self._holds.get(hold.channel) is hold:
@@ -120,7 +117,7 @@ class WaitingPublishes(Generic[EventT]):
             self._update_state()
 
     def forget(self, channel: int) -> None:
-        """Drop the holds of a closed channel, whose number may be reused."""
+        """End all holds of a closed channel, because its number may be reused."""
         if self._holds.pop(channel, None) is not None:
             self._update_state()
 
@@ -130,7 +127,7 @@ class WaitingPublishes(Generic[EventT]):
         return channel in holds or EVERY_CHANNEL in holds
 
     def is_held_alone(self, channel: int) -> bool:
-        """Return True if this channel is held, but not the whole connection (EVERY_CHANNEL)."""
+        """Return True if this channel is held by itself, and not because the whole connection is held."""
         return channel in self._holds and EVERY_CHANNEL not in self._holds
 
     def has(self, channel: int) -> bool:
@@ -156,8 +153,8 @@ class WaitingPublishes(Generic[EventT]):
     def full_channels(self) -> list[int]:
         """Return the channels that have reached a limit, so that no more of their events may wait.
 
-        These are all channels with waiting events if the connection exceeds its limit, or its user the share
-        of memory.
+        These are all channels with waiting events if the connection exceeds its limit, or if `restrain`
+        allows no more events to wait.
         """
         if self._restrained:
             return list(self._lines)
@@ -195,7 +192,7 @@ class WaitingPublishes(Generic[EventT]):
         return line.events
 
     def take_released(self) -> list[EventT]:
-        """Remove and return the waiting events of all channels that are no longer held."""
+        """Remove and return the waiting events of all channels that are not held any more."""
         free = [channel for channel in self._lines if not self.is_held(channel)]
         return [event for channel in free for event in self.take(channel)]
 
@@ -221,8 +218,8 @@ def finish(
     """Process the events that wait on a lost connection, until one of them is pending.
 
     The client has sent these messages, and cannot repeat those that have no acknowledgement. A full queue
-    accepts or refuses them. Return the events that are not processed, because a decision of a database or an
-    authorization server is not available: the caller counts their messages as refused (LOST_WAITING).
+    accepts or refuses them. Return the events that are not processed because a decision of a database or an
+    authorization server is pending; the caller counts their messages as refused (LOST_WAITING).
     """
     postponed: list[EventT] = stream.postponed() or []
     events: list[EventT] | None = waiting.end()

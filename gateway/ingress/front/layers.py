@@ -46,10 +46,10 @@ class Front(NamedTuple):
         return None if self.tls is None else TlsFilter(self.tls(), server_side=True)
 
     def checked(self, stream: Stream) -> Filter | None:
-        """Return a filter for a new stream that first checks whether the client's first bytes are TLS or not.
+        """Return a filter for a new stream that first checks whether the client uses TLS as configured.
 
-        If they are as configured, it passes them on to the stream's present layer. A shared port needs no
-        check: its layer is returned, or None if there is none.
+        If so, the filter passes the client's bytes on to the stream's present layer. A shared port needs no
+        check: the present layer is returned, or None if there is none.
         """
         if self.detects:
             return stream.layer

@@ -20,11 +20,11 @@ log = structlog.get_logger(limited=True)
 
 
 class PendingConnection(IngressClient):
-    """First owner of an accepted stream, until the received bytes show who has to own it.
+    """First owner of an accepted stream, until the received bytes show which object has to own it.
 
-    The bytes are collected in `data`. The method `examine` of a subclass decides by them: it hands the stream
-    to another owner, refuses the client, or waits for more. The bytes count in the statistics of this
-    listener, unless another owner takes over the stream.
+    The bytes are collected in `data`. The method `examine` of a subclass checks them: it hands the stream to
+    another owner, refuses the client, or waits for more. The bytes count in the statistics of this listener,
+    unless another owner takes over the stream.
     """
 
     def __init__(self, ingress_clients: IngressClients, stream: Stream, accepted_at: float) -> None:
@@ -39,7 +39,7 @@ class PendingConnection(IngressClient):
         self._answer = b""
 
     def examine(self, now: float) -> None:
-        """Decide by the bytes in `data`: hand the stream over, refuse the client, or wait for more."""
+        """Check the bytes in `data`: hand the stream over, refuse the client, or wait for more bytes."""
         raise NotImplementedError
 
     def detach(self) -> bytes:
@@ -92,7 +92,7 @@ class PendingConnection(IngressClient):
         """Do nothing: no output is withheld."""
 
     def connection_lost(self, reason: str) -> None:
-        """Handle the end of the connection: count its bytes for this listener."""
+        """Remove the closed connection, and count its bytes for this listener."""
         self.stream.count_with(self._clients.stats)
         self._clients.forget(self)
 

@@ -23,7 +23,7 @@ Begin = Callable[[Stream, float, bytes, float], None]
 
 
 class AwaitingProxyHeader(PendingConnection):
-    """Connection that waits for the PROXY protocol header; after it, `begin` starts TLS or the protocol."""
+    """Connection that waits for the PROXY protocol header. After it, `begin` starts TLS or the protocol."""
 
     def __init__(
         self, ingress_clients: IngressClients, stream: Stream, accepted_at: float, begin: Begin
@@ -32,7 +32,7 @@ class AwaitingProxyHeader(PendingConnection):
         self._begin = begin
 
     def examine(self, now: float) -> None:
-        """Parse the header; when it is complete, start TLS or the protocol with the bytes behind it."""
+        """Parse the header. When it is complete, start TLS or the protocol with the bytes that follow it."""
         try:
             header = parse_header(self.data)
         except RemoteProtocolError as error:

@@ -64,9 +64,9 @@ def shared_listeners(
 
 
 class SharedPort:
-    """Protocol object of a shared port, which detects the protocol of each connection.
+    """Protocol side of a shared port, which detects the protocol of each connection.
 
-    `shares` are pairs of protocol and listener.
+    `shares` are the listeners that share the port, each with its protocol.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class SharedPort:
                 self.by_protocol[protocol] = listener
 
     def connect(self, stream: Stream, now: float) -> UndecidedConnection:
-        """Return the connection object of a new client; `now` is in loop-clock seconds."""
+        """Return the first owner of a new client's stream; `now` is in loop-clock seconds."""
         return UndecidedConnection(self, self._clients, stream, now)
 
     def admission_of(self, connection: IngressClient) -> ClientAdmission | None:
@@ -146,7 +146,7 @@ class UndecidedConnection(PendingConnection):
         self.stream.feed(hello, now, self.stream.layer)
 
     def _hand_over(self, listener: Listener, now: float) -> None:
-        """Hand the connection to a listener, or refuse it if that requires TLS or has no capacity."""
+        """Hand the connection to a listener, or refuse it if TLS is missing or a limit is reached."""
         if listener.front.tls is not None and not self._secure:
             self._does_not_fit(secure=True)
         elif not listener.ingress_clients.refuse_over_limit(self.stream):
