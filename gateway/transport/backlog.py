@@ -69,7 +69,7 @@ class Backlog:
         return before - self.byte_count
 
     def _write_memory(self, sock: socket.socket) -> tuple[int, int]:
-        """Write the pieces at the head of the queue that are in memory, with one system call.
+        """Write pieces from the front of the queue, up to the first one on disk, with one system call.
 
         Return the number of bytes passed to the socket, and the number that it accepted.
         """
@@ -90,7 +90,7 @@ class Backlog:
         return byte_count, sock.sendmsg(gathered, (), flags)
 
     def _step(self, count: int) -> None:
-        """Remove `count` bytes from the head of the queue, because the socket has accepted them."""
+        """Remove the first `count` bytes from the queue, because the socket has accepted them."""
         self.byte_count -= count
         pieces, skip = self._pieces, self._skip
         while pieces:
@@ -109,7 +109,7 @@ class Backlog:
     def take(self, byte_count: int) -> list[Piece]:
         """Remove and return pieces of about `byte_count` bytes in total, at least one piece.
 
-        The caller must have written no part of the first piece.
+        No part of the first piece may have been written already.
         """
         pieces: list[Piece] = []
         while self._pieces and byte_count > 0:

@@ -25,7 +25,8 @@ log = structlog.get_logger(limited=True)
 def load_pair(context: ssl.SSLContext, cert_file: Path, key_file: Path) -> None:
     """Load a certificate and its private key into `context`.
 
-    Raises OSError if they cannot be loaded; its text says so if the two do not belong together.
+    Raises OSError if they cannot be loaded; the error's text explains the reason, for example that the key
+    belongs to another certificate.
     """
     try:
         context.load_cert_chain(cert_file, key_file, password=_no_password)
@@ -39,7 +40,7 @@ def load_pair(context: ssl.SSLContext, cert_file: Path, key_file: Path) -> None:
 
 
 class _EncryptedError(Exception):
-    """Signal that a private key is encrypted: the gateway has no password for it."""
+    """Error for an encrypted private key, for which the gateway has no password."""
 
 
 def _no_password() -> str:
@@ -47,7 +48,7 @@ def _no_password() -> str:
 
 
 def _load_error_reason(cert_file: Path, key_file: Path, error: ssl.SSLError) -> str | None:
-    """Return why a certificate and key cannot be loaded, or None if `error` itself explains it best."""
+    """Return why a certificate and key cannot be loaded, or None if the text of `error` explains it best."""
     certificate, key = cert_file.read_bytes(), key_file.read_bytes()
     if KEY in certificate and CERTIFICATE not in certificate and CERTIFICATE in key and KEY not in key:
         return f"cert_file and key_file are swapped: {cert_file} holds a key, {key_file} a certificate"
@@ -61,9 +62,10 @@ def _load_error_reason(cert_file: Path, key_file: Path, error: ssl.SSLError) -> 
 
 
 def load_revocations(context: ssl.SSLContext, crl_file: Path) -> None:
-    """Have `context` check the peers' certificates against the revocation lists in `crl_file`.
+    """Make `context` check the peers' certificates against the revocation lists in `crl_file`.
 
-    Raises OSError if the file holds anything else: OpenSSL would trust a certificate in it as an authority.
+    Raises OSError if the file has no revocation list, or if it has a certificate, which OpenSSL would trust
+    as an authority.
     """
     data = crl_file.read_bytes()
     if REVOCATIONS not in data:
@@ -83,11 +85,11 @@ def server_context(
     crl_file: Path | None = None,
     optional: bool = False,
 ) -> Callable[[], ssl.SSLContext]:
-    """Return a function that returns the TLS context for the next connection of listener `name`.
+    """Return a function that returns the TLS context for the next connection of the listener `name`.
 
-    That function reads changed files again. `optional` True means that clients need not present a
-    certificate. `crl_file` holds lists of revoked client certificates. Raises ConfigurationError if the files
-    cannot be used at the start. If they cannot be used later, the last good context stays in use.
+    The function reads changed files again; if these cannot be used, it returns the previous context.
+    `optional` True means that clients need not present a certificate. `crl_file` has lists of revoked client
+    certificates. Raises ConfigurationError if the files cannot be used at the start.
     """
 
     def build() -> ssl.SSLContext:

@@ -20,8 +20,8 @@ SWITCH_SECS: Final = 0.000_2
 class _Interval:
     """Context manager that shortens the interpreter's thread switch interval to SWITCH_SECS.
 
-    The interval applies to all threads of the process. It is restored when the last block ends that uses this
-    context manager.
+    The interval applies to all threads of the process. It is restored when no block uses this context manager
+    any more.
     """
 
     def __init__(self) -> None:

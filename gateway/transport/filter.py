@@ -18,7 +18,7 @@ class Ending(NamedTuple):
 
 
 class Filter(Protocol):
-    """Layer (TLS, WebSocket) that converts between the socket's bytes and those of the protocol above."""
+    """Layer (TLS, WebSocket) that converts between the bytes of a socket and those of its owner."""
 
     @property
     def ended(self) -> Ending | None:
@@ -36,9 +36,9 @@ class Filter(Protocol):
         """Peer's verified certificate (DER); b"" if it has presented none."""
 
     def receive(self, data: bytes) -> bytes:
-        """Convert bytes from the socket and return those for the stream's owner.
+        """Convert bytes from the socket and return the bytes for the stream's owner.
 
-        If the data ends the layer, set `ended` and return only what precedes the end.
+        If `data` ends the layer, set `ended` and return only the bytes before the end.
         """
 
     def send(self, data: bytes) -> bytes:

@@ -6,7 +6,7 @@ from gateway.transport.filter import Ending, Filter
 
 
 class Stacked:
-    """Filter of two layers: `outer` is next to the socket, `inner` next to the owner."""
+    """Filter of two layers: `outer` is next to the socket, `inner` is next to the stream's owner."""
 
     def __init__(self, outer: Filter, inner: Filter) -> None:
         self._outer = outer
@@ -14,7 +14,7 @@ class Stacked:
 
     @property
     def ended(self) -> Ending | None:
-        """Reason why either layer ended, the outer one's first; None while both are open."""
+        """Reason why one of the layers ended, the outer one's first; None while both are open."""
         return self._outer.ended or self.inner.ended
 
     @property
@@ -30,7 +30,7 @@ class Stacked:
     def receive(self, data: bytes) -> bytes:
         """Pass bytes from the socket through both layers, and return the bytes for the owner.
 
-        If `data` is b"", return the data that the inner layer still has before anything else.
+        If `data` is b"", first return the decoded data that the inner layer has not returned yet.
         """
         if not data and self.inner.unread:
             return self.inner.receive(b"")
@@ -47,7 +47,7 @@ class Stacked:
 
 
 def stack_filters(outer: Filter | None, inner: Filter | None) -> Filter | None:
-    """Return a filter with `inner` inside `outer`; if one of them is None, return the other."""
+    """Return a filter with `inner` inside `outer`. If one of them is None, return the other one (or None)."""
     if outer is None or inner is None:
         return outer or inner
     return Stacked(outer, inner)

@@ -22,8 +22,8 @@ class FirstBytesRefusal(NamedTuple):
     """Refusal of a client whose first bytes do not fit its port.
 
     `reason` is a label for counters, `text` explains the refusal for the log. `answer` has the unencrypted
-    bytes for the client: the refusal in its own protocol if the protocol has one before TLS, otherwise a line
-    of text, which a TLS client reports as "not TLS".
+    bytes to send: a refusal in the client's protocol if that has one before TLS, or a line of text for a TLS
+    client.
     """
 
     reason: str
@@ -48,8 +48,8 @@ def recognise(data: bytes) -> str:
 def check_first_bytes(data: bytes, *, secure: bool) -> FirstBytesRefusal | None:
     """Return the refusal of a client whose first bytes are `data`, or None if they fit the port.
 
-    `secure` is True for a port with TLS. Bytes of no known protocol fit both kinds of port: a later layer
-    refuses them.
+    `secure` is True for a port with TLS. If the protocol is unknown, the bytes fit both kinds of port: a
+    later layer refuses them.
     """
     protocol = recognise(data)
     if not secure:
@@ -108,9 +108,9 @@ class FirstBytesFilter:
         return data if self._inner is None else self._inner.receive(data)
 
     def send(self, data: bytes) -> bytes:
-        """Pass bytes through the inner layer and return those for the socket.
+        """Pass bytes through the inner layer and return the bytes for the socket.
 
-        After a refusal, return only its response, once.
+        After a refusal, return the response for the client once, and then b"".
         """
         if self._refused is not None:
             answer, self._answer = self._answer, b""

@@ -84,10 +84,10 @@ STOPPED: Final = "the gateway has stopped"
 
 
 class Poller:
-    """Reader of all streams of one listener or link.
+    """Reader of all streams of one listener or link. Reading the ready streams once is called a turn.
 
-    `turn_done` is called whenever the messages collected so far should be routed. `stopwatch` returns seconds
-    and measures turns; `worked` returns the CPU time of this thread in seconds.
+    `turn_done` is called whenever the messages collected so far should be routed. `stopwatch` returns the
+    time and `worked` the CPU time of this thread, both in seconds.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class Poller:
     def watch(self, stream: Stream) -> None:
         """Register the socket of `stream` for the events that it needs now, or update its registration.
 
-        The events follow from `reading`, `writing` and `unread` of the stream; without events the
-        registration ends. If this poller is closed, abort the stream.
+        Which events these are depends on `reading`, `writing` and `unread` of the stream. If it needs no
+        events, the registration ends. If this poller is closed, abort the stream.
         """
         if self._closed:  # its last output was held back for a write to disk until the gateway stopped
             stream.abort(STOPPED)
@@ -154,7 +154,7 @@ class Poller:
         self._slow.pop(stream, None)
 
     def abort_unread(self, stream: Stream) -> None:
-        """Abort the ended stream `stream` unless its peer reads the remaining output in time.
+        """Abort `stream`, which is ending, unless its peer reads the remaining output in time.
 
         The peer has LEAVE_SWEEPS * SWEEP_SECS seconds.
         """
@@ -169,7 +169,7 @@ class Poller:
         self.watch(stream)
 
     def pause(self, stream: Stream, seconds: float) -> None:
-        """Stop reading from `stream` for `seconds`, at least PACE_SECS and at most PAUSE_SECS_MAX."""
+        """Stop reading from `stream` for `seconds`, but at least PACE_SECS and at most PAUSE_SECS_MAX."""
         stream.hold()
         self._push(stream, clock.now(), seconds)
         self._pausing.set()
@@ -236,10 +236,10 @@ class Poller:
         self._ready.close()
 
     async def _sweep(self) -> None:
-        """Abort ended streams whose peers neither read nor close in time.
+        """Abort ended streams whose peers neither read nor close in time, until cancelled.
 
-        Every SWEEP_SECS the remaining number of sweeps of each ended stream decreases by one; at 0 it is
-        aborted.
+        Every SWEEP_SECS the remaining number of sweeps of each ended stream decreases by one; at 0 the stream
+        is aborted.
         """
         while True:
             await trio.sleep(SWEEP_SECS)
@@ -249,7 +249,7 @@ class Poller:
                     stream.abort("the peer neither reads nor closes the connection")
 
     async def _pace(self) -> None:
-        """Resume each paused stream when its pause ends; extend the pause if its rate is still too high."""
+        """Resume each paused stream when its pause ends. Extend the pause if its rate is still too high."""
         paused = self._paused
         while True:
             await self._pausing.wait()
@@ -273,8 +273,8 @@ class Poller:
         """Read once from each stream of the `ready` descriptors, for about TURN_SECS.
 
         Slow streams are served last, and only some of them if time is short. Descriptors that are not served
-        in time are stored, and the next turn serves only those; it ignores its own `ready`, which epoll will
-        report again. `now` is in loop-clock seconds.
+        in time are stored; the next turn serves only these, and ignores its own `ready`, which epoll reports
+        again. `now` is in loop-clock seconds.
         """
         byte_count = served = 0
         last: Stream | None = None
@@ -362,10 +362,10 @@ class Poller:
     def _took_long(self, stream: Stream, began: float, ended: float) -> None:
         """Add strikes to `stream` and report it, if its turn took more than LONG_SECS of CPU time.
 
-        A stream with STRIKES_SLOW strikes or more is served after the others. `began` and `ended` are times
-        of `stopwatch`. The CPU time is that of this thread. It is read only here and at the beginning of a
-        wake-up, because each reading is expensive; the time between the last reading and this turn counts as
-        CPU time.
+        `began` and `ended` are times of `stopwatch`. A stream with STRIKES_SLOW strikes or more is served
+        after the others. The thread's CPU time is read only here and at the beginning of a turn, because each
+        reading is expensive; all time between the last reading and `began` counts as CPU time of other
+        streams.
         """
         worked = self._worked()
         seconds = min(ended - began, worked - self._work_began - (began - self._work_at))
@@ -379,8 +379,8 @@ class Poller:
     def _end_turn(self, began: float, only: Stream | None) -> None:
         """Route the messages collected from the streams, and write the output of all streams.
 
-        `began` is the present time of `stopwatch`. `only` is the stream that was read, if it was the only
-        one: then it gets strikes if this takes long.
+        `began` is the present time of `stopwatch`. `only` is the stream that was read, or None if there were
+        several: that stream gets strikes if this call takes long.
         """
         try:
             self._turn_done()

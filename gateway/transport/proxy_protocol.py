@@ -106,7 +106,7 @@ def _secured(tail: bytes) -> Secured | None:
 
 
 def _values(tail: bytes) -> dict[int, bytes]:
-    """Return the values of TLVs by type, up to the first incomplete TLV, which may be padding.
+    """Return the values of TLVs (type, length, value) by type, up to the first incomplete one, maybe padding.
 
     Raises RemoteProtocolError if a TLV that the gateway evaluates occurs twice.
     """

@@ -29,7 +29,7 @@ class ConnectionRate:
         self._at = now
 
     def charge(self, byte_count: int, now: float) -> float:
-        """Charge `byte_count` bytes and the counted `messages`, and set `messages` to 0.
+        """Subtract `byte_count` bytes and the counted `messages` from the allowance, and set `messages` to 0.
 
         Return for how many seconds nothing more may be read. `now` is in loop-clock seconds.
         """

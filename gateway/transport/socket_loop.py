@@ -34,7 +34,7 @@ Ready = list[tuple[int, int]]
 
 
 class SocketPoller(Protocol):
-    """Poller whose sockets the loop watches."""
+    """Interface of a poller to the socket loop, which watches its sockets."""
 
     @property
     def has_work(self) -> bool:
@@ -51,13 +51,13 @@ class Steps(Protocol):
         """Start measuring a step."""
 
     def end(self, name: str) -> None:
-        """Record the duration of the step since `begin`. A long one is logged with `name`."""
+        """Record the duration of the step since `begin`, under `name`. A long step is logged."""
 
 
 class PollerSockets:
-    """Sockets of one poller in the socket loop's epoll object.
+    """Sockets of one poller that are watched by the socket loop's epoll object.
 
-    The object has the interface of `select.epoll`, and a poller uses it instead of its own epoll object.
+    This object has the interface of `select.epoll`; the poller uses it instead of an epoll object of its own.
     """
 
     def __init__(self, loop: SocketLoop, poller: SocketPoller) -> None:
@@ -151,7 +151,7 @@ class SocketLoop:
             self._token.run_sync_soon(_raise, fault)
 
     def _serve(self, timeout: float) -> None:
-        """Serve pollers and calls from threads until Trio has work, or `timeout` seconds have passed.
+        """Serve pollers and run calls from threads until Trio has work, or `timeout` seconds have passed.
 
         With a timeout of 0, serve what is ready now and return.
         """
@@ -210,9 +210,9 @@ class SocketLoop:
         self._steps.end("calls of threads")
 
     def _return_at_once(self) -> None:
-        """Make Trio's own wait for I/O return at once, because its timeout is outdated.
+        """Make Trio's own wait for I/O return at once.
 
-        Trio computed the timeout before this loop waited.
+        Trio computed the timeout of that wait before this loop waited, so that the timeout is too long now.
         """
         self._token.run_sync_soon(_do_nothing, idempotent=True)
 
@@ -230,7 +230,7 @@ LOOP: Final[trio.lowlevel.RunVar[SocketLoop | None]] = trio.lowlevel.RunVar("soc
 
 
 def attach_socket_loop(steps: Steps) -> SocketLoop | None:
-    """Attach a socket loop to the running Trio loop, and return it.
+    """Attach a socket loop to the running Trio loop, and return the socket loop.
 
     Pollers that start later use it. If a socket loop is attached already, return that one. Return None if the
     system, the version of Trio or its clock (in tests) does not allow it. The caller must call
@@ -256,7 +256,7 @@ def attach_socket_loop(steps: Steps) -> SocketLoop | None:
 
 
 def detach_socket_loop(loop: SocketLoop) -> None:
-    """Undo one call of `attach_socket_loop`. The last one detaches and closes the loop."""
+    """Undo one call of `attach_socket_loop`. The last call detaches and closes the loop."""
     loop.users -= 1
     if loop.users:
         return

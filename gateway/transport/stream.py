@@ -39,13 +39,13 @@ BACKLOG_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class StreamOwner(Protocol):
-    """Protocol connection that receives the bytes read by a stream, and provides the bytes to write."""
+    """Interface of a protocol connection to its stream: receives read bytes, and provides bytes to write."""
 
     def receive(self, data: bytes, now: float) -> None:
-        """Process the bytes `data`.
+        """Process the bytes `data`. `now` is in loop-clock seconds.
 
-        `data` is b"" after a call of `Stream.request_turn`: then continue with bytes left from the last call.
-        An exception ends only this connection. `now` is in loop-clock seconds.
+        `data` is b"" after a call of `Stream.request_turn`: then continue with data left from the last call.
+        An exception ends only this connection.
         """
 
     def data_to_send(self) -> bytes | list[Piece]:
@@ -77,7 +77,7 @@ class StreamPoller(Protocol):
         """Abort the stream, which has written all its output, unless its peer closes in time."""
 
     def pause(self, stream: Stream, seconds: float) -> None:
-        """Stop reading from the stream for `seconds`."""
+        """Stop reading from the stream for `seconds` seconds."""
 
 
 class ByteCounts(Protocol):
@@ -91,7 +91,7 @@ class ByteCounts(Protocol):
 
 
 class Bytes:
-    """Counters for one stream's bytes as long as its endpoint is not known."""
+    """Counters for one stream's bytes until its endpoint is known."""
 
     __slots__ = ("bytes_in", "bytes_out")
 
@@ -101,7 +101,7 @@ class Bytes:
 
 
 class StreamCounters:
-    """Counters for one stream's bytes while an operator watches it; they also add to `counts`.
+    """Counters for one stream's bytes while an operator watches it; all bytes are also added to `counts`.
 
     `counts` are the counters of the endpoint. A stream that is not watched uses these directly, at no extra
     cost.
@@ -156,8 +156,8 @@ class WriteSet:
     ) -> None:
         """Create an empty set.
 
-        The functions `wake_up_ends` are called at the beginning of each flush. `took_long` is called with
-        each stream whose turn was long, and with the duration of the turn in seconds.
+        The functions `wake_up_ends` are called at the beginning of each flush. `took_long` is called with a
+        stream that took too long to process its data, and with the time that it took in seconds.
         """
         self._marked: list[Stream] = []
         self._wake_up_ends = wake_up_ends
@@ -246,11 +246,12 @@ class Stream:
     ) -> None:
         """Create a stream that is not polled yet: call `begin`, or the `watch` of its poller.
 
-        `watcher` is the poller. `layer_ended` is called when a layer ends the stream. `rate` limits reading;
-        None means no limit. If the peer leaves more than `backlog_max` bytes of output (in memory) unread, it
-        is disconnected; above half of that, the stream stops reading. If `stalls` is True, received data is
-        not processed while the socket does not accept the present output. Where a link connects two gateways,
-        `stalls` must be False on one side: otherwise both could wait for each other.
+        `watcher` is the poller. `layer_ended` is called with the stream and the reason when a layer has
+        ended. `rate` limits reading; None means no limit. If the peer leaves more than `backlog_max` bytes of
+        output (in memory) unread, it is disconnected; above half of that, the stream stops reading. If
+        `stalls` is True, received data is not processed while the socket does not accept the present output.
+        Where a link connects two gateways, `stalls` must be False on one side: otherwise both could wait for
+        each other.
         """
         self.sock = sock
         self.layer = layer
@@ -292,8 +293,8 @@ class Stream:
     def congested(self) -> bool:
         """True if so much output is waiting that nothing more may be delivered to the peer.
 
-        To read the value True also calls `request_resume`, so that the owner's `resume_writing` is called
-        when deliveries may resume.
+        Reading True has a side effect, like `request_resume`: the owner's `resume_writing` is called when
+        deliveries may continue.
         """
         if self.queued < BACKLOG_BYTES_HIGH:
             return False
@@ -318,8 +319,7 @@ class Stream:
     def listening(self) -> bool:
         """True if all bytes of the peer are read and processed promptly.
 
-        If False, bytes of the peer may be unread, so that a missing heartbeat does not prove that the peer is
-        dead.
+        If False, some bytes may be unread, so that a missing heartbeat does not prove that the peer is dead.
         """
         return self.reading and not self.unread
 
@@ -339,7 +339,7 @@ class Stream:
         return self.stalls and self._backlog is not None and self._backlog.byte_count >= BACKLOG_BYTES_HIGH
 
     def count_with(self, counts: ByteCounts) -> None:
-        """Count this stream's bytes in `counts` from now on, and add the bytes counted so far."""
+        """Count this stream's bytes in `counts` from now on, and add the bytes counted so far to it."""
         before, self._counts = self._counts, counts
         counts.bytes_in += before.bytes_in
         counts.bytes_out += before.bytes_out
@@ -387,10 +387,10 @@ class Stream:
         return events
 
     def is_turn_spent(self) -> bool:
-        """Return True if slow work has used SLOW_WORK_SECS of this turn, so that the rest must wait.
+        """Return True if slow work has used up this stream's time slice of SLOW_WORK_SECS.
 
-        The owner calls this method before each piece of slow work, such as the first use of an address. The
-        first call of a turn returns False and starts the time.
+        The remaining work then has to wait. The owner calls this method before each piece of slow work, such
+        as the first use of an address. The first call after a read returns False and starts the time slice.
         """
         now = clock.perf_counter()
         if not self.slow_work_deadline:
@@ -399,7 +399,7 @@ class Stream:
         return now >= self.slow_work_deadline
 
     def expect(self, byte_count: int) -> None:
-        """Adjust the read size to the size in bytes of the message that is arriving; 0 if unknown."""
+        """Set the read size according to the size in bytes of the message that is arriving; 0 if unknown."""
         self.read_bytes = LARGE_READ_BYTES if byte_count >= LARGE_BYTES_MIN else READ_BYTES
 
     def hold(self) -> None:
@@ -451,8 +451,8 @@ class Stream:
     def read(self, now: float) -> int:
         """Process the data left from the last read or, if there is none, read once from the socket.
 
-        Received bytes are passed to the owner. Return the number of bytes read from the socket. `now` is in
-        loop-clock seconds.
+        Received bytes are passed to the owner. Return the number of bytes read from the socket now. `now` is
+        in loop-clock seconds.
         """
         self.slow_work_deadline = 0.0
         if self.unread:
@@ -483,8 +483,8 @@ class Stream:
     def read_remaining(self, now: float) -> None:
         """Read and process what the peer has already sent, such as a DISCONNECT, before the stream is ended.
 
-        If the peer sends small packets, all but the first wait at the peer (Nagle's algorithm) until the
-        first is acknowledged, which the kernel delays by some 40 ms. This method therefore reads, forces the
+        If the peer sends small packets, it holds back all but the first (Nagle's algorithm) until that one is
+        acknowledged, which the kernel delays by some 40 ms. This method therefore reads, forces the
         acknowledgement and reads once more. `now` is in loop-clock seconds.
         """
         self._read_once(now)
@@ -498,7 +498,7 @@ class Stream:
             self.read(now)
 
     def _process_unread(self, now: float) -> None:
-        """Process the data left from the last read: first the owner's, then the layer's, which is later."""
+        """Process the data left from the last read: first what the owner has, then what the layer has."""
         self.unread = False
         if self.owner is not None:
             self.owner.receive(b"", now)
@@ -547,7 +547,7 @@ class Stream:
     def move(
         self, watcher: StreamPoller, *, layer_ended: LayerEnded, rate: ConnectionRate | None, backlog_max: int
     ) -> None:
-        """Move this stream to the poller of another listener, with that listener's settings."""
+        """Move this stream to the poller of another listener (`watcher`), with that listener's settings."""
         self._watcher.forget(self)
         self._watcher = watcher
         self._layer_ended = layer_ended
@@ -597,8 +597,8 @@ class Stream:
     def _filter_output(self, layer: Filter, data: bytes | list[Piece]) -> bytes:
         """Pass `data` through the layer, and return the bytes for the socket.
 
-        Large output is stored instead. It passes the layer in parts, as the socket accepts the parts before,
-        because reading and encrypting all of it at once would take much time and memory.
+        Large output is stored instead, and passes the layer in parts, each when the socket has accepted the
+        part before. Reading and encrypting all of it at once would take much time and memory.
         """
         if self._before_layer is None and not isinstance(data, bytes):
             self._before_layer = Backlog()
@@ -613,7 +613,7 @@ class Stream:
     def _write_layered(self) -> bool:
         """Pass stored large output through the layer and write it, as far as the socket accepts it.
 
-        One turn does at most LAYERED_MAX steps of LAYERED_BYTES bytes. Return False if the stream was
+        One call processes at most LAYERED_MAX parts of LAYERED_BYTES bytes. Return False if the stream was
         aborted.
         """
         waiting, layer = self._before_layer, self.layer
@@ -682,14 +682,14 @@ class Stream:
             self._detach_owner(reason, keep=False)
 
     def fail(self, error: Exception) -> None:
-        """Report an unexpected error and abort this connection; no other one is affected."""
+        """Report an unexpected error and abort this connection. Other connections are not affected."""
         contained("connection", error, remote=self.remote)
         self.abort("internal error")
 
     def fail_later(self, error: Exception) -> None:
         """Schedule a call of `fail` with `error` for the end of this pass of the event loop.
 
-        For a caller that finds the error while it serves other connections. Until then the stream counts as
+        For callers that find the error while they serve other connections. Until then the stream counts as
         congested, so that nothing more is delivered to it.
         """
         if self.pending_error is None:
@@ -747,8 +747,8 @@ class Stream:
     def _shut(self) -> None:
         """Shut down the sending side, then read and discard bytes until the peer closes.
 
-        To close the socket while bytes of the peer are unread would reset the connection, and the peer could
-        lose the last output. If the peer is to close first (`end`), the sending side stays open.
+        If the socket were closed with unread bytes of the peer, TCP would reset the connection, and the peer
+        could lose the last output. If the peer is to close first (see `end`), the sending side stays open.
         """
         if not self._peer_closes:
             if self.layer is not None and not self._write(self.layer.finish()):
@@ -772,7 +772,7 @@ class Stream:
 
 
 class FinalOwner:
-    """Stand-in for the owner of an ended connection, until the connection's last output is written."""
+    """Owner of a stream whose connection has ended, until the connection's last output is written."""
 
     __slots__ = ("_data",)
 
@@ -780,7 +780,7 @@ class FinalOwner:
         self._data = data
 
     def receive(self, data: bytes, now: float) -> None:
-        """Discard `data`."""
+        """Discard `data`, because the connection has ended."""
 
     def data_to_send(self) -> bytes | list[Piece]:
         """Return the last output once, then b""."""

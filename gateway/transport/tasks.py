@@ -18,7 +18,7 @@ AGAIN_SECS: Final = 1.0  # so that a task that fails at once does not keep the l
 
 
 class Tasks:
-    """Starter of background tasks in a nursery; an exception of one task does not cancel the nursery."""
+    """Starter of background tasks in a nursery. An exception of one task does not cancel the others."""
 
     __slots__ = ("_nursery",)
 
@@ -38,9 +38,9 @@ class Tasks:
 
 
 async def run_forever(where: Where, task: Callable[[], Awaitable[object]]) -> None:
-    """Run `task` until it returns without an error.
+    """Run `task` again and again until it returns without an error.
 
-    After an error, the error is reported under `where`, and `task` is restarted after AGAIN_SECS.
+    An error is logged and counted under `where`, a part of the program; `task` is restarted after AGAIN_SECS.
     """
     while True:
         try:

@@ -76,7 +76,7 @@ class TlsFilter:
         return self._tls.getpeercert(binary_form=True) or b""
 
     def finish(self) -> bytes:
-        """Return the close-notify alert, after other bytes that are still to be sent."""
+        """Return the bytes that are still to be sent, and the close-notify alert after them."""
         if self.established and self.ended is None:
             with contextlib.suppress(ssl.SSLError):  # the peer's own close-notify is not awaited
                 self._tls.unwrap()

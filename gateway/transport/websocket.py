@@ -39,7 +39,7 @@ UPGRADE: Final = {"Upgrade": "websocket", "Sec-WebSocket-Version": VERSION}
 
 
 class _Frames:
-    """Base of both sides of a WebSocket connection: the frames after the HTTP upgrade.
+    """Base of both sides of a WebSocket connection: processes the frames after the HTTP upgrade.
 
     A peer that violates the protocol gets a close frame with the matching code, and the connection ends. A
     message of more than `message_bytes_max` bytes is refused with code 1009; None means no limit.
@@ -119,9 +119,9 @@ class _Frames:
 class WebSocketFilter(_Frames):
     """Server side of one WebSocket connection.
 
-    Requests for another path than `path` get 404. `subprotocols` are the supported ones, the preferred first.
-    `origins` are the origins of the web pages that may connect; None permits all. A request without an Origin
-    header does not come from a browser and is accepted.
+    Requests for another path than `path` get 404. `subprotocols` are the supported ones, the preferred one
+    first. `origins` are the origins of the web pages that may connect; None permits all. A request without an
+    Origin header does not come from a browser and is accepted.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ def opened_by_foreign_page(layer: object) -> bool:
 
 
 def _is_here(origin: str) -> bool:
-    """Return True if the host of an Origin header (such as `http://localhost:3000`) is this machine."""
+    """Return True if an Origin header, such as `http://localhost:3000`, names this machine as host."""
     try:
         host = urlsplit(origin).hostname or ""
         return host == "localhost" or ip_address(host).is_loopback
