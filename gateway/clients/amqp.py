@@ -94,9 +94,9 @@ class AmqpClient:
     def publish_many(
         self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT
     ) -> dict[int, BrokerRefusal]:
-        """Publish messages and wait for their confirms. Return the refusals, as Client.publish_many defines.
+        """Publish messages and wait for confirms. Return the refused ones, as Client.publish_many defines.
 
-        Every message is mandatory: one that is routed to no queue counts as refused.
+        Every message is mandatory: a message that is routed to no queue counts as refused.
         """
         publisher = self._publisher
         if publisher is None:
@@ -165,7 +165,7 @@ class AmqpClient:
     def look_for(self, *, queue: str = "", exchange: str = "") -> None:
         """Check with a passive declare that the queue exists, or the exchange if `queue` is empty.
 
-        Raises LinkError if it does not exist; then the channel is closed.
+        Raises LinkError if it does not exist; the server has then closed the channel.
         """
         if queue:
             self._call(m.QueueDeclare(queue, passive=True), m.QueueDeclareOk)
@@ -175,8 +175,8 @@ class AmqpClient:
     def try_publishing(self, exchange: str) -> None:
         """Check that this user may publish to an exchange.
 
-        Publishes an empty message in a transaction and rolls it back, so that no queue receives the message.
-        Raises LinkError if the server denies it; then the channel is closed.
+        An empty message is published in a transaction, which is rolled back, so that no queue receives the
+        message. Raises LinkError if the server denies the access; it has then closed the channel.
         """
         self._call(m.TxSelect(), m.TxSelectOk)
         Publisher(self._machine, self._channel).publish_many(
@@ -185,7 +185,10 @@ class AmqpClient:
         self._call(m.TxRollback(), m.TxRollbackOk)
 
     def listen(self, address_options: Mapping[str, str], qos: int) -> None:
-        """Consume from the address that `address_options` gives as options, as Client.listen defines."""
+        """Consume from the address in `address_options`, as Client.listen defines.
+
+        The options are `queue`, or `exchange` and `binding_key`. `qos` has no effect.
+        """
         self.consume(
             address_options.get("queue"),
             address_options.get("exchange"),
@@ -270,13 +273,13 @@ class Confirming:
     def record_sent(self, first: int, rows: Sequence[tuple[int, Sent]]) -> None:
         """Record published messages as unconfirmed.
 
-        `rows` has the position and the encoded form of each message. Their delivery tags are consecutive,
-        and `first` is that of the first message.
+        `rows` has the position and the encoded form of each message. Their delivery tags are consecutive;
+        `first` is the delivery tag of the first message.
         """
         self._open.update(enumerate(rows, first))
 
     def record_return(self, event: Returned) -> None:
-        """Record the message of a basic.return as refused; its confirm follows.
+        """Record the message of a basic.return as refused; the server confirms it afterwards.
 
         The returned message is the oldest unconfirmed one with equal address, properties and body, or else
         with equal address and body.

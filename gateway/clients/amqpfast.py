@@ -68,7 +68,7 @@ class FastClient:
     def publish_many(
         self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT
     ) -> dict[int, BrokerRefusal]:
-        """Publish messages and wait for their replies. Return the refusals, as Client.publish_many defines.
+        """Publish messages and wait for replies. Return the refused ones, as Client.publish_many defines.
 
         If the server closes a destination's handle, all messages in flight to that destination count as
         refused. They may be retried if there were several and the destination itself is not the reason,
@@ -104,7 +104,6 @@ class FastClient:
         unanswered: dict[tuple[int, int], int],
         refused: dict[int, BrokerRefusal],
     ) -> None:
-        # Consecutive messages for one destination are sent together.
         """Send the messages at `positions`, and add them to `unanswered` by (handle, tag).
 
         Consecutive messages for the same destination are sent together. Messages that cannot be encoded are
@@ -163,7 +162,10 @@ class FastClient:
     # Consuming.
 
     def listen(self, address_options: Mapping[str, str], qos: int) -> None:
-        """Consume from the address that `address_options` gives as options, as Client.listen defines."""
+        """Consume from the address in `address_options`, as Client.listen defines.
+
+        The options are `service` and `destination`. `qos` has no effect.
+        """
         self.consume(address_options.get("service", AMQPFAST.scope_default), address_options["destination"])
 
     def consume(
@@ -177,12 +179,12 @@ class FastClient:
         selector_type: str = "",
         unreliable: bool = False,
     ) -> None:
-        """Consume the destination `name`, or all destinations whose names begin with `name`.
+        """Consume the destination `name`; an empty name, or one that ends in a dot, is a prefix.
 
-        The latter applies if `name` is empty or ends in a dot. `identifier` makes the subscription of a topic
-        durable. `prefetch` is the maximum number of unacknowledged messages. With `unreliable`, the server
-        regards a message as acknowledged when it is sent. Raises LocalProtocolError if the command with its
-        selector exceeds the server's frame-max.
+        A prefix stands for all destinations whose names begin with it. `identifier` makes the subscription of
+        a topic durable. `prefetch` is the maximum number of unacknowledged messages. With `unreliable`, the
+        server regards a message as acknowledged when it is sent. Raises LocalProtocolError if the command
+        with its selector exceeds the server's frame-max.
         """
         begin, end = (name, "") if is_prefix(name) else split_name(service, name)
         opening = m.HandleOpen(self._channel, service_type=SERVICES[service], consumer=True, dest_name=begin)
@@ -196,8 +198,9 @@ class FastClient:
     def arrivals(self, seconds: float) -> list[ReceivedMessage]:
         """Return received messages after at most `seconds` seconds, as Client.arrivals defines.
 
-        Raises LinkError for a message that is too large, once the messages before it were returned. It and
-        later messages are not acknowledged, so that the server requeues them when the connection is closed.
+        Raises LinkError for a message that is too large, after the messages before it have been returned. The
+        large message and later ones are not acknowledged, so that the server requeues them when the
+        connection is closed.
         """
         if self._oversized is not None:
             raise LinkError(_too_large(self._oversized, self._assembly.bytes_max))

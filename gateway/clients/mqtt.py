@@ -114,7 +114,7 @@ class MqttClient:
         unanswered: dict[int, int],
         refused: dict[int, BrokerRefusal],
     ) -> int:
-        """Send the messages from position `at` to before `end`, and return the next position to send.
+        """Send the messages from position `at` up to, not including, `end`. Return the next position to send.
 
         `unanswered` maps the packet ids in use to positions. Messages that cannot be sent are added to
         `refused`.
@@ -165,11 +165,11 @@ class MqttClient:
             self._machine.acknowledge(PacketType.PUBREL, received)
 
     def listen(self, address_options: Mapping[str, str], qos: int) -> None:
-        """Consume from the address that `address_options` gives as options, as Client.listen defines."""
+        """Subscribe to the topic filter in `address_options` with this QoS, as Client.listen defines."""
         self.subscribe(address_options["topic"], qos)
 
     def subscribe(self, topic_filters: str | Sequence[str], qos: int) -> None:
-        """Subscribe to one or more filters with this QoS. Raises LinkError if the server refuses one."""
+        """Subscribe to one or more topic filters. Raises LinkError if the server refuses one of them."""
         filters = [topic_filters] if isinstance(topic_filters, str) else list(topic_filters)
         self._machine.subscribe(1, tuple(Subscription(one, qos) for one in filters))
         self._check(filters, self._next_event(Suback).reasons)

@@ -88,8 +88,8 @@ class Client(Protocol):
     def listen(self, address_options: Mapping[str, str], qos: int) -> None:
         """Consume from the address in `address_options`. Raises LinkError.
 
-        `address_options` has the parts of the address, with the option names of the protocol. `qos` is used
-        if the protocol has a QoS.
+        `address_options` has the parts of the address by the protocol's names for them, such as `queue`.
+        `qos` is used if the protocol has a QoS.
         """
 
     def arrivals(self, seconds: float) -> list[ReceivedMessage]:
@@ -116,7 +116,7 @@ class Silence(LinkError):
 
 
 def messages(client: Client, seconds: float | None) -> Iterator[Message]:
-    """Yield the messages that `client` consumes, for `seconds` seconds; None means without end.
+    """Yield the messages that `client` receives, for `seconds` seconds; None means without end.
 
     Each message is acknowledged when the caller requests the next one. Raises LinkError.
     """
@@ -138,7 +138,7 @@ class ClientMachine(Protocol):
 
 
 class Wire:
-    """Socket connected to a broker, with the protocol state machine for it.
+    """Socket connected to a broker, with the state machine of the protocol.
 
     While the connection is used, `tick` is called about once a second with the present time, in seconds of
     the monotonic clock.
@@ -185,7 +185,7 @@ class Wire:
     def failure(self, why: str, kind: type[LinkError] = LinkError) -> LinkError:
         """Return an error of class `kind` for a connection that has ended for the reason `why`.
 
-        Before `mark_open` was called, the text also states which protocol the server seems to use instead.
+        Until `mark_open` has been called, the text also says which protocol the server seems to use instead.
         """
         return kind(f"{self._place}: {why if self._open else explained(self._protocol, self._first, why)}")
 
@@ -257,7 +257,10 @@ class Wire:
             yield from self.turn(TICK_SECS if end is None else end - time.monotonic())
 
     def read_events(self) -> Iterator[list[Any]]:
-        """Yield a list of events for each read. Raises LinkError after `timeout_secs` seconds without any."""
+        """Yield a list of events for each read, which may be empty.
+
+        Raises LinkError if no event arrives for `timeout_secs` seconds.
+        """
         last_read = time.monotonic()
         while True:
             events = self.turn(TICK_SECS)
