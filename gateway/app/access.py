@@ -56,10 +56,10 @@ class UsersReplacement(NamedTuple):
 
 
 def access_of(settings: Settings) -> Access:
-    """Return the `Access` object that checks the logins of clients by a configuration.
+    """Return the `Access` object that checks the logins of clients, as the configuration defines.
 
-    This reads the users, their secrets and the keys of tokens from files. Raises ConfigurationError for
-    secrets that are unreadable or invalid.
+    The users, their secrets and the keys of tokens are read from files. Raises ConfigurationError for secrets
+    that are unreadable or invalid.
     """
     return Identities(settings).access
 
@@ -129,16 +129,14 @@ class Identities:
 
     @property
     def hashes(self) -> dict[str, str]:
-        """Password hashes in force by user name, those of exports included."""
+        """Password hashes in force by user name, including users of RabbitMQ exports."""
         return self._in_force.hashes
 
     def candidate(self, settings: Settings) -> DefinedUsers:
-        """Read users and their secrets from `settings`, the users file and exports.
+        """Read users and their secrets from `settings`, the users file and RabbitMQ exports.
 
-        The users in force are not changed.
-
-        Raises ConfigurationError if a file is unusable, if the users file is cut off or has lost all its
-        users, or if a user is both in the users file and in `settings`.
+        The users in force are not changed. Raises ConfigurationError if a file is unusable, if the users file
+        is cut off or has lost all its users, or if a user is both in the users file and in `settings`.
         """
         several = read_imports(self._settings)
         users, text = dict(settings.users), ""
@@ -159,7 +157,8 @@ class Identities:
     def use(self, found: DefinedUsers) -> UsersReplacement | None:
         """Put the users in `found` in force.
 
-        Return the number of users and the removed users, or None if the same users were in force already.
+        Return the number of users and the names of removed users, or None if the same users were in force
+        already.
         """
         before, self._in_force = self._in_force, found
         self._text = found.text
@@ -172,7 +171,7 @@ class Identities:
         return UsersReplacement(len(found.hashes), removed)
 
     def files(self) -> list[Path]:
-        """Return the files whose changes affect users: the users file, exports, and files of user secrets."""
+        """Return the files that define users: the users file, RabbitMQ exports, and files of user secrets."""
         secret = [file for user in self.users.values() for file in (user.password_hash_file, user.scram_file)]
         declared = self._settings.declare
         files = [self._path, *(declared.definitions if declared.users else ()), *secret]

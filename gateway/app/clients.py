@@ -55,7 +55,7 @@ def connected(listeners: Mapping[str, Listener]) -> Iterator[ConnectedClient]:
 
 
 class _Channel(Protocol):
-    """Interface of an AMQP channel, with what `consuming` reads of it."""
+    """Interface of an AMQP channel to the function `consuming`."""
 
     @property
     def number(self) -> int: ...
@@ -65,7 +65,7 @@ class _Channel(Protocol):
 
 @runtime_checkable
 class _Tagged(Protocol):
-    """Interface of a consumer of an AMQP 0-9-1 client, with what `consuming` reads of it."""
+    """Interface of an AMQP 0-9-1 client's consumer to the function `consuming`."""
 
     tag: str
     no_ack: bool
@@ -77,7 +77,7 @@ class _Tagged(Protocol):
 
 
 class _Handle(Protocol):
-    """Interface of an AMQP/Fast handle, with what `consuming` reads of it."""
+    """Interface of an AMQP/Fast handle to the function `consuming`."""
 
     number: int
 
@@ -87,7 +87,7 @@ class _Handle(Protocol):
 
 @runtime_checkable
 class _Handled(Protocol):
-    """Interface of a consumer of an AMQP/Fast client, with what `consuming` reads of it."""
+    """Interface of an AMQP/Fast client's consumer to the function `consuming`."""
 
     unreliable: bool
     prefetch: int
@@ -98,16 +98,16 @@ class _Handled(Protocol):
 
 
 def _details(listener: Listener, connection: IngressClient) -> ConnectionDetails:
-    """Return the listener's address, the use of TLS, and what the client has negotiated."""
+    """Return the listener's address, whether it uses TLS, and the values that the client has negotiated."""
     return ConnectionDetails(
         listener.host, listener.port, listener.front.tls is not None, *connection.negotiated()
     )
 
 
 def consuming(consumer: Consumer) -> ConsumerDetails | None:
-    """Return a record of the consumer of a queue for the HTTP interface.
+    """Return a record of a queue's consumer for the HTTP interface.
 
-    Return None unless the consumer belongs to a client of an AMQP 0-9-1 or AMQP/Fast listener.
+    Return None if the consumer does not belong to a client of an AMQP 0-9-1 or AMQP/Fast listener.
     """
     if isinstance(consumer, _Tagged):
         tag, acknowledges, channel = consumer.tag, not consumer.no_ack, consumer.channel
@@ -127,7 +127,7 @@ def consuming(consumer: Consumer) -> ConsumerDetails | None:
 
 
 def announced_version(settings: Settings, otherwise: str) -> str:
-    """Return the broker version that the gateway reports to programs for RabbitMQ.
+    """Return the broker version that the gateway reports to programs written for RabbitMQ.
 
     Return RABBITMQ_VERSION if the first AMQP 0-9-1 listener has `announce: rabbitmq`. Return `otherwise` if
     that listener has `announce: gateway`, or if there is no such listener.
@@ -139,7 +139,7 @@ def announced_version(settings: Settings, otherwise: str) -> str:
 
 
 def listener_addresses(listeners: Mapping[str, Listener]) -> list[RabbitListener]:
-    """Return a record of each listener for RabbitMQ's API: name, protocol, host, port and use of TLS."""
+    """Return a record of each listener for RabbitMQ's HTTP API: name, protocol, host, port and use of TLS."""
     return [
         RabbitListener(one.name, one.stats.protocol, one.host, one.port, one.front.tls is not None)
         for one in listeners.values()

@@ -20,9 +20,9 @@ log = structlog.get_logger()
 
 
 class Console:
-    """Admission control of the console, built from the configuration.
+    """Admission control of the web console, built from the configuration.
 
-    While HTTP is served, the object also has a temporary token, with which the command line on this machine
+    While HTTP is served, this object also has a temporary token, with which the command line on this machine
     logs in.
     """
 
@@ -35,8 +35,9 @@ class Console:
     ) -> None:
         """Build the admission control from the settings.
 
-        `access` checks logins, `authorization` has the roles. `quotas` limit console sessions, tokens and
-        unread responses by user. Raises ConfigurationError when the tokens cannot be read or written.
+        `access` checks logins, `authorization` has the roles. `quotas` has the limits of each user for
+        console sessions, tokens and unread responses. Raises ConfigurationError if the tokens cannot be read
+        or written.
         """
         http = settings.http
 

@@ -67,7 +67,7 @@ class JsonLines:
 
 
 class SupervisorLink:
-    """Connection of a worker to its supervisor, with the order that the worker has received."""
+    """Connection of a worker to its supervisor, with the settings (order) that the worker has received."""
 
     def __init__(self, sock: socket.socket, order: WorkerOrder) -> None:
         self.order = order
@@ -75,7 +75,7 @@ class SupervisorLink:
 
     @classmethod
     def read(cls) -> Self:
-        """Read the order from standard input, which is the socket to the supervisor.
+        """Read the worker's settings (order) from standard input, which is the socket to the supervisor.
 
         Call this before an event loop runs. Raises EOFError if the socket closes before an order arrives.
         """

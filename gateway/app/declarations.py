@@ -22,7 +22,7 @@ log = structlog.get_logger()
 def declare_all(settings: Settings, hosts: AmqpHosts) -> None:
     """Declare the exchanges, queues and bindings of the configuration and of RabbitMQ exports in `hosts`.
 
-    Logs how many objects were declared. Raises ConfigurationError with a line for each fault; then the
+    Logs how many objects were declared. Raises ConfigurationError with a line for each error; then the
     gateway must not start.
     """
     declared, findings = gather(settings)

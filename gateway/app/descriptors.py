@@ -19,7 +19,10 @@ log = structlog.get_logger()
 
 
 def raise_descriptors() -> None:
-    """Raise the soft limit of this process to the hard limit, if the system permits it."""
+    """Raise this process's soft limit of open files to the hard limit, or DESCRIPTORS_MAX if that is lower.
+
+    If the system does not permit it, log a warning.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft == resource.RLIM_INFINITY or soft >= target:
@@ -41,7 +44,7 @@ def descriptors_for_clients(reserved: int) -> int:
 
 
 def divided_descriptors(settings: Settings) -> int:
-    """Return how many file descriptors client connections may use with `limits.descriptors_reserved`.
+    """Return how many file descriptors client connections may use, given `limits.descriptors_reserved`.
 
     Log a warning if the `connections_max` of a listener is larger.
     """

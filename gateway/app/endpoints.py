@@ -31,7 +31,10 @@ def listener_of(
     metrics: Metrics,
     descriptors_max: int,
 ) -> Listener:
-    """Build the listener `name`, and register its namespace with the dispatcher. Open no port yet."""
+    """Build the listener `name`, and register its namespace with the dispatcher. Open no port yet.
+
+    Clients whose file descriptor is `descriptors_max` or higher are refused.
+    """
     settings, dispatcher = services.settings, services.dispatcher
     options = settings.listeners[name]
     dialect = DIALECTS[options.protocol]

@@ -137,7 +137,7 @@ def _plain_http(settings: Settings) -> Iterator[Exposure]:
 
 
 def _balancers(settings: Settings) -> Iterator[Exposure]:
-    """Yield a finding for each network of load balancers that is so large that it has other machines too."""
+    """Yield a finding for each network of load balancers that is so large that it contains other machines."""
     for name, listener in settings.listeners.items():
         if listener.proxy_protocol == "off":
             continue
@@ -151,7 +151,7 @@ def _balancers(settings: Settings) -> Iterator[Exposure]:
 
 
 def _is_local(host: str) -> bool:
-    """Return True if `host`, a name or IP address, is the loopback interface of this machine."""
+    """Return True if `host`, a name or IP address, is this machine's loopback interface."""
     if host == "localhost":
         return True
     try:

@@ -111,7 +111,7 @@ class Gateway:
     _users: Access | None = None  # None until the users have been read.
 
     def __init__(self, settings: Settings) -> None:
-        """Build all parts except listeners and links, and open the store and the journal.
+        """Build all components except listeners and links, and open the store and the journal.
 
         Raises ConfigurationError (or MappingError) for unusable settings, and StoreError for an unusable
         store.
@@ -424,10 +424,10 @@ class Gateway:
         return [self.memory.count_turn] if self.store is None else [self.memory.count_turn, self.store.flush]
 
     def _claims(self) -> Iterator[Claim]:
-        """Yield a claim for each object that holds messages in memory: object, bytes, user, network address.
+        """Yield each object that holds messages in memory, as (object, bytes, user, network address).
 
-        The object is None if nothing can be done to reduce its memory. User and address are "" if the object
-        has none. Objects may be added and removed during the iteration.
+        The object is None if its memory cannot be reduced. User and address are "" if there is none. Objects
+        may be added and removed during the iteration.
         """
         for queue in list(self.hosts.queues()):
             yield queue, queue.in_memory, queue.user or "", ""
@@ -456,7 +456,7 @@ class Gateway:
     def _memory_changed(self, short: bool) -> None:
         """Log that memory is `short` or is available again, and set the readiness condition `memory`.
 
-        If memory is short, also discard cached routing.
+        If memory is short, also drop cached routing entries.
         """
         figures = {"used_bytes": self.memory.used, "limit_bytes": self.memory.watermark}
         if short:
@@ -471,9 +471,9 @@ class Gateway:
             self.readiness.mark_met("memory")
 
     def _disk_changed(self, healthy: bool) -> None:
-        """Log whether the store can be written, and report it to connected clients.
+        """Log whether the store can be written, and notify connected clients.
 
-        `healthy` is True if the store can be written again.
+        `healthy` is True if the store can be written again, and False if it cannot be written any more.
         """
         assert self.store is not None
         if healthy:
@@ -536,7 +536,7 @@ class Gateway:
             self.readiness.require(f"listener {name}")
 
     def _route_links(self) -> None:
-        """Set the subscriptions and targets of each link by the mappings in force."""
+        """Set the subscriptions and targets of each link according to the mappings in force."""
         router = self.dispatcher.router
         for link in self.links.values():
             try:
@@ -592,7 +592,7 @@ class Gateway:
         return *router.routes, *router.answers
 
     def _gauges(self) -> dict[str, Callable[[], float]]:
-        """Return the gauges of all parts: for each metric name a function that returns the value."""
+        """Return the gauges of all components: for each metric name a function that returns the value."""
         gauges: dict[str, Callable[[], float]] = {
             "gateway_ended_sessions": lambda: self.quotas.ended.count,
             "gateway_ended_sessions_bytes": lambda: self.quotas.ended.total,
@@ -753,8 +753,8 @@ class Gateway:
     def _idle(self) -> bool:
         """Return True if no client connection and no link has unsettled messages.
 
-        Messages that paused routes hold do not count: they are unacknowledged, so that their senders still
-        have them.
+        Messages that paused routes hold do not count: they are unacknowledged, so that their senders can
+        repeat them.
         """
         held_counts = self.core.pauses.waiting_by_sender()
         return (
@@ -785,8 +785,8 @@ class Gateway:
 def start_audit(settings: Settings, several: Callable[[], bool]) -> None:
     """Configure the audit log and open its file.
 
-    `several` returns True if there may be more than one user. Raises ConfigurationError if the file cannot be
-    written.
+    `several` returns True if the gateway may have more than one user. Raises ConfigurationError if the file
+    cannot be written.
     """
     options = settings.audit
     try:

@@ -89,8 +89,8 @@ class MappingFiles:
     def load(self) -> Router:
         """Compile the mapping files, and return the resulting router, which the caller must put in force.
 
-        `watch` then reports only changes after this call. Raises ConfigurationError for files that are
-        invalid or cut off, and if all routes have been removed since the previous `load`.
+        From then on, `watch` reports only later changes. Raises ConfigurationError for files that are invalid
+        or cut off, and if all routes have been removed since the previous `load`.
         """
         self._watched.accept()
         try:
@@ -106,14 +106,14 @@ class MappingFiles:
     def read(self, drafts: Texts = NO_TEXTS) -> Router:
         """Compile the mapping files for a check, and return the resulting router.
 
-        This has no influence on `watch`. `drafts` has texts by file name, which replace the contents of files
-        or add files. Raises ConfigurationError for files that are invalid or cut off, and, without `drafts`,
-        if all routes have been removed since the last `load`.
+        `watch` is not affected. `drafts` has texts by file name, which replace the contents of files or add
+        files. Raises ConfigurationError for files that are invalid or cut off, and, without `drafts`, if all
+        routes have been removed since the last `load`.
         """
         return self._read(drafts)[0]
 
     def _read(self, drafts: Texts) -> tuple[Router, list[MappingFile]]:
-        """Compile the mapping files, with `drafts` as in `read`. Return router and parsed files."""
+        """Compile the mapping files, with `drafts` as in `read`. Return the router and the parsed files."""
         settings = self.settings
         endpoints = settings.endpoints()
         remaining = dict(drafts)

@@ -45,10 +45,9 @@ def available(groups: Path = GROUPS, process: Path = PROCESS, machine: int | Non
 
 
 def _allowed(groups: Path, process: Path) -> Iterator[int]:
-    """Yield the memory limits, in bytes, of the control groups of this process and of the groups above them.
+    """Yield the memory limits, in bytes, of this process's control groups and of the groups above them.
 
-    Nothing is yielded for a group without a limit (`max`), but version 1 reports a huge number for such a
-    group.
+    Version 2 groups without a limit are skipped. Version 1 groups without a limit have a huge number.
     """
     with suppress(OSError):
         for line in (process / "cgroup").read_text().splitlines():
@@ -86,7 +85,7 @@ def resident_reader(process: Path = PROCESS) -> Callable[[], int] | None:
 def trimmer() -> Callable[[], None] | None:
     """Return a function that makes glibc release free memory to the system; None with another C library.
 
-    Call the function in the event loop. In a thread it would hold the lock of the allocator, so that the loop
+    Call the function in the event loop. In a thread, it would hold the lock of the allocator, the event loop
     would wait at its next allocation, and an innocent connection would be logged as slow.
     """
     try:
@@ -103,11 +102,11 @@ def trimmer() -> Callable[[], None] | None:
 def watched_memory(
     watermark: int, changed: Callable[[bool], None], connections: Callable[[], Iterable[HeldPublisher]]
 ) -> Memory:
-    """Return the memory use of this process, with a watermark of `watermark` bytes.
+    """Return the object that compares the memory use of this process with `watermark`, in bytes.
 
-    A watermark of 0 stands for SHARE of the available memory. `changed` is called with True when memory
-    becomes short, and with False when it is available again. `connections` returns the connections that are
-    paused while memory is short. Memory is unlimited if the system has no file `statm`.
+    A watermark of 0 stands for the fraction SHARE of the available memory. `changed` is called with True when
+    memory becomes short, and with False when it is available again. `connections` returns the connections
+    that are paused while memory is short. Memory is unlimited if the system has no file `statm`.
     """
     resident = resident_reader()
     if resident is None:

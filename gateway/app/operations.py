@@ -39,7 +39,7 @@ from gateway.transport.stream import WriteSet
 
 
 class OperatedGateway(Protocol):
-    """Interface of a gateway that its HTTP operations use."""
+    """Interface of a gateway to its HTTP operations."""
 
     settings: Settings
     metrics: Metrics
@@ -61,7 +61,10 @@ class OperatedGateway(Protocol):
     history: History
 
     async def reload_mappings(self) -> bool:
-        """Read the mapping files again. Return True if the new mappings are in force."""
+        """Read the mapping files again.
+
+        Return True if the new mappings are in force, and False if a file is invalid.
+        """
 
     def stop(self) -> None:
         """Begin to drain. The process ends when draining is complete."""
@@ -113,7 +116,7 @@ def process_of(gateway: OperatedGateway) -> Process:
 
 
 def pause(gateway: OperatedGateway, kind: str, name: str) -> None:
-    """Pause the route or link `name` until `resume` is called; `kind` is `route` or `link`.
+    """Pause a route or link until `resume` is called; `kind` is `route` or `link`.
 
     All connections of a link are paused.
     """
@@ -122,7 +125,7 @@ def pause(gateway: OperatedGateway, kind: str, name: str) -> None:
 
 
 def resume(gateway: OperatedGateway, kind: str, name: str) -> None:
-    """Resume the route or link `name`; `kind` is `route` or `link`."""
+    """Resume a route or link that was paused; `kind` is `route` or `link`."""
     gateway.core.pauses.resume(kind, name)
     pause_links(gateway)
 
@@ -137,7 +140,10 @@ def pause_links(gateway: OperatedGateway) -> None:
 
 
 def states_of(gateway: OperatedGateway) -> dict[str, EndpointState]:
-    """Return the state of each listener and link by name: address, up, reason if down, paused."""
+    """Return the state of each listener and link by name.
+
+    A state has the address, whether the endpoint is up, the reason if it is not, and whether it is paused.
+    """
     found = {name: EndpointState(listener.place, True) for name, listener in gateway.listeners.items()}
     for name, link in gateway.links.items():
         why = "" if link.is_up else link.down_reason or "not connected yet"

@@ -48,17 +48,17 @@ def run_loop(main: Callable[[], Awaitable[object]]) -> int:
 
 
 def tune_collector() -> None:
-    """Make the cycle collector run rarely.
+    """Make Python's cycle collector run rarely.
 
-    Messages are freed by reference counting; only closed connections leave cycles. With Python's defaults the
-    collector would examine all waiting messages repeatedly. This takes a third of the CPU time with a full
-    queue, and a quarter of the time to read ten thousand routes.
+    Messages are freed by reference counting; only closed connections leave cycles. With Python's default
+    thresholds the collector would examine all waiting messages repeatedly, which would take a third of the
+    CPU time with a full queue, and a quarter of the time to read ten thousand routes.
     """
     gc.set_threshold(100_000, 20, 100)
 
 
 def freeze_objects() -> None:
-    """Exclude all present objects from cycle collection, because they exist as long as the process."""
+    """Exclude all present objects from cycle collection, because they exist until the process ends."""
     gc.collect()
     gc.freeze()
 

@@ -37,7 +37,7 @@ class SharedMessages:
         self._flush = flush
 
     async def slices(self, topic_filter: str) -> AsyncIterator[list[Message]]:
-        """Yield the retained messages whose topics match an MQTT filter, in lists of one database page each.
+        """Yield the retained messages whose topics match an MQTT filter, in one list for each database page.
 
         The first list has all `$SYS` messages of this replica, even those that the filter does not match.
         Raises UnavailableError if the database cannot be reached.
@@ -64,7 +64,7 @@ class SharedMessages:
         return removed
 
     async def _pages(self, topic_filter: str) -> AsyncIterator[list[tuple[Message, Retained]]]:
-        """Yield pages of the messages in the database that match an MQTT filter, with their rows."""
+        """Yield pages of messages in the database that match an MQTT filter, each with its database row."""
         query, is_last = MatchRetained(topic_filter), False
         while not is_last:
             (reply,) = await self._replies(self._retained.read, [query])
@@ -83,7 +83,7 @@ class SharedMessages:
     async def _replies(
         self, submit: Callable[[V, Callable[[Reply[T]], None]], None], requests: list[V]
     ) -> list[Reply[T]]:
-        """Call `submit` for each request with a callback for its reply. Return the replies in any order.
+        """Call `submit` with each request and a callback for its reply. Return the replies in any order.
 
         Raises UnavailableError if a reply is missing after ANSWER_SECS.
         """

@@ -56,7 +56,7 @@ Fingerprint = dict[Path, Stamp | None]
 
 
 class RuledGateway(Protocol):
-    """Parts of a gateway that the reload of users and roles uses."""
+    """Interface of a gateway to the reload of users and roles."""
 
     settings: Settings
     metrics: Metrics
@@ -73,7 +73,7 @@ class RuledGateway(Protocol):
 
 
 class Rules:
-    """Reload of users and roles when their files change."""
+    """Reload of users and roles whenever their files change."""
 
     def __init__(self, gateway: RuledGateway) -> None:
         self._gateway = gateway
@@ -129,7 +129,7 @@ class Rules:
             return await self._reload()
 
     async def _reload(self) -> bool:
-        """Do what `reload` does, without its lock."""
+        """Do what `reload` does; the caller holds the lock."""
         reloads, identities = self._gateway.metrics.rule_reloads, self._gateway.identities
         try:
             settings, found, roles = await computed(self._read)
@@ -213,7 +213,7 @@ class Rules:
             await self._recheck_permissions()
 
     def _replace(self, roles: Roles) -> bool:
-        """Put `roles` in force for new requests. Return False if the roles have not changed."""
+        """Put `roles` in force for new requests. Return True, or False if the roles have not changed."""
         gateway = self._gateway
         if not gateway.authorization.use(roles):
             return False
@@ -238,7 +238,10 @@ class Rules:
         gateway.writes.flush()
 
     def _permission_checks(self) -> Iterator[Callable[[], None]]:
-        """Yield a function for each connection, session and queue that ends what is no longer permitted."""
+        """Yield a check for each connection, session and queue, as a function without arguments.
+
+        The check ends the subscriptions and consumers that are not permitted any more.
+        """
         for listener in self._gateway.listeners.values():
             for connection in list(listener.connections):
                 yield partial(_recheck_connection, connection)
@@ -300,7 +303,7 @@ def _recheck_connection(connection: IngressClient) -> None:
 
 
 async def _run_check(look: Callable[[], None]) -> None:
-    """Run a permission check. Repeat it whenever the authorizer has made a decision that it waits for.
+    """Run the permission check `look`, and repeat it until no decision of the authorizer is missing.
 
     An error in the check is logged, and has no effect on the checks of other clients.
     """

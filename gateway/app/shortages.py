@@ -77,9 +77,9 @@ def disk_space(settings: Settings) -> dict[str, DiskSpace]:
 
 
 def limit_ratios(limits: Iterable[Limit]) -> dict[str, float]:
-    """Return for each limit, by name, which fraction of it is used; 1 means that the limit is reached.
+    """Return the fraction of each limit that is used, by name; 1 means that the limit is reached.
 
-    If several limits have the same name, the highest fraction counts. Unlimited ones (0) are omitted.
+    If several limits have the same name, the highest fraction counts. Limits of 0 (unlimited) are omitted.
     """
     found: dict[str, float] = {}
     for one in limits:

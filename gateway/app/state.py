@@ -40,13 +40,10 @@ SCHEMA_CHARS_MAX: Final = 40  # Names in PostgreSQL have 63 bytes; channels and 
 
 
 class SharedState:
-    """State that replicas share in a database, and the services that this replica builds on it."""
+    """State that replicas share in a database, and this replica's services that use it."""
 
     def __init__(self, store: StateStore, membership: Membership, quotas: UserQuotas) -> None:
-        """Build the services on `store`.
-
-        `quotas` has the limits of dead letters and of retained messages.
-        """
+        """Build the services on `store`. `quotas` has the limits of dead letters and of retained messages."""
         self.store = store
         self.membership = membership
         self.elections = Elections(store, membership)
@@ -74,10 +71,7 @@ class SharedState:
         self.store.start(caller_of(writes), self._handle_notice)
 
     async def run(self, flush: Callable[[], None]) -> None:
-        """Run the timers of all services until cancelled.
-
-        `flush` sends what the timers have encoded.
-        """
+        """Run the timers of all services until cancelled. `flush` sends what the timers have encoded."""
         while True:
             self.store.tick()
             self.membership.tick(clock.lease_time())
@@ -104,7 +98,7 @@ class SharedState:
             await trio.to_thread.run_sync(self.store.stop)
 
     def elect(self, settings: Settings, links: Iterable[Link], serves: Callable[[], bool]) -> None:
-        """Make each elected link of this replica a candidate, so that only one replica consumes over it.
+        """Make this replica a candidate for each elected link, over which only one replica may consume.
 
         The link is disconnected until this replica is elected. `serves` returns True while the cluster can be
         reached.
@@ -168,7 +162,7 @@ def schema_of(namespace: str) -> str:
 
 
 def watch_stores(readiness: Readiness, store: Store | None, state: SharedState | None) -> None:
-    """Add the store and the shared state to the conditions of readiness; None is skipped."""
+    """Make the store and the shared state conditions of readiness, as far as they exist (not None)."""
     if store is not None:
         readiness.watch("store", partial(getattr, store, "failure"))
     if state is not None:

@@ -71,7 +71,7 @@ def start_store(store: Store | None, writes: WriteSet) -> None:
 
 
 def caller_of(writes: WriteSet) -> Callable[[Callable[[], None]], None]:
-    """Return a function by which other threads make the running event loop call a function.
+    """Return a function by which other threads make the running event loop call a function without arguments.
 
     An error of the called function is logged. `writes` are flushed after each call.
     """

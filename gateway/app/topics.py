@@ -36,11 +36,11 @@ def topics_of(
     quotas: UserQuotas,
     state: SharedState | None,
 ) -> tuple[MqttNamespace, EngineSession | None]:
-    """Return the MQTT namespace, and the session with the RabbitMQ cluster or None with the embedded broker.
+    """Return the MQTT namespace, and the session with the RabbitMQ cluster or None without a cluster.
 
-    Call this before the store starts. `let_go` disconnects all clients. `may_hold` returns True for a user
-    whose full session may hold publishers, instead of dropping messages. `quotas` has the limits per user.
-    `state` must not be None with a cluster.
+    Call this before the store starts. `let_go` disconnects all clients. `may_hold` returns True for a user if
+    a full session of that user may hold publishers, instead of dropping messages. `quotas` has the limits per
+    user. `state` must not be None with a cluster.
     """
     limits, options = settings.limits, settings.broker
     of_sessions = SessionLimits(

@@ -18,7 +18,7 @@ from gateway.telemetry.worker_metrics import OPENMETRICS
 def run_worker(settings: Settings, ordered: SupervisorLink) -> int:
     """Run a gateway with the settings of a worker until it is stopped or its supervisor ends.
 
-    Return the exit code.
+    Return the exit code of the process.
     """
     raise_descriptors()
     tune_collector()
@@ -51,10 +51,10 @@ async def _answer(gateway: Gateway, lines: JsonLines) -> None:
 
 
 def _response_to(gateway: Gateway, question: str) -> object:
-    """Return the reply to a request of the supervisor.
+    """Return the reply to a request of the supervisor: `metrics`, `reasons` or `stop`.
 
-    Return the metrics as text for `metrics`. For other requests return the reasons why the worker is not
-    ready; `stop` also begins to drain.
+    The reply to `metrics` is the metrics as text. The reply to other requests is the list of reasons why the
+    worker is not ready; `stop` also begins to drain.
     """
     if question == "metrics":
         return gateway.metrics.exposition(OPENMETRICS)[0].decode()

@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 ASK_SECS: Final = 1.0  # Interval between two checks of each worker.
 ANSWER_SECS: Final = 5.0
-SILENT_MAX: Final = 10  # BackendResponseError requests in a row after which a worker is killed.
+SILENT_MAX: Final = 10  # Unanswered requests in a row after which a worker is killed.
 AGAIN_SECS_MIN: Final = 0.5
 AGAIN_SECS_MAX: Final = 30.0
 STABLE_SECS: Final = 10.0  # A worker that has served this long is restarted after the shortest wait.
@@ -58,7 +58,7 @@ class WorkerFailed(GatewayError):
 
 
 class Worker:
-    """One worker, as its supervisor sees it: its present process, its readiness, and its restarts."""
+    """One worker as its supervisor manages it: the present process, the readiness, and the restarts."""
 
     def __init__(self, number: int, command: Sequence[str], order: WorkerOrder) -> None:
         self.number = number
@@ -117,7 +117,10 @@ class Worker:
                 return
 
     async def _live(self, stopping: trio.Event) -> tuple[int, str]:
-        """Run one process of the worker until it ends. Return its exit code, and DIED or SILENT."""
+        """Run one process of the worker until it ends. Return its exit code and the reason for its end.
+
+        The reason is DIED, or SILENT if the process was killed because it did not reply to requests.
+        """
         ours, its = socket.socketpair()
         with its:
             # In a process group of its own: the supervisor forwards Ctrl-C.
@@ -153,7 +156,7 @@ class Worker:
         return code, why
 
     async def _supervise(self, lines: JsonLines) -> None:
-        """Exchange messages with the process until it ends or does not reply, and then kill it."""
+        """Exchange messages with the process until it ends or no longer replies, and then kill it."""
         try:
             await self._ask_on(lines)
         except Exception as error:  # An invalid reply must not affect other workers.
@@ -161,7 +164,7 @@ class Worker:
         self.signal(signal.SIGKILL)
 
     async def _ask_on(self, lines: JsonLines) -> None:
-        """Send the order, wait until the worker serves, and then request its readiness every ASK_SECS.
+        """Send the worker's settings, wait until it serves, and then request its readiness every ASK_SECS.
 
         Returns when the process has ended, or has not replied to SILENT_MAX requests in a row.
         """
@@ -182,8 +185,8 @@ class Worker:
     async def stop(self) -> None:
         """Request draining over the socket; send SIGTERM only if the worker does not reply.
 
-        A signal could be the second one, because a service manager that stops all processes has already sent
-        one; a second signal ends the process without draining.
+        A signal could be the worker's second one, because a service manager that stops all processes has
+        already sent one. A second signal ends the process without draining.
         """
         if await self.ask("stop") is None:
             self.signal(signal.SIGTERM)
@@ -210,7 +213,7 @@ class Worker:
 
 
 class Supervisor:
-    """Parent of all worker processes, and HTTP server for their metrics and readiness."""
+    """Parent of all worker processes, which also serves their metrics and readiness over HTTP."""
 
     def __init__(self, settings: Settings) -> None:
         """Reserve the ports of all listeners, and prepare the workers.
@@ -302,7 +305,7 @@ class Supervisor:
         return ["draining", *found] if self._stopping.is_set() else found
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Return the combined metrics of all workers, and their content type.
+        """Return the combined metrics of all workers as bytes, and their content type.
 
         `accept` is the value of the HTTP header `Accept`, which selects the format.
         """
