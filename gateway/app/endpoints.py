@@ -94,7 +94,7 @@ def _link(
     consumes: bool = True,
     publishes: bool = True,
 ) -> Link:
-    """Build one connection of the configured link `endpoint`.
+    """Build one connection of the configured link `endpoint`, which consumes, publishes or does both.
 
     `name` is the name of the connection in logs and metrics. `when_up` is called whenever the connection is
     established.

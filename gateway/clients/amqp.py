@@ -70,7 +70,10 @@ class AmqpClient:
     """
 
     def __init__(self, access: ConnectionOptions) -> None:
-        """Connect, log in and open the channel. Raises LinkError if the server is unreachable or refuses."""
+        """Connect to the broker that `access` describes, log in and open the channel.
+
+        Raises LinkError if the broker is unreachable or refuses.
+        """
         target = access.target
         user, password = target.username or "guest", target.password or "guest"
         self._machine = ClientConnection(

@@ -50,7 +50,10 @@ class FastClient:
     """AMQP/Fast connection with one channel. Durable subscriptions belong to `client_name`."""
 
     def __init__(self, access: ConnectionOptions, *, client_name: str = "") -> None:
-        """Connect, log in and open the channel. Raises LinkError if the server is unreachable or refuses."""
+        """Connect to the broker that `access` describes, log in and open the channel.
+
+        Raises LinkError if the broker is unreachable or refuses.
+        """
         self._machine = client_machine(access.target, client_name)
         self._wire = Wire(access, self._machine, self._machine.tick)
         self._producers: dict[tuple[str, str], tuple[Producer, bytes, int]] = {}

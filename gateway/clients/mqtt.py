@@ -49,9 +49,10 @@ class MqttClient:
     def __init__(
         self, access: ConnectionOptions, *, client_id: str = "", session_secs: int = 0, receive_max: int = IDS
     ) -> None:
-        """Connect to the server, with an older MQTT version if it does not support the first one.
+        """Connect to the broker, with an older MQTT version if it does not support the first one.
 
-        Raises LinkError if the server is unreachable, refuses, or supports none of the versions.
+        The other arguments are those of the class. Raises LinkError if the broker is unreachable, refuses, or
+        supports none of the versions.
         """
         self._tokens: list[tuple[int, int]] = []  # (packet id, QoS) by token, beginning at `_first`
         self._first = 0

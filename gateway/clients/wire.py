@@ -147,9 +147,10 @@ class Wire:
     def __init__(
         self, access: ConnectionOptions, machine: ClientMachine, tick: Callable[[float], None]
     ) -> None:
-        """Connect to the broker, with TLS and WebSocket if the target URL requires them.
+        """Connect to the broker that `access` describes, with TLS and WebSocket if its URL requires them.
 
-        Raises LinkError if the broker is unreachable.
+        `machine` is the protocol's state machine, `tick` a function for its timers. Raises LinkError if the
+        broker is unreachable.
         """
         self.machine = machine
         self.timeout_secs = access.timeout_secs

@@ -165,7 +165,10 @@ class IngressClients:
             self.fast_ticked.add(connection)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Hold the publishers of a full queue or session. Return functions that let them continue."""
+        """Hold the publishes of the clients `senders`, because a queue or session is full.
+
+        Return functions that let the clients continue.
+        """
         releases = []
         for sender in senders:
             client = self._by_sender.get(sender.connection)

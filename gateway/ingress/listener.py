@@ -81,8 +81,8 @@ class Listener:
     ) -> None:
         """Create a listener without opening a port. `ingress_clients` has the connections of `protocol`.
 
-        `front` has the layers (TLS, WebSocket) of its connections. Clients whose file descriptor is
-        `descriptors_max` or higher are refused.
+        `writes` collects the streams that have output to write. `front` has the layers (TLS, WebSocket) of
+        the connections. Clients whose file descriptor is `descriptors_max` or higher are refused.
         """
         self.name = name
         self.host = host

@@ -131,10 +131,17 @@ class ListenerSource:
 
     @abstractmethod
     def settle(self, receipts: list[Any], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
-        """Report the outcome of each message to its client, as gateway.model.batch.Source defines."""
+        """Report the outcome of each message to its client.
+
+        `receipts` identify the messages for the protocol. `refused` maps indexes in `receipts` to outcomes;
+        None means that all were accepted. `received` is the loop-clock time of the batch.
+        """
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Hold the publishers of a full queue or session. Return functions that let them continue."""
+        """Hold the publishes of the clients `senders`, because a queue or session is full.
+
+        Return functions that let the clients continue.
+        """
         return self.ingress_clients.hold(senders)
 
     # Interface to connections.
@@ -172,7 +179,7 @@ class ListenerSource:
         self.dispatcher.record_unrouted(entry, message, outcome, self.begun_batch().received)
 
     def record_refused(self, message: Message, reason: Reason, text: str) -> None:
-        """Record in the journal a refused message that has no routing entry.
+        """Record in the journal that a message without routing entry was refused; `text` explains the reason.
 
         The caller closes the channel or handle of the message.
         """

@@ -86,9 +86,9 @@ def response(
     with_body: bool = True,
     kind: str = "text/plain; charset=utf-8",
 ) -> bytes:
-    """Return a complete response, after which the connection closes.
+    """Return a complete HTTP response with this body text, after which the connection closes.
 
-    `with_body` False omits the body, for HEAD.
+    `kind` is the content type. `with_body` False omits the body, for HEAD.
     """
     body = text.encode()
     lines = [

@@ -58,7 +58,7 @@ class StreamOwner(Protocol):
         """Resume deliveries, because the stream is no longer congested."""
 
     def connection_lost(self, reason: str) -> None:
-        """Clean up after the connection has ended for `reason`, a text. Called once."""
+        """Release what belongs to the connection, which has ended for `reason`, a text. Called once."""
 
 
 class StreamPoller(Protocol):
@@ -246,12 +246,12 @@ class Stream:
     ) -> None:
         """Create a stream that is not polled yet: call `begin`, or the `watch` of its poller.
 
-        `watcher` is the poller. `layer_ended` is called with the stream and the reason when a layer has
-        ended. `rate` limits reading; None means no limit. If the peer leaves more than `backlog_max` bytes of
-        output (in memory) unread, it is disconnected; above half of that, the stream stops reading. If
-        `stalls` is True, received data is not processed while the socket does not accept the present output.
-        Where a link connects two gateways, `stalls` must be False on one side: otherwise both could wait for
-        each other.
+        `watcher` is the poller; `writes` collects the streams that have output to write. `layer_ended` is
+        called with the stream and the reason when a layer has ended. `rate` limits reading; None means no
+        limit. If the peer leaves more than `backlog_max` bytes of output (in memory) unread, it is
+        disconnected; above half of that, the stream stops reading. If `stalls` is True, received data is not
+        processed while the socket does not accept the present output. Where a link connects two gateways,
+        `stalls` must be False on one side: otherwise both could wait for each other.
         """
         self.sock = sock
         self.layer = layer
@@ -512,7 +512,7 @@ class Stream:
     def feed(self, data: bytes, now: float, layer: Filter | None) -> None:
         """Pass received bytes to the owner, after `layer` (None: no layer) has decoded them.
 
-        If the layer has ended, end the stream.
+        If the layer has ended, end the stream. `now` is in loop-clock seconds.
         """
         if layer is not None:
             data = layer.receive(data)

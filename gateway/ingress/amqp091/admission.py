@@ -292,7 +292,7 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
             )
 
     def _verified(self, mechanism: str, user: str, found: Principal | Denial) -> None:
-        """Admit or deny the client by the result of its verification, then process further input."""
+        """Admit or deny the client by its verification's result (`found`), then process further input."""
         if isinstance(found, Denial):
             self._entrance.logins.log_denied(self.stream, user, found)
             self._deny(mechanism, WHY[found])

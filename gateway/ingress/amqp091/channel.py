@@ -93,8 +93,9 @@ class AmqpSource(AmqpEntrance):
 
     @abstractmethod
     def handle_unrouted(self, entry: RoutingEntry, message: Message, receipt: Receipt | None) -> None:
-        """Return a message that no queue and no route matches, if it is mandatory. Confirm it if required.
+        """Process a message that no queue and no route matches.
 
+        A mandatory message is sent back to the client; every message is confirmed if its channel requires it.
         Without `mandatory`, the message becomes a dead letter if its entry has no routes.
         """
 
@@ -142,9 +143,9 @@ class AmqpListenerClient(HandshakingAmqpClient):
 
     @abstractmethod
     def report_outcome(self, receipt: Receipt, outcome: Outcome | None) -> None:
-        """Send the result of a published message: a confirm, a return, or the result of its transaction.
+        """Report the result of the published message `receipt` to the client.
 
-        `outcome` None means that the message was accepted.
+        It is a confirm, a return, or the result of the transaction. `outcome` None means accepted.
         """
 
     @abstractmethod
@@ -209,8 +210,8 @@ class AmqpConsumer:
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
         """Encode the messages as basic.deliver, and record them until they are acknowledged.
 
-        `position` is the queue position of the first message. Messages that cannot be encoded become dead
-        letters.
+        `position` is the queue position of the first message, `redelivered` the flag of all messages.
+        Messages that cannot be encoded become dead letters.
         """
         utc = clock.utc()
         properties = self._properties
@@ -243,7 +244,8 @@ class AmqpConsumer:
     ) -> None:
         """Deliver messages one by one after the encoding error `error`.
 
-        A single message that fails becomes a dead letter.
+        A single message that fails becomes a dead letter. `position` is the queue position of the first
+        message.
         """
         if len(messages) > 1:
             for at, message in enumerate(messages, position):
@@ -492,7 +494,7 @@ class AmqpChannel:
         self.connection.outstanding.subtract(byte_count)
 
     def drop(self, tags: list[int]) -> None:
-        """Settle deliveries that can never be sent, because their properties exceed the client's frame-max.
+        """Settle the deliveries `tags`, whose properties exceed the client's frame-max.
 
         Must be called while their queue delivers messages: the queue then notices the freed credit itself.
         """
@@ -590,9 +592,9 @@ class AmqpChannel:
     # Returns and confirms.
 
     def send_back(self, content: Content) -> None:
-        """Send basic.return for a mandatory message that was not routed; the caller then confirms it.
+        """Send basic.return with a mandatory message that was not routed; the caller then confirms it.
 
-        Close the channel if the body cannot be read from the spool file. Does nothing on a closed channel.
+        Close the channel if the body cannot be read from disk. Do nothing on a closed channel.
         """
         if self.closed:
             return
@@ -617,7 +619,7 @@ class AmqpChannel:
         return self.published
 
     def confirmed(self, number: int) -> None:
-        """Queue the basic.ack of a publish, which is sent with others when the pass of the event loop ends.
+        """Queue the basic.ack of publish `number`, which is sent with others at the end of this pass.
 
         AmqpIngress.settle contains a copy of this code for speed.
         """
@@ -734,7 +736,8 @@ class Transaction:
     def publish(self, entry: RoutingEntry, message: Message, content: Content | None) -> tuple[int, int]:
         """Add a message to the commit. Return the number and the total bytes of all messages added so far.
 
-        Raises RemoteProtocolError if the routing depends on the message's headers and these are malformed.
+        `content` is the message as received, or None if it need not be returned to the client. Raises
+        RemoteProtocolError if the routing depends on the message's headers and these are malformed.
         """
         if not self._publishes:
             self._generation = self._channel.connection.ingress.dispatcher.generation
@@ -870,7 +873,10 @@ class Transaction:
         ]
 
     def record_outcome(self, accepted: bool) -> None:
-        """Record one of the outcomes that the commit waits for, and finish the commit after the last one."""
+        """Record one of the outcomes that the commit waits for, and finish the commit after the last one.
+
+        If one of the outcomes is not `accepted`, the commit fails.
+        """
         self._failed |= not accepted
         self._open -= 1
         if not self._open:

@@ -469,7 +469,7 @@ class AmqpConnection(AmqpActions):
     # Publishing.
 
     def _publish_large(self, content: Content) -> None:
-        """Publish a message whose body is in a spool file.
+        """Publish a message whose body is in a file.
 
         The file of a durable message is first synchronised to disk, in a task; later input of the client
         waits for that.
@@ -621,7 +621,7 @@ class AmqpConnection(AmqpActions):
         self.refuse(number, refusal, PUBLISH)
 
     def _refuse_publishes(self, contents: list[Content]) -> None:
-        """Refuse and count messages for lack of memory.
+        """Refuse and count the messages `contents` for lack of memory.
 
         Sends basic.nack on a channel in confirm mode, and closes a channel with a transaction. Messages of
         other channels are dropped.
@@ -684,9 +684,9 @@ class AmqpConnection(AmqpActions):
         return found
 
     def report_outcome(self, receipt: Receipt, outcome: Outcome | None) -> None:
-        """Send the result of a published message: a confirm, a return, or the result of its transaction.
+        """Report the result of the published message `receipt` to the client.
 
-        `outcome` None means that the message was accepted.
+        It is a confirm, a return, or the result of the transaction. `outcome` None means accepted.
         """
         channel, confirm, content = receipt
         self.count_settled(1)
@@ -825,7 +825,10 @@ class AmqpConnection(AmqpActions):
         store.after_commit(committed)
 
     def blocked(self, reason: str) -> None:
-        """Set why the store is read-only; an empty string means that it is writable again."""
+        """Process a change of the store: `reason` is why it is read-only, or "" if it is writable again.
+
+        The client gets connection.blocked or connection.unblocked.
+        """
         self._block("disk", reason)
 
     def notify_memory(self, short: bool) -> None:

@@ -136,8 +136,9 @@ class AmqpIngress(AmqpSource):
         return self.dispatcher.publish_large(batch, entry, message, receipt, most)
 
     def handle_unrouted(self, entry: RoutingEntry, message: Message, receipt: Receipt | None) -> None:
-        """Return a message that no queue and no route matches, if it is mandatory. Confirm it if required.
+        """Process a message that no queue and no route matches.
 
+        A mandatory message is sent back to the client; every message is confirmed if its channel requires it.
         Without `mandatory`, the message becomes a dead letter if its entry has no routes.
         """
         if entry.plan.namespace is None and isinstance(entry, AnswerEntry):

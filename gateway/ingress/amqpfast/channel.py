@@ -161,7 +161,7 @@ class FastListenerClient(HandshakingClient[ServerConnection]):
 
     @abstractmethod
     def report_outcome(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Report the outcome of a published message: reply to it, or close its handle or channel."""
+        """Report the outcome of the message `receipt`: reply to it, or close its handle or channel."""
 
     @abstractmethod
     def count_replied(self, count: int) -> None:
@@ -392,9 +392,9 @@ class FastChannel:
         return removed
 
     def unget(self, handle: FastHandle, number: int) -> bool:
-        """Requeue one message that the client of `handle` rejects.
+        """Requeue the message `number`, which the client of `handle` rejects.
 
-        Return False if the message is not outstanding on the handle.
+        Return False if the client has not received the message on this handle, or has acknowledged it.
         """
         at = self._find(number)
         if at < 0:
@@ -802,7 +802,8 @@ class FastConsumer:
         """Deliver messages one by one after the encoding error `error`.
 
         A single message that fails becomes a dead letter. After any other error, this message and the later
-        ones are requeued here, because the caller would requeue the delivered ones as well.
+        ones are requeued here, because the caller would requeue the delivered ones as well. `position` is the
+        queue position of the first message.
         """
         if len(messages) > 1:
             for at, message in enumerate(messages):
@@ -822,9 +823,9 @@ class FastConsumer:
     ) -> None:
         """Send encoded messages and record them as unacknowledged, or settle them for an unreliable consumer.
 
-        `rows` has the encoded messages, `byte_count` their size. A message whose content header does not fit
-        the client's frames is left to other consumers, or becomes a dead letter if there can be none (in a
-        temporary queue or a subscription).
+        `position` is the queue position of the first message, `rows` has the encoded messages, `byte_count`
+        their size. A message whose content header does not fit the client's frames is left to other
+        consumers. In a temporary queue or a subscription, which have no others, it becomes a dead letter.
         """
         channel = self.handle.channel
         connection = channel.connection
@@ -898,16 +899,16 @@ class FastConsumer:
         connection.delivered(channel, len(messages), 0)
 
     def _fits_frames(self, rows: list[NotifyRow]) -> bool:
-        """Return True if the content headers of all messages fit the client's frames."""
+        """Return True if the content headers of all encoded messages (`rows`) fit the client's frames."""
         assert self._notifier is not None  # or there was no room
         return all(self._notifier.fits(name, head) for _, name, head, _ in rows)
 
     def _end_delivery(self, queue: Queue, position: int, message: Message, number: int, sent: bool) -> None:
         """Settle or requeue a message that `_deliver_in_line` queued, or await its acknowledgement.
 
-        If `sent`, the message was sent completely. It is settled if the consumer is unreliable, and otherwise
-        awaits an acknowledgement. If not `sent`, it is requeued, or becomes a dead letter if its body is
-        lost.
+        `number` is its message number, `position` its queue position. `sent` True: it is settled if the
+        consumer is unreliable, and otherwise awaits an acknowledgement. `sent` False: it is requeued, or
+        becomes a dead letter if its body is lost.
         """
         channel = self.handle.channel
         if sent:

@@ -96,7 +96,7 @@ class FastActions(FastListenerClient):
 
     @abstractmethod
     def check_folder(self, path: Path) -> None:
-        """Check the right to use a shared folder for out-of-band transfers. Raises FastRefused 403."""
+        """Check the right to use the folder `path` for out-of-band transfers. Raises FastRefused 403."""
 
     def _channel_open(self, command: m.ChannelOpen) -> None:
         self.reopen_channel(command.channel_id)
@@ -221,7 +221,7 @@ class FastActions(FastListenerClient):
         consumer: FastConsumer,
         selects: Selects | None,
     ) -> None:
-        """Consume the queues that the command names.
+        """Consume the queues that the command names; `selects` None selects all messages.
 
         Raises FastRefused 403 for another client's temporary queue.
         """
@@ -253,7 +253,7 @@ class FastActions(FastListenerClient):
         consumer: FastConsumer,
         selects: Selects | None,
     ) -> None:
-        """Subscribe to the topics that the command names.
+        """Subscribe to the topics that the command names; `selects` None selects all messages.
 
         The reply to a new durable subscription is sent when the subscription is on disk.
         """

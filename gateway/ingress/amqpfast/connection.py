@@ -208,7 +208,7 @@ class FastConnection(FastActions):
             raise FastRefused(ReplyCode.ACCESS_REFUSED, f"{right}: access to {service} {name!r} is refused")
 
     def check_folder(self, path: Path) -> None:
-        """Check the right to use a shared folder for out-of-band transfers. Raises FastRefused 403."""
+        """Check the right to use the folder `path` for out-of-band transfers. Raises FastRefused 403."""
         rights = self.rights
         if not rights.unlimited:
             decision = rights.fast_out_of_band(self.host.name, self._ingress.folder_name(path))
@@ -676,10 +676,10 @@ class FastConnection(FastActions):
             self.refuse(handle, error.code, str(error))
 
     def _acks(self, rows: list[tuple[int, int, int]]) -> None:
-        """Process acknowledgements: tuples of channel, tag and message number.
+        """Process acknowledgements (`rows`): tuples of channel, tag and message number.
 
-        They are cumulative, so only the highest number of each channel is applied. Those with a tag get a
-        reply, after the settlement is on disk.
+        They are cumulative, so only the highest message number of each channel is applied. Those with a tag
+        get a reply, after the settlement is on disk.
         """
         touched: dict[Queue, None] = {}
         tagged: list[tuple[FastChannel, int]] = []
@@ -701,7 +701,7 @@ class FastConnection(FastActions):
                 self._acked(tagged)
 
     def _acked(self, tagged: list[tuple[FastChannel, int]]) -> None:
-        """Reply to acknowledgements when the store has written their settlement.
+        """Reply to acknowledgements (`tagged`: channel and tag) when the store has written their settlement.
 
         The client gets the replies after a failed write, too: its messages may then be redelivered after a
         crash.
@@ -731,7 +731,7 @@ class FastConnection(FastActions):
     # Replies and closes.
 
     def report_outcome(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Report the outcome of a published message: reply to it, or close its handle or channel."""
+        """Report the outcome of the message `receipt`: reply to it, or close its handle or channel."""
         self.publisher.report_outcome(receipt, outcome)
 
     def count_replied(self, count: int) -> None:
@@ -748,7 +748,10 @@ class FastConnection(FastActions):
             self.close_handle(handle, code, text)
 
     def close_handle(self, handle: FastHandle, code: int, text: str) -> None:
-        """Send HANDLE CLOSE, unless the client has reopened the number, and remove the handle."""
+        """Send HANDLE CLOSE with this reply code and text, and remove the handle.
+
+        HANDLE CLOSE is not sent if the client has reopened the handle's number.
+        """
         if not handle.is_closed:
             if not handle.silent:
                 self.machine.close_handle(handle.number, code, text)

@@ -157,7 +157,7 @@ class FastIngress(FastSource):
         return self.name if host is self.hosts[0] else ""
 
     def handle_unrouted(self, entry: RoutingEntry, message: Message) -> Outcome:
-        """Handle a message that no destination and no route matches. Return its outcome.
+        """Count and record a message that no destination and no route matches. Return its outcome.
 
         A topic without subscribers is normal, so the message is accepted; a response without requester is
         refused.
@@ -230,11 +230,11 @@ class FastIngress(FastSource):
         self.tasks.start_soon(task)
 
     def report_refused(self, remote: str, text: str) -> None:
-        """Log why a client was refused before it entered a virtual host."""
+        """Log that a client was refused before it entered a virtual host; `text` is the reason."""
         log.warning("client refused by AMQP/Fast listener", listener=self.name, remote=remote, error=text)
 
     def report_closed(self, remote: str, text: str, part: str) -> None:
-        """Log why the gateway closed a client's `part`: its connection, a channel or a handle."""
+        """Log that the gateway closed a client's `part` (connection, channel or handle) because of `text`."""
         name = self.name
         if part == HANDLE:
             log.warning(

@@ -178,7 +178,7 @@ class TunnelSession:
             self._release = stream.release
 
     def end(self) -> None:
-        """Close the connection to the address, because the handle is closed."""
+        """Close the TCP connection, because the handle is closed."""
         self._ended = True
         self._running.cancel()
         self._resume_reading()
@@ -190,7 +190,7 @@ class TunnelSession:
             release()
 
     async def _run(self) -> None:
-        """Connect to the address and forward bytes until either side ends."""
+        """Connect to the TCP address, and forward bytes in both directions until either side ends."""
         with self._running:
             try:
                 with trio.fail_after(CONNECT_SECS_MAX):
@@ -209,7 +209,7 @@ class TunnelSession:
                     self._close(ReplyCode.TEMPORARILY_FORBIDDEN, f"peer {self._name!r}: {error}")
 
     async def _read(self, stream: trio.SocketStream) -> None:
-        """Forward bytes from the address to the client, as fast as the client reads them."""
+        """Forward bytes from the TCP connection to the client, as fast as the client reads them."""
         assert self._returning is not None
         connection = self._handle.channel.connection
         while data := await stream.receive_some(READ_BYTES):
@@ -221,7 +221,7 @@ class TunnelSession:
             await trio.sleep(CONGESTED_SECS)
 
     async def _write(self, stream: trio.SocketStream) -> None:
-        """Forward queued bytes to the address."""
+        """Forward the client's queued bytes to the TCP connection."""
         while True:
             while self._unsent:
                 data = self._unsent.popleft()
@@ -237,7 +237,7 @@ class TunnelSession:
             await self._more.wait()
 
     def _close(self, code: ReplyCode, text: str) -> None:
-        """Close the handle, because the connection to the address has ended."""
+        """Close the handle with this reply code and text, because the TCP connection has ended."""
         if not self._ended:
             connection = self._handle.channel.connection
             connection.close_handle(self._handle, code, text)  # which calls `end`

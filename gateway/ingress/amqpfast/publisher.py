@@ -253,10 +253,10 @@ class FastPublisher:
     def _publish_joined(
         self, handle: FastHandle, tag: int, sent: list[tuple[RoutingEntry, Message]], partial: Partial | None
     ) -> None:
-        """Publish copies of a message, one for each destination, with one reply for all of them.
+        """Publish copies of a message to several destinations (`sent`), with one reply for all of them.
 
-        `partial` is the transfer by which the message arrived; it ends when the message is accepted or
-        refused.
+        `partial` is the transfer by which the message arrived, if any; it ends when the message is accepted
+        or refused.
         """
         partials = self._ingress.partials
         if partial is not None:
@@ -399,7 +399,8 @@ class FastPublisher:
     ) -> None:
         """Publish a message that has arrived in fragments; its body may be on disk.
 
-        `partial` is the restartable transfer that it arrived by, if any.
+        `head` is the content header, `name` completes the handle's name. `partial` is the restartable
+        transfer by which the message arrived, if any.
         """
         connection = self._connection
         ingress = self._ingress
@@ -438,9 +439,9 @@ class FastPublisher:
         name: bytes,
         partial: Partial | None,
     ) -> None:
-        """Publish a complete message when the pending permission decision is available.
+        """Publish a complete message when the pending permission decision (`awaited`) is available.
 
-        Later input of the client waits until then.
+        The arguments from `handle` on are those of `send_whole`. Later input of the client waits until then.
         """
         connection, ingress = self._connection, self._ingress
 
@@ -581,7 +582,7 @@ class FastPublisher:
     # Replies.
 
     def report_outcome(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Report the outcome of a published message: reply to it, or close its handle or channel."""
+        """Report the outcome of the message `receipt`: reply to it, or close its handle or channel."""
         connection = self._connection
         if isinstance(receipt, OutcomeJoin):
             receipt.add_outcome(outcome)

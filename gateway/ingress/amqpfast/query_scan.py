@@ -108,7 +108,7 @@ class ListedIdentifiers:
         return number
 
     def find(self, number: int) -> tuple[PriorityQueue, Message] | None:
-        """Return the queue and the message with this identifier, or None if the message no longer waits."""
+        """Return queue and message of the identifier `number`, or None if the message no longer waits."""
         place = self._places.get(number)
         if place is None:
             return None

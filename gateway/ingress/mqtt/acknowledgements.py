@@ -33,8 +33,8 @@ class DelayedAcknowledgements:
     ) -> None:
         """Create an empty object.
 
-        `after` registers a function that is called with the outcome of storing all session changes made so
-        far.
+        `after` registers a function that is called when all session changes made so far have been stored,
+        with the outcome.
         """
         self._after = after
         self._machine = machine

@@ -384,7 +384,7 @@ class MqttConnection(AdmittedMqttClient):
             self._answers.tick()
 
     def _publish_again(self, receipts: Sequence[Receipt]) -> None:
-        """Publish refused messages again in order, each when the permission for its topic is decided."""
+        """Publish refused messages again in order; each waits until the right to its topic is decided."""
         for at, receipt in enumerate(receipts):
             try:
                 self._ingress.publish_again(receipt, self.current_rights())
@@ -487,7 +487,7 @@ class MqttConnection(AdmittedMqttClient):
         self.stream.mark()
 
     def send_received(self, packet_id: int) -> None:
-        """Queue a PUBREC, which is sent when the current pass of the event loop ends."""
+        """Queue the PUBREC of a QoS 2 message, which is sent when the current pass of the event loop ends."""
         if self._pubrecs is None:
             self._pubrecs = [packet_id]
         else:
@@ -532,9 +532,10 @@ class MqttConnection(AdmittedMqttClient):
             let_publish()
 
     def _accept_once(self, packet_id: int, reason: ReasonCode = ReasonCode.SUCCESS) -> None:
-        """Record a QoS 2 message as accepted in the session, and send PUBREC if that is not repeated.
+        """Record in the session that all targets have accepted a QoS 2 message, and send PUBREC if it is due.
 
-        The PUBREC is sent by the session's current connection; `reason` is used if that is this connection.
+        The session's current connection sends it, with `reason` if that is this connection. PUBREC is not due
+        if the message is unknown, or if the acceptance is still to be written to disk.
         """
         session = self.session
         if session is None:
@@ -553,11 +554,11 @@ class MqttConnection(AdmittedMqttClient):
             session.outlet.send_received(packet_id)
 
     def handle_refusal(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Handle a published message that a target has refused with this outcome.
+        """Report to the client that a target has refused its message `receipt`, or schedule another attempt.
 
         An MQTT 5 client is sent the reason code. For an older version the message is published again later,
-        or becomes a dead letter and is acknowledged if a repetition is pointless. If the client has resent
-        the message on a newer connection, that connection handles the refusal.
+        or becomes a dead letter and is acknowledged if another attempt is pointless. If the client has resent
+        the message on a newer connection, that connection processes the refusal.
         """
         _, packet_id, qos, _, _ = receipt
         if self.is_closed or self.machine.state is not State.OPEN:
@@ -599,7 +600,7 @@ class MqttConnection(AdmittedMqttClient):
         )
 
     def _try_again(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Schedule another attempt to publish a refused message, which is not acknowledged until then."""
+        """Schedule another attempt to publish the refused message `receipt`, without acknowledging it."""
         _, packet_id, qos, _, _ = receipt
         if qos == 2 and self.session is not None:
             self.session.received_ids.mark_refused(packet_id)
@@ -617,7 +618,7 @@ class MqttConnection(AdmittedMqttClient):
             self._needed_retries().note_undone(packet_id, routes)
 
     def remaining_entry(self, packet_id: int, entry: RoutingEntry) -> RoutingEntry:
-        """Return the entry restricted to the routes that have not accepted the message yet."""
+        """Return the entry restricted to the routes that have not accepted the message `packet_id` yet."""
         return entry if self._retries is None else self._retries.remaining_entry(packet_id, entry)
 
     def cannot_notify(self, retries: bool, outcome: Outcome) -> bool:
@@ -969,7 +970,7 @@ class MqttConnection(AdmittedMqttClient):
         self._report_declined(message, receipt, outcome)
 
     def _report_declined(self, message: Message, receipt: Receipt | None, outcome: Outcome) -> None:
-        """Report a refusal to the client, or log it if the client waits for no acknowledgement."""
+        """Report a refusal to the client, or log it if no acknowledgement is expected (`receipt` None)."""
         if receipt is not None:
             self.handle_refusal(receipt, outcome)
         else:
@@ -1041,7 +1042,7 @@ class MqttConnection(AdmittedMqttClient):
     # Subscriptions and DISCONNECT.
 
     def _subscribe(self, session: Session, packet: Subscribe, reasons: list[int]) -> bool:
-        """Subscribe to the filters of a SUBSCRIBE that have no reason code in `reasons` yet.
+        """Subscribe to the topic filters of a SUBSCRIBE that have no reason code in `reasons` yet.
 
         Append a reason code for each: filters are granted or refused individually. Return False if the
         connection's time slice was used up before the last filter. After the last one, send the SUBACK,
@@ -1094,7 +1095,7 @@ class MqttConnection(AdmittedMqttClient):
         rights: Rights,
         subscription: Subscription,
     ) -> Reason | None:
-        """Return the reason why a filter of a SUBSCRIBE is refused, or None if it is granted.
+        """Return the reason why a topic filter of a SUBSCRIBE is refused, or None if the filter is granted.
 
         Raises Pending if the permission decision is pending.
         """

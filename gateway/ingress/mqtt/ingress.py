@@ -196,7 +196,7 @@ class MqttIngress(ListenerSource):
         return f"auto-{secrets.token_hex(8)}"
 
     def handle_unrouted(self, entry: RoutingEntry, message: Message, receipt: Receipt | None) -> None:
-        """Handle a message that no subscription and no route matches: acknowledge, refuse or drop it.
+        """Acknowledge, refuse or drop a message that no subscription and no route matches.
 
         Without a match the acknowledgement of MQTT 5 has reason code 0x10 (5: 3.4.2.1). A message to a
         forbidden or invalid topic has an entry without targets. MQTT 5 refuses it in the acknowledgement.
@@ -279,7 +279,7 @@ class MqttIngress(ListenerSource):
         return most if own is None else min(own, most)
 
     def publish_again(self, receipt: Receipt, rights: Rights) -> None:
-        """Publish a refused message again, to the routes that have not accepted it.
+        """Publish the refused message `receipt` again, to the routes that have not accepted it.
 
         If the client may not publish to the topic any more, the message becomes a dead letter, because this
         client cannot be notified. Raises Pending, before anything is done, if the permission decision is
@@ -496,7 +496,7 @@ class MqttIngress(ListenerSource):
     def leave_will(
         self, session: Session, will: Will | None, sender: Sender, principal: Principal | None
     ) -> None:
-        """Publish the will of a lost connection; if `will` is None, delete its stored record.
+        """Publish the will of a lost connection; if `will` is None, delete the will's stored record.
 
         The will is published now, or when its delay is over or the session ends (5: 3.1.2.5).
         """

@@ -43,7 +43,7 @@ class MqttListenerClient(IngressClient):
 
     @abstractmethod
     def handle_refusal(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Report the refusal of a published message to the client, or schedule another attempt."""
+        """Report to the client that its message `receipt` was refused, or schedule another attempt."""
 
     @abstractmethod
     def cannot_notify(self, retries: bool, outcome: Outcome) -> bool:
@@ -58,7 +58,7 @@ class MqttListenerClient(IngressClient):
 
     @abstractmethod
     def remaining_entry(self, packet_id: int, entry: RoutingEntry) -> RoutingEntry:
-        """Return the entry restricted to the routes that have not accepted the message yet."""
+        """Return the entry restricted to the routes that have not accepted the message `packet_id` yet."""
 
     @abstractmethod
     def note_local_delivery(self, packet_id: int, entry: RoutingEntry) -> None:

@@ -50,7 +50,10 @@ class RoutingTable:
     )
 
     def __init__(self, endpoint: str, dispatcher: Dispatcher, namespace: Namespace, most: int) -> None:
-        """Create an empty cache of at most `most` topics in all tables together."""
+        """Create an empty cache of at most `most` topics in all tables together.
+
+        `endpoint` is the listener's name, `namespace` the namespace in which its clients publish.
+        """
         self.dispatcher = dispatcher
         self._endpoint = endpoint
         self._namespace = namespace
