@@ -57,7 +57,7 @@ CLIENT_PROPERTIES = (
 NACKED: Final = BrokerRefusal("the server refused it (basic.nack)", final=False)
 TOO_LARGE: Final = BrokerRefusal("the properties do not fit into the server's frame-max", final=True)
 SHORTENED: Final = "an expiry of more than ten years was shortened to ten, the maximum of AMQP brokers"
-NOTHING: Final = b"\0\0"  # the flags of properties that are not there
+NOTHING: Final = b"\0\0"  # property flags of a message without properties
 Sent = tuple[bytes, bytes, bytes]
 """Address, properties and body of a published message, in their encoded forms."""
 

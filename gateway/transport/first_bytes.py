@@ -1,9 +1,8 @@
 """First bytes of a client: the protocol that they belong to, and whether they fit a port with or without TLS.
 
-Clients send first in every supported protocol, so one look at their first bytes tells a plain client on a TLS
-port, and a TLS client on a plain port, from all others. All listeners and the HTTP server use
-`check_first_bytes`; those with streams use it through `FirstBytesFilter`, which removes itself once the first
-bytes have passed.
+Clients send first in every supported protocol, so their first bytes show whether a client without TLS uses a
+TLS port, or a client with TLS another port. All listeners and the HTTP server use `check_first_bytes`; those
+with streams use it through `FirstBytesFilter`, which removes itself once the first bytes have passed.
 """
 
 from __future__ import annotations

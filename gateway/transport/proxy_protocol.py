@@ -1,8 +1,9 @@
-"""Parser of PROXY protocol headers, versions 1 and 2, by which a load balancer names the client first of all.
+"""Parser of PROXY protocol headers, versions 1 and 2, by which a load balancer announces its client.
 
-https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt; section numbers below are its own. Version 1 is a
-line of text, version 2 is binary and may carry TLVs. Only the TLV about TLS is read (2.2.5): whether the
-client has presented a certificate that the balancer has verified, and what that contains. Others are ignored.
+https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt; section numbers below are its own. The header is
+sent at the beginning of a connection. Version 1 is a line of text, version 2 is binary and may carry TLVs
+(type, length, value). Only the TLV about TLS is read (2.2.5): whether the client has presented a certificate
+that the balancer has verified, and what that contains. Others are ignored.
 """
 
 from __future__ import annotations

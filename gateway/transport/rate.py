@@ -1,8 +1,8 @@
 """Receive limit of one connection: a token bucket, charged once per read and never per message.
 
 All bytes that were read are processed, even if they exceed the limit; the connection is then not read until
-the excess is paid off. So TCP slows the sender down, and nothing is dropped or refused. Unused allowance
-lasts for one second (KEPT_SECS).
+the average is at the limit again. So TCP slows the sender down, and nothing is dropped or refused. Unused
+allowance lasts for one second (KEPT_SECS).
 """
 
 from __future__ import annotations

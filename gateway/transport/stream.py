@@ -5,9 +5,10 @@ Bytes that the socket does not accept are buffered until the poller reports that
 comes in pieces, which are not copied (backlog.py). A filter (TLS, WebSocket) may sit between the socket and
 the owner; it works on bytes only.
 
-One read may hold more work than one turn should do (thousands of tiny packets). An owner then stops after its
-share, stores the rest and calls `request_turn`: the rest gets its turns before anything more is read. It gets
-none while the socket has not accepted its output so far (a megabyte of it; links continue regardless).
+One read may contain more work than should be done without serving other streams (thousands of tiny packets).
+An owner then stops when its time slice is used up, stores the rest and calls `request_turn`: the rest is
+continued before anything more is read. It is not continued while the socket has not accepted the output so
+far (a megabyte of it; links continue regardless).
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ from gateway.protocols.amqp091.translate import COPIES, encode_properties, essen
 # Approximate size in bytes of a delivery on the wire besides its body and properties, to notice congestion
 # between flushes.
 DELIVERY_OVERHEAD: Final = 96
-# Difference in bytes between the weight of a message in memory and on the wire.
+# Difference in bytes between the size of a message in memory and on the wire.
 SPARE: Final = MESSAGE_BYTES - DELIVERY_OVERHEAD
 # Delay of a raised basic.qos(global) limit: many times what a client needs between basic.qos-ok and its
 # next loop iteration.
@@ -56,7 +56,7 @@ RAISE_SECS: Final = 0.002
 # Delivery that the client has to acknowledge: queue, consumer (None after basic.get), position, message. It
 # is a plain tuple because one is created for every delivery, and a named tuple costs four times as much.
 Unacknowledged = tuple[AmqpQueue, "AmqpConsumer | None", int, Message]
-Touched = dict[Queue | CreditQueue, None]  # queues and lines to dispatch after settling, in this order
+Touched = dict[Queue | CreditQueue, None]  # waiting lists and queues to dispatch after settling
 
 
 Content = tuple[int, bytes, bytes, bytes]  # channel, method, properties, body
@@ -721,7 +721,7 @@ class Transaction:
         self._publishes: list[PendingPublish] = []
         self._generation = 0  # of the dispatcher, when the first publish was routed
         self.byte_count = 0  # of the publishes, without bodies on disk
-        self.is_restrained = False  # True while the user exceeds its share of memory
+        self.is_restrained = False  # True while the user exceeds its part of the memory
         self._settlements: list[Settlement] = []
         self._committing: list[Settlement] = []  # those of a commit that waits for its publishes
         self._open = 0  # parts of a commit without an outcome

@@ -478,7 +478,7 @@ class AmqpConnection(AmqpActions):
         try:
             durable = essentials(content_properties(raw)).durable
         except RemoteProtocolError:
-            durable = False  # it is refused for that, as any other
+            durable = False  # malformed properties: the message is refused below
         if durable and isinstance(body, Spooled) and self._ingress.store is not None:
             self._sync(body, content)
         else:
@@ -568,7 +568,7 @@ class AmqpConnection(AmqpActions):
                 self._refuse_publish(content, refusal)
                 continue
             except Pending as pending:
-                if large:  # the decision was there, and has been dropped since
+                if large:  # the decision has left the cache since `_check_large`
                     self.refuse(
                         number, access_refused("the permission could not be checked; retry later"), PUBLISH
                     )

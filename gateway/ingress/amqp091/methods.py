@@ -422,7 +422,7 @@ class AmqpActions(AmqpListenerClient):
             nonlocal replied
             replied = True
             if channel.closed:
-                pass  # by new rules, for example: nobody waits for a response
+                pass  # by new rules, for example: no client waits for a response
             elif whole:
                 self._reply(channel, True, m.TxCommitOk())
             else:

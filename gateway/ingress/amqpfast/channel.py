@@ -310,7 +310,7 @@ class FastChannel:
         self.restartable = command.restartable
         self.folder: SharedFolder | None = None  # for out-of-band transfers
         self.large_deliveries = LargeDeliveries(self)
-        self.counted_bytes = 0  # in the share of its user
+        self.counted_bytes = 0  # bytes that count against its user's limit
         self.silent = False  # True: closed for the client, no more replies are allowed
         self.closing = False  # to be closed when this turn is done
         self.streamed = False  # an outgoing stream has begun, and may still be in progress
@@ -320,7 +320,7 @@ class FastChannel:
         self.pending: list[tuple[RoutingEntry, Message]] = []  # sent within the transaction
         self.calls: list[PeerCall] = []  # of peers, within the transaction
         self.pending_bytes = 0  # of what the transaction has in memory
-        self.is_restrained = False  # True while the user exceeds its share of memory
+        self.is_restrained = False  # True while the user exceeds its part of the memory
         self.transferred: list[Partial] = []  # complete within the transaction
         self.streams: list[ReturningStream] = []  # of peers, with bytes that wait for a reply
         self._held_runs: list[
@@ -976,7 +976,7 @@ class FastHandle:
         self.name = name
         self.mime_type = command.mime_type
         self.encoding = command.encoding
-        self.counted_bytes = 0  # in the share of its user
+        self.counted_bytes = 0  # bytes that count against its user's limit
         self.is_closed = False  # by the gateway; the client gets no more replies
         self.paused = False
         self._opened = command

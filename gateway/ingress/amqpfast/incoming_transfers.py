@@ -37,7 +37,7 @@ from gateway.protocols.amqpfast.spec import NOTIFY_STREAMING, OUT_OF_BAND, RECOV
 PART_BYTES_MIN: Final = 4_096  # smaller parts are joined on arrival
 STREAMING: Final = NOTIFY_STREAMING  # events use this bit for either direction
 T = TypeVar("T")
-HEAD_BYTES_MAX: Final = 131_072  # bytes of a file searched for a head: texts, and a table of 65 535 bytes
+HEAD_BYTES_MAX: Final = 131_072  # bytes read for a content header: texts, and a table of 65 535 bytes
 
 
 class TransferFault(GatewayError):
@@ -158,7 +158,7 @@ class IncomingTransfers:
         self._ingress = ingress
         self._publisher = publisher
         self.unwritten: dict[IncomingTransfer, None] = {}  # transfers with unwritten bytes
-        self._prepared: dict[FastHandle, tuple[Partial, bytes, bytes]] = {}  # transfer, head, digest
+        self._prepared: dict[FastHandle, tuple[Partial, bytes, bytes]] = {}  # transfer, header, digest
 
     # Fragments.
 

@@ -165,7 +165,7 @@ class TunnelSession:
         """
         if self._returning is None:
             self._returning = PeerReplyStream(self._handle, self._name, fragment.head)
-            self._returning.write(b"")  # the head: from now on the handle streams both ways
+            self._returning.write(b"")  # the content header: from now on the handle streams both ways
             self._handle.channel.connection.ingress.start(self._run)
         if not fragment.data:
             return

@@ -1,7 +1,7 @@
 """Execution of one QUERY in portions, and the identifiers under which it lists messages.
 
-A queue may be long, and a selector slow. The scan therefore examines messages until the client's turn has
-used its time (`Stream.spent`); other clients are served before the next portion. It lists messages that
+A queue may be long, and a selector slow. The scan therefore examines messages until the client's time slice
+is used up (`Stream.is_turn_spent`); other clients are served before the next portion. It lists messages that
 waited when it reached their queue. A message that was not listed before gets an identifier at once, so that
 no work is left to do for all of them together.
 """

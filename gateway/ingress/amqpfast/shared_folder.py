@@ -5,10 +5,10 @@ as `file:` and the path; one channel at a time may use it. Where roles are confi
 a user may name. The names of the files are fixed:
 
 - `HANDLE-N.send` is the N-th out-of-band fragment, from 1, that the client sends on a handle of the channel:
-  the file is complete before its SEND, has exactly `fragment-size` bytes, begins with the message's head if
+  the file is complete before its SEND, has exactly `fragment-size` bytes, begins with the content header if
   it is the first fragment, and is removed by the gateway after reading.
-- `NUMBER.notify` is the message of that number, head and body, for the client to remove. Remaining files are
-  removed when the channel is closed.
+- `NUMBER.notify` is the message of that number, header and body, for the client to remove. Remaining files
+  are removed when the channel is closed.
 
 The gateway opens only names built from numbers, and follows no symbolic links, so no other file is reachable.
 """

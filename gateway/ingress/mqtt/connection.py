@@ -1220,7 +1220,7 @@ class MqttConnection(AdmittedMqttClient):
         self._ingress.end_turn()
         if self.is_closed:
             return
-        # Publishes that wait for the log are left to the new connection, to which they are new.
+        # Publishes whose identifiers are not stored yet are dropped: the client sends them again elsewhere.
         if patient and self.session is not None and self.session.in_flight and self.stream.listening:
             self._elsewhere = True
             self._ingress.tasks.start_soon(

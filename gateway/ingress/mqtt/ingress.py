@@ -77,7 +77,7 @@ class MqttIngress(ListenerSource):
         self.anonymous = options.anonymous
         self.byte_order = options.byte_order
         self.entries = RoutingTable(name, self.dispatcher, self.namespace, limits.cache_entries_max)
-        self._owing: dict[Session, None] = {}  # retained messages
+        self._owing: dict[Session, None] = {}  # sessions that still get retained messages
         # Of QoS 2 messages with local targets only: packet id, and slot in the batch.
         self.local_ids: list[tuple[ReceivedIds, int, int]] = []
         self._handing_on = False
