@@ -85,7 +85,11 @@ class ListenerConnections(Generic[Holder]):
         return not self._rate.take(place, now)
 
     def connection_to_evict(self, now: float) -> Holder | None:
-        """Return the unauthenticated connection to evict in favour of a new one, or None."""
+        """Return the unauthenticated connection to close in favour of a new one.
+
+        Return None if the listener is not full, or if that connection is less than STRANGE_SECS old. `now` is
+        in loop-clock seconds.
+        """
         place = self._unauthenticated_counts.largest
         if len(self.connections) < self._most or place is None:
             return None

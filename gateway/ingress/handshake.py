@@ -44,7 +44,7 @@ class HandshakingClient(IngressClient, Generic[MachineT]):
 
     @property
     def frames(self) -> MachineT:
-        """Frame counter: the protocol machine."""
+        """Object that counts the connection's frames: the protocol machine."""
         return self.machine
 
     @abstractmethod

@@ -84,7 +84,7 @@ class WaitingPublishes(Generic[EventT]):
         return sum([line.bytes + line.messages * MESSAGE_BYTES for line in self._lines.values()])
 
     def restrain(self, on: bool) -> None:
-        """Allow no more events to wait (`on` True), or allow it again.
+        """Allow no more events to wait (`on` True), or allow events to wait again.
 
         Schedules a call of the stream's owner, which applies the change.
         """

@@ -18,7 +18,7 @@ class Ending(NamedTuple):
 
 
 class Filter(Protocol):
-    """Layer (TLS, WebSocket) that converts between the bytes of a socket and those of its owner."""
+    """Layer (TLS, WebSocket) that converts between a socket's bytes and the bytes of the protocol above."""
 
     @property
     def ended(self) -> Ending | None:

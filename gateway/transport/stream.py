@@ -374,7 +374,7 @@ class Stream:
             self._watcher.watch(self)
 
     def postpone(self, events: list[Any]) -> None:
-        """Store decoded `events` for the next turn, in which the owner gets them from `postponed`."""
+        """Store decoded `events`. The owner gets them from `postponed` when its `receive` is called next."""
         self._postponed = events
         self.request_turn()
 

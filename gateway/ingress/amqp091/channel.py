@@ -635,8 +635,8 @@ class AmqpChannel:
     def flush_confirms(self) -> None:
         """Send the collected confirms to the publisher.
 
-        One ack with `multiple` confirms the publishes below the first unconfirmed one. Those above it get
-        single acks.
+        One ack with `multiple` confirms all publishes below the first unconfirmed one. Each publish above
+        that gets an ack of its own.
         """
         settled = self.settled
         if not settled:

@@ -276,10 +276,10 @@ class AmqpConnection(AmqpActions):
         self.stream.mark()
 
     def _without_waiting(self, events: list[Event]) -> list[Event]:
-        """Add the events that have to wait to `waiting`. Return those to process now.
+        """Store the events that have to wait in `waiting`. Return the events to process now.
 
-        The result begins with earlier events that need not wait any more. Publishes of a channel wait while a
-        full queue holds it, and later events of the channel that must not overtake them wait as well. Reading
+        The result begins with earlier events that need not wait any more. Publishes wait while a full queue
+        holds their channel, and later events of the channel that must not overtake them wait as well. Reading
         stops when too many events wait.
         """
         waiting = self.waiting
@@ -881,7 +881,7 @@ class AmqpConnection(AmqpActions):
 
 
 class AmqpListenerSource(AmqpIngress):
-    """Source that creates an `AmqpConnection` for each client."""
+    """AMQP 0-9-1 side of a listener, which creates an `AmqpConnection` for each client."""
 
     def connect(self, stream: Stream, now: float) -> AmqpConnection:
         """Return the connection object of a new client; `now` is in loop-clock seconds."""

@@ -34,7 +34,10 @@ PRODUCTS: Final[dict[Product, tuple[str, str]]] = {
 
 
 def server_properties(announced: Product) -> Headers:
-    """Return the server-properties of a listener (AMQP 0-9-1, 1.4.2.1), in RabbitMQ's order."""
+    """Return the server-properties of a listener (AMQP 0-9-1, 1.4.2.1), in RabbitMQ's order.
+
+    `announced` selects whether they name RabbitMQ or the gateway as the product.
+    """
     product, version = PRODUCTS[announced]
     yes = Value(ValueType.BOOL, True)
     return (

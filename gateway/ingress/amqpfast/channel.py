@@ -959,7 +959,7 @@ class FastConsumer:
             self.handle.consumers.remove(self)
 
     def stop(self) -> None:
-        """Stop consuming; unacknowledged messages remain outstanding."""
+        """Stop consuming. The client can still acknowledge the messages that it has received."""
         queues, self.queues = self.queues, []
         for queue in queues:
             queue.remove(self)
@@ -1042,7 +1042,7 @@ class FastHandle:
     def close(self) -> None:
         """Remove the handle's consumers, temporary subscriptions and peer sessions.
 
-        Messages that the handle has delivered remain outstanding on its channel.
+        The client can still acknowledge on the channel what the handle has delivered.
         """
         host = self.channel.connection.host
         self.index = self.scan = None

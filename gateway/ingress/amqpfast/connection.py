@@ -494,10 +494,10 @@ class FastConnection(FastActions):
         self.stream.mark()
 
     def _without_waiting(self, events: list[Event]) -> list[Event]:
-        """Add the events that have to wait to `waiting`. Return those to process now.
+        """Store the events that have to wait in `waiting`. Return the events to process now.
 
-        The result begins with earlier events that need not wait any more. Publishes of a channel wait while a
-        full queue holds it, and later events of the channel that must not overtake them wait as well.
+        The result begins with earlier events that need not wait any more. Publishes wait while a full queue
+        holds their channel, and later events of the channel that must not overtake them wait as well.
         """
         waiting = self.waiting
         ready_events = waiting.take_released()
@@ -982,7 +982,7 @@ RARE: Final[dict[type[Event], Callable[[FastConnection, Any], None]]] = {
 
 
 class FastListenerSource(FastIngress):
-    """Source that creates a `FastConnection` for each client."""
+    """AMQP/Fast side of a listener, which creates a `FastConnection` for each client."""
 
     def connect(self, stream: Stream, now: float) -> FastConnection:
         """Return the connection object of a new client; `now` is in loop-clock seconds."""

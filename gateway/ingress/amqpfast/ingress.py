@@ -79,7 +79,7 @@ class FastIngress(FastSource):
     # Interface to the listener.
 
     def end_turn(self) -> None:
-        """Send the batch, then call the functions passed to `call_after_turn`."""
+        """Route the batch of published messages, then call the functions passed to `call_after_turn`."""
         super().end_turn()
         while self._soon:
             try:

@@ -184,7 +184,6 @@ class TunnelSession:
         self._resume_reading()
 
     def _resume_reading(self) -> None:
-        """Resume reading from the client."""
         if self._release is not None:
             release, self._release = self._release, None
             release()

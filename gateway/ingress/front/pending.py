@@ -100,7 +100,7 @@ class PendingConnection(IngressClient):
 
     @property
     def frames(self) -> Self:
-        """Frame counter: this object, which counts none."""
+        """Object that counts the connection's frames: this object, which counts none."""
         return self
 
     @property

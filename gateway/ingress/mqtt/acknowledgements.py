@@ -48,7 +48,7 @@ class DelayedAcknowledgements:
     def _committed(self, kind: PacketType, packet_ids: list[int], outcome: Outcome) -> None:
         """Send the acknowledgements if the session's changes have been stored.
 
-        After a failed write they are kept for `tick`, which tries again.
+        After a failed write they stay in this object, and `tick` tries again.
         """
         if outcome is not ACCEPTED:
             self._unsaid.append((kind, packet_ids))

@@ -237,7 +237,7 @@ class MqttConnection(AdmittedMqttClient):
             self._fail(error)
 
     def _without_waiting(self, events: list[Event]) -> list[Event]:
-        """Add the events that have to wait to `waiting`. Return those to process now.
+        """Store the events that have to wait in `waiting`. Return the events to process now.
 
         The result begins with earlier events that need not wait any more. Publishes wait while a queue or
         session that the client publishes to is full, and later packets that must not overtake them wait as
@@ -1029,10 +1029,10 @@ class MqttConnection(AdmittedMqttClient):
             self._repeated.add(packet_id)
 
     def note_local_delivery(self, packet_id: int, entry: RoutingEntry) -> None:
-        """Have the packet identifier of the QoS 2 message that is published next stored together with it.
+        """Request that the packet identifier of a QoS 2 message is stored together with the message.
 
-        Do nothing if the session ends with its connection, or if a target of `entry` gets the message only
-        later.
+        The message is the one that is published next. Do nothing if the session ends with its connection, or
+        if a target of `entry` gets the message only later.
         """
         session = self.session
         if session is not None and session.is_durable and self._ingress.delivers_locally(entry):
@@ -1264,7 +1264,7 @@ def _joined(events: list[Event]) -> list[Event]:
 
 
 class MqttListenerSource(MqttIngress):
-    """Source that creates an `MqttConnection` for each client."""
+    """MQTT side of a listener, which creates an `MqttConnection` for each client."""
 
     def connect(self, stream: Stream, now: float) -> MqttConnection:
         """Return the connection object of a new client; `now` is in loop-clock seconds."""

@@ -121,9 +121,10 @@ class MqttIngress(ListenerSource):
                 ids.record_local_delivery(packet_id)
 
     def tick(self, now: float) -> None:
-        """Process the timers of sessions and wills, and update the $SYS topics. `now` is the loop-clock time.
+        """Process the timers of sessions and wills, and update the $SYS topics.
 
         Expired sessions are discarded, due wills are published, and wills of removed listeners are scheduled.
+        `now` is in loop-clock seconds.
         """
         super().tick(now)
         self._take_over_restored(None)  # wills of listeners that no longer exist
@@ -379,7 +380,7 @@ class MqttIngress(ListenerSource):
         self.logins.count_accepted()
 
     def disconnect_client(self, connection: MqttListenerClient, reason: ReasonCode) -> None:
-        """Send DISCONNECT with this reason code, close the connection, and log and count this."""
+        """Send DISCONNECT with this reason code and close the connection; log and count the event."""
         word = reason_name(reason)
         self.stats.protocol_errors.add(word)
         log.warning(
@@ -424,10 +425,10 @@ class MqttIngress(ListenerSource):
         )
 
     def new_batch(self) -> Batch:
-        """Return an empty batch that is connected to this source's functions for rejected messages.
+        """Return an empty batch, whose outcomes are reported to this object.
 
-        A route stores a rejected message as a dead letter if the client cannot be notified, and retries reach
-        only the routes that have not accepted the message.
+        The batch also has functions for rejected messages: a route stores a dead letter if the client cannot
+        be notified, and another attempt reaches only the routes that have not accepted the message.
         """
         batch = super().new_batch()
         batch.cannot_notify = self._cannot_notify_source
@@ -488,7 +489,10 @@ class MqttIngress(ListenerSource):
         return bool(forbidden)
 
     def end_subscriptions(self, session: Session, forbidden: Mapping[str, str], sender: Sender) -> None:
-        """End the subscriptions to the `forbidden` topic filters, which have the rules that deny them."""
+        """End a session's subscriptions to forbidden topic filters.
+
+        `forbidden` has the rule that denies each filter.
+        """
         for topic_filter, rule in forbidden.items():
             self.record_denial(sender, "subscribe", topic_filter, rule)
             self.namespace.unsubscribe(session, topic_filter)
@@ -706,7 +710,7 @@ class SentWill:
         self._ingress.publish_will(self._will, self.message.sender, self._principal, refusals)
 
     def _release_share(self) -> None:
-        """Subtract the will from its user's part of the limit, because it does not wait any more."""
+        """Subtract the will from its user's part of the limit for waiting wills: it waits no longer."""
         message = self.message
         self._ingress.namespace.will_shares.remove(message.sender.user, message.byte_count)
 

@@ -18,7 +18,7 @@ from gateway.transport.stream import Stream
 
 
 class MqttListenerClient(IngressClient):
-    """Interface of an MQTT client's connection, which owns its stream, to the listener."""
+    """Interface of an MQTT client's connection to the listener. The connection owns its stream."""
 
     __slots__ = ("machine", "sender", "stream")
 
@@ -29,7 +29,7 @@ class MqttListenerClient(IngressClient):
 
     @property
     def frames(self) -> ServerConnection:
-        """Frame counter: the protocol machine."""
+        """Object that counts the connection's frames: the protocol machine."""
         return self.machine
 
     # Outcomes of published messages, reported by the source.
@@ -62,10 +62,10 @@ class MqttListenerClient(IngressClient):
 
     @abstractmethod
     def note_local_delivery(self, packet_id: int, entry: RoutingEntry) -> None:
-        """Have the packet identifier of the QoS 2 message that is published next stored together with it.
+        """Request that the packet identifier of a QoS 2 message is stored together with the message.
 
-        Do nothing if the session ends with its connection, or if a target of `entry` gets the message only
-        later.
+        The message is the one that is published next. Do nothing if the session ends with its connection, or
+        if a target of `entry` gets the message only later.
         """
 
     @abstractmethod

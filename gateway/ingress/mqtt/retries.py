@@ -41,8 +41,8 @@ class Retries:
     def add(self, receipt: Any, outcome: Outcome, now: float) -> None:
         """Schedule another attempt to publish the message of `receipt`, which was refused with `outcome`.
 
-        The time is when the disk is healthy if the store refused the message; otherwise it is after a delay
-        that doubles with each attempt. `now` is in loop-clock seconds.
+        If the store refused the message, the attempt is made when the disk is healthy, and otherwise after a
+        delay that doubles each time. `now` is in loop-clock seconds.
         """
         if outcome.reason is Reason.STORE:
             self.held_receipts.add_refused(receipt)
