@@ -20,19 +20,25 @@ class CompilerError(Exception):
     """There is no C compiler here."""
 
 
+def compiled(source: Path, folder: Path) -> Path:
+    """Compile a library that can be preloaded, into the new folder `folder`. Raises CompilerError."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise CompilerError("there is no C compiler (cc)")
+    folder.mkdir(parents=True)
+    library = folder / source.with_suffix(".so").name
+    flags = ("-O1", "-Wall", "-Werror", "-shared", "-fPIC")
+    subprocess.run((compiler, *flags, "-o", str(library), str(source), "-ldl", "-lpthread"), check=True)
+    return library
+
+
 class FailingDisk:
     """A file system whose writes below a folder can be delayed or fail. Raises CompilerError."""
 
     def __init__(self, folder: Path, stored: Path) -> None:
         """Compile the library into `folder`; `stored` is where the gateway has its store."""
-        compiler = shutil.which("cc")
-        if compiler is None:
-            raise CompilerError("there is no C compiler (cc)")
-        folder.mkdir(parents=True)
-        library = folder / "disk_errors.so"
+        library = compiled(SOURCE, folder)
         self._control = folder / "control"
-        flags = ("-O1", "-Wall", "-Werror", "-shared", "-fPIC")
-        subprocess.run((compiler, *flags, "-o", str(library), str(SOURCE), "-ldl"), check=True)
         self._control.write_bytes(bytes(CONTROL.size))
         self.environment = {
             "LD_PRELOAD": str(library),

@@ -158,28 +158,33 @@ class Reader(Client):
                 client.machine.acknowledge(PUBCOMP, [packet_id])
 
 
-def test_qos_2_is_delivered_once_and_in_order_whenever_the_gateway_is_killed(tmp_path: Path) -> None:
+def exchange(gateway: GatewayProcess, kills: int) -> None:
+    """Send MESSAGES messages of QoS 2 through a gateway that is killed `kills` times; check what arrives."""
     chance = random.Random(SEED)
     failures: list[BaseException] = []
-    with GatewayProcess(tmp_path) as gateway:
-        with Mqtt(gateway.ports["mqtt"]) as client:
-            given = {Property.SESSION_EXPIRY_INTERVAL: 600}
-            client.say(Connect("reader", clean_start=False, properties=given))
-            assert client.next(Connack).reason == 0
-            assert client.subscribe("chaos/#", 2) == 2
-        reader, publisher = Reader(gateway, failures), Publisher(gateway, failures)
-        reader.start()
-        publisher.start()
-        for _ in range(KILLS):
-            lived = reader.connections, publisher.connections
-            time.sleep(chance.uniform(0.01, LIFE_SECS_MAX))
-            gateway.restart()
-            while not failures and not (reader.finished and publisher.finished):
-                if reader.connections > lived[0] and publisher.connections > lived[1]:
-                    break
-                time.sleep(0.01)
-        publisher.join()
-        reader.join()
+    with Mqtt(gateway.ports["mqtt"]) as client:
+        given = {Property.SESSION_EXPIRY_INTERVAL: 600}
+        client.say(Connect("reader", clean_start=False, properties=given))
+        assert client.next(Connack).reason == 0
+        assert client.subscribe("chaos/#", 2) == 2
+    reader, publisher = Reader(gateway, failures), Publisher(gateway, failures)
+    reader.start()
+    publisher.start()
+    for _ in range(kills):
+        lived = reader.connections, publisher.connections
+        time.sleep(chance.uniform(0.01, LIFE_SECS_MAX))
+        gateway.restart()
+        while not failures and not (reader.finished and publisher.finished):
+            if reader.connections > lived[0] and publisher.connections > lived[1]:
+                break
+            time.sleep(0.01)
+    publisher.join()
+    reader.join()
     if failures:
         raise failures[0]
     assert reader.got == list(range(MESSAGES)), f"seed {SEED}"
+
+
+def test_qos_2_is_delivered_once_and_in_order_whenever_the_gateway_is_killed(tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path) as gateway:
+        exchange(gateway, KILLS)

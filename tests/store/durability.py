@@ -212,7 +212,7 @@ def watched(*, ids_alone: bool) -> Iterator[list[str]]:
             of(ids._store).received(ids._log, taken.position)
 
     with ExitStack() as stack:
-        replacements: list[tuple[type, str, Callable[..., None]]] = [
+        replacements: list[tuple[type, str, Callable[..., object]]] = [
             (Store, "__init__", open_store),
             (Store, "append", append),
             (RetainedTopics, "set_retained", set_retained),

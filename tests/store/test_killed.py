@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from gateway.store.store import Store
 from tests.store.parts import content, log_of, opened
 
 KILLS = 20
@@ -32,6 +33,40 @@ def lines_of(folder: Path, seed: int, first: int, secs: float) -> list[list[str]
     return [line.split() for line in lines if line.endswith("\n")]
 
 
+class Told:
+    """What the program has said, and what the store must therefore contain."""
+
+    def __init__(self) -> None:
+        self.accepted: set[int] = set()
+        self.begun: set[int] = set()
+        self.settled: set[int] = set()
+
+    def add(self, words: list[str]) -> None:
+        """Add the words of one line."""
+        kind, *numbers = words
+        if kind == "T":
+            self.accepted.update(range(int(numbers[0]), int(numbers[1])))
+        else:
+            (self.begun if kind == "B" else self.settled).update(map(int, numbers))
+
+    def check(self, store: Store, kept: set[int], first: int) -> tuple[set[int], int]:
+        """Check a store that is not started. Return the numbers of its messages, and the last number stored.
+
+        `kept` are the numbers that were there before the program began, with the number `first`.
+        """
+        found = dict(content(store, log_of(store))) if store.logs() else {}
+        assert list(found) == sorted(found)
+        assert all(body.rstrip(b".") == b"%d" % number for number, body in found.items())
+        assert not (kept | self.accepted) - self.begun - set(found), "lost"
+        assert not self.settled & set(found), "came back"
+        # Messages and the value that came with them are committed together, told or not.
+        values = [int(value) for _, value in store.records("value") if isinstance(value, bytes)]
+        last = max(values, default=-1)
+        assert not set(range(first, last + 1)) - self.begun - set(found), "torn"
+        assert max(found, default=-1) <= last
+        return set(found), last
+
+
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print("seed", seed)
@@ -40,31 +75,15 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     first = 0
     accepted_in_all = 0
     for _ in range(KILLS):
-        accepted: set[int] = set()
-        begun: set[int] = set()
-        settled: set[int] = set()
-        for kind, *numbers in lines_of(
-            tmp_path, rng.randrange(2**32), first, rng.uniform(0, KILLED_WITHIN_SECS)
-        ):
-            if kind == "T":
-                accepted.update(range(int(numbers[0]), int(numbers[1])))
-            else:
-                (begun if kind == "B" else settled).update(map(int, numbers))
+        told = Told()
+        for words in lines_of(tmp_path, rng.randrange(2**32), first, rng.uniform(0, KILLED_WITHIN_SECS)):
+            told.add(words)
         store = opened(tmp_path)
-        log = log_of(store)
-        found = dict(content(store, log))
-        assert list(found) == sorted(found)
-        assert all(body.rstrip(b".") == b"%d" % number for number, body in found.items())
-        assert not (kept | accepted) - begun - set(found), "lost"
-        assert not settled & set(found), "came back"
-        # Messages and the value that came with them are committed together, told or not.
-        (value,) = (int(value) for _, value in store.records("value") if isinstance(value, bytes))
-        assert not set(range(first, value + 1)) - begun - set(found), "torn"
-        assert max(found, default=0) <= value
-        accepted_in_all += len(accepted)
+        found, last = told.check(store, kept, first)
+        accepted_in_all += len(told.accepted)
         gone = sorted(found)[: len(found) // 2] if rng.random() < 0.5 else []
-        store.settle(log, gone)
+        store.settle(log_of(store), gone)
         store.close()
-        kept = set(found) - set(gone)
-        first = value + 1
+        kept = found - set(gone)
+        first = last + 1
     assert accepted_in_all > KILLS

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
+import pytest
+
+from gateway.broker.amqpfast import partials as module
 from gateway.broker.amqpfast.partials import Partials
 from gateway.broker.spool import Spool
 from gateway.model.shares import UserShares
+from gateway.store.store import Store
+from tests.store.parts import opened
 
 
 def test_an_idle_transfer_holds_no_head() -> None:
@@ -19,3 +25,31 @@ def test_an_idle_transfer_holds_no_head() -> None:
     assert (len(partials), sys.getrefcount(head)) == (1, before)
     partials.release(partials.claim("/", "ann", "c", head, 1_000))
     assert len(partials) == 1, "it is recognised by the digest of its head"
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("same", [True, False], ids=["same boot", "machine restarted"])
+def test_bytes_are_trusted_until_the_machine_restarts(
+    same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not synced, so after a power failure some may be missing."""
+
+    def transfers() -> tuple[Store, Partials]:
+        store = opened(tmp_path)
+        spool = Spool(
+            tmp_path / "spool", bytes_max=1 << 20, memory_bytes_max=1 << 20, memory_total_max=1 << 20
+        )
+        return store, Partials(spool, store, shares=UserShares("transfers"), age_secs=60.0)
+
+    store, partials = transfers()
+    transfer = partials.claim("/", "ann", "c", b"head", 1_000)
+    transfer.file.write(bytes(400))
+    partials.release(transfer)
+    transfer.file.preserve()
+    store.flush()
+    store.close()
+    if not same:
+        monkeypatch.setattr(module, "boot_id", lambda: "another")
+    store, partials = transfers()
+    assert partials.claim("/", "ann", "c", b"head", 1_000).file.size == (400 if same else 0)
+    store.close()
