@@ -592,6 +592,8 @@ def open_journal(settings: Journal, folder: Path, router: Router) -> Journaling:
     )
     if writer.cut_bytes:
         log.warning("journal end incomplete, removed", removed_bytes=writer.cut_bytes)
+    if writer.lost_rows:
+        log.warning("damaged journal rows recorded as lost", rows=writer.lost_rows)
     key = b"" if settings.hash_key is None else settings.hash_key.get_secret_value().encode()
     made = Journaling(
         writer,

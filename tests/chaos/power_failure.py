@@ -176,9 +176,13 @@ class Disk:
                 else:
                     self._durable[name] = file
 
-    def leave(self, to: Path, rng: random.Random) -> str:
-        """Write into the new folder `to` what a power failure now may leave, and return a description."""
-        share = rng.choice((0.0, 0.1, 0.5, 0.9, 1.0))
+    def leave(self, to: Path, rng: random.Random, share: float | None = None) -> str:
+        """Write into the new folder `to` what a power failure now may leave, and return a description.
+
+        About `share` (0 to 1) of what was not synced is there; None chooses it at random.
+        """
+        if share is None:
+            share = rng.choice((0.0, 0.1, 0.5, 0.9, 1.0))
         unsynced = 0
         for name in sorted({*self._names, *self._durable}):
             now, durable = self._names.get(name), self._durable.get(name)

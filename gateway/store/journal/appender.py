@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
+from json import dumps
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +30,16 @@ import structlog
 from gateway.clock import utc as wall_time
 from gateway.model.times import WallTime
 from gateway.store.journal.conversion import Conversion, ConversionError, remove_drafts
-from gateway.store.journal.format import BlockPieces, Bytes, DamageError, JournalError, lay_out, seal
+from gateway.store.journal.format import (
+    LOOK_BYTES,
+    BlockPieces,
+    Bytes,
+    DamageError,
+    JournalError,
+    gap_draft,
+    lay_out,
+    seal,
+)
 from gateway.store.journal.merge import merge_segments, remove_leftovers, statistics_of
 from gateway.store.journal.reader import block_from
 from gateway.store.journal.segments import (
@@ -57,6 +67,7 @@ CACHED_BYTES: Final = 4 * 1_048_576
 MERGED_PART: Final = 4  # part of a segment's size; a larger segment is not merged with others
 CONVERT_AGAIN_SECS: Final = 3_600.0  # after a failed conversion
 PERIOD_SECS: Final = 3_600.0  # period whose segments are merged, if their age has no limit
+DAMAGED: Final = "the machine may have lost its power"
 Pwritev = Callable[[int, Sequence[Bytes], int], int]
 
 
@@ -64,8 +75,8 @@ class Appender:
     """Writer of the segment files of one shard. Only the writer's thread calls its methods.
 
     A limit of 0 means no limit. `next` is the sequence number of the next row; `cut` is the size in bytes of
-    the incomplete block that was cut off at the start. The constructor raises JournalError if another process
-    writes the shard, or the folder cannot be written.
+    the incomplete block that was cut off at the start, and `lost` the number of rows in damaged blocks. The
+    constructor raises JournalError if another process writes the shard, or the folder cannot be written.
     """
 
     def __init__(
@@ -105,6 +116,7 @@ class Appender:
         self._pwritev = pwritev
         self.next = 0
         self.cut = 0
+        self.lost = 0
         self.segments = 0
         self._file: int | None = None
         self._byte_count = 0
@@ -249,7 +261,8 @@ class Appender:
     def _recover(self) -> None:
         """Open the newest segment to continue behind its last sound block; cut off an incomplete block there.
 
-        A complete segment is not opened; then only the numbering continues.
+        A complete segment is not opened; then only the numbering continues. Bytes that a power failure has
+        damaged before a sound block are overwritten with a block that records the gap.
         """
         remove_leftovers(self.folder, self.shard)
         remove_drafts(self.folder, self.shard)
@@ -263,6 +276,7 @@ class Appender:
             return
         summary = Summary(newest.first, newest.first)
         end, opened = 0, self._utc()
+        gaps: list[tuple[int, BlockPieces]] = []  # offset and block
         with newest.path.open("rb", buffering=0) as file:
             complete = summary_of(file, newest)
             if complete is not None:
@@ -271,6 +285,9 @@ class Appender:
             for at in walk(file, newest.path):
                 if isinstance(at, BlockLocation) and (raw := content_of(file, at)) is not None:
                     opened = opened if end else WallTime(at.header.first_us / 1e6)
+                    if at.offset > end and (gap := self._gap_instead(summary.next, at, at.offset - end)):
+                        gaps.append((end, gap))
+                        summary.add(end, gap.header, None)
                     plain = at.header.rows and not at.header.is_gap
                     statistics = statistics_of(block_from(newest.shard, at, raw)) if plain else None
                     summary.add(at.offset, at.header, statistics, small=is_small(at.header))
@@ -279,6 +296,10 @@ class Appender:
         self.next = summary.next
         self._summary = summary
         self._file = os.open(newest.path, os.O_WRONLY | os.O_CLOEXEC)
+        for offset, gap in gaps:
+            os.pwritev(self._file, gap.pieces, offset)
+            self.lost += gap.header.rows
+            self._unsynced = True
         self._byte_count, self._opened = (
             end,
             min(opened, self._utc()),
@@ -290,6 +311,18 @@ class Appender:
             os.ftruncate(self._file, end)
             self.cut = byte_count - end
             self._unsynced = True
+
+    def _gap_instead(self, first: int, following: BlockLocation, byte_count: int) -> BlockPieces | None:
+        """Return a block of `byte_count` bytes for the gap from row `first` to the block `following`.
+
+        Returns None if no such block fits; then readers report the damage.
+        """
+        header = following.header
+        reason = dumps({"reason": "damage", "text": DAMAGED}).encode().ljust(byte_count - LOOK_BYTES)
+        if not header.base > first:
+            return None
+        gap = seal(lay_out(gap_draft(self.shard, first, header.base - first, header.first_us, reason), 0))
+        return gap if gap.header.byte_count == byte_count else None
 
     def _without_repeats(self, own: list[Segment]) -> list[Segment]:
         """Delete segments whose rows are in an earlier one, and return the others.

@@ -55,7 +55,7 @@ indices are empty in a block with rows is null in every row. These are the layou
 
 The sequence number of a row is the header's `base` plus its position in the block; no number is used twice. A
 block with flag GAP has no rows: `rows` numbers from `base` on were not written, and a JSON object behind the
-header gives the reason (`reason`: "backlog", "unwritable" or "error"; `text`).
+header gives the reason (`reason`: "backlog", "unwritable", "error" or "damage"; `text`).
 
 The low-water mark of a block is a time, int64 as in kind 4, or 0 if unknown. When the block was written,
 every message received before that time was settled. No later block of the shard therefore has a row with an

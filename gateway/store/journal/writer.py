@@ -196,6 +196,11 @@ class JournalWriter:
         """Size in bytes of the incomplete block that was cut off at the start."""
         return self._appender.cut
 
+    @property
+    def lost_rows(self) -> int:
+        """Number of rows that were found damaged at the start, and for which gaps were recorded."""
+        return self._appender.lost
+
     # The event loop's.
 
     def record(

@@ -18,7 +18,7 @@ from gateway.store.journal.format import (
 )
 from gateway.store.journal.reader import Gap, JournalReader
 from gateway.store.journal.segments import SEARCH_BYTES, Hole, segment_name
-from tests.store.journal.samples import block, numbers_of, rows_of, whole, write
+from tests.store.journal.samples import block, numbers_of, rows_of, whole, write, writer
 
 
 def put(folder: Path, *blocks: bytes, first: int = 0, shard: int = 0) -> Path:
@@ -72,6 +72,24 @@ def flipped(data: bytes, place: int) -> bytes:
 
 
 PLACES = [("in its magic", 3), ("in its length", 17), ("in its CRC", 70), ("in its content", 200)]
+
+
+@pytest.mark.parametrize("place", [place for _, place in PLACES])
+def test_the_writer_records_what_a_power_failure_damaged_before_the_end(tmp_path: Path, place: int) -> None:
+    """Pages reach the disk in any order: an unsynced block may be damaged, and a later one not."""
+    path = put(tmp_path, block(0, 3), flipped(block(3, 2), place), block(5, 4))
+    size = path.stat().st_size
+    with pytest.raises(DamageError):
+        rows_of(tmp_path)
+    again = writer(tmp_path)
+    assert (again.lost_rows, again.cut_bytes, path.stat().st_size) == (2, 0, size)
+    again.close()
+    write(tmp_path, range(9, 10))
+    items = list(JournalReader(tmp_path).rows("0"))
+    (gap,) = (item for item in items if isinstance(item, Gap))
+    assert (gap.first, gap.rows, gap.reason) == (3, 2, "damage")
+    assert numbers_of([item for item in items if not isinstance(item, Gap)]) == [0, 1, 2, 5, 6, 7, 8, 9]
+    assert list(JournalReader(tmp_path).verify("0")) == [gap]
 
 
 @pytest.mark.parametrize("place", [place for _, place in PLACES], ids=[name for name, _ in PLACES])
