@@ -355,7 +355,7 @@ class AllRights(Rights):
         return UNLIMITED
 
     def mqtt_subscribe(self, topic_filter: str, qos: int = 0) -> Decision:
-        """Return UNLIMITED for every topic filter."""
+        """Return UNLIMITED, the decision that permits everything, for every topic filter and QoS."""
         return UNLIMITED
 
     def enters_amqp(self, host: str) -> Decision:

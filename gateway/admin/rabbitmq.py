@@ -421,7 +421,8 @@ class RabbitApi:
     ) -> list[Fields]:
         """Return the bindings of a queue or exchange to the exchange `source`, in the virtual host `of`.
 
-        `letter` and `name` are those of `_destination_of`.
+        `letter` is "q" if the bound destination is the queue `name`, and "e" if it is the exchange `name`.
+        Raises NotThereError for another letter.
         """
         leads = _destination_of(letter, name)
         if leads[0] == "queue":

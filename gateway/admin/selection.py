@@ -236,7 +236,10 @@ class RemovalPace:
 
 
 class CallbackResult(Generic[T]):
-    """Value with which a callback is called once, such as the outcome of a message."""
+    """Waiter for a value that is passed to a callback once, such as the outcome of a message.
+
+    The method `set` is the callback; `wait` returns the value.
+    """
 
     def __init__(self) -> None:
         self._value: T | None = None

@@ -382,7 +382,11 @@ class Dispatcher:
     def _entry(
         self, endpoint: str, namespace: Namespace | None, address: Address, queue: str
     ) -> RoutingEntry:
-        """Return a new routing entry for an address, like `entry`, but raise the errors of the routing."""
+        """Return a new routing entry for messages that `endpoint` receives for `address`.
+
+        The parameters are those of `entry`, which calls this method. Errors while the routes are resolved are
+        raised; `entry` turns them into an entry that fails each message.
+        """
         if endpoint not in self.links and self.router.is_return(address):
             return self._answer_entry(endpoint, address)
         sinks = () if namespace is None else namespace.sinks(address)
@@ -572,7 +576,8 @@ class Dispatcher:
         """Return True if a route's target accepts each message in the pass of the event loop that brings it.
 
         The message is then in memory, or is stored by the transaction of that pass. Returns False for links
-        and paused routes. A duplicate check in front of the target is ignored.
+        and paused routes. The result concerns the target alone: a duplicate check (`deduplicate`) in front of
+        it does not change the result.
         """
         if route.settle == "stored":
             return route.target_endpoint not in self.shared_outboxes
@@ -937,7 +942,7 @@ def log_reply_kept(route: Route, message: Message) -> None:
     The caller limits the number of log lines.
     """
     log.warning(
-        "reply address invalid in route's target",
+        "reply address not translatable by route, forwarded unchanged",
         route=route.name,
         client=message.sender.client,
         remote=message.sender.address,

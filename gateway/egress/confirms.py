@@ -477,9 +477,10 @@ class ConfirmedSink:
             self._written(len(positions), byte_count)
 
     def _number(self, part: SubBatch, positions: Positions, sent: float, *, mandatory: bool = False) -> range:
-        """Assign the next numbers to the messages at `positions`. Return these numbers.
+        """Assign the next publish sequence numbers to the messages at `positions`. Return these numbers.
 
-        `sent` is the time of sending in loop-clock seconds. `mandatory` is that of `_record_sent`.
+        `sent` is the time of sending in loop-clock seconds. `mandatory` is True if the broker returns
+        unroutable messages.
         """
         first = self._next
         self._runs.append(UnconfirmedRun(first, part, positions, mandatory, sent))

@@ -110,10 +110,11 @@ class LinkStatus:
 
 
 class LinkSession(Protocol):
-    """Part of a link that depends on its protocol; also the namespace of the remote broker's addresses.
+    """Part of a link that depends on its protocol.
 
-    The session outlives connections. It is created with a LinkStatus, to which it reports connections that
-    become usable or are lost.
+    For the dispatcher, it is also a namespace: `sinks` returns the destination of each address of the remote
+    broker. The session outlives connections. It is created with a LinkStatus, to which it reports
+    connections that become usable or are lost.
     """
 
     @property

@@ -334,9 +334,10 @@ class ListenerSource:
         self.tasks.start_soon(task)
 
     def recheck(self, connection: IngressClient) -> None:
-        """Check what a client has subscribed to and consumes, because its rights have changed.
+        """End the subscriptions and consumers of a client that its changed rights no longer permit.
 
-        While a permission decision is pending, the client continues; then the check is repeated.
+        An MQTT client that had a forbidden subscription is disconnected. While a permission decision is
+        pending, the client continues; after the decision the check is repeated.
         """
 
         async def task() -> None:

@@ -212,7 +212,7 @@ class Deduplicate(Strict):
 
     @property
     def window_secs(self) -> float:
-        """Length of the window in seconds."""
+        """Time in seconds for which the id of a message is stored to recognize repeats."""
         return float(int(self.window[:-1]) * SECONDS_OF[self.window[-1]])
 
 

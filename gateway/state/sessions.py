@@ -544,10 +544,11 @@ class Sessions:
         return DONE
 
     def _reap(self, now: float) -> list[ClaimedWork]:
-        """Disconnect the sessions of dead replicas, and claim due work until `now` + CLAIM_SECS.
+        """Mark the sessions of dead replicas as disconnected, and claim work that is due at `now`.
 
-        Only work that earlier operations of the same transaction have not done is claimed. Return the claimed
-        work.
+        The work is: delayed wills to publish, expired sessions to delete, and queues of ended sessions to
+        delete. Other replicas leave claimed work to this one until `now` + CLAIM_SECS. Only work that earlier
+        operations of the same transaction have not done is claimed. Return the claimed work.
         """
         for key, epoch in self._orphans:
             row = self._sessions.rows.get(key)

@@ -503,8 +503,9 @@ class StoreDatabase:
                     yield log, position, message
 
     def records(self, kind: str) -> Iterator[tuple[Key, bytes | Message]]:
-        """Yield key and value of each small record of a kind, in order of key.
+        """Yield key and value of each record of a kind in the table `things`, in order of key.
 
+        The table has all records except messages and dead letters, such as sessions and definitions.
         Unreadable records are reported as damage and left out.
         """
         for key, message, value in self.connection.execute(

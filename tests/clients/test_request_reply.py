@@ -134,7 +134,7 @@ def test_a_reply_topic_that_is_too_long_is_kept_and_told_of(gateway: Running, to
         assert fast.question().reply_to == topic
         assert amqp.question().reply_to == (topic if len(topic) < 256 else None)  # else in a header
         assert kept(gateway) == 2
-    told = {one["route"]: one for one in lines if one["event"].startswith("reply address invalid")}
+    told = {one["route"]: one for one in lines if one["event"].startswith("reply address not translatable")}
     assert sorted(told) == ["mqtt-to-amqp091", "mqtt-to-amqpfast"]
     assert told["mqtt-to-amqp091"]["client"] == "asks"
     assert "bytes, at most 255 are allowed" in told["mqtt-to-amqp091"]["why"]

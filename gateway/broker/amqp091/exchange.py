@@ -234,7 +234,8 @@ class Exchange:
     def _charge(self, destination: Queue | Exchange, user: str | None, steps: int) -> None:
         """Add `steps` to the comparisons that the bindings of `destination` need for each message.
 
-        They count for the user who bound the destination first (matching_steps.py).
+        They count towards the limit of the user who bound the destination first; `user` is used only if
+        nobody has bound it before.
         """
         first, before = self._destination_steps.get(destination, (user, 0))
         self._destination_steps[destination] = (first, before + steps)

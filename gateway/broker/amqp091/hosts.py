@@ -38,8 +38,10 @@ class AmqpHosts(dict[str, VirtualHost]):
         """Create the virtual hosts `names`. Must be called before the store starts.
 
         `changed` is called when routing may have changed, and `lost` with dead letters that a queue refused.
-        `bodies` is required with a store. `policies` are by virtual host. `full_queues` is shared by all
-        queues, and `definition_shares` counts the bytes of what clients declare.
+        `limits` are those of the configuration. `bodies` contains message bodies that are in files; it is
+        required with a store. `policies` are by virtual host. `full_queues` decides if a full queue may pause
+        publishers, and counts dropped and refused messages; all queues share it. `definition_shares` limits
+        the bytes of the exchanges, queues and bindings that each user declares.
         """
         super().__init__()
         self.alarms = CallScheduler()

@@ -54,7 +54,10 @@ def not_found(text: str) -> AmqpRefused:
 
 
 def locked(queue: str, host: str) -> AmqpRefused:
-    """Return the error (405) for an exclusive queue of another connection, or one declared differently."""
+    """Return the error (405) for a queue that is exclusive to another connection.
+
+    Also used for a queue that exists and is declared with a different value of `exclusive`.
+    """
     text = (
         f"cannot obtain exclusive access to locked queue '{queue}' in vhost '{host}'. It could be originally "
         "declared on another connection or the exclusive property value does not match that of the original "

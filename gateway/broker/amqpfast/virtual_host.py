@@ -222,9 +222,10 @@ class FastHost:
     ) -> list[NamedDestination]:
         """Return the destinations of a name in a command that sends, consumes or queries.
 
-        `whole` allows the name to be a prefix, and `slashes` allows a new name to contain "/". With
-        `creates`, a missing destination is created where that is allowed, for the user `maker`. Raises
-        FastRefused with 404, 502 or 506.
+        `service` is "queue" or "topic". With `whole`, a name that no destination has stands for all
+        destinations whose names begin with it. `slashes` allows a new name to contain "/". With `creates`, a
+        missing destination is created where that is allowed, for the user `maker`. Raises FastRefused with
+        404, 502 or 506.
         """
         destinations: dict[str, FastQueue] | dict[str, Topic] = (
             self.queues if service == "queue" else self.topics

@@ -246,7 +246,10 @@ class DeadLetters:
 
     @property
     def evicted_count(self) -> int:
-        """Number of dead letters deleted in favour of newer ones; unwanted messages are not counted."""
+        """Number of dead letters that were deleted because newer ones needed their space.
+
+        Deleted messages that no route and no subscriber wanted are not counted.
+        """
         common = 0 if self._common is None else self._common.shares.evicted_count
         stored = 0 if self._store is None else self._store.letters_crowded_out
         return self._wanted.shares.evicted_count + common + stored

@@ -180,7 +180,7 @@ def _note(memory: Memory, key: int, one: Sent) -> None:
 
 
 class EchoDetector:
-    """Echo detection for all links that use MQTT 3.x."""
+    """Detector of messages that the links sent in MQTT 3.x and that return to this gateway (echoes)."""
 
     def __init__(self) -> None:
         self._ledgers: list[Ledger] = []

@@ -135,7 +135,7 @@ class AmqpLinkPublisher(ConfirmedSink):
         self._renew_wait = min(2 * self._renew_wait, RENEW_SECS_MAX)
         self._renew_at = now + self._renew_wait
         if fresh:
-            log.warning("publishing channel replaced, broker refused messages", link=self._stats.name)
+            log.warning("publishing channel replaced because broker refused messages", link=self._stats.name)
             machine.close_channel(self._channel)
             self.close()
         else:

@@ -552,7 +552,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         if consumer is not None:
             self._session.stats.protocol_errors.add(NOT_DELIVERED)
             log.warning(
-                "message without delivered flag not acknowledged",
+                "received message skipped, delivered flag missing",
                 link=self._session.name,
                 source=consumer.source.name,
             )

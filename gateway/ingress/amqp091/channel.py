@@ -111,7 +111,7 @@ class AmqpSource(AmqpEntrance):
 
 
 class AmqpListenerClient(HandshakingAmqpClient):
-    """Interface of an AMQP 0-9-1 client's connection to its channels and to the listener."""
+    """Interface that the connection of an AMQP 0-9-1 client offers to its channels and to the listener."""
 
     host: VirtualHost
     endpoint: str

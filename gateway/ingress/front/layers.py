@@ -56,9 +56,9 @@ class Front(NamedTuple):
         return FirstBytesFilter(stream, stream.layer, secure=self.tls is not None)
 
     def upgraded(self, message_bytes_max: int) -> Filter | None:
-        """Return a WebSocket filter for a new connection, or None without WebSocket.
+        """Return a WebSocket filter for a new connection, or None if the listener has no `websocket_path`.
 
-        `message_bytes_max` is the largest message in bytes.
+        `message_bytes_max` is the size in bytes of the largest message that a client may send.
         """
         if not self.websocket_path:
             return None

@@ -130,10 +130,11 @@ def survey(data: bytes, at: int) -> int:
 
 
 def texts_of(data: bytes, at: int, before: bytes, between: bytes, bare: bool = False) -> list[bytes]:
-    """Return the names and values of a table that `survey` has classified as TEXTS, as a flat list of bytes.
+    """Return the names and values of the field table at offset `at` of `data`, as a flat list of bytes.
 
-    Parameters and result are those of ReadTexts (model/properties.py). Return an empty list if a value is
-    longer than 65 535 bytes.
+    All values must be texts. `before` is inserted before each name and `between` before each value, unless
+    they are empty. Each name follows its length in one byte and each value its length in two bytes; with
+    `bare`, the lengths are left out. Return an empty list if a value is longer than 65 535 bytes.
     """
     found: list[bytes] = []
     with_before, with_between = bool(before), bool(between)

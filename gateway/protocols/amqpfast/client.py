@@ -445,10 +445,11 @@ class ClientConnection(Connection):
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
-        """Return the bytes around the number of the message at `at`, and the values decoded from them.
+        """Return the constant bytes of the message at offset `at`, and the values decoded from them.
 
-        Later messages are compared with these bytes instead of being decoded. Return None if the message is
-        incomplete, or if the fast path cannot decode it.
+        The constant bytes are those before and after the delivery number, up to the body. Later messages are
+        compared with these bytes instead of being decoded. `end` is the end of the received bytes. Return
+        None if the message is incomplete, or if the fast path cannot decode it.
         """
         if at + NOTIFY_FIELDS + 2 > end:
             return None

@@ -101,8 +101,9 @@ def _connect_flags(flags: int, version: Version) -> int:
 
 
 def decode_connect(reader: Reader, byte_order: ByteOrder) -> Connect:
-    """Decode the body of a CONNECT of any version (5: 3.1).
+    """Decode the body of a CONNECT packet of any protocol level, from 2 (MQIpdp) to 5 (MQTT 5).
 
+    `byte_order` applies only to clients of levels 2 and 3, some of which send little-endian integers.
     Raises RemoteProtocolError, whose `reason` is the reason code for the CONNACK.
     """
     version, bridge = read_version(reader)

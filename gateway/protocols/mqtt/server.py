@@ -287,8 +287,8 @@ class ServerConnection(Connection):
     def data_to_send(self) -> bytes:
         """Remove and return the queued bytes, with a PINGRESP for each PINGREQ at the end (5: 3.13).
 
-        MQTT does not require that PINGRESP is the last packet. But then it tells the client that everything
-        that was sent before the PINGREQ has been accepted.
+        MQTT does not require that PINGRESP is the last packet. As it is the last one here, a client that
+        receives it knows that everything that it sent before the PINGREQ has been accepted.
         """
         if self.pings:
             self._answer_pings()
