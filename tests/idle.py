@@ -195,7 +195,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     Transaction: ("_committing", "_then"),
     PeerReplyStream: ("_buffer",),
     # Links.
-    HeldBack: ("_lines", "_named", "_tried", "_undone"),
+    HeldBack: ("_backlogs", "_recorded_routes", "_tried", "_undone"),
     QueueLinkConnection: ("_owing",),
     QueueLinkSession: ("_burials",),
     AmqpLinkConsumer: ("_later",),

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from gateway.egress.connect_errors import GARBLED, LOOK_BYTES, explained, reason
+from gateway.egress.connect_errors import GARBLED, LOOK_BYTES, explain_end, reason
 from gateway.errors import LinkError, RemoteProtocolError
 from gateway.model.message import Message
 from gateway.protocols import DIALECTS
@@ -188,7 +188,7 @@ class Wire:
 
         Until `mark_open` has been called, the text also says which protocol the server seems to use instead.
         """
-        return kind(f"{self._place}: {why if self._open else explained(self._protocol, self._first, why)}")
+        return kind(f"{self._place}: {why if self._open else explain_end(self._protocol, self._first, why)}")
 
     def flush(self) -> None:
         """Write the bytes that the machine has to send. Raises LinkError."""

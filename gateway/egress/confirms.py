@@ -165,7 +165,7 @@ class ConfirmedSink:
         """
 
     @abstractmethod
-    def _place(self, message: Message) -> Place:
+    def _destination_of(self, message: Message) -> Place:
         """Return the exchange or destination of a message, by which `refuse` selects messages."""
 
     # Connection.
@@ -272,7 +272,7 @@ class ConfirmedSink:
             and self._usable
             and not self._stream.congested  # type: ignore[union-attr]
         ):
-            self._try(part, every, messages)
+            self._send_or_requeue(part, every, messages)
             return
         self._queue_part(part, every)
 
@@ -356,7 +356,7 @@ class ConfirmedSink:
                 for some, outcome in unwanted:
                     part.settle_at(some, outcome)
                 continue
-            if not self._try(part, positions, messages):
+            if not self._send_or_requeue(part, positions, messages):
                 return
 
     def _unwanted(
@@ -385,7 +385,7 @@ class ConfirmedSink:
         """Return True if the message at index `at` of the sub-batch may be settled as expired, not sent."""
         return True
 
-    def _try(self, part: SubBatch, positions: Positions, messages: list[Message]) -> bool:
+    def _send_or_requeue(self, part: SubBatch, positions: Positions, messages: list[Message]) -> bool:
         """Send messages of a sub-batch by `_send`. Return False if some of them are queued again.
 
         An error closes the connection, and any unconfirmed message may be its cause. After several
@@ -582,7 +582,9 @@ class ConfirmedSink:
 
     def _concerns(self, place: Place) -> bool:
         """Return True if a waiting message goes to the exchange or destination `place`."""
-        return any(self._place(part.messages[at]) == place for part, left in self._waiting for at in left)
+        return any(
+            self._destination_of(part.messages[at]) == place for part, left in self._waiting for at in left
+        )
 
     def _without_refused(
         self, part: SubBatch, positions: Positions, into: list[RefusedPositions]
@@ -594,7 +596,7 @@ class ConfirmedSink:
         """
         refused: dict[Place, list[int]] = {}
         for at in positions:
-            place = self._place(part.messages[at])
+            place = self._destination_of(part.messages[at])
             if place in self._refusals:
                 refused.setdefault(place, []).append(at)
         if not refused:

@@ -26,7 +26,7 @@ SPEAKERS: Final = (
 GARBLED: Final = "the server responded in another protocol, or incorrectly"
 
 
-def explained(protocol: str, first: bytes, why: str) -> str:
+def explain_end(protocol: str, first: bytes, why: str) -> str:
     """Return the error text for a connection that ended before it was open.
 
     `protocol` names the protocol of the link, `why` is the reason known so far. `first` are the first bytes

@@ -83,18 +83,18 @@ class HeldBack(Generic[R]):
         self._secs_max = secs_max
         self._message_of = message_of
         self._jitter = jitter
-        self._lines: dict[RetryKey, RouteBacklog[R]] = {}
+        self._backlogs: dict[RetryKey, RouteBacklog[R]] = {}
         # Messages being retried, by the id of the message: backlog of their routes, number, time since which
         # they wait, and receipt, which keeps the id valid.
         self._tried: dict[int, tuple[RouteBacklog[R], int, Monotonic, R]] = {}
         # Routes that have not accepted a message, by its id, and the message, which keeps the id valid.
         self._undone: dict[int, tuple[Message, frozenset[str]]] = {}
         # Routes of a message that waits elsewhere, or has been rejected, by its id, and the message.
-        self._named: dict[int, tuple[Message, tuple[str, ...]]] = {}
+        self._recorded_routes: dict[int, tuple[Message, tuple[str, ...]]] = {}
 
     def __len__(self) -> int:
         """Return how many messages wait, not counting those that are being retried at present."""
-        return sum([len(line.waiting) for line in self._lines.values()])
+        return sum([len(line.waiting) for line in self._backlogs.values()])
 
     def hold(self, key: RetryKey, receipt: R, now: Monotonic) -> None:
         """Store a message that a target has refused for now, until the target may accept it.
@@ -104,10 +104,10 @@ class HeldBack(Generic[R]):
         """
         tried = self._tried.pop(id(self._message_of(receipt)), None)
         if tried is None:
-            line = self._lines.get(key)
+            line = self._backlogs.get(key)
             if line is None:
                 backoff = Backoff(self._jitter, WAIT_SECS_MIN, WAIT_SECS_MAX)
-                line = self._lines[key] = RouteBacklog(key, backoff)
+                line = self._backlogs[key] = RouteBacklog(key, backoff)
                 self.on = True
             line.last_released += 1
             number, released_at = line.last_released, now
@@ -123,7 +123,7 @@ class HeldBack(Generic[R]):
         Return False if no message waits for these routes, so that the new message may be published at once.
         `now` is in loop-clock seconds.
         """
-        line = self._lines.get(key)
+        line = self._backlogs.get(key)
         if line is None:
             return False
         line.last_behind += 1
@@ -142,19 +142,19 @@ class HeldBack(Generic[R]):
         """
         key = id(self._message_of(receipt))
         self._undone.pop(key, None)
-        self._named.pop(key, None)
+        self._recorded_routes.pop(key, None)
         tried = self._tried.pop(key, None)
         if tried is not None:
             line = tried[0]
             line.in_flight -= 1
             if by_target:
                 line.backoff.record_acceptance(1)
-            if not line.waiting and not line.in_flight and self._lines.get(line.key) is line:
-                del self._lines[line.key]
+            if not line.waiting and not line.in_flight and self._backlogs.get(line.key) is line:
+                del self._backlogs[line.key]
         self._check()
 
     def _check(self) -> None:
-        self.on = bool(self._lines or self._undone or self._named)
+        self.on = bool(self._backlogs or self._undone or self._recorded_routes)
 
     def take_due(self, now: Monotonic) -> list[R]:
         """Remove and return the messages to retry now, in order, as receipts.
@@ -162,7 +162,7 @@ class HeldBack(Generic[R]):
         The caller later calls `record_settled` or `hold` for each of them. `now` is in loop-clock seconds.
         """
         found: list[R] = []
-        for line in self._lines.values():
+        for line in self._backlogs.values():
             backoff = line.backoff
             while line.waiting and line.in_flight < backoff.window and not backoff.is_waiting(now):
                 number, released_at, receipt = heapq.heappop(line.waiting)
@@ -183,15 +183,15 @@ class HeldBack(Generic[R]):
         if self._secs_max is None:
             return []
         found: list[tuple[R, tuple[str, ...]]] = []
-        for line in list(self._lines.values()):
+        for line in list(self._backlogs.values()):
             while line.waiting and now - line.waiting[0][1] >= self._secs_max:
                 receipt = heapq.heappop(line.waiting)[2]
                 found.append((receipt, self._remaining_routes(receipt, entry_of(receipt), line)))
             if not line.waiting and not line.in_flight:
-                del self._lines[line.key]
+                del self._backlogs[line.key]
         for receipt, _ in found:
             self._undone.pop(id(self._message_of(receipt)), None)
-            self._named.pop(id(self._message_of(receipt)), None)
+            self._recorded_routes.pop(id(self._message_of(receipt)), None)
         self._check()
         return found
 
@@ -223,12 +223,12 @@ class HeldBack(Generic[R]):
         if not names:
             return
         message = self._message_of(receipt)
-        self._named[id(message)] = message, names
+        self._recorded_routes[id(message)] = message, names
         self.on = True
 
     def named(self, receipt: R) -> tuple[str, ...]:
         """Return the names of the routes that `note_routes` has recorded, or ("",)."""
-        found = self._named.get(id(self._message_of(receipt)))
+        found = self._recorded_routes.get(id(self._message_of(receipt)))
         return ("",) if found is None else found[1]
 
     def note_undone(self, receipt: R, routes: frozenset[str]) -> None:
@@ -237,7 +237,7 @@ class HeldBack(Generic[R]):
         self._undone[id(message)] = message, routes
         self.on = True
 
-    def try_all(self, receipt: R) -> bool:
+    def take_mixed_outcome(self, receipt: R) -> bool:
         """Return True if one route has released a message for a retry and another route has rejected it.
 
         The caller then retries all routes: if it reported the rejection to the sender, the message would be
@@ -258,11 +258,11 @@ class HeldBack(Generic[R]):
 
     def take_all(self) -> list[R]:
         """Remove all waiting messages. Return their receipts; the broker redelivers them."""
-        waiting = [receipt for line in self._lines.values() for _, _, receipt in sorted(line.waiting)]
-        self._lines.clear()
+        waiting = [receipt for line in self._backlogs.values() for _, _, receipt in sorted(line.waiting)]
+        self._backlogs.clear()
         self._tried.clear()
         self._undone.clear()
-        self._named.clear()
+        self._recorded_routes.clear()
         self.on = False
         return waiting
 

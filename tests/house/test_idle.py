@@ -98,7 +98,7 @@ STANDING: Final[dict[str, str]] = {
     "egress.amqp091.topology.Declarer._steps": "suspended until the broker replies; Topology retries",
     "egress.amqpfast.handles.ClientSender._ready_sizes": "of a command line",
     "egress.amqpfast.handles.OpenHandle._came": "of a command line",
-    "egress.held_back.RouteBacklog.waiting": "checked with HeldBack._lines",
+    "egress.held_back.RouteBacklog.waiting": "checked with HeldBack._backlogs",
     "engine.client_session.ClientSession._flight": OF_THE_CLIENT,
     "engine.consumers.ClusterConsumer.on_finished": "until its broker has its messages back",
     "engine.elections.Elections.candidates": "links",
@@ -273,7 +273,7 @@ def test_the_search_finds_what_waits() -> None:
         "broker.pauses.PauseGate._waiting",
         "broker.queue.Queue._aside",
         "egress.confirms.ConfirmedSink._waiting",
-        "egress.held_back.HeldBack._lines",
+        "egress.held_back.HeldBack._backlogs",
         "state.lanes.Committer.waiting",
         "engine.sessions.SessionWriter._flying",
     } <= found

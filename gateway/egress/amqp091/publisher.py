@@ -177,7 +177,7 @@ class AmqpLinkPublisher(ConfirmedSink):
     def _usable(self) -> bool:
         return self._publishers is not None and self._publishers[0].usable
 
-    def _place(self, message: Message) -> str:
+    def _destination_of(self, message: Message) -> str:
         return _exchange_of(message)
 
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:

@@ -211,7 +211,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                 consumer.stop()
                 self._close_stopped(consumer)
         self._declarer.queue([*topology.leftovers(), *fresh])
-        self._arranged()
+        self._update_link_state()
         self._stream.mark()
 
     # Events.
@@ -303,21 +303,21 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         if isinstance(method, m.ConnectionBlocked):
             log.warning("publishing blocked by broker", link=self._session.name, reason=method.reason)
             self._is_blocked = True
-            self._arranged()
+            self._update_link_state()
         elif isinstance(method, m.ConnectionUnblocked):
             log.info("publishing unblocked by broker", link=self._session.name)
             self._is_blocked = False
-            self._arranged()
+            self._update_link_state()
         elif isinstance(method, m.ChannelFlow):
             self.machine.send_method(number, m.ChannelFlowOk(method.active))
             if number == self._publishing:
                 self._is_stopped = not method.active
-                self._arranged()
+                self._update_link_state()
         elif number == self._publishing:
             if isinstance(method, m.ConfirmSelectOk) and number in self.machine.channels:
                 self._confirming = True
                 self._session.publisher.open(self.machine, number, self._stream)
-                self._arranged()
+                self._update_link_state()
         elif number == self._declarer.channel:
             self._declarer.process_reply(method)
         elif number in self._consumers:
@@ -330,7 +330,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
 
     # Needs of the routes.
 
-    def _arranged(self) -> None:
+    def _update_link_state(self) -> None:
         """Record the link as up once it can publish, and start or stop sending.
 
         Called when confirm mode, the declarations, or the broker's `blocked` or `flow` have changed.
@@ -349,7 +349,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             session.mark_failed(declaration, why, clock.now())
         elif session.mark_met(declaration) and declaration.consume:
             self._consume(declaration)
-        self._arranged()
+        self._update_link_state()
 
     def _consume(self, declaration: Declaration) -> None:
         """Start to consume a queue that has been declared, on a channel of its own.
@@ -590,7 +590,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         if refused:
             for at, outcome in refused.items():
                 consumer, tag, _ = receipts[at]
-                if outcome.verdict is Verdict.RELEASED or self.held_back.try_all(receipts[at]):
+                if outcome.verdict is Verdict.RELEASED or self.held_back.take_mixed_outcome(receipts[at]):
                     self.handle_release(receipts[at], outcome)
                 else:
                     consumer.rejected(tag)

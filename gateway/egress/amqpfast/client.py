@@ -32,7 +32,7 @@ from gateway import clock
 from gateway.egress.amqpfast.channel import OPEN_TAG, ClientChannel
 from gateway.egress.amqpfast.handles import PLAIN_HEAD, FastDelivery, PeerStream, RefusedByServer
 from gateway.egress.amqpfast.login import client_machine
-from gateway.egress.connect_errors import GARBLED, LOOK_BYTES, explained, reason
+from gateway.egress.connect_errors import GARBLED, LOOK_BYTES, explain_end, reason
 from gateway.errors import LinkError, LocalProtocolError
 from gateway.model.properties import Value, ValueType, string
 from gateway.protocols.amqpfast.codec import Head, encode_head_properties
@@ -206,7 +206,7 @@ class FastLinkClient:
     def _loss_error(self, why: str) -> ConnectionLost:
         if self._opened.is_set():
             return ConnectionLost(f"{self._place}: {why}")
-        return ServerUnreachable(f"{self._place}: {explained(self._target.protocol, self._first, why)}")
+        return ServerUnreachable(f"{self._place}: {explain_end(self._target.protocol, self._first, why)}")
 
     async def _run(self, task: Callable[[trio.abc.Stream], Awaitable[None]], stream: trio.abc.Stream) -> None:
         """Run a background task until `aclose` cancels it.

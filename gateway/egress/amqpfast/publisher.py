@@ -155,7 +155,7 @@ class FastLinkPublisher(ConfirmedSink):
     def _usable(self) -> bool:
         return self._machine is not None and not (self._large is not None and self._large.busy)
 
-    def _place(self, message: Message) -> bytes:
+    def _destination_of(self, message: Message) -> bytes:
         return message.address.wire
 
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:

@@ -183,7 +183,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 self._abandon(source)
         for source in fresh:
             self._consume(source)
-        self._arranged()
+        self._update_link_state()
         self._stream.mark()
 
     # Events.
@@ -263,12 +263,12 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 if consumer is not None:
                     self._session.mark_met(consumer.source)
                     self._begin_survey(consumer.source)
-                    self._arranged()
+                    self._update_link_state()
                 elif row[1] != NO_HANDLE:
                     sent.append(row)
                 elif row[0] == self._sending:
                     publisher.open(self.machine, row[0], self._stream)
-                    self._arranged()
+                    self._update_link_state()
             rows = sent
         publisher.settle_replies(rows)
 
@@ -292,7 +292,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             return
         consumer.resting = True
         self._session.mark_failed(consumer.source, f"{event.reply_code} {event.text}")
-        self._arranged()
+        self._update_link_state()
 
     def _channel_closed(self, event: ChannelClosed) -> None:
         """Process the close of a channel that is for consuming, QUERY, sending or large messages."""
@@ -329,7 +329,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
 
     # Sources of the routes.
 
-    def _arranged(self) -> None:
+    def _update_link_state(self) -> None:
         """Record the link as up once it can publish and the server has replied for all sources."""
         session = self._session
         if not self._up and session.publisher.is_open and session.sources.surveyed:
@@ -337,7 +337,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             session.status.mark_up()
 
     def _consume(self, source: LinkSource) -> None:
-        consumer = self._consumer(source)
+        consumer = self._open_consumer(source)
         if consumer is not None:
             self._unanswered[consumer.handle] = consumer
             consumer.begin(self._session.settings.prefetch)
@@ -394,11 +394,11 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
 
     def _abandon(self, source: LinkSource) -> None:
         """Cancel the durable subscription of a source, without having consumed it on this connection."""
-        consumer = self._consumer(source)
+        consumer = self._open_consumer(source)
         if consumer is not None:
             consumer.stop()
 
-    def _consumer(self, source: LinkSource) -> FastLinkConsumer | None:
+    def _open_consumer(self, source: LinkSource) -> FastLinkConsumer | None:
         """Open a handle to consume a source, on a channel of its own. Return the new consumer.
 
         If the server had closed only the handle of an earlier consumer, that consumer gets the new handle.
@@ -417,7 +417,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 consumer.reopen()
         except LocalProtocolError as error:
             session.mark_failed(source, str(error))
-            self._arranged()
+            self._update_link_state()
             return None
         self._consumers[consumer.channel] = consumer
         self._by_handle[consumer.handle] = consumer
@@ -431,7 +431,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         self._owing.pop(consumer, None)
         if not consumer.stopping:
             self._session.mark_failed(consumer.source, why)
-        self._arranged()
+        self._update_link_state()
 
     def _stopped(self, consumer: FastLinkConsumer) -> None:
         """Record that the server has closed the handle of a consumer that was stopped.
@@ -478,7 +478,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                     entries = caches.setdefault(consumer.source.service, {})
                     limit = consumer.assembly.bytes_max
             if consumer is None or not bits & DELIVERED:
-                self._pass_over(consumer)
+                self._skip_undelivered(consumer)
                 continue
             if name not in entries and self._stream.is_turn_spent():
                 postponed = [row, *in_turn]
@@ -534,7 +534,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         if consumer is None or joined is None:
             return
         if not joined.bits & DELIVERED:
-            self._pass_over(consumer)
+            self._skip_undelivered(consumer)
         elif joined.body is None:
             consumer.unsettled.add(joined.number)
             self._unusable(consumer, joined.number, joined.name, _oversized(joined.size))
@@ -542,7 +542,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             row = (joined.handle, joined.number, joined.bits, joined.head, joined.body, joined.name)
             self._notifies([row])
 
-    def _pass_over(self, consumer: FastLinkConsumer | None) -> None:
+    def _skip_undelivered(self, consumer: FastLinkConsumer | None) -> None:
         """Skip a message without the delivered flag, and log this.
 
         It must be neither processed nor acknowledged (AMQP/Fast 3.5.11). `consumer` is None, and nothing is

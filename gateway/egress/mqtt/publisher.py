@@ -251,7 +251,7 @@ class MqttLinkPublisher(ConfirmedSink):
             return  # sending failed here, and the search for the cause has begun already
         unanswered = self.close()
         if self._has_progressed or not unanswered:
-            self._clear()
+            self._restore_window()
         elif busy:
             return
         else:
@@ -315,7 +315,7 @@ class MqttLinkPublisher(ConfirmedSink):
     def _usable(self) -> bool:
         return self._outlet is not None and self._outlet.is_open
 
-    def _place(self, message: Message) -> bytes:
+    def _destination_of(self, message: Message) -> bytes:
         return message.address.wire
 
     def _send_capacity(self) -> int:
@@ -421,16 +421,17 @@ class MqttLinkPublisher(ConfirmedSink):
         """Send the first messages of `chunk`, which either all have QoS 0 or all have a higher QoS.
 
         Return how many were sent or have an outcome; `sent` records both. Return 0 if the in-flight window is
-        full, or if QoS 2 has to wait until the packet ids of an earlier process are free (`_sweep`).
+        full, or if QoS 2 has to wait until the packet ids of an earlier process are free
+        (`_free_inherited_ids`).
         """
         table = self._flags
         flags = [table[message.assurance * 2 + message.retain] for message in chunk]
         assured = flags[0] > RETAIN
-        count = self._extent(chunk, flags, assured, len(sent.positions))
+        count = self._sendable_count(chunk, flags, assured, len(sent.positions))
         if count and self._inherited and max(flags[:count]) >= TWICE:
             count = next(at for at, flag in enumerate(flags) if flag >= TWICE)
             if not count:
-                self._sweep()
+                self._free_inherited_ids()
         if not count:
             return 0
         del chunk[count:]
@@ -458,7 +459,7 @@ class MqttLinkPublisher(ConfirmedSink):
             sent.settled.append((positions, ACCEPTED))
         return count
 
-    def _extent(self, chunk: list[Message], flags: list[int], assured: bool, sent: int) -> int:
+    def _sendable_count(self, chunk: list[Message], flags: list[int], assured: bool, sent: int) -> int:
         """Return how many of the first messages in `chunk` may be sent together; 0 if the window is full.
 
         With `assured`, these messages have QoS 1 or 2, and need capacity of the in-flight window, of which
@@ -589,10 +590,10 @@ class MqttLinkPublisher(ConfirmedSink):
             try:
                 return self._rows(chunk, flags, ids), outcome
             except _UnsendableError:
-                outcome = self._cut(part, positions, chunk)
+                outcome = self._drop_from_unsendable(part, positions, chunk)
         return [], outcome
 
-    def _cut(self, part: SubBatch, positions: Positions, chunk: list[Message]) -> Outcome:
+    def _drop_from_unsendable(self, part: SubBatch, positions: Positions, chunk: list[Message]) -> Outcome:
         """Remove from `chunk` the first message that must not be sent, and all messages behind it.
 
         Return the outcome of that message, or ACCEPTED if there is none.
@@ -605,7 +606,7 @@ class MqttLinkPublisher(ConfirmedSink):
                 return error.outcome
         return ACCEPTED
 
-    def _sweep(self) -> None:
+    def _free_inherited_ids(self) -> None:
         """Send PUBREL for every possible packet id, unless that was done on this connection.
 
         The broker then releases the ids that an earlier process of this gateway has left in use.
@@ -617,7 +618,7 @@ class MqttLinkPublisher(ConfirmedSink):
             self._patient_until = clock.now() + SWEEP_SECS
 
     def _handle_sweep(self, packet_ids: Iterable[int]) -> None:
-        """Process PUBCOMPs that reply to the PUBRELs of `_sweep`.
+        """Process PUBCOMPs that reply to the PUBRELs of `_free_inherited_ids`.
 
         Each PUBCOMP extends the deadline. With that of the highest packet id, QoS 2 messages can be sent
         again.
@@ -750,9 +751,9 @@ class MqttLinkPublisher(ConfirmedSink):
     def _note_progress(self) -> None:
         if not self._has_progressed:
             self._has_progressed = True
-            self._clear()
+            self._restore_window()
 
-    def _clear(self) -> None:
+    def _restore_window(self) -> None:
         """Restore the full in-flight window, after a connection that acknowledged no message.
 
         Does nothing if the window was reduced for another reason.

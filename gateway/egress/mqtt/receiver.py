@@ -111,7 +111,7 @@ class MqttLinkReceiver:
         self._entries: dict[bytes, RoutingEntry] = {}
         self._generation = -1
         # Packet ids of QoS 2 before PUBREL; True if accepted, so that PUBREC may be sent.
-        self._once: dict[int, bool] = {}
+        self._used_packet_ids: dict[int, bool] = {}
         # Messages that wait for space among the dead letters, with the routes whose dead letters they become.
         self._burials: list[tuple[Receipt, Outcome, tuple[str, ...]]] = []
         self._held_receipts: HeldReceipts[Receipt] = HeldReceipts(lambda: dispatcher.disk_healthy())
@@ -123,7 +123,7 @@ class MqttLinkReceiver:
         """
         if not present:
             self.epoch += 1
-            self._once.clear()
+            self._used_packet_ids.clear()
         connection.epoch = self.epoch
         self._connection = connection
         self._dispatcher.pauses.drop_redelivered()
@@ -204,7 +204,7 @@ class MqttLinkReceiver:
             )
             receipt: Receipt | None = None
             if qos:
-                if qos == 2 and not self._first_time(connection, packet_id):
+                if qos == 2 and not self._record_packet_id(connection, packet_id):
                     continue
                 self.unsettled += 1
                 receipt = (connection, packet_id, qos, message)
@@ -240,7 +240,8 @@ class MqttLinkReceiver:
         known_ids: list[int] = []
         strangers: list[int] = []
         for packet_id, _ in rows:
-            (known_ids if self._once.pop(packet_id, None) is not None else strangers).append(packet_id)
+            is_known = self._used_packet_ids.pop(packet_id, None) is not None
+            (known_ids if is_known else strangers).append(packet_id)
         return known_ids, strangers
 
     def _new_batch(self) -> Batch:
@@ -393,8 +394,8 @@ class MqttLinkReceiver:
             if connection is self._connection:
                 connection.pubacks.append(packet_id)
                 connection.stream.mark()
-        elif connection.epoch == self.epoch and packet_id in self._once:
-            self._once[packet_id] = True
+        elif connection.epoch == self.epoch and packet_id in self._used_packet_ids:
+            self._used_packet_ids[packet_id] = True
             if self._connection is not None:
                 self._connection.pubrecs.append(packet_id)
                 self._connection.stream.mark()
@@ -406,7 +407,7 @@ class MqttLinkReceiver:
         broker with MQTT 5. If that is not possible, the message becomes a dead letter and is acknowledged.
         """
         _, packet_id, qos, _ = receipt
-        if outcome.verdict is Verdict.RELEASED or self._held_back.try_all(receipt):
+        if outcome.verdict is Verdict.RELEASED or self._held_back.take_mixed_outcome(receipt):
             if self._is_certainly_redelivered(receipt):
                 self.unsettled -= 1
                 self._held_back.record_settled(receipt, by_target=False)
@@ -426,7 +427,7 @@ class MqttLinkReceiver:
         if answers is not self._connection:
             return
         if qos == 2:
-            self._once.pop(packet_id, None)
+            self._used_packet_ids.pop(packet_id, None)
         kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
         answers.refuse(kind, packet_id, publish_refused(outcome), outcome.text)
 
@@ -512,14 +513,14 @@ class MqttLinkReceiver:
             self._entries[topic] = entry
         return entry
 
-    def _first_time(self, connection: DeliveringConnection, packet_id: int) -> bool:
+    def _record_packet_id(self, connection: DeliveringConnection, packet_id: int) -> bool:
         """Record the packet id of a QoS 2 message. Return False if it is in use already (MQTT 5: 4.3.3).
 
         If the message with that id was accepted before, its PUBREC is sent again.
         """
-        accepted = self._once.get(packet_id)
+        accepted = self._used_packet_ids.get(packet_id)
         if accepted is None:
-            self._once[packet_id] = False
+            self._used_packet_ids[packet_id] = False
             return True
         self._stats.duplicates += 1
         if accepted:
@@ -554,7 +555,7 @@ class MqttLinkReceiver:
         qos = flags >> 1 & 3
         address = topic_address(topic.decode(errors="replace"))
         message = Message(address, body, NO_PROPERTIES, qos, sender=connection.sender)
-        if qos == 2 and not self._first_time(connection, packet_id):
+        if qos == 2 and not self._record_packet_id(connection, packet_id):
             return
         self._stats.refuse(outcome)
         if qos:
