@@ -31,10 +31,10 @@ def lint_roles(settings: Settings, roles: Roles, routes: Iterable[Route]) -> lis
     findings = list(_lint_route_roles(roles, routes))
     if not roles.roles:
         return [*findings, *_lint_missing_roles(settings)]
-    found = [*findings, *_holders(settings, roles)]
+    found = [*findings, *_lint_holders(settings, roles)]
     for name, role in roles.roles.items():
-        found += _rules(settings, name, role)
-    return [*found, *_unfed(settings, roles, routes)]
+        found += _lint_rules(settings, name, role)
+    return [*found, *_lint_unfed_routes(settings, roles, routes)]
 
 
 def _warning(text: str, file: str = "", line: int = 0, column: int = 0) -> Finding:
@@ -64,7 +64,7 @@ def _lint_route_roles(roles: Roles, routes: Iterable[Route]) -> Iterator[Finding
             yield _warning(text, route.file, route.line, route.column)
 
 
-def _holders(settings: Settings, roles: Roles) -> Iterator[Finding]:
+def _lint_holders(settings: Settings, roles: Roles) -> Iterator[Finding]:
     """Yield a finding for each user without a role, and for each role without a user.
 
     Also yield a finding if anonymous clients may connect but have no role.
@@ -86,7 +86,7 @@ def _holders(settings: Settings, roles: Roles) -> Iterator[Finding]:
         yield Finding(Severity.NOTE, CODE, text, "", 0)
 
 
-def _rules(settings: Settings, name: str, role: Role) -> Iterator[Finding]:
+def _lint_rules(settings: Settings, name: str, role: Role) -> Iterator[Finding]:
     """Yield a finding for each rule of the role `name` that never applies, or that another rule includes."""
     protocols = {*settings.endpoints().values(), *(one.protocol for one in settings.listeners.values())}
     speaks = {word: word in protocols for word in (MQTT.name, AMQP091.name, AMQPFAST.name)}
@@ -94,8 +94,10 @@ def _rules(settings: Settings, name: str, role: Role) -> Iterator[Finding]:
         if not there and word in role.model_fields_set:
             yield _warning(f"roles.{name}.{word}: no listener uses this protocol, so the rules never apply")
     permissions = role.mqtt
-    yield from _filters(f"roles.{name}.mqtt", "publish", permissions.publish, permissions.deny_publish)
-    yield from _filters(f"roles.{name}.mqtt", "subscribe", permissions.subscribe, permissions.deny_subscribe)
+    yield from _lint_filters(f"roles.{name}.mqtt", "publish", permissions.publish, permissions.deny_publish)
+    yield from _lint_filters(
+        f"roles.{name}.mqtt", "subscribe", permissions.subscribe, permissions.deny_subscribe
+    )
     hosts = {AMQP091.name: settings.amqp_hosts(), AMQPFAST.name: list(settings.virtual_hosts())}
     for protocol, served in hosts.items():
         for host in getattr(role, protocol) if speaks[protocol] else ():
@@ -111,7 +113,9 @@ def _rules(settings: Settings, name: str, role: Role) -> Iterator[Finding]:
             )
 
 
-def _filters(at: str, word: str, patterns: tuple[str, ...], denied: tuple[str, ...]) -> Iterator[Finding]:
+def _lint_filters(
+    at: str, word: str, patterns: tuple[str, ...], denied: tuple[str, ...]
+) -> Iterator[Finding]:
     """Yield a finding for each MQTT filter of a role that never has an effect.
 
     Another filter of the role, or one of the `denied` filters, covers it. `at` is the configuration key of
@@ -128,7 +132,7 @@ def _filters(at: str, word: str, patterns: tuple[str, ...], denied: tuple[str, .
             yield Finding(Severity.NOTE, CODE, finding_text, "", 0)
 
 
-def _unfed(settings: Settings, roles: Roles, routes: Iterable[Route]) -> Iterator[Finding]:
+def _lint_unfed_routes(settings: Settings, roles: Roles, routes: Iterable[Route]) -> Iterator[Finding]:
     """Yield a finding for each route from a listener to whose source address no role may publish."""
     for route in routes:
         if route.source not in settings.listeners:
