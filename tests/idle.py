@@ -234,7 +234,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     ClientSession: ("_unbound_options", "unbound"),
     SharedWalk: ("_then",),
     SentRetained: ("_numbers",),
-    Committer: ("_doubt", "_noted", "_pending", "waiting"),
+    Committer: ("_noted", "_pending", "_uncertain_commit", "waiting"),
 }
 """Attributes that hold something only while it waits."""
 

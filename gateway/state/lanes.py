@@ -104,14 +104,14 @@ class Committer:
 
     `run` is the function of the thread, and `items` the queue of operations and queries to it. `waiting` has
     those without a reply; only the event loop uses it, so that each gets one reply. `failure` is why the
-    database cannot be used, or "". `tell` is called, in the thread, with the lane and its replies.
+    database cannot be used, or "". `deliver_replies` is called, in the thread, with the lane and its replies.
     """
 
     def __init__(
         self,
         database: Database,
         patience_secs: float,
-        tell: Callable[[Committer, list[Answer]], None],
+        deliver_replies: Callable[[Committer, list[Answer]], None],
     ) -> None:
         self.failure = NOT_YET
         self.patience_secs = patience_secs
@@ -119,10 +119,10 @@ class Committer:
         self.waiting: dict[Item, None] = {}  # in the order of submission
         self.busy_since: float | None = None  # monotonic, while the database is used
         self._database = database
-        self._tell = tell
+        self._deliver_replies = deliver_replies
         self._pending: list[Item] = []
         self._number: int | None = None  # of the last group; None without a connection
-        self._doubt: UncertainCommit | None = None
+        self._uncertain_commit: UncertainCommit | None = None
         self._noted: list[PendingNotice] = []  # notices of committed groups that are not sent yet
         self._retry_secs = RETRY_SECS
         self._is_ending = False
@@ -139,7 +139,7 @@ class Committer:
     def run(self) -> None:
         """Commit operations and run queries until the queue delivers None and each of them has a reply."""
         try:
-            while not self._is_ending or self._pending or self._doubt is not None:
+            while not self._is_ending or self._pending or self._uncertain_commit is not None:
                 self._gather()
                 self._commit_group()
         finally:
@@ -152,7 +152,13 @@ class Committer:
         due.
         """
         patience: float | None = None
-        if self._pending or self._doubt is not None or self._noted or self._is_ending or self._number is None:
+        if (
+            self._pending
+            or self._uncertain_commit is not None
+            or self._noted
+            or self._is_ending
+            or self._number is None
+        ):
             patience = self._retry_secs if self.failure not in ("", NOT_YET) else 0.0
         try:
             item = self.items.get(timeout=patience)
@@ -208,7 +214,7 @@ class Committer:
         """
         if self._number is None:
             self._number = self._database.connect()
-            doubt, self._doubt = self._doubt, None
+            doubt, self._uncertain_commit = self._uncertain_commit, None
             if doubt is not None and doubt.number == self._number:
                 self._committed(doubt)
             elif doubt is not None:
@@ -241,7 +247,7 @@ class Committer:
             try:
                 self._database.commit()
             except LostError:
-                self._doubt, self._pending = doubt, rest
+                self._uncertain_commit, self._pending = doubt, rest
                 raise
             self._number = number
         self._pending = rest
@@ -293,13 +299,16 @@ class Committer:
         self._number = None
         self._database.close()
         if self._is_ending:
-            unanswered = [*(self._doubt.items if self._doubt is not None else ()), *self._pending]
-            self._doubt, self._pending = None, []
+            unanswered = [
+                *(self._uncertain_commit.items if self._uncertain_commit is not None else ()),
+                *self._pending,
+            ]
+            self._uncertain_commit, self._pending = None, []
             self._answer(unanswered, [UNAVAILABLE] * len(unanswered))
 
     def _answer(self, items: Sequence[Item], replies: Sequence[Reply[Any]]) -> None:
         if items:
-            self._tell(self, list(zip(items, replies, strict=True)))
+            self._deliver_replies(self, list(zip(items, replies, strict=True)))
 
 
 class LanedStore(StateStore):
