@@ -209,7 +209,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     Filters: ("_unanswered",),
     # The store, and the loop.
     RefusalGate: ("_waiting",),
-    Group: ("_pieces", "reads", "callbacks", "settled_callbacks"),
+    Group: ("_unwritten_runs", "reads", "callbacks", "settled_callbacks"),
     StoreWriter: ("_delayed_reads",),
     Store: ("_calls", "_releases", "_refused"),
     SocketLoop: ("_calls",),

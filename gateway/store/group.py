@@ -92,7 +92,7 @@ class Group:
         self.reads: list[Callable[[], Callable[[], None]]] = []
         self.appended = 0
         self.appended_bytes = 0
-        self._pieces: dict[int, list[_UnwrittenRun]] = {}
+        self._unwritten_runs: dict[int, list[_UnwrittenRun]] = {}
 
     @property
     def has_changes(self) -> bool:
@@ -122,9 +122,9 @@ class Group:
         self.appended_bytes += byte_count
         if log.dropped or not messages:
             return
-        pieces = self._pieces.setdefault(log.id, [])
+        runs = self._unwritten_runs.setdefault(log.id, [])
         at = 0
-        last = pieces[-1] if pieces else None
+        last = runs[-1] if runs else None
         if (
             last is not None
             and last.tag == tag
@@ -134,9 +134,9 @@ class Group:
             at = RUN_MESSAGES_MAX - len(last.messages)
             last.messages += messages[:at]
         for start in range(at, len(messages), RUN_MESSAGES_MAX):
-            pieces.append(_UnwrittenRun(first + start, messages[start : start + RUN_MESSAGES_MAX], tag))
+            runs.append(_UnwrittenRun(first + start, messages[start : start + RUN_MESSAGES_MAX], tag))
         if last is not None and first < last.first:
-            pieces.sort(key=_first)
+            runs.sort(key=_first)
 
     def settle(self, log: Log, positions: Sequence[int] | range) -> None:
         """Record that the messages at these positions are settled, whether they are on disk or not yet.
@@ -145,11 +145,11 @@ class Group:
         """
         if log.dropped:
             return
-        pieces = self._pieces.get(log.id)
+        runs = self._unwritten_runs.get(log.id)
         rows = self.index.logs.get(log.id)
         for start, stop in ranges(positions):
-            if pieces is not None:
-                _settle_pieces(pieces, start, stop)
+            if runs is not None:
+                _settle_runs(runs, start, stop)
             if rows is not None:
                 for id, first, count, _ in rows.overlapping(start, stop):
                     known_bits = self.bits(id)
@@ -185,7 +185,7 @@ class Group:
 
     def drop(self, log: Log) -> None:
         """Delete a log with its messages."""
-        self._pieces.pop(log.id, None)
+        self._unwritten_runs.pop(log.id, None)
         self.renamed.pop(log.id, None)
         rows = self.index.logs.get(log.id)
         if rows is not None:
@@ -251,17 +251,17 @@ class Group:
 
     def runs(self) -> Iterator[MessageRun]:
         """Yield the unsettled messages that were appended, grouped into the rows to write."""
-        for log, pieces in self._pieces.items():
-            for piece in pieces:
-                if piece.bits != WHOLE:
-                    yield from _runs(log, piece)
+        for log, runs in self._unwritten_runs.items():
+            for run in runs:
+                if run.bits != WHOLE:
+                    yield from _runs(log, run)
 
-    def forget(self) -> None:
+    def drop_messages(self) -> None:
         """Drop the appended messages, and the operations that depend on their being written.
 
         All other operations stay in the group. The records of `put_if_refused` are added to them.
         """
-        self._pieces.clear()
+        self._unwritten_runs.clear()
         for one in self.beside:
             self.things[one] = None
         self.beside.clear()
@@ -299,54 +299,54 @@ def begins(key: Key, prefix: Key) -> bool:
     return isinstance(prefix, bytes) and key.startswith(prefix)
 
 
-def _settle_pieces(pieces: list[_UnwrittenRun], start: int, stop: int) -> None:
+def _settle_runs(runs: list[_UnwrittenRun], start: int, stop: int) -> None:
     """Mark positions `start` to `stop - 1` as settled in unwritten runs, which are sorted by position."""
-    at = max(bisect_right(pieces, start, key=_first) - 1, 0)
-    for place in range(at, len(pieces)):
-        piece = pieces[place]
-        if piece.first >= stop:
+    at = max(bisect_right(runs, start, key=_first) - 1, 0)
+    for place in range(at, len(runs)):
+        run = runs[place]
+        if run.first >= stop:
             return
-        count = len(piece.messages)
-        if piece.first + count > start:
-            piece.bits = merge_bits(piece.bits, position_bits(piece.first, count, start, stop), count)
+        count = len(run.messages)
+        if run.first + count > start:
+            run.bits = merge_bits(run.bits, position_bits(run.first, count, start, stop), count)
 
 
-def _first(piece: _UnwrittenRun) -> int:
-    return piece.first
+def _first(run: _UnwrittenRun) -> int:
+    return run.first
 
 
-def _runs(log: int, piece: _UnwrittenRun) -> Iterator[MessageRun]:
+def _runs(log: int, run: _UnwrittenRun) -> Iterator[MessageRun]:
     """Yield the rows to write for an unwritten run: its unsettled messages.
 
     A row has at most RUN_BYTES_MAX bytes, unless it is a single message.
     """
-    messages: Sequence[Message] = piece.messages
+    messages: Sequence[Message] = run.messages
     offsets: Sequence[int] = range(len(messages))
-    if piece.bits:
-        offsets = unsettled(piece.bits, len(messages))
+    if run.bits:
+        offsets = unsettled(run.bits, len(messages))
         messages = [messages[offset] for offset in offsets]
     sizes = [message.byte_count for message in messages]
     byte_count = sum(sizes)
     if byte_count <= RUN_BYTES_MAX:
-        yield _run(log, piece, offsets, messages, byte_count)
+        yield _run(log, run, offsets, messages, byte_count)
         return
     start = byte_count = 0
     for at, size in enumerate(sizes):
         if at > start and byte_count + size > RUN_BYTES_MAX:
-            yield _run(log, piece, offsets[start:at], messages[start:at], byte_count)
+            yield _run(log, run, offsets[start:at], messages[start:at], byte_count)
             start, byte_count = at, 0
         byte_count += size
-    yield _run(log, piece, offsets[start:], messages[start:], byte_count)
+    yield _run(log, run, offsets[start:], messages[start:], byte_count)
 
 
 def _run(
-    log: int, piece: _UnwrittenRun, offsets: Sequence[int], messages: Sequence[Message], byte_count: int
+    log: int, run: _UnwrittenRun, offsets: Sequence[int], messages: Sequence[Message], byte_count: int
 ) -> MessageRun:
-    """Return the row to write for these messages of `piece`, which are at these offsets of it.
+    """Return the row to write for these messages of `run`, which are at these offsets of it.
 
     Its positions begin with the first of these messages and end with the last.
     """
     start = offsets[0]
     count = offsets[-1] - start + 1
     gaps = None if count == len(offsets) else [offset - start for offset in offsets]
-    return MessageRun(log, piece.first + start, count, gaps, messages, byte_count, piece.tag)
+    return MessageRun(log, run.first + start, count, gaps, messages, byte_count, run.tag)

@@ -40,7 +40,7 @@ def check(folder: Path) -> Findings:
     """
     lock = _locked(folder)
     try:
-        return _examined(folder, _drop)
+        return _examined(folder, _ignore_rows)
     finally:
         lock.release()
 
@@ -55,7 +55,7 @@ def repair(folder: Path) -> tuple[Findings, Path | None]:
     try:
         if (folder / REPAIRED).exists():
             return Findings(), _put_in_place(folder)
-        findings = _examined(folder, _drop)
+        findings = _examined(folder, _ignore_rows)
         if findings.is_intact:
             return findings, None
         return _copied(folder), _put_in_place(folder)
@@ -71,7 +71,7 @@ def _locked(folder: Path) -> FolderLock:
     return FolderLock(folder)
 
 
-def _drop(table: str, rows: list[Row]) -> None:
+def _ignore_rows(table: str, rows: list[Row]) -> None:
     """Ignore sound rows: `check` only examines the store. The function is a `Keep` of damage.py."""
 
 

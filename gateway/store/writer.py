@@ -314,7 +314,7 @@ class Writer:
         """
         group = self.group
         nothing = not group.has_changes and next(group.runs(), None) is None
-        group.forget()
+        group.drop_messages()
         self._post_outcome(ACCEPTED if nothing else self.refusal)
 
     def _post_outcome(self, outcome: Outcome) -> None:
