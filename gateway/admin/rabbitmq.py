@@ -44,7 +44,7 @@ from gateway.admin.unread_responses import UnsentResponses
 from gateway.broker.amqp091.arguments import EXCHANGE_TYPES as KINDS
 from gateway.broker.amqp091.checks import check_binding
 from gateway.broker.amqp091.exchange import Exchange
-from gateway.broker.amqp091.policies import applicable_policy, holding_exchange
+from gateway.broker.amqp091.policies import applicable_policy, policy_of_exchange
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import ACCESS_REFUSED, NOT_FOUND, AmqpRefused
 from gateway.broker.amqp091.virtual_host import VirtualHost
@@ -385,7 +385,7 @@ class RabbitApi:
 
     def _governed(self, one: ListedExchange) -> Fields:
         """Return `{"policy": NAME}` if a policy applies to an exchange, else an empty object."""
-        policy = holding_exchange(self._hosts[one.virtual_host].policies, one.name)
+        policy = policy_of_exchange(self._hosts[one.virtual_host].policies, one.name)
         return {} if policy is None else {"policy": policy.document.get("name")}
 
     async def exchange(self, request: Request, of: str, name: str) -> Fields:

@@ -24,7 +24,7 @@ from gateway.admin.messages import Hide, hide_nothing, plain
 from gateway.admin.rabbitmq_lists import LoopTurns
 from gateway.admin.selection import CallbackResult, load_messages
 from gateway.broker.amqp091.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE, EXCHANGE_TYPES
-from gateway.broker.amqp091.checks import check_binding, check_leading, without_line_ends
+from gateway.broker.amqp091.checks import check_binding, check_exchange_argument, without_line_ends
 from gateway.broker.amqp091.dead_letter_routing import own_properties
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import access_refused, precondition_failed
@@ -187,7 +187,7 @@ class RabbitChanges:
         def act(actor: Actor) -> bool:
             queue = without_line_ends(name)
             actor.check("configure", "queue", queue)
-            check_leading(actor, "queue", queue, arguments, DEAD_LETTER_EXCHANGE)
+            check_exchange_argument(actor, "queue", queue, arguments, DEAD_LETTER_EXCHANGE)
             new = queue not in host.queues
             host.declare_queue(
                 queue,
@@ -216,7 +216,7 @@ class RabbitChanges:
         def act(actor: Actor) -> bool:
             exchange = without_line_ends(name)
             actor.check("configure", "exchange", exchange)
-            check_leading(actor, "exchange", exchange, arguments, ALTERNATE)
+            check_exchange_argument(actor, "exchange", exchange, arguments, ALTERNATE)
             new = exchange not in host.exchanges
             host.declare_exchange(exchange, str(kind), user=actor.user, arguments=arguments, **flags)
             return new

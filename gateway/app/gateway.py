@@ -63,7 +63,7 @@ from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.bodies import SpooledBodies
 from gateway.broker.core import BrokerCore
-from gateway.broker.journal import Journaling, open_journal
+from gateway.broker.journal import JournalRecorder, open_journal
 from gateway.broker.memory import BEGUN_BYTES_MAX
 from gateway.broker.memory_shares import CachedEntries, Claim, IncompleteMessages, MemoryShares
 from gateway.broker.pressure import FullQueues
@@ -136,7 +136,7 @@ class Gateway:
                 undo.callback(self.store.close)
             self.mapping_files = MappingFiles(settings, return_key(self.store))
             router = self.mapping_files.load()
-            self.journaling: Journaling | None = None
+            self.journaling: JournalRecorder | None = None
             if settings.journal.enabled:
                 self.journaling = open_journal(settings.journal, settings.journal_path(), router)
                 undo.callback(self.journaling.close)

@@ -17,7 +17,7 @@ from gateway.broker.dead_letters.letters import CommonLetters
 from gateway.broker.dead_letters.redrive import Redriving
 from gateway.broker.deduplication import Deduplication
 from gateway.broker.dispatcher import ALONE, Dispatcher, DispatcherServices
-from gateway.broker.journal import Journaling, RecordingDispatcher
+from gateway.broker.journal import JournalRecorder, RecordingDispatcher
 from gateway.broker.memory import Memory
 from gateway.broker.outbox.outbox import OutboxLimits, OutboxState, OutboxTarget
 from gateway.broker.outbox.outboxes import Outboxes
@@ -43,7 +43,7 @@ def dispatcher_of(
     dead_letters: DeadLetters,
     surroundings: DispatcherServices = ALONE,
     *,
-    journaling: Journaling | None = None,
+    journaling: JournalRecorder | None = None,
     tracing: Tracing | None = None,
 ) -> Dispatcher:
     """Return a new dispatcher that records messages in the journal, and traces them, if configured.
@@ -90,7 +90,7 @@ class BrokerCore:
         forward: Forward | None = None,
         common_letters: CommonLetters | None = None,
         deduplication: Deduplication | None = None,
-        journaling: Journaling | None = None,
+        journaling: JournalRecorder | None = None,
         tracing: Tracing | None = None,
         quotas: UserQuotas | None = None,
     ) -> None:

@@ -244,7 +244,7 @@ class RecipientRecorder:
         if sources == messages:  # none of them took a route
             sources = None
         mixed = 0 < batch.bare < len(came)
-        alike = None if sources is None else _alike(sources, messages, mixed=mixed)
+        alike = None if sources is None else _sources_of_one_type(sources, messages, mixed=mixed)
         self._writer.record(self._labels, messages, outcome, batch.received, alike, origin_slots, bursts)
 
 
@@ -271,7 +271,7 @@ def _redacted(message: Message, redactor: Redactor | None) -> Message:
     return message if redactor is None else redactor(message)
 
 
-def _alike(
+def _sources_of_one_type(
     sources: list[Message | Address], messages: list[Message], *, mixed: bool
 ) -> list[Message] | list[Address]:
     """Return `sources` (messages as received, or original addresses) as a list of one type only.
@@ -333,7 +333,7 @@ class UnroutedRows:
         return messages, slots
 
 
-class Journaling:
+class JournalRecorder:
     """Connection between the dispatcher's recipients and the journal's writer.
 
     With `all`, routes without `journal` and messages that take no route are recorded, too; with `unrouted`,
@@ -499,7 +499,7 @@ class RecordingDispatcher(Dispatcher):
         dead_letters: DeadLetters,
         surroundings: DispatcherServices = ALONE,
         *,
-        journaling: Journaling,
+        journaling: JournalRecorder,
     ) -> None:
         super().__init__(router, dead_letters, surroundings)
         self.journaling = journaling
@@ -578,7 +578,7 @@ class RecordingDispatcher(Dispatcher):
             contained("journal", error)
 
 
-def open_journal(settings: Journal, folder: Path, router: Router) -> Journaling:
+def open_journal(settings: Journal, folder: Path, router: Router) -> JournalRecorder:
     """Open the journal in `folder`. Raises JournalError if it cannot be written."""
     converter = CONVERTER if settings.parquet and find_spec("pyarrow") is not None else ()
     options = JournalOptions(**settings.model_dump(exclude=NO_OPTIONS), converter=converter)
@@ -595,7 +595,7 @@ def open_journal(settings: Journal, folder: Path, router: Router) -> Journaling:
     if writer.lost_rows:
         log.warning("damaged journal rows recorded as lost", rows=writer.lost_rows)
     key = b"" if settings.hash_key is None else settings.hash_key.get_secret_value().encode()
-    made = Journaling(
+    made = JournalRecorder(
         writer,
         router,
         all_=settings.all,

@@ -176,7 +176,7 @@ class PauseGate(OneSink):
 
     def _forward(self, part: SubBatch, count: int) -> None:
         """Send the first `count` messages of a sub-batch to the recipients at the route's end."""
-        batch = part.batch.forwarded_batch(PassedPart(part))
+        batch = part.batch.forwarded_batch(HeldBatchSource(part))
         batch.redelivered = part.is_redelivered
         utc = clock.utc()
         for at, message in enumerate(part.messages[:count]):
@@ -201,7 +201,7 @@ class PauseGate(OneSink):
         batch.send()
 
 
-class PassedPart:
+class HeldBatchSource:
     """Source of messages that a paused route has held and that are delivered now.
 
     A receipt is the index of a message in the sub-batch that was held.

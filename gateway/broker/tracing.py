@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import ALONE, Dispatcher, DispatcherServices
-from gateway.broker.journal import Journaling, RecordingDispatcher
+from gateway.broker.journal import JournalRecorder, RecordingDispatcher
 from gateway.broker.routing import RoutingEntry, RoutingPlan
 from gateway.containment import contained
 from gateway.mapping.router import Router
@@ -199,7 +199,7 @@ class TracingRecordingDispatcher(RecordingDispatcher):
         surroundings: DispatcherServices = ALONE,
         *,
         tracing: Tracing,
-        journaling: Journaling,
+        journaling: JournalRecorder,
     ) -> None:
         super().__init__(router, dead_letters, surroundings, journaling=journaling)
         self._tracing = tracing

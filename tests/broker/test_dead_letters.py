@@ -17,7 +17,7 @@ from gateway.broker.dead_letters.forwarder import Forwarding
 from gateway.broker.dead_letters.letters import BODY_LOST, LETTERS_FULL, PROPERTIES_LOST, with_loss
 from gateway.broker.dead_letters.redrive import Redriving
 from gateway.broker.dispatcher import Dispatcher, DispatcherServices
-from gateway.broker.journal import Journaling, OpenBatches, RecordingDispatcher
+from gateway.broker.journal import JournalRecorder, OpenBatches, RecordingDispatcher
 from gateway.broker.shares import UserQuotas
 from gateway.mapping import parse
 from gateway.mapping.router import Router
@@ -406,7 +406,7 @@ class Bench:
         around = DispatcherServices(links={"erp"}, namespaces={"mqtt": self.devices, "erp": self.erp})
         self.dispatcher = Dispatcher(router, self.letters, around)
         if journal is not None:
-            noting = Journaling(journal, router, all_=True, open_batches=OpenBatches())
+            noting = JournalRecorder(journal, router, all_=True, open_batches=OpenBatches())
             self.dispatcher = RecordingDispatcher(router, self.letters, around, journaling=noting)
         self.redriving = Redriving(self.dispatcher, self.letters)
         self.told: dict[str, Outcome] = {}

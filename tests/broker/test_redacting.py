@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.journal import Journaling, OpenBatches, RecordingDispatcher
+from gateway.broker.journal import JournalRecorder, OpenBatches, RecordingDispatcher
 from gateway.broker.redaction import Redactor
 from gateway.errors import MappingError
 from gateway.mapping import parse
@@ -78,7 +78,7 @@ def rows_of(
     """What the journal has of messages of one address; `home`: somebody in their own world has them, too."""
     router = router_of(private)
     made = writer(folder)
-    journaling = Journaling(made, router, all_=True, open_batches=OpenBatches(), hash_key=KEY)
+    journaling = JournalRecorder(made, router, all_=True, open_batches=OpenBatches(), hash_key=KEY)
     dispatcher = RecordingDispatcher(router, DeadLetters(), journaling=journaling)
     links = [Link(), Link(), Link()]
     own: Any = links[2] if home else Nowhere()
@@ -105,7 +105,7 @@ def test_what_a_new_mapping_says_holds_from_its_first_message_on(
 ) -> None:
     routers = {True: router_of({"body": "drop"}), False: Router([parse(PLAIN, "t.yaml")], ENDPOINTS)}
     made = writer(tmp_path)
-    journaling = Journaling(made, routers[before], all_=True, open_batches=OpenBatches(), hash_key=KEY)
+    journaling = JournalRecorder(made, routers[before], all_=True, open_batches=OpenBatches(), hash_key=KEY)
     dispatcher = RecordingDispatcher(routers[before], DeadLetters(), journaling=journaling)
     own = Link()
     dispatcher.namespaces = {"mqtt": own, "erp": Link(), "other": Link()}
@@ -258,7 +258,7 @@ async def test_other_messages_are_recorded_as_they_are(tmp_path: Path) -> None:
 async def test_what_leaves_an_outbox_and_what_is_refused_tells_no_more(tmp_path: Path) -> None:
     router = router_of({"body.name": "drop"})
     made = writer(tmp_path)
-    journaling = Journaling(made, router, all_=True, open_batches=OpenBatches(), hash_key=KEY)
+    journaling = JournalRecorder(made, router, all_=True, open_batches=OpenBatches(), hash_key=KEY)
     route = router.routes[0]
     message = came(b'{"name": "Ada"}')
     journaling.record_left(route, [message], ACCEPTED, Monotonic(time.monotonic()))
@@ -310,7 +310,7 @@ async def test_a_hash_needs_a_key() -> None:
 async def test_the_mapping_of_each_row_is_kept_beside_the_journal(tmp_path: Path) -> None:
     made = writer(tmp_path)
     first, second = router_of({}), router_of({"user": "drop"})
-    journaling = Journaling(made, first, all_=True, open_batches=OpenBatches())
+    journaling = JournalRecorder(made, first, all_=True, open_batches=OpenBatches())
     journaling.note_mappings()
     journaling.use(second)
     journaling.use(second)

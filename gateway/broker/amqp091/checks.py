@@ -60,7 +60,9 @@ def check_binding(checker: Checker, kind: str, destination: str, source: str, ke
         checker.check_key("write", destination, None)
 
 
-def check_leading(checker: Checker, kind: str, name: str, arguments: Headers, argument: str) -> None:
+def check_exchange_argument(
+    checker: Checker, kind: str, name: str, arguments: Headers, argument: str
+) -> None:
     """Check the right to use an argument that names another exchange (alternate or dead-letter exchange).
 
     `argument` is the argument's name. The client needs `read` for the queue or exchange `name`, and `write`

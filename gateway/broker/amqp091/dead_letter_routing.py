@@ -293,14 +293,14 @@ class DeadLettering:
         """
         return self.waiting_deaths.count_of(user_of(queue))
 
-    def claims(self) -> Iterator[tuple[DeathsClaim, int, str]]:
+    def claims(self) -> Iterator[tuple[DeadMessagesClaim, int, str]]:
         """Yield (claim, bytes, user) for each user whose dead messages wait to be routed.
 
         A claim represents the memory of these messages. Its method `restrain` lowers their limit in bytes
         (memory_shares.py).
         """
         for user, byte_count in self.waiting_deaths.shares.bytes_by_user().items():
-            yield DeathsClaim(self, user), byte_count, "" if user == OPERATOR else user
+            yield DeadMessagesClaim(self, user), byte_count, "" if user == OPERATOR else user
 
     def restrain_user(self, user: str, on: bool) -> None:
         """Lower the limit in bytes of a user's waiting dead messages (`on`), or restore it.
@@ -434,7 +434,7 @@ class DeadLettering:
         targets: Sequence[DeadLetteringQueue] | None
         try:
             if delay is None:
-                targets, letter = self._letter(queue, message, death.reason, utc)
+                targets, letter = self._build_dead_letter(queue, message, death.reason, utc)
             else:
                 targets, letter = delay.release(message, utc)
         except Exception as error:
@@ -452,7 +452,7 @@ class DeadLettering:
             self.dropped[f"queue_{death.reason}"] += 1
         return letter, targets or ()
 
-    def _letter(
+    def _build_dead_letter(
         self, queue: DeadLetteringQueue, message: Message, reason: str, utc: float
     ) -> tuple[Sequence[DeadLetteringQueue] | None, Message]:
         """Build the dead letter of a message that left `queue` for `reason`. Return (queues, dead letter).
@@ -751,7 +751,7 @@ def _visited(headers: Headers) -> set[str]:
     return found
 
 
-class DeathsClaim(NamedTuple):  # behind DeadLettering, which mypyc needs for its fields
+class DeadMessagesClaim(NamedTuple):  # behind DeadLettering, which mypyc needs for its fields
     """Memory of one user's dead messages that wait to be routed; `restrain` limits it (memory_shares.py)."""
 
     dead_lettering: DeadLettering

@@ -145,14 +145,14 @@ class DelayedMessages(PriorityQueue):
         address = message.address
         return address.scope == self.name and address.protocol == AMQP091.name
 
-    def claims(self) -> Iterator[tuple[SenderClaim, int, str]]:
+    def claims(self) -> Iterator[tuple[DelayedMessagesClaim, int, str]]:
         """Yield (claim, bytes, user) for each user who sent messages that are delayed now.
 
         A claim represents the memory of these messages. Its method `restrain` makes the exchange count as
         full for the user (memory_shares.py).
         """
         for user, byte_count in self._shares.bytes_by_user().items():
-            yield SenderClaim(self, user), byte_count, user
+            yield DelayedMessagesClaim(self, user), byte_count, user
 
     def restrain_sender(self, user: str, on: bool) -> None:
         """Treat the exchange as full for a user whose messages occupy too much memory (`on`), or end that.
@@ -179,14 +179,14 @@ class DelayedMessages(PriorityQueue):
                 or essentials(message.property_set).expiration_ms is None
             ):
                 part.messages[at] = _with_rest(message, utc)
-        part = self._within_shares(part)
+        part = self._refuse_excess(part)
         if part.messages:
             super().publish(part)
         if self._user_pressure:  # a failing disk may have taken nothing
             for user in {message.sender.user for message in part.messages}:
                 self._resume_user(user)
 
-    def _within_shares(self, part: SubBatch) -> SubBatch:
+    def _refuse_excess(self, part: SubBatch) -> SubBatch:
         """Refuse messages of users who exceed their limits of delayed messages. Return the other messages.
 
         If the exchange may pause publishers, the connections of a user are paused at the limit, and messages
@@ -393,7 +393,7 @@ class DelayedMessages(PriorityQueue):
         return count
 
 
-class SenderClaim(NamedTuple):
+class DelayedMessagesClaim(NamedTuple):
     """Memory of one user's messages that an exchange delays; `restrain` limits it (memory_shares.py)."""
 
     delayed: DelayedMessages

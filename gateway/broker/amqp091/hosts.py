@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from gateway.broker.amqp091.dead_letter_routing import DeathsClaim, Lost
+from gateway.broker.amqp091.dead_letter_routing import DeadMessagesClaim, Lost
 from gateway.broker.amqp091.definitions import Definitions
-from gateway.broker.amqp091.delays import DelayedMessages, SenderClaim
+from gateway.broker.amqp091.delays import DelayedMessages, DelayedMessagesClaim
 from gateway.broker.amqp091.policies import Policy
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.virtual_host import VirtualHost
@@ -87,7 +87,7 @@ class AmqpHosts(dict[str, VirtualHost]):
         for host in self.values():
             yield from host.delays()
 
-    def claims(self) -> Iterator[tuple[SenderClaim | DeathsClaim, int, str]]:
+    def claims(self) -> Iterator[tuple[DelayedMessagesClaim | DeadMessagesClaim, int, str]]:
         """Yield (claim, bytes, user) for delayed messages and for dead messages that wait to be routed.
 
         A claim represents the memory that such messages of one user occupy. Its method `restrain` stops this

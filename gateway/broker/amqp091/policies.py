@@ -102,7 +102,7 @@ def _policy(document: dict[str, Any]) -> Policy:
     return Policy(Regex(document["pattern"]), types, priority, arguments, document, alternate)
 
 
-def holding_exchange(policies: Iterable[Policy], name: str) -> Policy | None:
+def policy_of_exchange(policies: Iterable[Policy], name: str) -> Policy | None:
     """Return the policy that applies to the exchange of this name, or None."""
     matching = [one for one in policies if EXCHANGES in one.types and one.pattern.search(name)]
     return max(matching, key=lambda one: one.priority) if matching else None
@@ -110,7 +110,7 @@ def holding_exchange(policies: Iterable[Policy], name: str) -> Policy | None:
 
 def alternate_of(policies: Iterable[Policy], name: str) -> str | None:
     """Return the alternate exchange that a policy gives to the exchange of this name, or None."""
-    policy = holding_exchange(policies, name)
+    policy = policy_of_exchange(policies, name)
     return None if policy is None else policy.alternate
 
 

@@ -257,11 +257,11 @@ class TopicSubscription(PriorityQueue):
         rest = (
             None
             if seen_count == len(part.messages)
-            else _section(part, range(seen_count, len(part.messages)))
+            else _select_messages(part, range(seen_count, len(part.messages)))
         )
         part.settle_at(passed)
         if positions:
-            super().publish(_section(part, positions))
+            super().publish(_select_messages(part, positions))
         return rest
 
     def _select_more(self) -> None:
@@ -296,7 +296,7 @@ class TopicSubscription(PriorityQueue):
         return super().delete()
 
 
-def _section(part: SubBatch, places: Iterable[int]) -> SubBatch:
+def _select_messages(part: SubBatch, places: Iterable[int]) -> SubBatch:
     """Return the messages of a sub-batch at the indexes `places`, as their own sub-batch.
 
     It is settled by itself.

@@ -81,7 +81,7 @@ def with_loss(part: str, outcome: Outcome) -> Outcome:
 Letters = list[Letter]
 
 
-class ThenOwn(Protocol):
+class LocalLettersCallback(Protocol):
     """Callback that gets dead letters. `is_full` is True if a limit of bytes has ended the list early."""
 
     def __call__(self, letters: Letters, /, *, is_full: bool) -> None:
@@ -378,7 +378,7 @@ class DeadLetters:
             return
         if self._store is None or unwanted:
             entries = self._unwanted if unwanted else self._wanted
-            self._hold(entries, messages, route, outcome, utc, crossed=crossed)
+            self._store_in_memory(entries, messages, route, outcome, utc, crossed=crossed)
             if then is not None:
                 then()
             return
@@ -386,7 +386,7 @@ class DeadLetters:
         if then is not None:
             self._when_safe(then)
 
-    def _hold(
+    def _store_in_memory(
         self,
         entries: UserEntries[str],
         messages: list[Message],
@@ -468,7 +468,7 @@ class DeadLetters:
 
         self._newest_local(count, route, on_own)
 
-    def _newest_local(self, count: int, route: str | None, then: ThenOwn) -> None:
+    def _newest_local(self, count: int, route: str | None, then: LocalLettersCallback) -> None:
         """Call `then` with the newest dead letters that are stored by this process only.
 
         Its argument `is_full` is True if the result was ended early by READ_BYTES_MAX.
@@ -489,7 +489,7 @@ class DeadLetters:
         self._pages([], route, None, count, on_stored)
 
     def _pages(
-        self, found: Letters, route: str | None, before: int | None, count: int, then: ThenOwn
+        self, found: Letters, route: str | None, before: int | None, count: int, then: LocalLettersCallback
     ) -> None:
         """Read dead letters from the store, newest first, until `found` has `count` of the route.
 

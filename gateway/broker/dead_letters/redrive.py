@@ -94,7 +94,7 @@ class Redriving:
                 refused.append((letter.id, LOW_ON_MEMORY))
                 continue
             try:
-                outcome = self._place(placed, published, recipients, letter, on_outcome)
+                outcome = self._add_to_batch(placed, published, recipients, letter, on_outcome)
             except Exception as error:
                 outcome = outcome_of_error(error, route=letter.route)
             if outcome is not None:
@@ -105,7 +105,7 @@ class Redriving:
         placed.send()
         published.send()
 
-    def _place(
+    def _add_to_batch(
         self,
         placed: Batch,
         published: Batch,

@@ -163,7 +163,7 @@ class DurableSession(Session):
             self._renumbered = RenumberedMessages(self._records, self.client_id, used, self.pump)
         return self._renumbered
 
-    def _settled(self, position: int) -> None:
+    def _mark_settled(self, position: int) -> None:
         """Mark the message at this position of the session's log for deletion: its delivery has ended.
 
         It is deleted from disk at the end of the pass of the event loop.
@@ -529,7 +529,7 @@ class DurableSession(Session):
                 self.tally.expired += 1
                 dropped_bytes += message.byte_count
                 if position != UNKEPT:
-                    self._settled(position)
+                    self._mark_settled(position)
                 continue
             byte_count += message.byte_count
             row = OutgoingPublish(message, grant, qos, packet_id, UNKEPT < position < self.sent)
@@ -713,7 +713,7 @@ class DurableSession(Session):
         if self._again:
             self._cancel_resend(packet_id)
         self._records.put_released(self.client_id, packet_id, position)
-        self._settled(position)
+        self._mark_settled(position)
         return True
 
     def complete_delivery(self, packet_id: int) -> bool:
@@ -725,7 +725,7 @@ class DurableSession(Session):
             del self.released[packet_id]
             self._records.delete_released(self.client_id, packet_id)
         elif (row := self.in_flight.pop(packet_id, None)) is not None:
-            self._settled(self._positions.pop(packet_id))
+            self._mark_settled(self._positions.pop(packet_id))
             self._subtract_bytes(row.message.byte_count)
             if self._again:
                 self._cancel_resend(packet_id)

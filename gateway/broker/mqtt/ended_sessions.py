@@ -59,7 +59,7 @@ class EndedSessions:
         self._entries: UserEntries[Log] = UserEntries(shares)
         for log in store.logs():
             if log.kind == ENDED:
-                self._entries.add(log, _left(log)[1], store.extent(log).byte_count)
+                self._entries.add(log, _parse_log_name(log)[1], store.extent(log).byte_count)
         self._tally = tally
         self._pass_to_member = hand
         self._logs: deque[Log] = deque(self._entries)  # to be read
@@ -145,17 +145,17 @@ class EndedSessions:
     def _pass_on(self, log: Log, found: list[Stored]) -> None:
         """Pass the messages of `log` to other sessions, until one cannot be passed on now."""
         utc = clock.utc()
-        sent, _ = _left(log)
+        sent, _ = _parse_log_name(log)
         for position, message, tag in found:
             is_sent = position < sent and qos_of(message, tag) == 2
             self._next = position + 1
             topic_filter = shared_filter(tag)
-            if not self._place(log, position, message, topic_filter, is_sent, utc):
+            if not self._pass_or_drop(log, position, message, topic_filter, is_sent, utc):
                 self._wait(log, topic_filter)
             if not self._logs or self._logs[0] is not log:
                 return
 
-    def _place(
+    def _pass_or_drop(
         self, log: Log, position: int, message: Message, topic_filter: str, is_sent: bool, utc: float
     ) -> bool:
         """Pass a message of `log` to another session, or drop it. Return False if the message must wait.
@@ -204,7 +204,7 @@ class EndedSessions:
             self._next = 0
 
 
-def _left(log: Log) -> tuple[int, str]:
+def _parse_log_name(log: Log) -> tuple[int, str]:
     """Return (position, user) from the name of an ended session's log.
 
     Messages at lower positions may have been sent to the client. The values are 0 and "" if they are unknown.

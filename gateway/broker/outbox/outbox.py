@@ -324,7 +324,7 @@ class Outbox(OneSink):
         if self._queue.deleted:
             part.settle(OUTBOX_REMOVED)
             return
-        part = self._within_shares(part)
+        part = self._refuse_excess(part)
         messages = part.messages
         count = len(messages)
         if not count:
@@ -342,7 +342,7 @@ class Outbox(OneSink):
             part.settle_at(range(fits, count), OUTBOX_STALE if self._stale else OUTBOX_FULL)
         self._make_room()
 
-    def _within_shares(self, part: SubBatch) -> SubBatch:
+    def _refuse_excess(self, part: SubBatch) -> SubBatch:
         """Refuse messages of users who exceed their limit in this outbox; their sources retry them.
 
         Return the sub-batch without these messages.

@@ -15,7 +15,12 @@ import trio
 
 from gateway import clock
 from gateway.broker.amqp091.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE, consumer_priority
-from gateway.broker.amqp091.checks import binding_key, check_binding, check_leading, without_line_ends
+from gateway.broker.amqp091.checks import (
+    binding_key,
+    check_binding,
+    check_exchange_argument,
+    without_line_ends,
+)
 from gateway.broker.amqp091.dead_letter_routing import own_properties
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import AmqpRefused, access_refused, not_found, precondition_failed
@@ -104,7 +109,7 @@ class AmqpActions(AmqpListenerClient):
             self.host.exchange(name)
         else:
             self.check("configure", "exchange", name)
-            check_leading(self, "exchange", name, method.arguments, ALTERNATE)
+            check_exchange_argument(self, "exchange", name, method.arguments, ALTERNATE)
             self.host.declare_exchange(
                 name,
                 method.type,
@@ -157,7 +162,7 @@ class AmqpActions(AmqpListenerClient):
                 channel.generated = channel.generated or self.host.new_queue_name()
             generated = "" if name else channel.generated
             self.check("configure", "queue", name or generated)
-            check_leading(self, "queue", name or generated, method.arguments, DEAD_LETTER_EXCHANGE)
+            check_exchange_argument(self, "queue", name or generated, method.arguments, DEAD_LETTER_EXCHANGE)
             queue = self.host.declare_queue(
                 name,
                 self,

@@ -12,7 +12,7 @@ import pytest
 from gateway import clock
 from gateway.broker.amqp091 import delays
 from gateway.broker.amqp091.dead_letter_routing import EXPIRED_MAX
-from gateway.broker.amqp091.delays import DelayedMessages, SenderClaim, delay_of
+from gateway.broker.amqp091.delays import DelayedMessages, DelayedMessagesClaim, delay_of
 from gateway.broker.amqp091.refusals import AmqpRefused
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.pressure import FULL, FullQueues
@@ -295,7 +295,7 @@ def test_a_sender_with_too_much_memory_is_restrained(time: Time, host: Host) -> 
     free = Answers()
     publish(sink, [native(b"free", integer(1_000), sender=other)], free)
     assert not delayed.full
-    SenderClaim(delayed, user).restrain(False)
+    DelayedMessagesClaim(delayed, user).restrain(False)
     assert (answers.released, free.released) == (1, 0)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.broker.mqtt.ended_sessions import ENDED, _left
+from gateway.broker.mqtt.ended_sessions import ENDED, _parse_log_name
 from gateway.broker.mqtt.namespace import SessionShares
 from gateway.broker.mqtt.session import Session, SubscriptionOptions
 from gateway.model.message import Message
@@ -716,5 +716,5 @@ def test_logs_of_an_earlier_version_have_no_user(tmp_path: Path) -> None:
     with World(tmp_path, messages_max=10) as world:
         give_log = world.one.store.log("session", "old")
         world.one.store.rename(give_log, ENDED, "old 1a<7")
-        assert _left(give_log) == (7, "")
+        assert _parse_log_name(give_log) == (7, "")
         world.one.store.drop(give_log)

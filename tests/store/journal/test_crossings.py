@@ -10,7 +10,7 @@ import pytest
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
-from gateway.broker.journal import Journaling, OpenBatches, RecordingDispatcher
+from gateway.broker.journal import JournalRecorder, OpenBatches, RecordingDispatcher
 from gateway.mapping import parse
 from gateway.mapping.router import Router
 from gateway.model.batch import Batch, SubBatch
@@ -102,7 +102,7 @@ def rows_of(
     router = Router([parse(ROUTES + back, "t.yaml")], ENDPOINTS)
     made = writer(folder)
     dispatcher = RecordingDispatcher(
-        router, DeadLetters(), journaling=Journaling(made, router, all_=True, open_batches=OpenBatches())
+        router, DeadLetters(), journaling=JournalRecorder(made, router, all_=True, open_batches=OpenBatches())
     )
     erp, other, own = Link(), Link(), Nowhere()
     dispatcher.namespaces = {"mqtt": own, "erp": erp, "other": other}
