@@ -230,7 +230,7 @@ class Connection:
         if self._guilt is not None:
             (fault, number), self._guilt = self._guilt, None
             self.refuse(fault, number, events)
-        at = self._take_on(data, events) if self._lacking else self._read_greeting(data, events)
+        at = self._continue_partial_body(data, events) if self._lacking else self._read_greeting(data, events)
         end = len(data)
         runs = self._runs
         while at < end and not self.closed and self._state not in self._paused:
@@ -247,29 +247,29 @@ class Connection:
             try:
                 frame = decode_frame(data, at, self.frame_max)
             except RemoteProtocolError:
-                if self._another_time(events):
+                if self._must_pause(events):
                     break
                 raise
             if frame is None:
                 self._needed = frame_bytes(data, at)
-                if self._needed >= PARTS_BYTES_MIN and self._takes_in_parts(data, at):
+                if self._needed >= PARTS_BYTES_MIN and self._begin_partial_body(data, at):
                     return end
                 break
             kind, number, payload, after = frame
-            if kind == FRAME_METHOD and payload[:4] in ENDINGS and self._another_time(events):
+            if kind == FRAME_METHOD and payload[:4] in ENDINGS and self._must_pause(events):
                 break
             at = after
             self._steps += 1 if kind == FRAME_BODY else 1 + len(payload) // STEP_BYTES
             try:
                 self._take(kind, number, payload, events)
             except RemoteProtocolError as fault:
-                if self._another_time(events):
+                if self._must_pause(events):
                     self._guilt = fault, number
                     break
                 self.refuse(fault, number, events)
         return at
 
-    def _another_time(self, events: list[Event]) -> bool:
+    def _must_pause(self, events: list[Event]) -> bool:
         """Return True if decoding must pause, because this call has produced `events`. Then set `unread`."""
         if not (events and self._bounded):
             return False
@@ -413,7 +413,7 @@ class Connection:
         self._add(channel, payload, 0, size)
         self._end_frame(channel, events)
 
-    def _takes_in_parts(self, data: bytes, at: int) -> bool:
+    def _begin_partial_body(self, data: bytes, at: int) -> bool:
         """Begin to process the large body frame at `at` before it has arrived completely, and return True.
 
         The bytes that have arrived are added to the body. Return False without any change if the frame must
@@ -437,8 +437,8 @@ class Connection:
         self._lacking = size + 1 - self._add(channel, data, at + FRAME_PREFIX, len(data))
         return True
 
-    def _take_on(self, data: bytes, events: list[Event]) -> int:
-        """Process the next bytes of the body frame that `_takes_in_parts` has begun.
+    def _continue_partial_body(self, data: bytes, events: list[Event]) -> int:
+        """Process the next bytes of the body frame that `_begin_partial_body` has begun.
 
         Return the position behind the bytes that belong to the frame. Raises RemoteProtocolError 501 if the
         frame ends with a wrong byte.

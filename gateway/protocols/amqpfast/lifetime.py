@@ -167,7 +167,7 @@ class Lifetime:
         found.state = ChannelState.CLOSING
         found.close_sent_at = self._now
         self._drop_sending(found)
-        self._disarm(found, HandleState.CLOSING)
+        self._set_handle_states(found, HandleState.CLOSING)
         found.reply_keys.clear()
         found.early_replies.clear()
         self._leaving.pop(found, None)
@@ -233,7 +233,7 @@ class Lifetime:
             return
         channel.state = ChannelState.LEFT
         self._drop_sending(channel)
-        self._disarm(channel, HandleState.LEFT)
+        self._set_handle_states(channel, HandleState.LEFT)
         self._await_close_reply(channel, CHANNEL_LEFT)
         events.append(ChannelClosed(channel.number, command.reply_code, command.reply_text, by_peer=True))
 
@@ -317,7 +317,7 @@ class Lifetime:
 
     # --- clean-up
 
-    def _disarm(self, channel: Channel, state: HandleState) -> None:
+    def _set_handle_states(self, channel: Channel, state: HandleState) -> None:
         """Set the state of all handles of a channel, and discard the peer's incomplete message."""
         channel.incoming = None
         for handle in channel.handles.values():
@@ -348,7 +348,7 @@ class Lifetime:
         self._drop_incoming(handle)
 
     def _forget_channel(self, channel: Channel) -> None:
-        self._disarm(channel, HandleState.NONE)
+        self._set_handle_states(channel, HandleState.NONE)
         for number in channel.handles:
             self._handles.pop(number, None)
         channel.handles.clear()

@@ -144,7 +144,7 @@ class ClientConnection(Connection):
         self.retain_available = bool(properties.get(Property.RETAIN_AVAILABLE, 1))
         self.wildcards_available = bool(properties.get(Property.WILDCARD_SUBSCRIPTION_AVAILABLE, 1))
         self.shares_available = bool(properties.get(Property.SHARED_SUBSCRIPTION_AVAILABLE, 1))
-        self._may_alias(properties)
+        self._set_alias_max(properties)
         self.peer_receive_max = properties.get(Property.RECEIVE_MAXIMUM, self.peer_receive_max)
         self.peer_packet_bytes_max = properties.get(Property.MAXIMUM_PACKET_SIZE, self.peer_packet_bytes_max)
 

@@ -413,7 +413,7 @@ class Connection:
                 if body_at >= stop:
                     break
                 if data[body_at]:
-                    topic, properties, body_at = self._described(data, topic, body_at, stop)
+                    topic, properties, body_at = self._read_properties(data, topic, body_at, stop)
                     if self._steps >= STEPS_MAX and self.bounded:
                         most = at  # ends the loop after this packet
                 else:
@@ -465,7 +465,7 @@ class Connection:
         events.append(event)
         return event
 
-    def _described(self, data: bytes, topic: bytes, at: int, stop: int) -> tuple[bytes, bytes, int]:
+    def _read_properties(self, data: bytes, topic: bytes, at: int, stop: int) -> tuple[bytes, bytes, int]:
         """Decode the property list at `at` in a PUBLISH that ends at `stop`, and resolve its topic alias.
 
         `topic` is the topic in the packet, b"" with an alias. Return the topic, the encoded properties
@@ -730,7 +730,7 @@ class Connection:
         self.sent[PUBLISH] += (len(out) - before) // PUBLISH_PIECES
         return refused
 
-    def _may_alias(self, properties: PropertyMap) -> None:
+    def _set_alias_max(self, properties: PropertyMap) -> None:
         """Set `alias_max`, the number of topic aliases that this end may send.
 
         It is the smaller one of two limits: that of this end, and that in `properties` of the peer's CONNECT

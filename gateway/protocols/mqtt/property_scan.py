@@ -33,7 +33,7 @@ Decode = Callable[[bytes], Properties]
 """Decoder of a property list."""
 
 
-class Listed(PropertySet):
+class ScannedProperties(PropertySet):
     """Property set of a PUBLISH, with the values in its encoded property list that routing needs.
 
     `total` is the number of properties. `alias` is the topic alias, 0 if there is none, and `bare` the
@@ -55,7 +55,7 @@ class Listed(PropertySet):
         self.hops = 0
 
 
-def scan(raw: bytes, most: int, decode: Decode) -> Listed | None:
+def scan(raw: bytes, most: int, decode: Decode) -> ScannedProperties | None:
     """Validate an encoded property list in one pass, and return it with the values that routing needs.
 
     Return None if the list has more than `most` properties, or if only `spans` can parse it: because of a
@@ -94,7 +94,7 @@ def scan(raw: bytes, most: int, decode: Decode) -> Listed | None:
         return None
     if highs != (0 if raw.isascii() else len(raw.translate(None, ASCII))):
         return None
-    found = Listed(raw, total, decode)
+    found = ScannedProperties(raw, total, decode)
     if others:
         _note(found, others)
     else:
@@ -122,7 +122,7 @@ def _stop(raw: bytes, at: int, kind: int) -> int:
     return stop
 
 
-def _note(found: Listed, others: list[tuple[int, int, int]]) -> None:
+def _note(found: ScannedProperties, others: list[tuple[int, int, int]]) -> None:
     """Set `expiry`, `alias`, `bare`, `has_reply_to` and `parsed` of `found` from its property list.
 
     `others` has (identifier, start, stop) of each property in the list that is not a user property.

@@ -164,7 +164,7 @@ class ServerConnection(Connection):
         properties = packet.properties
         self.peer_packet_bytes_max = properties.get(Property.MAXIMUM_PACKET_SIZE, self.peer_packet_bytes_max)
         self.peer_receive_max = properties.get(Property.RECEIVE_MAXIMUM, self.peer_receive_max)
-        self._may_alias(properties)
+        self._set_alias_max(properties)
         self.wants_problems = bool(properties.get(Property.REQUEST_PROBLEM_INFORMATION, 1))
         if Property.AUTHENTICATION_METHOD in properties:
             self.state = State.AUTHENTICATING

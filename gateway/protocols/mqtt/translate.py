@@ -23,7 +23,14 @@ from gateway.model.message import Message
 from gateway.model.properties import Headers, Properties, PropertySet, fits
 from gateway.protocols.mqtt.data_types import quota_exceeded
 from gateway.protocols.mqtt.properties import encode_property, spans
-from gateway.protocols.mqtt.property_scan import NUMBERS, TEXTS, USER_HEAD, Listed, scan, write_texts
+from gateway.protocols.mqtt.property_scan import (
+    NUMBERS,
+    TEXTS,
+    USER_HEAD,
+    ScannedProperties,
+    scan,
+    write_texts,
+)
 from gateway.protocols.mqtt.spec import (
     LONG_MAX,
     STRING_BYTES_MAX,
@@ -74,10 +81,10 @@ LOSING: Final = reported_losses(LOSSES)
 
 _LISTS_MAX: Final = 4_096  # cached property lists; devices repeat a few
 _LIST_BYTES_MAX: Final = 1_024  # bytes; longer lists are rarely repeated
-_lists: Final[Recurring[Listed]] = Recurring(_LISTS_MAX)
+_lists: Final[Recurring[ScannedProperties]] = Recurring(_LISTS_MAX)
 
 
-def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Listed:
+def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> ScannedProperties:
     """Return a property set for `raw`, the encoded property list of a PUBLISH.
 
     Sets of equal lists are shared. Raises RemoteProtocolError if the list is malformed, or has more than
@@ -134,12 +141,12 @@ def message_id_in(raw: bytes) -> str | None:
     return text.decode()
 
 
-def _look_closely(raw: bytes, most: int) -> Listed:
+def _look_closely(raw: bytes, most: int) -> ScannedProperties:
     """Parse a property list that `scan` does not support. `most` is the maximum number of properties.
 
     Raises RemoteProtocolError if the list is malformed.
     """
-    found = Listed(raw, 0, decode_properties)
+    found = ScannedProperties(raw, 0, decode_properties)
     for span in spans(raw, PacketType.PUBLISH, most):
         found.total += 1
         if span.id is Property.TOPIC_ALIAS:
@@ -198,7 +205,7 @@ def decode_properties(raw: bytes) -> Properties:
     return Properties(**fields, headers=_headers(pairs, types))
 
 
-EMPTY_LISTED: Final = Listed(b"", 0, decode_properties)
+EMPTY_LISTED: Final = ScannedProperties(b"", 0, decode_properties)
 EMPTY_LISTED.parsed = b""
 
 
