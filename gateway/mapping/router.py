@@ -22,7 +22,7 @@ from gateway.mapping.patterns import Pattern, PatternToken, TokenKind, covers, p
 from gateway.mapping.reply_routes import reply_route
 from gateway.mapping.return_addresses import Return, ReturnAddresses
 from gateway.mapping.routes import ReplyKeptCallback, ResolvedRoute, Route, Target, ignore_reply_address
-from gateway.mapping.schema import From, HeaderValue, RouteRule, Words
+from gateway.mapping.schema import EndpointAddress, From, HeaderValue, RouteRule
 from gateway.mapping.templates import Template, Text, Vocabulary, no_levels, typed_value, vocabulary
 from gateway.model.address import Address
 from gateway.model.dialect import Dialect, Levels, NameRefused
@@ -419,7 +419,7 @@ def _singles(rule: RouteRule, endpoints: Map[str, str], domains: Map[str, str] |
         )
 
 
-def _listeners(words: Words, endpoints: Map[str, str], domains: Map[str, str] | None) -> list[str]:
+def _listeners(words: EndpointAddress, endpoints: Map[str, str], domains: Map[str, str] | None) -> list[str]:
     """Return the endpoints to which a rule applies: one endpoint, or all listeners of a protocol.
 
     `words` is the source or target of the rule. If the protocol has no listeners, return the name of the
@@ -468,14 +468,14 @@ def _header(value: HeaderValue, words: Vocabulary) -> Text | Value:
     return Text(value, words) if isinstance(value, str) else typed_value(value)
 
 
-def _name_word(words: Words) -> str:
+def _name_word(words: EndpointAddress) -> str:
     """Return the key, such as `topic`, at whose position in the file an error about the name is reported."""
     address_words, dialect = words.given_words(), words.dialect
     order = (dialect.queue_word, dialect.pattern_word, dialect.name_word, dialect.scope_word)
     return next(word for word in order if word in address_words and word is not None)
 
 
-def _check_words(words: Words, endpoints: Map[str, str]) -> None:
+def _check_words(words: EndpointAddress, endpoints: Map[str, str]) -> None:
     """Check the source or target of a rule: the endpoint must be known and use the address's protocol.
 
     Raises MappingError.

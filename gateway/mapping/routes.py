@@ -75,7 +75,7 @@ class CompiledRoute(NamedTuple):
     extra: Extra
 
 
-class Examined:
+class LastLosses:
     """Last message of a route whose properties were compared with what the target's protocol can express.
 
     `losses` is the result: the names of the properties that get lost. It depends only on properties, hop
@@ -186,7 +186,7 @@ class Route:
         self.guarantee = guarantee_of(rule)
         self.retain = rule.to.retain
         self.changes_protocol = pattern.dialect is not target.dialect
-        self.examined = Examined()
+        self.examined = LastLosses()
         self.lost: dict[str, int] = {}
         self.key = f"route {rule.name}"
         self.returns: ReturnAddresses | None = None  # translates reply addresses instead of `_reverses`

@@ -50,7 +50,7 @@ class Addressed(Strict):
         return {word: text for word in DIALECT_OF_WORD if (text := fields.get(word)) is not None}
 
 
-class Words(Addressed):
+class EndpointAddress(Addressed):
     """Source or target of a route: an endpoint, and an address by its keys, such as `topic`."""
 
     endpoint: str | ListenerGroup = Field(
@@ -92,7 +92,7 @@ class Words(Addressed):
         return self
 
 
-class TargetWords(Words):
+class TargetEndpointAddress(EndpointAddress):
     """Target of a route: endpoint, address and properties of the messages."""
 
     qos: Qos | None = Field(None, description="QoS of the message in the target; default: unchanged.")
@@ -136,18 +136,21 @@ def _fields(meaning: Callable[[Word], str | None]) -> dict[str, Any]:
 
 
 if TYPE_CHECKING:
-    From: TypeAlias = Words
-    To: TypeAlias = TargetWords
+    From: TypeAlias = EndpointAddress
+    To: TypeAlias = TargetEndpointAddress
     Named: TypeAlias = Addressed
 else:
     From = create_model(
         "From",
-        __base__=Words,
+        __base__=EndpointAddress,
         __doc__="Where a route takes messages from.",
         **_fields(lambda word: word.source),
     )
     To = create_model(
-        "To", __base__=TargetWords, __doc__=TargetWords.__doc__, **_fields(lambda word: word.target)
+        "To",
+        __base__=TargetEndpointAddress,
+        __doc__=TargetEndpointAddress.__doc__,
+        **_fields(lambda word: word.target),
     )
     Named = create_model(
         "Named",
