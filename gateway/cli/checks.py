@@ -303,7 +303,7 @@ def unmatched(settings: Settings) -> list[Finding]:
             f"mappings[{number}]: no file matches {glob}",
         )
         for number, glob in enumerate(settings.mappings)
-        if has_magic(glob) and not settings.found_by(glob)
+        if has_magic(glob) and not settings.expand_pattern(glob)
     ]
 
 

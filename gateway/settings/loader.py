@@ -69,13 +69,15 @@ def _origins(environment: EnvironmentSource, document: Document) -> dict[Place, 
         place: Origin(document.file, line, column)
         for place, (line, column) in document.positions.items()
         if not any(
-            place[:end] in from_environment for end in range(1, len(place) + 1) if _is_list(place, end)
+            place[:end] in from_environment
+            for end in range(1, len(place) + 1)
+            if _is_replaced_whole(place, end)
         )
     }
     return found | from_environment
 
 
-def _is_list(place: Place, end: int) -> bool:
+def _is_replaced_whole(place: Place, end: int) -> bool:
     """Return True if an environment variable replaces the value at the first `end` steps of `place`.
 
     This is true for the whole of `place`, and for a list that contains it: a variable replaces a list as a

@@ -86,7 +86,7 @@ class EnvironmentSource(EnvSettingsSource):
             place, value_type = _key(variable, name.split(DELIMITER), file.init_kwargs)
             if (other := self.variables.setdefault(place, variable)) != variable:
                 raise ConfigurationError(f"{other} sets the same key", file=_called(variable))
-            values[place] = parse(text, _called(variable)).content if _parts(value_type) else text
+            values[place] = parse(text, _called(variable)).content if _is_composite(value_type) else text
         for place, variable in self.variables.items():
             for end in range(1, len(place)):
                 if not isinstance(values.get(place[:end], {}), dict):
@@ -157,7 +157,7 @@ def _key_hint(variable: str) -> str:
     return ""
 
 
-def _parts(value_type: Any) -> bool:
+def _is_composite(value_type: Any) -> bool:
     """Return True if values of this type consist of several values, as tables and lists do."""
     return any(
         get_origin(option) in (dict, list, tuple)

@@ -691,10 +691,10 @@ class Settings(Documented, BaseSettings):
             return [shipped_mappings() / "identity.yaml"]
         found: set[Path] = set()
         for pattern in self.mappings:
-            found.update(self.found_by(pattern))
+            found.update(self.expand_pattern(pattern))
         return sorted(found)
 
-    def found_by(self, pattern: str) -> list[Path]:
+    def expand_pattern(self, pattern: str) -> list[Path]:
         """Return the paths of the mapping files for which `pattern`, an entry of `mappings`, stands.
 
         The bare name of a shipped mapping file stands for the shipped file, unless the folder has a file of
