@@ -306,7 +306,7 @@ class EndpointStats:
         key = (outcome.verdict.name.lower(), outcome.reason.value)
         self._refused_messages[key] = self._refused_messages.get(key, 0) + count
 
-    def drop(self, outcome: Outcome, count: int) -> None:
+    def count_refused_unpublished(self, outcome: Outcome, count: int) -> None:
         """Count `count` messages that this endpoint received and refused before publishing them."""
         self.messages_in += count
         self.refuse(outcome, count)

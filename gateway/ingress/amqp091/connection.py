@@ -373,7 +373,7 @@ class AmqpConnection(AmqpActions):
             elif isinstance(event, LargePublish):
                 lost += 1
         if lost:
-            self._ingress.stats.drop(outcome, lost)
+            self._ingress.stats.count_refused_unpublished(outcome, lost)
 
     def _process_event(self, events: list[Event], at: int, event: Event) -> bool:
         """Process `event`, which is at index `at` of `events`.
@@ -635,7 +635,7 @@ class AmqpConnection(AmqpActions):
                 self.refuse(number, AmqpRefused(ReplyCode.PRECONDITION_FAILED, text), PUBLISH)
             elif channel.confirming:
                 channel.send_nack(channel.expect_confirm())
-        self._ingress.stats.drop(LOW_ON_MEMORY, len(contents))
+        self._ingress.stats.count_refused_unpublished(LOW_ON_MEMORY, len(contents))
         self.stream.mark()
 
     def _keep_for_commit(

@@ -324,7 +324,7 @@ class FastConnection(FastActions):
             [_messages_of(event) for event in finish(self.waiting, self.stream, self._process)],
         )
         if lost:
-            self._ingress.stats.drop(LOST_WAITING, lost)
+            self._ingress.stats.count_refused_unpublished(LOST_WAITING, lost)
         self._close_channels()
         self._ingress.forget(self, reason)
 
@@ -824,7 +824,7 @@ class FastConnection(FastActions):
             else:
                 lost += _messages_of(event)
         if lost:
-            self._ingress.stats.drop(FULL, lost)
+            self._ingress.stats.count_refused_unpublished(FULL, lost)
 
     def reopen_channel(self, number: int) -> None:
         """Discard pending replies of a closed channel, because the client has reopened its number."""

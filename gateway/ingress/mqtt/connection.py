@@ -319,7 +319,7 @@ class MqttConnection(AdmittedMqttClient):
         """Count the publishes in `events` as refused: the connection was lost before they were processed."""
         lost = sum([len(event.rows) for event in events if isinstance(event, Publishes)])
         if lost:
-            self._ingress.stats.drop(LOST_WAITING, lost)
+            self._ingress.stats.count_refused_unpublished(LOST_WAITING, lost)
 
     def _publish_last(self, events: list[Event]) -> None:
         """Publish the messages that still waited when the connection was lost, up to a malformed packet.
@@ -913,7 +913,7 @@ class MqttConnection(AdmittedMqttClient):
 
         Before MQTT 5 the only way to refuse is to disconnect the client.
         """
-        self._ingress.stats.drop(LOW_ON_MEMORY, len(rows))
+        self._ingress.stats.count_refused_unpublished(LOW_ON_MEMORY, len(rows))
         assert self.session is not None
         for flags, _, packet_id, _, _ in rows:
             qos = flags >> 1 & 3
