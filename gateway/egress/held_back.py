@@ -231,7 +231,7 @@ class HeldBack(Generic[R]):
         found = self._recorded_routes.get(id(self._message_of(receipt)))
         return ("",) if found is None else found[1]
 
-    def note_undone(self, receipt: R, routes: frozenset[str]) -> None:
+    def record_remaining_routes(self, receipt: R, routes: frozenset[str]) -> None:
         """Record the names of the routes that have not accepted a message; only these are retried."""
         message = self._message_of(receipt)
         self._undone[id(message)] = message, routes

@@ -126,7 +126,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
     def new_batch(self) -> Batch:
         """Return an empty batch of this source, which records the routes that have not accepted a message."""
         batch = self.dispatcher.batch(self, clock.now())
-        batch.undone = self.held_back.note_undone
+        batch.returned = self.held_back.record_remaining_routes
         batch.redelivered = self.is_redelivered
         return batch
 

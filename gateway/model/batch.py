@@ -135,14 +135,14 @@ class Batch:
         "received",
         "redelivered",
         "rejected",
+        "returned",
         "source",
-        "undone",
     )
 
     def __init__(self, source: Source, received: Monotonic) -> None:
         self.source = source
         self.received = received
-        self.undone: Callable[[Receipt, frozenset[str]], None] | None = None
+        self.returned: Callable[[Receipt, frozenset[str]], None] | None = None
         self._released_by: dict[int, frozenset[str]] = {}  # names of routes, by slot
         self.rejected: Callable[[Receipt, frozenset[str]], None] | None = None
         self._rejected_by: dict[int, frozenset[str]] = {}
@@ -287,12 +287,12 @@ class Batch:
     def returned_by(self, slots: list[int], route: str) -> None:
         """Record that `route` returns the messages in `slots` (positions in the batch) for a retry.
 
-        This has an effect only if the source has set the callback `undone`. Just before the source gets the
-        outcome of such a message, `undone` is called with the message's receipt and the names of all routes
-        that returned it. A `route` of "" means that no single route is responsible: `undone` is then not
+        This has an effect only if the source has set the callback `returned`. Just before the source gets the
+        outcome of such a message, `returned` is called with the message's receipt and the names of all routes
+        that returned it. A `route` of "" means that no single route is responsible: `returned` is then not
         called, and the source retries all routes.
         """
-        if self.undone is not None:
+        if self.returned is not None:
             for slot in slots:
                 self._released_by[slot] = self._released_by.get(slot, frozenset()) | {route}
 
@@ -310,7 +310,7 @@ class Batch:
     def _report_settled(self, done: list[int]) -> None:
         """Report the outcomes of the messages in the slots `done`, which all their recipients have settled.
 
-        First call `rejected` and `undone` with the routes that rejected or returned a message, then notify
+        First call `rejected` and `returned` with the routes that rejected or returned a message, then notify
         the source, and last the watchers of the messages.
         """
         receipts = self.receipts
@@ -319,11 +319,11 @@ class Batch:
             for slot in done:
                 if names := self._rejected_by.pop(slot, None):
                     self.rejected(receipts[slot], names)
-        if self._released_by and self.undone is not None:
+        if self._released_by and self.returned is not None:
             for slot in done:
                 names = self._released_by.pop(slot, frozenset())
                 if names and "" not in names:
-                    self.undone(receipts[slot], names)
+                    self.returned(receipts[slot], names)
         refused = {at: worst[slot] for at, slot in enumerate(done) if slot in worst} if worst else None
         self.source.settle([receipts[slot] for slot in done], refused or None, self.received)
         if self._watchers is not None:

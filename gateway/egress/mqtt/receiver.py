@@ -252,14 +252,14 @@ class MqttLinkReceiver:
         """
         batch = self._dispatcher.batch(self, clock.now())
         batch.cannot_notify = self._cannot_notify_source
-        batch.undone = self._note_undone
+        batch.returned = self._record_remaining_routes
         batch.rejected = self._note_rejected
         batch.redelivered = self._is_certainly_redelivered
         return batch
 
-    def _note_undone(self, receipt: Receipt | None, routes: frozenset[str]) -> None:
+    def _record_remaining_routes(self, receipt: Receipt | None, routes: frozenset[str]) -> None:
         if receipt is not None:
-            self._held_back.note_undone(receipt, routes)
+            self._held_back.record_remaining_routes(receipt, routes)
 
     def _note_rejected(self, receipt: Receipt | None, routes: frozenset[str]) -> None:
         """Record the routes that rejected a message if the rejection cannot be reported to the broker."""

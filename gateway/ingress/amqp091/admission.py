@@ -1,6 +1,6 @@
 """Admission of AMQP 0-9-1 clients: authentication, choice of the virtual host, permission checks.
 
-`AmqpEntrance` is the listener's part and `HandshakingAmqpClient` the connection's. Both are shared by
+`AmqpAdmissionSource` is the listener's part and `HandshakingAmqpClient` the connection's. Both are shared by
 listeners with an embedded broker and by listeners in front of a cluster. A client authenticates with a
 password (PLAIN or AMQPLAIN), a token or a certificate (EXTERNAL), opens a virtual host, and may then be
 checked against its rights, which are rechecked when the rules change. Channels and queues are not handled
@@ -56,7 +56,7 @@ VERSION: Final = "0-9-1"
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class AmqpEntrance(ListenerSource):
+class AmqpAdmissionSource(ListenerSource):
     """Interface of an AMQP 0-9-1 listener to the handshake of its clients.
 
     It has the SASL mechanisms, the server-properties and the names of the virtual hosts.
@@ -111,18 +111,20 @@ class AmqpEntrance(ListenerSource):
 class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
     """AMQP 0-9-1 connection of a client during its handshake, and its permission checks afterwards."""
 
-    def __init__(self, entrance: AmqpEntrance, stream: Stream, machine: ServerConnection, now: float) -> None:
+    def __init__(
+        self, source: AmqpAdmissionSource, stream: Stream, machine: ServerConnection, now: float
+    ) -> None:
         self.stream = stream
         self.machine = machine
-        self.sender = Sender(entrance.name)
+        self.sender = Sender(source.name)
         self.principal: Principal | None = None
         self.hears_cancel = False
-        self.host_name = entrance.host_names[0]  # until connection.open names another
-        self._entrance = entrance
+        self.host_name = source.host_names[0]  # until connection.open names another
+        self._source = source
         self._hears_denial = False
         self._hears_blocked = False
-        self._deadline = now + entrance.limits.connect_timeout_secs
-        self._current_rights = CurrentRights(entrance.authorization)
+        self._deadline = now + source.limits.connect_timeout_secs
+        self._current_rights = CurrentRights(source.authorization)
         self.client_properties: dict[str, Any] = {}
         self.client_properties_bytes = 0
         self._ready = False
@@ -195,7 +197,7 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
 
     def _refuse_access(self, permission: str, resource: str, rule: str) -> NoReturn:
         """Log that `rule` denies this permission on `resource`, and raise AmqpRefused 403."""
-        self._entrance.record_denial(self.sender, permission, resource, rule)
+        self._source.record_denial(self.sender, permission, resource, rule)
         raise access_refused(f"access to {resource} refused for user '{self.sender.user}'")
 
     def rules_changed(self) -> None:
@@ -210,7 +212,7 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
         if decision.allowed:
             self._recheck()
         else:
-            self._entrance.record_denial(self.sender, "connect", f"vhost '{self.host_name}'", decision.rule)
+            self._source.record_denial(self.sender, "connect", f"vhost '{self.host_name}'", decision.rule)
             refusal = f"access to vhost '{self.host_name}' refused for user '{self.sender.user}'"
             text = f"ACCESS_REFUSED - {refusal}"
             self._report(ReplyCode.ACCESS_REFUSED, text)
@@ -226,11 +228,11 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
             word = ReplyCode(code).name.lower()
         except ValueError:
             word = "other" if code else "protocol_header"
-        self._entrance.stats.protocol_errors.add(word)
+        self._source.stats.protocol_errors.add(word)
         if self._ready:
-            self._entrance.report_closed(self.stream.remote, text, channel=channel)
+            self._source.report_closed(self.stream.remote, text, channel=channel)
         else:
-            self._entrance.report_refused(self.stream.remote, text)
+            self._source.report_refused(self.stream.remote, text)
 
     def _in_time(self, now: float) -> bool:
         """Send and check heartbeats, and enforce the handshake timeout.
@@ -238,14 +240,14 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
         Return False if the connection was aborted. `now` is in loop-clock seconds.
         """
         if not self._ready and now >= self._deadline:
-            self._entrance.stats.protocol_errors.add("connect_timeout")
+            self._source.stats.protocol_errors.add("connect_timeout")
             self.stream.abort("the handshake timed out")
             return False
         self.machine.tick(now)
         if not self.stream.listening:
             self.machine.excuse(now)
         elif self.machine.timed_out(now):
-            self._entrance.stats.protocol_errors.add("heartbeat_timeout")
+            self._source.stats.protocol_errors.add("heartbeat_timeout")
             self.stream.abort("heartbeat timeout")
             return False
         return True
@@ -265,11 +267,11 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
         self.hears_cancel = bool(capabilities.get("consumer_cancel_notify"))
         self._hears_denial = bool(capabilities.get("authentication_failure_close"))
         self._hears_blocked = bool(capabilities.get("connection.blocked"))
-        logins = self._entrance.logins
+        logins = self._source.logins
         if event.mechanism == EXTERNAL:
             certificate = certificate_of(self.stream)
             credentials = Credentials("", b"", self.stream.remote, certificate)
-            certified = self._entrance.access.certificate_principal(credentials)
+            certified = self._source.access.certificate_principal(credentials)
             if certified is None:
                 names = {} if certificate is None else certificate.names
                 logins.audit_refusal(self.stream, names.get("common_name", ""), "certificate", proved=True)
@@ -277,13 +279,13 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
             else:
                 self._admit(certified)
             return
-        pair = self._entrance.credentials(event.mechanism, event.response)
+        pair = self._source.credentials(event.mechanism, event.response)
         if pair is None:
             logins.audit_refusal(self.stream, "", "malformed")
             self._deny(event.mechanism, f"{event.mechanism} response cannot be read")
             return
         credentials = logins.credentials(self.stream, *pair)
-        principal = self._entrance.access.verify_nowait(credentials)
+        principal = self._source.access.verify_nowait(credentials)
         if principal is not None:
             self._admit(principal)
         else:
@@ -294,11 +296,11 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
     def _verified(self, mechanism: str, user: str, found: Principal | Denial) -> None:
         """Admit or deny the client by its verification's result (`found`), then process further input."""
         if isinstance(found, Denial):
-            self._entrance.logins.log_denied(self.stream, user, found)
+            self._source.logins.log_denied(self.stream, user, found)
             self._deny(mechanism, WHY[found])
         else:
             self._admit(found)
-            self.receive(b"", self._entrance.now())
+            self.receive(b"", self._source.now())
 
     def _update_secret(self, method: m.ConnectionUpdateSecret) -> None:
         """Process connection.update-secret: verify the client's new token.
@@ -309,9 +311,9 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
         if principal is None or principal.backend != Tokens.kind:
             self.machine.send_method(0, m.ConnectionUpdateSecretOk())
             return
-        logins = self._entrance.logins
+        logins = self._source.logins
         credentials = logins.credentials(self.stream, principal.name, method.new_secret, backend=Tokens.kind)
-        found = self._entrance.access.verify_nowait(credentials)
+        found = self._source.access.verify_nowait(credentials)
         if found is not None:
             self._apply_new_secret(found)
         else:
@@ -323,13 +325,13 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
         assert before is not None, "update-secret is only valid on an open connection"
         if isinstance(found, Principal) and found.name == before.name:
             self.principal = found
-            self._entrance.register_renewal(self, found)
+            self._source.register_renewal(self, found)
             self.machine.send_method(0, m.ConnectionUpdateSecretOk())
             self._current_rights.forget()
-            self._entrance.recheck(self)
+            self._source.recheck(self)
         else:
             why = found if isinstance(found, Denial) else Denial.WRONG
-            self._entrance.logins.log_denied(self.stream, before.name, why, self.sender.client)
+            self._source.logins.log_denied(self.stream, before.name, why, self.sender.client)
             self._report(ReplyCode.NOT_ALLOWED, WHY[why])
             text = "NOT_ALLOWED - New secret was refused by one of the backends"
             self._close_with(ReplyCode.NOT_ALLOWED, text, 10, 70)
@@ -341,8 +343,8 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
         A client with the capability `authentication_failure_close` gets reply code 403. The stream of other
         clients is closed.
         """
-        self._entrance.stats.refused.add("access_refused")
-        self._entrance.report_refused(self.stream.remote, why)
+        self._source.stats.refused.add("access_refused")
+        self._source.report_refused(self.stream.remote, why)
         if not self._hears_denial:
             self.stream.end("login refused")
             return
@@ -360,10 +362,10 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
         each of the client's messages and does not count against any memory limit.
         """
         self.principal = principal
-        self._entrance.logins.count_accepted()
+        self._source.logins.count_accepted()
         name = self.client_properties.get("connection_name", "")
-        client = name[: self._entrance.limits.client_id_bytes_max] if isinstance(name, str) else ""
-        self.sender = Sender(self._entrance.name, client, principal.name, self.stream.remote)
+        client = name[: self._source.limits.client_id_bytes_max] if isinstance(name, str) else ""
+        self.sender = Sender(self._source.name, client, principal.name, self.stream.remote)
         self.machine.authenticated()
         self.stream.mark()
 
@@ -372,21 +374,21 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
 
         Close the connection with 530 if a check fails.
         """
-        entrance, principal, host = self._entrance, self.principal, event.virtual_host
+        source, principal, host = self._source, self.principal, event.virtual_host
         assert principal is not None, "who opens has said who it is"
-        if host not in entrance.host_names:
-            entrance.logins.audit_refusal(
+        if host not in source.host_names:
+            source.logins.audit_refusal(
                 self.stream, principal.name, "virtual_host", self.sender.client, proved=True
             )
             self.machine.close(ReplyCode.NOT_ALLOWED, f"NOT_ALLOWED - vhost {host} not found", 10, 40)
             return
         decision = self.rights.enters_amqp(host)
         if not decision.allowed:
-            entrance.record_denial(self.sender, "connect", f"vhost '{host}'", decision.rule)
+            source.record_denial(self.sender, "connect", f"vhost '{host}'", decision.rule)
             text = f"NOT_ALLOWED - access to vhost '{host}' refused for user '{self.sender.user}'"
             self.machine.close(ReplyCode.NOT_ALLOWED, text, 10, 40)
             return
-        if entrance.admit_client(self, principal, self.rights, self.sender.client, VERSION):
+        if source.admit_client(self, principal, self.rights, self.sender.client, VERSION):
             text = f"NOT_ALLOWED - connection refused for user '{self.sender.user}': user connection limit"
             self.machine.close(ReplyCode.NOT_ALLOWED, f"{text} is reached", 10, 40)
             return
@@ -397,5 +399,5 @@ class HandshakingAmqpClient(HandshakingClient[ServerConnection]):
         """Send connection.open-ok, and start heartbeats and statistics."""
         self._ready = True
         self.machine.opened()
-        self._entrance.tick_faster(self, self.machine.heartbeat)
-        self._entrance.stats.set_version(self.machine, VERSION)
+        self._source.tick_faster(self, self.machine.heartbeat)
+        self._source.stats.set_version(self.machine, VERSION)

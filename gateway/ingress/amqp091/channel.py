@@ -29,7 +29,7 @@ from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
 from gateway.broker.routing import RoutingEntry
 from gateway.broker.scheduler import ScheduledCall
 from gateway.errors import ProtocolError, RemoteProtocolError
-from gateway.ingress.amqp091.admission import AmqpEntrance, HandshakingAmqpClient
+from gateway.ingress.amqp091.admission import AmqpAdmissionSource, HandshakingAmqpClient
 from gateway.ingress.amqp091.credit_queue import CreditQueue
 from gateway.ingress.delivery_limit import Outstanding
 from gateway.model.address import Address
@@ -78,7 +78,7 @@ class PublishTarget:
         self.mandatory = method.mandatory
 
 
-class AmqpSource(AmqpEntrance):
+class AmqpSource(AmqpAdmissionSource):
     """Interface of an AMQP 0-9-1 listener to its channels; collects what its clients publish into batches."""
 
     @abstractmethod
@@ -665,7 +665,7 @@ PendingPublish = tuple[RoutingEntry, Message, Content | None]  # for the commit
 """Publish that waits for the commit: its routing entry, the message, and the content if it is mandatory."""
 
 
-class Routed:
+class FixedQueuesNamespace:
     """Namespace for one message whose queues were determined earlier: it routes to these queues only."""
 
     def __init__(self, host: VirtualHost, sinks: Iterable[Sink]) -> None:
@@ -844,7 +844,7 @@ class Transaction:
             raise
         except Exception:  # the commit fails in the same way, and dead-letters the message
             return entry
-        return entry.with_namespace(Routed(self._channel.connection.host, sinks))
+        return entry.with_namespace(FixedQueuesNamespace(self._channel.connection.host, sinks))
 
     def _renewed(self, entry: RoutingEntry, fresh: RoutingEntry) -> RoutingEntry:
         """Return the present routing entry (`fresh`) of an address, with the queues of the earlier `entry`.
@@ -855,7 +855,9 @@ class Transaction:
         if recipients is not None and _is_default_exchange(entry):
             return fresh
         if recipients is not None:
-            found = Routed(self._channel.connection.host, (recipient.sink for recipient in recipients))
+            found = FixedQueuesNamespace(
+                self._channel.connection.host, (recipient.sink for recipient in recipients)
+            )
         return fresh.with_namespace(found)
 
     def _renew_all(self) -> list[PendingPublish] | None:

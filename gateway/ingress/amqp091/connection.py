@@ -115,7 +115,7 @@ class AmqpConnection(AmqpActions):
         self._holding = Holding(ingress.opened, "")  # of its user, once that has entered the virtual host
         self.confirming = {}
         self.waiting: WaitingPublishes[Event] = WaitingPublishes(stream)
-        self._let_publish: Callable[[], None] | None = None  # None: the client is not held
+        self._release_publishes: Callable[[], None] | None = None  # None: the client is not held
 
     @property
     def ingress(self) -> AmqpIngress:
@@ -529,8 +529,8 @@ class AmqpConnection(AmqpActions):
         ingress.stats.messages_in += done
         if (rate := self.stream.rate) is not None:
             rate.messages += done
-        if self.unsettled >= ingress.unsettled_max and self._let_publish is None:
-            self._let_publish = self.waiting.hold(EVERY_CHANNEL)
+        if self.unsettled >= ingress.unsettled_max and self._release_publishes is None:
+            self._release_publishes = self.waiting.hold(EVERY_CHANNEL)
         return postponed
 
     def _publish_each(self, contents: list[Content], *, large: bool) -> list[Content]:  # noqa: PLR0915 - every message
@@ -714,9 +714,9 @@ class AmqpConnection(AmqpActions):
         """
         self.stream.mark()
         self.unsettled -= count
-        if self._let_publish is not None and self.unsettled <= self._ingress.unsettled_max // 2:
-            let_publish, self._let_publish = self._let_publish, None
-            let_publish()
+        if self._release_publishes is not None and self.unsettled <= self._ingress.unsettled_max // 2:
+            release_publishes, self._release_publishes = self._release_publishes, None
+            release_publishes()
 
     # Errors.
 

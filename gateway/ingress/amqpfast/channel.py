@@ -240,7 +240,7 @@ class DeliveryRun:
         if queue.removed_positions is not None:
             queue.removed_positions.extend(range(self.position, self.position + self.count))
 
-    def forget_beside(self) -> None:
+    def delete_with_publishes(self) -> None:
         """Delete the run's messages from disk in the transaction that also stores new messages.
 
         Those are the messages published in this pass of the event loop.
@@ -438,7 +438,7 @@ class FastChannel:
         if self.connection.machine.has_due_reply(self.number):
             self.connection.await_replies(self)
             return
-        self._deliver_kept()
+        self._deliver_waiting()
         streams, self.streams = self.streams, []
         for stream in streams:
             stream.resume()
@@ -460,7 +460,7 @@ class FastChannel:
         self.connection.outstanding.byte_count += weight_of(delivery.messages)
         self._held_runs.append((delivery, redelivered))
 
-    def _deliver_kept(self) -> None:
+    def _deliver_waiting(self) -> None:
         """Deliver the messages that waited for a reply; requeue those that their consumer cannot accept."""
         held_runs, self._held_runs = self._held_runs, []
         for delivery, redelivered in held_runs:
@@ -558,7 +558,7 @@ class FastChannel:
         return pending, settled
 
     @staticmethod
-    def _final(deliveries: Iterable[DeliveryRun]) -> None:
+    def _subtract_provisional(deliveries: Iterable[DeliveryRun]) -> None:
         """Subtract the deliveries from the counts of messages that clients acknowledged in a transaction."""
         for delivery in deliveries:
             delivery.consumer.provisional -= delivery.count
@@ -576,7 +576,7 @@ class FastChannel:
         `accepted` False means such a refusal. Return True if any settlement has to be written to disk.
         """
         touched: dict[Queue, None] = {}
-        self._final(deliveries)
+        self._subtract_provisional(deliveries)
         if not accepted:
             self._requeue(deliveries, touched)
             return False
@@ -592,7 +592,7 @@ class FastChannel:
         """
         self._drop_sent()
         back, self._acked = self._acked, []
-        self._final(back)
+        self._subtract_provisional(back)
         touched: dict[Queue, None] = {}
         remaining: deque[DeliveryRun] = deque()
         unbegun = self.large_deliveries.unbegun
@@ -652,7 +652,7 @@ class FastChannel:
         self.incoming = None
         self.streams.clear()
         self.requeue_waiting()
-        self._final(self._acked)
+        self._subtract_provisional(self._acked)
         back = [*self._acked, *self._deliveries]
         self._acked.clear()
         self._deliveries.clear()
@@ -668,7 +668,7 @@ NO_HEAD: Final = bytes(11)
 SERVICES: Final = {Service.QUEUE: "queue", Service.TOPIC: "topic", Service.PEER: "peer"}
 
 
-def sound_head(message: Message) -> bytes:
+def encoded_header_or_empty(message: Message) -> bytes:
     """Return the encoded content header of a browsed message, or an empty one if it cannot be encoded."""
     try:
         return encode_properties(message, clock.wall_offset())
@@ -682,7 +682,7 @@ def name_bytes(address: Address) -> bytes:
     return address.wire.partition(b":")[2]
 
 
-def notifier_of(handle: FastHandle, *, delivered: bool = True) -> Notifier | None:
+def new_notifier(handle: FastHandle, *, delivered: bool = True) -> Notifier | None:
     """Return a new encoder for a handle's deliveries, or None if the client has closed the handle.
 
     `delivered` False encodes browsed copies instead, which need no acknowledgement. The protocol machine may
@@ -711,7 +711,7 @@ class FastConsumer:
         self.unreliable = unreliable
         self.outstanding = 0
         self._names: dict[bytes, bytes] = {}
-        self._notifier = notifier_of(handle)
+        self._notifier = new_notifier(handle)
 
     @property
     def paused(self) -> bool:
@@ -741,7 +741,7 @@ class FastConsumer:
             self.paused
             or not channel.large_deliveries.idle
             or channel.connection.stream.congested
-            or not self._may_speak()
+            or not self._may_send()
         ):
             return 0
         assert self._notifier is not None  # or it could not send
@@ -756,9 +756,9 @@ class FastConsumer:
 
     def may_deliver_held(self) -> bool:
         """Return True if messages that waited for a reply on the channel may be delivered now."""
-        return self in self.handle.consumers and not self.paused and self._may_speak()
+        return self in self.handle.consumers and not self.paused and self._may_send()
 
-    def _may_speak(self) -> bool:
+    def _may_send(self) -> bool:
         """Return True if the handle may send messages now.
 
         Return False if the protocol machine has recorded the handle as closed, or if an outgoing stream

@@ -27,9 +27,9 @@ from gateway.ingress.amqpfast.channel import (
     FastConsumer,
     FastHandle,
     FastListenerClient,
+    encoded_header_or_empty,
     name_bytes,
-    notifier_of,
-    sound_head,
+    new_notifier,
 )
 from gateway.ingress.amqpfast.ingress import FastIngress
 from gateway.ingress.amqpfast.large_deliveries import LARGE_BYTES, LargeDelivery
@@ -423,7 +423,7 @@ class FastActions(FastListenerClient):
             where = found[0].address if isinstance(found[0], FastQueue) else found[1].address
             self._check_consuming(handle, where.name, "browse", whole=False)
         if handle.browser is None:
-            handle.browser = notifier_of(handle, delivered=False)
+            handle.browser = new_notifier(handle, delivered=False)
             if handle.browser is None:
                 machine.reply(handle.number, command.tag, ReplyCode.MESSAGE_NOT_FOUND, "the handle is closed")
                 return
@@ -443,14 +443,21 @@ class FastActions(FastListenerClient):
 
             name = name_bytes(address)
             large = LargeDelivery(
-                handle, number, name, sound_head(message), message.body, on_sent, delivered=False, key=key
+                handle,
+                number,
+                name,
+                encoded_header_or_empty(message),
+                message.body,
+                on_sent,
+                delivered=False,
+                key=key,
             )
             large_deliveries.queue_message(large)
             self.delivered(handle.channel, 1, 0)
             return
         try:
             sent = handle.browser.notify(
-                number, False, name_bytes(address), sound_head(message), message.body
+                number, False, name_bytes(address), encoded_header_or_empty(message), message.body
             )
         except LocalProtocolError as error:  # an outgoing stream is in progress on the channel
             raise FastRefused(ReplyCode.COMMAND_NOT_VALID, str(error)) from None

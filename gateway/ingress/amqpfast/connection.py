@@ -648,7 +648,7 @@ class FastConnection(FastActions):
     def _handle_prepare(self, event: Prepared) -> None:
         self.arrivals.handle_prepare(event)
 
-    def _takes_more(self, event: Ready) -> None:
+    def _handle_ready(self, event: Ready) -> None:
         """Send the large message for which the client's READY has arrived."""
         handle = self.handles.get(event.handle)
         if handle is not None:
@@ -860,13 +860,13 @@ class FastConnection(FastActions):
             self._deny(*DENIALS[Denial.REFUSED])
             return
         if not event.offered and event.mechanism.upper() != NONE:
-            self._broke()
+            self._count_failed_negotiation()
             self._deny(ReplyCode.BAD_FIELD_VALUE, f"mechanism {event.mechanism!r} is not supported")
             return
         try:
             pair = decode_credentials(event.mechanism, event.responses)
         except RemoteProtocolError as error:
-            self._broke()
+            self._count_failed_negotiation()
             self._deny(error.reason, str(error))
             return
         user, password = pair or ("", "")
@@ -875,7 +875,7 @@ class FastConnection(FastActions):
             anonymous = ingress.access.anonymous_principal(self.stream.remote, ingress.anonymous)
             if anonymous is None:
                 ingress.logins.audit_refusal(self.stream, "", "anonymous")
-                self._broke()
+                self._count_failed_negotiation()
                 self._deny(ReplyCode.ACCESS_REFUSED, "a login and a password are needed")
             else:
                 self._admit(anonymous)
@@ -900,13 +900,13 @@ class FastConnection(FastActions):
         self.machine.fail(code, text)
         self._fail_negotiation(code, text)
 
-    def _broke(self) -> None:
+    def _count_failed_negotiation(self) -> None:
         """Count a failed negotiation for the client's address, because no user name was sent (3.2.12)."""
         self._ingress.logins.failures.broke_negotiation(self.stream.remote)
 
     def _negotiation_failed(self, event: NegotiationFailed) -> None:
         if event.begun:
-            self._broke()
+            self._count_failed_negotiation()
         self._fail_negotiation(event.reply_code, event.text)
 
     def _fail_negotiation(self, code: int, text: str) -> None:
@@ -974,7 +974,7 @@ RARE: Final[dict[type[Event], Callable[[FastConnection, Any], None]]] = {
     ChannelClosed: FastConnection._channel_closed,
     Closed: FastConnection._closed,
     Prepared: FastConnection._handle_prepare,
-    Ready: FastConnection._takes_more,
+    Ready: FastConnection._handle_ready,
     Authenticate: FastConnection._authenticate,
     Open: FastConnection._open,
     NegotiationFailed: FastConnection._negotiation_failed,

@@ -15,7 +15,7 @@ import trio
 
 from gateway.broker.amqpfast.virtual_host import FastRefused
 from gateway.errors import LocalProtocolError
-from gateway.ingress.amqpfast.channel import FastHandle, PeerSession, notifier_of
+from gateway.ingress.amqpfast.channel import FastHandle, PeerSession, new_notifier
 from gateway.ingress.amqpfast.large_deliveries import LARGE_BYTES, LargeDelivery
 from gateway.protocols.amqpfast.events import Fragment
 from gateway.protocols.amqpfast.sender import Transfer
@@ -101,7 +101,7 @@ class EchoSession:
     def __init__(self, handle: FastHandle, name: str) -> None:
         self._handle = handle
         self._name = name
-        self._notifier = notifier_of(handle)
+        self._notifier = new_notifier(handle)
         self._stream: PeerReplyStream | None = None
 
     def message(self, head: bytes, body: bytes) -> None:

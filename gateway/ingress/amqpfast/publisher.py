@@ -74,7 +74,7 @@ class FastPublisher:
         self.unsettled = 0
         self._connection = connection
         self._ingress = ingress
-        self._let_publish: Callable[[], None] | None = None  # None: the client is not held
+        self._release_publishes: Callable[[], None] | None = None  # None: the client is not held
 
     def publish_rows(self, rows: list[SendRow]) -> list[SendRow]:  # noqa: C901, PLR0912, PLR0915 - every message
         """Publish whole messages. Return the rows that are postponed to a later time slice of the connection.
@@ -170,8 +170,8 @@ class FastPublisher:
 
     def _hold_back(self) -> None:
         """Stop accepting publishes of the client for now if too many of its messages have no outcome yet."""
-        if self.unsettled >= self._ingress.unsettled_max and self._let_publish is None:
-            self._let_publish = self._connection.waiting.hold(EVERY_CHANNEL)
+        if self.unsettled >= self._ingress.unsettled_max and self._release_publishes is None:
+            self._release_publishes = self._connection.waiting.hold(EVERY_CHANNEL)
 
     def _send(
         self,
@@ -524,7 +524,7 @@ class FastPublisher:
         is_refused = join.worst is not ACCEPTED or any(slot >= first for slot in batch.unaccepted_slots)
         if here and not is_refused and all(ingress.delivers_locally(entry) for entry in entries.values()):
             for delivery in acknowledged:
-                delivery.forget_beside()
+                delivery.delete_with_publishes()
         if lasting:
             ingress.after_commit(join.add_outcome)
         else:
@@ -609,9 +609,9 @@ class FastPublisher:
         its limit.
         """
         self.unsettled -= count
-        if self._let_publish is not None and self.unsettled <= self._ingress.unsettled_max // 2:
-            let_publish, self._let_publish = self._let_publish, None
-            let_publish()
+        if self._release_publishes is not None and self.unsettled <= self._ingress.unsettled_max // 2:
+            release_publishes, self._release_publishes = self._release_publishes, None
+            release_publishes()
 
 
 class _Commit:

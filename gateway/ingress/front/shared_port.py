@@ -138,7 +138,7 @@ class UndecidedConnection(PendingConnection):
     def _secure_it(self, now: float) -> None:
         """Start TLS, or refuse the client if the port has no certificate."""
         if self._port.tls is None:
-            self._does_not_fit(secure=False)
+            self._refuse_tls_mismatch(secure=False)
             return
         self._secure = True
         hello, self.data = self.data, b""
@@ -148,11 +148,11 @@ class UndecidedConnection(PendingConnection):
     def _hand_over(self, listener: Listener, now: float) -> None:
         """Hand the connection to a listener, or refuse it if TLS is missing or a limit is reached."""
         if listener.front.tls is not None and not self._secure:
-            self._does_not_fit(secure=True)
+            self._refuse_tls_mismatch(secure=True)
         elif not listener.ingress_clients.refuse_over_limit(self.stream):
             listener.adopt(self.stream, self.accepted_at, self.detach(), now)
 
-    def _does_not_fit(self, *, secure: bool) -> None:
+    def _refuse_tls_mismatch(self, *, secure: bool) -> None:
         """Refuse a client without TLS where it is required (`secure`), or with TLS where there is none."""
         found = check_first_bytes(self.data, secure=secure)
         assert found is not None

@@ -115,10 +115,10 @@ class MqttConnection(AdmittedMqttClient):
         "_elsewhere",
         "_entries",
         "_generation",
-        "_let_ids",
-        "_let_publish",
         "_pubacks",
         "_pubrecs",
+        "_release_ids",
+        "_release_publishes",
         "_repeated",
         "_retries",
         "_unreleased",
@@ -145,8 +145,8 @@ class MqttConnection(AdmittedMqttClient):
         self._entries: dict[bytes, RoutingEntry] = {}
         self._generation = -1  # of the dispatcher, when the entries were looked up
         self.waiting: WaitingPublishes[Event] = WaitingPublishes(stream)
-        self._let_publish: Callable[[], None] | None = None  # None: the client is not held
-        self._let_ids: Callable[[], None] | None = None  # None: no QoS 2 identifiers are pending
+        self._release_publishes: Callable[[], None] | None = None  # None: the client is not held
+        self._release_ids: Callable[[], None] | None = None  # None: no QoS 2 identifiers are pending
         self._awaits_ids = False  # QoS 2 identifiers have been pending before
         self._pubacks: list[int] | None = None  # packet identifiers to acknowledge
         self._pubrecs: list[int] | None = None
@@ -255,7 +255,7 @@ class MqttConnection(AdmittedMqttClient):
                 else:
                     ready_events.append(event)
             elif (isinstance(event, Oversized | Subscribe | Unsubscribe) and waiting.has(EVERY_CHANNEL)) or (
-                isinstance(event, Disconnect) and self._let_ids is not None
+                isinstance(event, Disconnect) and self._release_ids is not None
             ):
                 waiting.add(EVERY_CHANNEL, event, 1, _size_of(event))
             elif isinstance(event, Disconnect):
@@ -263,7 +263,7 @@ class MqttConnection(AdmittedMqttClient):
             else:
                 ready_events.append(event)
         if waiting.full_channels():
-            if self.consumes and self._let_publish is None and self._let_ids is None:
+            if self.consumes and self._release_publishes is None and self._release_ids is None:
                 ready_events += waiting.take(EVERY_CHANNEL)
             else:
                 waiting.stop_reading()
@@ -514,7 +514,7 @@ class MqttConnection(AdmittedMqttClient):
                 self._pubacks.append(packet_id)
         else:
             self._accept_once(packet_id)
-        if self._let_publish is not None:
+        if self._release_publishes is not None:
             self._publish_on()
 
     def _acknowledge_unrouted(self, packet_id: int, qos: int) -> None:
@@ -527,9 +527,9 @@ class MqttConnection(AdmittedMqttClient):
 
     def _publish_on(self) -> None:
         """Stop holding the client's publishes if at most half of the permitted messages are unsettled."""
-        if self._let_publish is not None and self.unsettled <= self._ingress.unsettled_max // 2:
-            let_publish, self._let_publish = self._let_publish, None
-            let_publish()
+        if self._release_publishes is not None and self.unsettled <= self._ingress.unsettled_max // 2:
+            release_publishes, self._release_publishes = self._release_publishes, None
+            release_publishes()
 
     def _accept_once(self, packet_id: int, reason: ReasonCode = ReasonCode.SUCCESS) -> None:
         """Record in the session that all targets have accepted a QoS 2 message, and send PUBREC if it is due.
@@ -575,7 +575,7 @@ class MqttConnection(AdmittedMqttClient):
             self.machine.send_ack(kind, packet_id, publish_refused(outcome), outcome.text)
             self.stream.mark()
             self.unsettled -= 1
-            if self._let_publish is not None:
+            if self._release_publishes is not None:
                 self._publish_on()
         elif outcome.reason in FINAL or self._is_final(receipt, outcome):  # and no route has stored it
             self._ingress.log_refused_message(receipt[3], outcome)
@@ -612,10 +612,10 @@ class MqttConnection(AdmittedMqttClient):
             self._retries = Retries(self._ingress.disk_healthy)
         return self._retries
 
-    def note_undone(self, packet_id: int, routes: frozenset[str]) -> None:
+    def record_remaining_routes(self, packet_id: int, routes: frozenset[str]) -> None:
         """Record the routes (by name) that have not accepted a message; only these get its next attempt."""
         if not self.is_closed and self.machine.state is State.OPEN and self.machine.version < Version.V5:
-            self._needed_retries().note_undone(packet_id, routes)
+            self._needed_retries().record_remaining_routes(packet_id, routes)
 
     def remaining_entry(self, packet_id: int, entry: RoutingEntry) -> RoutingEntry:
         """Return the entry restricted to the routes that have not accepted the message `packet_id` yet."""
@@ -717,8 +717,8 @@ class MqttConnection(AdmittedMqttClient):
         ingress.stats.messages_in += done
         if (rate := self.stream.rate) is not None:
             rate.messages += done
-        if self._unacknowledged >= ingress.unsettled_max and self._let_publish is None:
-            self._overrun()
+        if self._unacknowledged >= ingress.unsettled_max and self._release_publishes is None:
+            self._limit_unsettled()
         return postponed
 
     def _prepare(self, rows: list[PublishRow]) -> list[PublishRow] | None:
@@ -806,7 +806,7 @@ class MqttConnection(AdmittedMqttClient):
                 entry.address, body, property_set, qos, DURABLE_AT_QOS[qos], retain, expires, hops, sender
             )
             if qos:
-                if qos == 2 and not self._first_time(packet_id, entry):
+                if qos == 2 and not self._record_packet_id(packet_id, entry):
                     continue
                 self.unsettled += 1
                 receipt: Receipt | None = (self, packet_id, qos, message, entry)
@@ -844,9 +844,9 @@ class MqttConnection(AdmittedMqttClient):
                 return self._publishes(_not_repeated(rows))
             if self.is_closed:  # the client repeats what had no acknowledgement
                 return self._publishes(_not_repeated(rows))
-            if self._let_ids is None:
+            if self._release_ids is None:
                 self._awaits_ids = True
-                self._let_ids = self.waiting.hold(EVERY_CHANNEL)
+                self._release_ids = self.waiting.hold(EVERY_CHANNEL)
                 self._ingress.tasks.start_soon(self._await_ids, pending.awaited)
             return rows
         return None
@@ -857,9 +857,9 @@ class MqttConnection(AdmittedMqttClient):
         Reading continues meanwhile, so that the client's acknowledgements and pings are processed.
         """
         await awaited.wait()
-        let_ids, self._let_ids = self._let_ids, None
-        if let_ids is not None:
-            let_ids()
+        release_ids, self._release_ids = self._release_ids, None
+        if release_ids is not None:
+            release_ids()
         self._ingress.flush()
 
     def _publish_burst(self, entry: RoutingEntry, burst: Burst) -> None:
@@ -946,13 +946,13 @@ class MqttConnection(AdmittedMqttClient):
         """
         return self.unsettled if self._unreleased is None else self.unsettled + len(self._unreleased)
 
-    def _overrun(self) -> None:
+    def _limit_unsettled(self) -> None:
         """Hold the publishes of a client with too many unsettled messages, before MQTT 5.
 
         Raises RemoteProtocolError for an MQTT 5 client that has exceeded the Receive Maximum of its CONNACK.
         """
         if self.machine.version is not Version.V5:
-            self._let_publish = self.waiting.hold(EVERY_CHANNEL)
+            self._release_publishes = self.waiting.hold(EVERY_CHANNEL)
         elif self._unacknowledged > self._ingress.unsettled_max:
             raise RemoteProtocolError(
                 "unacknowledged messages exceed the gateway's Receive Maximum",
@@ -982,7 +982,7 @@ class MqttConnection(AdmittedMqttClient):
         ingress.stats.messages_in += 1
         address = topic_address(publish.topic)
         nowhere = RoutingEntry(address, NOWHERE)
-        if publish.qos == 2 and not self._first_time(publish.packet_id, nowhere):
+        if publish.qos == 2 and not self._record_packet_id(publish.packet_id, nowhere):
             return
         message = Message(address, b"", NO_PROPERTIES, publish.qos, sender=self.sender._replace(endpoint=""))
         receipt: Receipt | None = None
@@ -998,7 +998,7 @@ class MqttConnection(AdmittedMqttClient):
         ingress.refuse(nowhere, came, outcome)
         self._report_declined(message, receipt, outcome)
 
-    def _first_time(self, packet_id: int, entry: RoutingEntry) -> bool:
+    def _record_packet_id(self, packet_id: int, entry: RoutingEntry) -> bool:
         """Record the packet identifier of a QoS 2 message. Return False if it is in use already.
 
         It is in use until the client's PUBREL (4.3.3). In that case the message is a repetition.

@@ -77,7 +77,7 @@ class MqttIngress(ListenerSource):
         self.anonymous = options.anonymous
         self.byte_order = options.byte_order
         self.entries = RoutingTable(name, self.dispatcher, self.namespace, limits.cache_entries_max)
-        self._owing: dict[Session, None] = {}  # sessions that still get retained messages
+        self._sessions_awaiting_retained: dict[Session, None] = {}
         # Of QoS 2 messages with local targets only: packet id, and slot in the batch.
         self.local_ids: list[tuple[ReceivedIds, int, int]] = []
         self._handing_on = False
@@ -310,7 +310,7 @@ class MqttIngress(ListenerSource):
         """
         session.queue_retained()
         if session.has_retained_to_queue:
-            self._owing[session] = None
+            self._sessions_awaiting_retained[session] = None
             if not self._sending:
                 self._sending = True
                 self.tasks.start_soon(self._send_retained)
@@ -320,20 +320,20 @@ class MqttIngress(ListenerSource):
 
         Other tasks run between two portions.
         """
-        while self._owing:
+        while self._sessions_awaiting_retained:
             moved = False
-            for session in list(self._owing):
+            for session in list(self._sessions_awaiting_retained):
                 if session.has_retained_to_queue and session.outlet is not None:
-                    moved |= self._pull(session)
+                    moved |= self._send_retained_portion(session)
                     await trio.lowlevel.checkpoint()
                 else:
-                    self._owing.pop(session, None)
+                    self._sessions_awaiting_retained.pop(session, None)
             self.ingress_clients.flush()
             if not moved:
                 await trio.sleep(UNREAD_SECS)
         self._sending = False
 
-    def _pull(self, session: Session) -> bool:
+    def _send_retained_portion(self, session: Session) -> bool:
         """Send a portion of the retained messages that a session is still to receive.
 
         Return True if there was a portion, or if the rest was dropped because of an error.
@@ -432,14 +432,14 @@ class MqttIngress(ListenerSource):
         """
         batch = super().new_batch()
         batch.cannot_notify = self._cannot_notify_source
-        batch.undone = self._note_undone
+        batch.returned = self._record_remaining_routes
         return batch
 
     @staticmethod
-    def _note_undone(receipt: Receipt | SentWill | None, routes: frozenset[str]) -> None:
+    def _record_remaining_routes(receipt: Receipt | SentWill | None, routes: frozenset[str]) -> None:
         """Record the routes (by name) that still have to accept a message when it is published again."""
         if receipt is not None and not isinstance(receipt, SentWill):
-            receipt[0].note_undone(receipt[1], routes)
+            receipt[0].record_remaining_routes(receipt[1], routes)
 
     def _cannot_notify_source(
         self, receipt: Receipt | SentWill | None, retries: bool, outcome: Outcome

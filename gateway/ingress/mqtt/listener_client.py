@@ -53,7 +53,7 @@ class MqttListenerClient(IngressClient):
         """
 
     @abstractmethod
-    def note_undone(self, packet_id: int, routes: frozenset[str]) -> None:
+    def record_remaining_routes(self, packet_id: int, routes: frozenset[str]) -> None:
         """Record the routes (by name) that have not accepted a message; only these get its next attempt."""
 
     @abstractmethod

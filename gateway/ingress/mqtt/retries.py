@@ -51,7 +51,7 @@ class Retries:
         wait = min(RETRY_SECS_MIN * 2 ** min(attempts - 1, DOUBLINGS_MAX), RETRY_SECS_MAX)
         self._waiting.append((now + wait, receipt))
 
-    def note_undone(self, packet_id: int, routes: frozenset[str]) -> None:
+    def record_remaining_routes(self, packet_id: int, routes: frozenset[str]) -> None:
         """Record which routes (by name) have not accepted a message: only these get the next attempt."""
         self._undone[packet_id] = routes
 
