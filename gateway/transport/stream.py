@@ -527,16 +527,6 @@ class Stream:
         elif layer is not None and layer.unread:
             self.request_turn()
 
-    def beside(
-        self, sock: socket.socket, remote: str, layer: Filter | None, *, layer_ended: LayerEnded
-    ) -> Stream:
-        """Return a new stream for `sock` that uses the same poller as this stream.
-
-        Data that arrives on one of the two streams can be written to the other in the same pass of the event
-        loop. Call `begin` of the new stream once it has its owner.
-        """
-        return Stream(sock, remote, self._watcher, self._writes, layer, layer_ended=layer_ended)
-
     def begin(self) -> None:
         """Register the socket with the poller, and write the owner's first output.
 
