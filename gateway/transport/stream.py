@@ -697,10 +697,10 @@ class Stream:
         if owner is None:
             return
         try:
-            self.owner = FinalOwner(owner.data_to_send()) if keep else None
+            self.owner = EndedOwner(owner.data_to_send()) if keep else None
             owner.connection_lost(reason)
         except Exception as error:  # the caller may be serving another connection and has to continue
-            self.owner = self.owner if isinstance(self.owner, FinalOwner) else None
+            self.owner = self.owner if isinstance(self.owner, EndedOwner) else None
             contained("connection", error, remote=self.remote)
 
     def _write(self, data: bytes) -> bool:
@@ -762,7 +762,7 @@ class Stream:
         self.sock.close()
 
 
-class FinalOwner:
+class EndedOwner:
     """Owner of a stream whose connection has ended, until the connection's last output is written."""
 
     __slots__ = ("_data",)
