@@ -31,16 +31,16 @@ def topics_of(
     settings: Settings,
     dispatcher: Dispatcher,
     store: Store | None,
-    let_go: Callable[[], None],
+    disconnect_clients: Callable[[], None],
     may_hold: MayHold,
     quotas: UserQuotas,
     state: SharedState | None,
 ) -> tuple[MqttNamespace, EngineSession | None]:
     """Return the MQTT namespace, and the session with the RabbitMQ cluster or None without a cluster.
 
-    Call this before the store starts. `let_go` disconnects all clients. `may_hold` returns True for a user if
-    a full session of that user may hold publishers, instead of dropping messages. `quotas` has the limits per
-    user. `state` must not be None with a cluster.
+    Call this before the store starts. `disconnect_clients` disconnects all clients. `may_hold` returns True
+    for a user if a full session of that user may hold publishers, instead of dropping messages. `quotas` has
+    the limits per user. `state` must not be None with a cluster.
     """
     limits, options = settings.limits, settings.broker
     of_sessions = SessionLimits(
@@ -74,7 +74,7 @@ def topics_of(
             dispatcher,
             limits,
             status,
-            let_go,
+            disconnect_clients,
             state.time,
             state.retained,
             state.store,
