@@ -654,7 +654,7 @@ class Dispatcher:
             crossed = message.with_crossing(target)
             property_set = message.property_set
             if property_set is not NO_PROPERTIES and route.changes_protocol:
-                last = route.examined
+                last = route.last_losses
                 if property_set is not last.property_set or crossed.hops != last.hops or last.losses:
                     # Its receiver needs the converted properties, too.
                     self._note_losses(batch, route, crossed)

@@ -100,7 +100,7 @@ class Route:
     repeated messages that were not passed on. `reply_kept` counts property sets whose reply address could not
     be translated. `lost` counts properties, by name, that the target's protocol cannot express. Other
     counters are updated by the code that delivers messages. After `connect_replies`, only the counters,
-    `reply_kept_reason` and `examined` change.
+    `reply_kept_reason` and `last_losses` change.
     """
 
     __slots__ = (
@@ -112,7 +112,6 @@ class Route:
         "dropped",
         "duplicates",
         "escape",
-        "examined",
         "failed",
         "file",
         "fits",
@@ -120,6 +119,7 @@ class Route:
         "headers",
         "in_flight",
         "key",
+        "last_losses",
         "line",
         "lost",
         "mandatory",
@@ -186,7 +186,7 @@ class Route:
         self.guarantee = guarantee_of(rule)
         self.retain = rule.to.retain
         self.changes_protocol = pattern.dialect is not target.dialect
-        self.examined = LastLosses()
+        self.last_losses = LastLosses()
         self.lost: dict[str, int] = {}
         self.key = f"route {rule.name}"
         self.returns: ReturnAddresses | None = None  # translates reply addresses instead of `_reverses`
@@ -426,7 +426,7 @@ class Route:
 
         Add `count` to the counter of each of them in `lost`: `count` messages have the same properties.
         """
-        last = self.examined
+        last = self.last_losses
         if (
             message.property_set is not last.property_set
             or message.hops != last.hops
