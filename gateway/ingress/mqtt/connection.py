@@ -71,7 +71,7 @@ from gateway.protocols.mqtt.reason_codes import SUBSCRIBE_REFUSED, publish_refus
 from gateway.protocols.mqtt.runs import Acks, Publishes, PublishRow
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version, reason_name
-from gateway.protocols.mqtt.translate import EMPTY_LISTED, encode_properties, publish_essentials
+from gateway.protocols.mqtt.translate import EMPTY_SCANNED, encode_properties, publish_essentials
 from gateway.transport.stream import Stream
 
 # Reading a global name costs a quarter of reading an enum member, and each message needs it.
@@ -779,7 +779,7 @@ class MqttConnection(AdmittedMqttClient):
         one_by_one = iter(rows)
         postponed: list[PublishRow] = []
         property_set: PropertySet
-        parsed = EMPTY_LISTED
+        parsed = EMPTY_SCANNED
         for flags, topic, packet_id, raw, body in one_by_one:
             entry = entries.get(topic)
             if entry is None:

@@ -91,7 +91,7 @@ def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> ScannedProperties:
     `most` properties (0x97).
     """
     if not raw:
-        return EMPTY_LISTED
+        return EMPTY_SCANNED
     cached = _lists.cached.get(raw) or _lists.get(raw)
     if cached is None:
         cached = scan(raw, most, decode_properties) or _look_closely(raw, most)
@@ -205,8 +205,8 @@ def decode_properties(raw: bytes) -> Properties:
     return Properties(**fields, headers=_headers(pairs, types))
 
 
-EMPTY_LISTED: Final = ScannedProperties(b"", 0, decode_properties)
-EMPTY_LISTED.parsed = b""
+EMPTY_SCANNED: Final = ScannedProperties(b"", 0, decode_properties)
+EMPTY_SCANNED.parsed = b""
 
 
 def _object(text: str) -> dict[str, Any]:
