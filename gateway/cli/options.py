@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import urlsplit
 
 import typer
 
@@ -82,8 +83,20 @@ def ask(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | N
 def checked(url: str) -> str:
     """Check the URL of the HTTP interface, and return it unchanged.
 
-    Raises BadParameter if it does not begin with http:// or https://.
+    Raises BadParameter if it does not begin with http:// or https://, has a user or a password, or an
+    invalid host or port. The error quotes no URL that may contain a password.
     """
+    if "@" in url:
+        raise typer.BadParameter(
+            "--url: must not contain a user or a password; set $GATEWAY_USER and $GATEWAY_PASSWORD_FILE"
+        )
     if not url.startswith(("http://", "https://")):
         raise typer.BadParameter(f"--url: must begin with http:// or https://, not {url!r}")
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if not host:
+        raise typer.BadParameter(f"--url: must be http://HOST:PORT or https://HOST:PORT, not {url!r}")
     return url

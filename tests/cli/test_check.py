@@ -409,8 +409,10 @@ def test_no_password_of_an_address_is_repeated(tmp_path: Path, run: Run, url: st
         for arguments in (("check",), ("check", "--json"), ("check", "--print")):
             ran = run(*arguments, "--config", str(path))
             assert "topsecret" not in ran.out + ran.err, (more, arguments)
-    ran = run("publish", url, "x", "--body", "y")
-    assert "topsecret" not in ran.out + ran.err
+    for arguments in (("publish", url, "x", "--body", "y"), ("status", "--url", url), ("tap", "--url", url)):
+        ran = run(*arguments)
+        assert ran.code == Exit.USAGE
+        assert "topsecret" not in ran.out + ran.err
 
 
 def test_certificates_and_keys_that_do_not_fit(tmp_path: Path, run: Run) -> None:

@@ -129,6 +129,13 @@ def test_a_client_certificate_that_cannot_be_read_is_said(run: Run, monkeypatch:
     )
 
 
+@pytest.mark.parametrize("url", ["http://h:port", "http://h:70000", "https://", "http://[h", "http://u:p@h"])
+def test_an_address_that_leads_nowhere_is_a_wrong_argument(run: Run, url: str) -> None:
+    ran = run("status", "--url", url)
+    assert ran.code == Exit.USAGE
+    assert "Invalid value: --url: must " in ran.err
+
+
 def test_the_gateway_itself_ignores_the_variables() -> None:
     assert {one.removeprefix("GATEWAY_").lower() for one in CLIENT_VARIABLES} == set(Context._fields)
     load_settings(None, dict.fromkeys((*CLIENT_VARIABLES, "GATEWAY_CONTEXT"), "x"))
