@@ -8,7 +8,6 @@ long for a reason of its own has the marker written beside it.
 
 from __future__ import annotations
 
-import inspect
 import os
 import subprocess
 import types
@@ -89,7 +88,8 @@ def _declared(function: Callable[..., Any]) -> set[str]:
 
 
 def _reach(thing: Any, seen: dict[int, Any]) -> None:
-    thing = inspect.unwrap(thing) if callable(thing) else thing
+    while "__wrapped__" in getattr(thing, "__dict__", ()):  # its own: each attribute of a mock exists
+        thing = thing.__wrapped__
     if id(thing) in seen:
         return
     seen[id(thing)] = thing

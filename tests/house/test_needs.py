@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import call
 
 import pytest
 
@@ -40,6 +41,10 @@ def runs_a_program() -> object:
     return subprocess.run
 
 
+def compares_calls() -> object:
+    return call(starts_it)
+
+
 class Starts:
     @classmethod
     def made(cls) -> object:
@@ -60,6 +65,7 @@ class Inherits(Starts):
         ([as_a_context], {"a gateway"}),
         ([runs_a_program], {"processes"}),
         ([Inherits], {"Mosquitto"}),
+        ([compares_calls], {"Mosquitto"}),
         ([names_a_type, starts_it, runs_a_program], {"Mosquitto", "processes"}),
         ([needed("patience")(lambda: None)], {"patience"}),
     ],
