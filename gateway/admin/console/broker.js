@@ -18,7 +18,7 @@ export function Connections() {
 export const sessionColumns = again => [
   ["Client", row => html`<${Go} at="client" words=${{client: row.client, protocol: "mqtt"}}>${row.client}<//>`, "text"], ["User", row => row.user || "–"], ["Connected", row => row.in_use ? "yes" : "no"], ["Disconnected for", row => period(row.idle_secs), "number"], ["Subscriptions", row => number(row.subscriptions), "number"],
   ["Waiting", row => number(row.waiting), "number"], ["In flight", row => number(row.in_flight), "number"],
-  ["", row => html`<${Act} label="End" name=${row.client} sure=${`End the session of ${row.client} and discard its messages?`} act=${async () => { const told = await post("sessions/remove", {client: row.client, exact: true, in_use: true}); await again(); return `${told.removed} ended`; }} />`]];
+  ["", row => html`<${Act} label="Delete" name=${row.client} sure=${`Delete the session of ${row.client} with its messages?`} act=${async () => { const told = await post("sessions/remove", {client: row.client, exact: true, in_use: true}); await again(); return `${told.removed} deleted`; }} />`]];
 
 export function Sessions() {
   return html`<h2>Sessions</h2><section><${List} path="sessions" caption="MQTT sessions" empty="No sessions." keyed=${row => row.client} filters=${[["client", "Client (* is any text)"], ["user", "User"], ["in_use", "Connected"]]} columns=${sessionColumns} /></section>`;

@@ -26,7 +26,7 @@ export function Retained() {
   return html`<h2>Retained</h2><section><${List} path="retained" caption="Topics with a retained message" empty="No retained messages." keyed=${row => row.topic}
     filters=${[["topic", "Topic filter (+ and #)"], ["client", "Client (* is any text)"], ["user", "User"]]} columns=${again => [
     ["Topic", row => row.topic, "text"], ["QoS", row => row.qos, "number"], ["Size", row => bytes(row.body_bytes), "number"], ["Client", row => row.client || "–"], ["User", row => row.user || "–"], ["Expires", row => row.expires ? moment(row.expires) : "never"],
-    ["", row => html`<${Act} label="Clear" name=${row.topic} sure=${`Clear the retained message of ${row.topic}?`} act=${async () => { const told = await post("retained/remove", {topic: row.topic, exact: true}); await again(); return `${told.removed} cleared`; }} />`]]} /></section>`;
+    ["", row => html`<${Act} label="Delete" name=${row.topic} sure=${`Delete the retained message of ${row.topic}?`} act=${async () => { const told = await post("retained/remove", {topic: row.topic, exact: true}); await again(); return `${told.removed} deleted`; }} />`]]} /></section>`;
 }
 
 export function Destinations() {
