@@ -70,7 +70,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Before the markers choose; where no marker chooses, nobody asks what the tests need."""
+    """Before the markers choose. Where no marker chooses, what tests need is found in tests/house alone."""
     chosen = bool(config.getoption("markexpr"))
     for item in items:
         for what in sorted(needs_of(item)) if chosen else ():

@@ -12,7 +12,7 @@ import pytest
 from tests.interop import servers
 from tests.interop.gateway_fixture import Running, running
 from tests.interop.servers import Mosquitto, RabbitMQ
-from tests.needs import ALONE, declared, needed, refuse_alone, refuse_programs
+from tests.needs import ALONE, declared, needed, needs_of, refuse_alone, refuse_programs
 
 
 def names_a_type(rabbitmq: RabbitMQ) -> RabbitMQ:
@@ -85,3 +85,9 @@ def test_a_test_that_does_not_say_what_it_needs_is_told(monkeypatch: pytest.Monk
     with pytest.raises(AssertionError, match="java is needed, and nothing"):
         refuse_programs("subprocess.Popen", ("java", ["java", "-version"], None, None))
     refuse_programs("open", ("java", "r", 0))
+
+
+def test_what_each_test_needs_is_found(request: pytest.FixtureRequest) -> None:
+    """Of all tests of this run: `make check` asks so, and a run of all tests does not."""
+    for item in request.session.items:
+        needs_of(item)
