@@ -74,7 +74,7 @@ def open_response(url: str, token_file: Path | None, path: str, choice: dict[str
         headers = {"Content-Type": "application/json"}
         if credentials:
             headers["Authorization"] = credentials
-        request = Request(at.rstrip("/") + path, body, headers)  # noqa: S310 - `checked` has seen its scheme
+        request = Request(at.rstrip("/") + path, body, headers)  # noqa: S310 - the option has checked its scheme
         try:
             return build_opener(ProxyHandler({}), *_tls(context)).open(request, timeout=PATIENCE_SECS)
         except HTTPError as error:

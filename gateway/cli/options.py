@@ -28,14 +28,31 @@ ConfigFile = Annotated[
 
 
 def _chosen_url(context: typer.Context, url: str) -> str:
-    """Return the value of the option --url, or if it was not given, the URL of the context (contexts.py)."""
+    """Return the value of the option --url, or if it was not given, the URL of the context (contexts.py).
+
+    Raises BadParameter if the URL does not begin with http:// or https://, has a user or a password, or an
+    invalid host or port. The error quotes no URL that may contain a password.
+    """
     source = context.get_parameter_source("url")
     is_default = source is not None and source.name == "DEFAULT"
-    if not is_default or os.environ.keys().isdisjoint(CONTEXT_VARIABLES):
-        return url
-    from gateway.cli.contexts import read_context
+    if is_default and not os.environ.keys().isdisjoint(CONTEXT_VARIABLES):
+        from gateway.cli.contexts import read_context
 
-    return read_context().url or url
+        url = read_context().url or url
+    if "@" in url:
+        raise typer.BadParameter(
+            "must not contain a user or a password; set $GATEWAY_USER and $GATEWAY_PASSWORD_FILE"
+        )
+    if not url.startswith(("http://", "https://")):
+        raise typer.BadParameter(f"must begin with http:// or https://, not {url!r}")
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if not host:
+        raise typer.BadParameter(f"must be http://HOST:PORT or https://HOST:PORT, not {url!r}")
+    return url
 
 
 Url = Annotated[
@@ -71,32 +88,10 @@ def ask(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | N
     """Send a request to a gateway, with a progress bar, and return the JSON of its response.
 
     `choice` is the JSON body of a POST request; None sends a GET request. Raises GatewayError if the gateway
-    does not respond or refuses, and BadParameter for an invalid `url`.
+    does not respond or refuses.
     """
     from gateway.cli.api_client import request_json
     from gateway.cli.progress import progress_bar
 
     with progress_bar("waiting for the gateway"):
-        return request_json(checked(url), token_file, path, choice)
-
-
-def checked(url: str) -> str:
-    """Check the URL of the HTTP interface, and return it unchanged.
-
-    Raises BadParameter if it does not begin with http:// or https://, has a user or a password, or an
-    invalid host or port. The error quotes no URL that may contain a password.
-    """
-    if "@" in url:
-        raise typer.BadParameter(
-            "--url: must not contain a user or a password; set $GATEWAY_USER and $GATEWAY_PASSWORD_FILE"
-        )
-    if not url.startswith(("http://", "https://")):
-        raise typer.BadParameter(f"--url: must begin with http:// or https://, not {url!r}")
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        host = None
-    if not host:
-        raise typer.BadParameter(f"--url: must be http://HOST:PORT or https://HOST:PORT, not {url!r}")
-    return url
+        return request_json(url, token_file, path, choice)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.options import HERE, AsJson, TokenFile, Url, checked
+from gateway.cli.options import HERE, AsJson, TokenFile, Url
 
 app = typer.Typer()
 
@@ -32,4 +32,4 @@ def tap(
 
     choice = {"route": route, "endpoint": endpoint, "name": name, "per_second": str(per_second)}
     words = {word: text for word, text in choice.items() if text is not None}
-    watch(checked(url), token_file, words, count, as_json=as_json)
+    watch(url, token_file, words, count, as_json=as_json)

@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 import typer
 
 from gateway.cli.api_client import request_json
-from gateway.cli.options import checked
 from gateway.cli.tables import table
 from gateway.errors import GatewayError
 from gateway.operations import QUEUES, STATUS
@@ -51,9 +50,9 @@ class Snapshot(NamedTuple):
 
 def take_snapshot(url: str, token_file: Path | None) -> Snapshot:
     """Request status and longest queues from the gateway. Raises GatewayError."""
-    status = request_json(checked(url), token_file, STATUS.url)
+    status = request_json(url, token_file, STATUS.url)
     query = f"count={QUEUES_READ}&empty=false&sort=messages"
-    found = request_json(checked(url), token_file, f"{QUEUES.url}?{query}")
+    found = request_json(url, token_file, f"{QUEUES.url}?{query}")
     return Snapshot(status, found["items"])
 
 

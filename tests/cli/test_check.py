@@ -409,7 +409,9 @@ def test_no_password_of_an_address_is_repeated(tmp_path: Path, run: Run, url: st
         for arguments in (("check",), ("check", "--json"), ("check", "--print")):
             ran = run(*arguments, "--config", str(path))
             assert "topsecret" not in ran.out + ran.err, (more, arguments)
-    for arguments in (("publish", url, "x", "--body", "y"), ("status", "--url", url), ("tap", "--url", url)):
+    publish = ("publish", url, "x", "--body", "y")
+    commands = ("status",), ("tap",), ("tokens", "list"), ("routes", "list")
+    for arguments in (publish, *((*command, "--url", url) for command in commands)):
         ran = run(*arguments)
         assert ran.code == Exit.USAGE
         assert "topsecret" not in ran.out + ran.err

@@ -133,7 +133,7 @@ def test_a_client_certificate_that_cannot_be_read_is_said(run: Run, monkeypatch:
 def test_an_address_that_leads_nowhere_is_a_wrong_argument(run: Run, url: str) -> None:
     ran = run("status", "--url", url)
     assert ran.code == Exit.USAGE
-    assert "Invalid value: --url: must " in ran.err
+    assert "Invalid value for '--url': must " in ran.err
 
 
 def test_the_gateway_itself_ignores_the_variables() -> None:
