@@ -15,7 +15,7 @@ import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile, settings_of
-from gateway.cli.pipeline.common import Follow, SummaryFile
+from gateway.cli.pipeline.common import Follow, SparkOption, SummaryFile, hadoop_of
 from gateway.cli.pipeline.traffic import Begin, End, check_span
 from gateway.cli.progress import progress_bar
 from gateway.errors import PipelineError
@@ -196,7 +196,9 @@ def export(
 
 @journal.command()
 def lake(
-    to: Annotated[str, typer.Option(metavar="FOLDER", help="Folder of the Delta table.")],
+    to: Annotated[
+        str, typer.Option(metavar="FOLDER", help="Folder of the Delta table, or its URI in S3 (s3a://).")
+    ],
     config: ConfigFile = None,
     folder: Folder = None,
     follow: Follow = False,
@@ -207,6 +209,7 @@ def lake(
         bool, typer.Option("--skip-lost", help="Continue where rows were damaged before they were appended.")
     ] = False,
     summary: SummaryFile = None,
+    conf: SparkOption = None,
 ) -> None:
     """Append the rows of complete files to a Delta table, without Spark and Java.
 
@@ -226,12 +229,7 @@ def lake(
                 "the lake needs deltalake, which is not installed: pip install 'gateway[lake]'"
             ) from error
         reader = reader_of(config, folder)
-        place = place_of(to)
-        if not place.is_local:
-            raise PipelineError(
-                f"a lake is written to a folder, not to {to}; for a store use gateway pipeline archive"
-            )
-        table = LakeTable(place.path(), skip_lost=skip_lost)
+        table = LakeTable(place_of(to, hadoop_of(conf)), skip_lost=skip_lost)
         lost = 0
         with suppress(KeyboardInterrupt) if follow else nullcontext():
             while True:

@@ -1,4 +1,4 @@
-"""Job `lake`: append the rows of complete segments to a Delta table in a folder, without Spark and Java.
+"""Job `lake`: append the rows of complete segments to a Delta table on a disk or in S3, without Spark.
 
 The columns are those of a segment in Parquet. The position is part of the table: each commit appends rows of
 one shard, and contains a transaction with an identifier for the shard and, as version, the number of the next
@@ -6,6 +6,8 @@ row that is not in the table. Rows and position are stored both or not at all, s
 continued by the next one. A commit fails if another run has committed a transaction of the same shard since
 this run read the position. Files of a commit that was not completed are in the folder, but not in the table;
 `VACUUM` deletes them. The segment in use is not read: its rows follow when it is complete.
+
+In S3, which has no exclusive creation of files, a commit is a conditional request (`If-None-Match`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from gateway.errors import PipelineError
 from gateway.pipeline.columns import Arrow, arrow_schema
 from gateway.pipeline.journal.arrow import batch_of, expand_runs
 from gateway.pipeline.journal.parquet_writer import GROUP_ROWS, NAMES
+from gateway.pipeline.stores import StoreFolder, s3_options
 from gateway.store.journal.format import DamageError, JournalError
 from gateway.store.journal.reader import Gap, JournalReader
 
@@ -41,6 +44,10 @@ COMMIT_BYTES: Final = 64 * 1_048_576
 LOG: Final = "_delta_log"
 
 
+S3: Final = ("s3a", "s3")
+"""Schemes of stores to which the job writes; others are not tested."""
+
+
 class LakeCommit(NamedTuple):
     """Result of one commit: number of appended rows, and the gaps among them."""
 
@@ -49,26 +56,27 @@ class LakeCommit(NamedTuple):
 
 
 class LakeTable:
-    """Delta table in the folder `to`, to which the rows of a journal are appended.
+    """Delta table in the folder `to`, on this machine or in S3, to which the rows of a journal are appended.
 
     With `skip_lost`, damaged rows become a gap; otherwise they raise DamageError.
     """
 
-    def __init__(self, to: Path, *, skip_lost: bool = False) -> None:
+    def __init__(self, to: StoreFolder, *, skip_lost: bool = False) -> None:
         """Open the table, or create it.
 
         Raises PipelineError if the folder has other files or another table, or cannot be written.
         """
-        self._to = to
+        self._to = to.uri
         self._skip_lost = skip_lost
+        options = storage_options(to)
         try:
-            self._table = _opened(to)
+            self._table = _opened(to.check_reachable(), options)
         except (DeltaError, OSError) as error:
-            raise PipelineError(f"{to} cannot be opened as a Delta table: {error}") from error
+            raise PipelineError(f"{to.uri} cannot be opened as a Delta table: {error}") from error
         if self._table.metadata().name != TABLE_NAME:
             raise PipelineError(
-                f"{to} is a table that this command did not create, so its position is unknown; give another"
-                " folder"
+                f"{to.uri} is a table that this command did not create, so its position is unknown; give"
+                " another folder"
             )
 
     def append(self, journal: Path) -> Iterator[LakeCommit]:
@@ -186,19 +194,58 @@ class _CommitRows:
             )
 
 
-def _opened(to: Path) -> DeltaTable:
-    """Return the table in a folder; create it if there is none. Raises PipelineError and DeltaError."""
-    if not DeltaTable.is_deltatable(str(to)):
-        others = sorted(path.name for path in to.iterdir() if path.name != LOG) if to.exists() else []
+def storage_options(to: StoreFolder) -> dict[str, str]:
+    """Return delta-rs' options for the store of a folder, with its endpoint and credentials.
+
+    What is not set there, delta-rs reads from the environment, as AWS' programs do. Raises PipelineError for
+    a store other than S3.
+    """
+    if to.is_local:
+        return {}
+    if to.scheme not in S3:
+        raise PipelineError(
+            f"a lake is written to a folder or to s3a://, not to {to.uri}; for that store use"
+            " gateway pipeline archive"
+        )
+    options = s3_options(to)
+    endpoint = options.endpoint
+    found = {
+        "AWS_ACCESS_KEY_ID": options.access_key,
+        "AWS_SECRET_ACCESS_KEY": options.secret_key,
+        "AWS_SESSION_TOKEN": options.session_token,
+        "AWS_REGION": options.region,
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ALLOW_HTTP": "true" if endpoint is not None and endpoint.startswith("http:") else None,
+        "AWS_SKIP_SIGNATURE": "true" if options.is_anonymous else None,
+        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "false" if options.has_path_style else None,
+        "aws_conditional_put": "etag",
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _opened(to: StoreFolder, options: dict[str, str]) -> DeltaTable:
+    """Return the table in a folder; create it if there is none. Raises PipelineError and DeltaError.
+
+    `options` are delta-rs' options for the store.
+    """
+    if not DeltaTable.is_deltatable(to.uri, options):
+        folder = to.path()
+        others = sorted(path.name for path in folder.iterdir() if path.name != LOG) if folder.is_dir() else []
         if others:
-            raise PipelineError(f"{to} has {others[0]} in it, and is no Delta table; give another folder")
+            raise PipelineError(f"{to.uri} has {others[0]} in it, and is no Delta table; give another folder")
         alone = CommitProperties(max_commit_retries=0)  # Otherwise a second creation would follow the first.
         try:
-            return DeltaTable.create(str(to), arrow_schema(NAMES), name=TABLE_NAME, commit_properties=alone)
+            return DeltaTable.create(
+                to.uri,
+                arrow_schema(NAMES),
+                name=TABLE_NAME,
+                storage_options=options,
+                commit_properties=alone,
+            )
         except DeltaError:
-            if not DeltaTable.is_deltatable(str(to)):
+            if not DeltaTable.is_deltatable(to.uri, options):
                 raise
-    return DeltaTable(str(to))
+    return DeltaTable(to.uri, storage_options=options)
 
 
 def _complete(reader: JournalReader, shard: str) -> tuple[int, int]:

@@ -34,7 +34,7 @@ from gateway.pipeline.archive.tables import session_options as table_options
 from gateway.pipeline.bundle import write_code
 from gateway.pipeline.failures import speak_plainly
 from gateway.pipeline.journal.source import JournalSource
-from gateway.pipeline.stores import hadoop_of, place_of
+from gateway.pipeline.stores import hadoop_in, hadoop_of, place_of
 
 FORMATS: Final[tuple[str, ...]] = (
     "gateway.pipeline.journal.source:JournalSource",
@@ -128,12 +128,6 @@ def _started(builder: SparkSession.Builder, *, fetched: str | None) -> SparkSess
         if fetched is not None:
             advice += f". It was to fetch {fetched}: where that is not reached, name the jars with spark.jars"
         raise PipelineError(f"Spark did not start{advice}") from error
-
-
-def hadoop_in(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options for Hadoop among Spark's options, without their prefix `spark.hadoop.`."""
-    prefix = "spark.hadoop."
-    return {key.removeprefix(prefix): value for key, value in options.items() if key.startswith(prefix)}
 
 
 def is_local(master: str | None) -> bool:

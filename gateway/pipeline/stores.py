@@ -158,6 +158,12 @@ def _split(uri: str) -> tuple[str, str, str]:
     return found[1], found[2] or "", found[3]
 
 
+def hadoop_in(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options for Hadoop among Spark's options, without their prefix `spark.hadoop.`."""
+    prefix = "spark.hadoop."
+    return {key.removeprefix(prefix): value for key, value in options.items() if key.startswith(prefix)}
+
+
 def hadoop_of(spark: SparkSession) -> Hadoop:
     """Return the session's Hadoop options for stores, including those from the cluster's configuration.
 
@@ -318,32 +324,71 @@ def _arrow_path(place: StoreFolder) -> ArrowPath:
         raise PipelineError(f"{place.uri} is unreachable: {_error_summary(error)}") from error
 
 
-def _s3(hadoop: Hadoop, bucket: str) -> Arrow:
-    """Return Arrow's file system for an S3 bucket, with the endpoint and credentials in the options."""
+class S3Options(NamedTuple):
+    """Endpoint and credentials of an S3 bucket; None is for what the options do not say.
 
+    `endpoint` is a URL. `has_path_style` is True if the bucket's name is part of the path and not of the
+    host; None leaves it to the client library.
+    """
+
+    access_key: str | None
+    secret_key: str | None
+    session_token: str | None
+    region: str | None
+    role: str | None
+    endpoint: str | None
+    is_anonymous: bool
+    has_path_style: bool | None
+
+
+def s3_options(place: StoreFolder) -> S3Options:
+    """Return the S3 options of a folder in a bucket."""
+    return _s3_options(dict(place.hadoop), _split(place.uri)[1])
+
+
+def _s3_options(hadoop: Hadoop, bucket: str) -> S3Options:
     def option(name: str) -> str | None:
         found = hadoop.get(f"fs.s3a.bucket.{bucket}.{name}") or hadoop.get(f"fs.s3a.{name}")
         return found or None
 
+    endpoint, style = option("endpoint"), option("path.style.access")
+    if endpoint is not None:
+        scheme, _, host = endpoint.rpartition("://")
+        scheme = scheme or ("https" if option("connection.ssl.enabled") != "false" else "http")
+        endpoint = f"{scheme}://{host.rstrip('/')}"
+    return S3Options(
+        option("access.key"),
+        option("secret.key"),
+        option("session.token"),
+        option("endpoint.region"),
+        option("assumed.role.arn"),
+        endpoint,
+        "AnonymousAWSCredentialsProvider" in (option("aws.credentials.provider") or ""),
+        None if style is None else style != "false",
+    )
+
+
+def _s3(hadoop: Hadoop, bucket: str) -> Arrow:
+    """Return Arrow's file system for an S3 bucket, with the endpoint and credentials in the options."""
+    options = _s3_options(hadoop, bucket)
     arguments: dict[str, Any] = {
-        "access_key": option("access.key"),
-        "secret_key": option("secret.key"),
-        "session_token": option("session.token"),
-        "region": option("endpoint.region"),
-        "role_arn": option("assumed.role.arn"),
-        "anonymous": "AnonymousAWSCredentialsProvider" in (option("aws.credentials.provider") or ""),
+        "access_key": options.access_key,
+        "secret_key": options.secret_key,
+        "session_token": options.session_token,
+        "region": options.region,
+        "role_arn": options.role,
+        "anonymous": options.is_anonymous,
         "connect_timeout": CONNECT_SECS,
         "request_timeout": REQUEST_SECS,
         "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
     }
-    if arguments["role_arn"] is not None:
+    if options.role is not None:
         arguments["access_key"] = arguments["secret_key"] = arguments["session_token"] = None
-    endpoint = option("endpoint")
-    if endpoint is not None:
-        scheme, _, host = endpoint.rpartition("://")
-        arguments["endpoint_override"] = host.rstrip("/")
-        arguments["scheme"] = scheme or ("https" if option("connection.ssl.enabled") != "false" else "http")
-        arguments["force_virtual_addressing"] = option("path.style.access") == "false"
+    if options.endpoint is not None:
+        scheme, _, host = options.endpoint.partition("://")
+        arguments["endpoint_override"] = host
+        arguments["scheme"] = scheme
+        arguments["force_virtual_addressing"] = options.has_path_style is False
     return fs.S3FileSystem(**arguments)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any, Final
+from uuid import uuid4
 
 import pytest
 
@@ -25,12 +26,14 @@ from gateway.cli.exits import Exit
 from gateway.errors import PipelineError
 from gateway.pipeline import lake
 from gateway.pipeline.lake import LakeTable
+from gateway.pipeline.stores import StoreFolder, place_of
 from gateway.store.journal.format import DamageError
 from gateway.store.journal.reader import Gap, JournalReader
 from gateway.store.journal.writer import JournalOptions
 from tests.cli.conftest import Run
 from tests.needs import needed
 from tests.pipeline.journals import Journal, convert, written
+from tests.pipeline.servers import S3
 from tests.store.journal.samples import until
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -49,17 +52,40 @@ def to(tmp_path: Path) -> Path:
     return tmp_path / "lake"
 
 
+@pytest.fixture(scope="module")
+@needed("an S3 server")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    with S3(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(params=["disk", "S3"])
+def place(request: pytest.FixtureRequest, to: Path) -> StoreFolder:
+    """A folder on a disk, and one in S3."""
+    if request.param == "disk":
+        return place_of(str(to))
+    server = request.getfixturevalue("s3")
+    return place_of(f"{server.uri}/{uuid4().hex}/lake", server.options)
+
+
 def more(folder: Path, first: int, count: int = COUNT) -> Path:
     """Write messages into several small segments, all but the newest of them complete."""
     return written(folder, count, first=first, block_rows=20, segment_bytes=SEGMENT_BYTES)
 
 
-def table_at(to: Path) -> Any:
+def table_at(to: Path | StoreFolder) -> Any:
     """Return the rows of the Delta table, in order."""
-    return DeltaTable(str(to)).to_pyarrow_table().sort_by(ORDER)
+    folder = located(to)
+    table = DeltaTable(folder.uri, storage_options=lake.storage_options(folder))
+    return table.to_pyarrow_table().sort_by(ORDER)
 
 
-def numbers(to: Path, shard: str = "0") -> list[int]:
+def located(to: Path | StoreFolder) -> StoreFolder:
+    """Return the folder by its name for the pipeline."""
+    return to if isinstance(to, StoreFolder) else place_of(str(to))
+
+
+def numbers(to: Path | StoreFolder, shard: str = "0") -> list[int]:
     """Return the sequence numbers of a shard's rows in the table."""
     found = table_at(to).select(["shard", "sequence"]).to_pylist()
     return [row["sequence"] for row in found if row["shard"] == shard]
@@ -71,9 +97,9 @@ def complete(journal: Path, shard: str = "0") -> int:
     return behind
 
 
-def append(journal: Path, to: Path, **options: Any) -> int:
+def append(journal: Path, to: Path | StoreFolder, **options: Any) -> int:
     """Append what is complete, and return the number of rows."""
-    return sum(commit.rows for commit in LakeTable(to, **options).append(journal))
+    return sum(commit.rows for commit in LakeTable(located(to), **options).append(journal))
 
 
 def test_rows_and_columns_are_those_of_a_closed_segment(journal: Path, to: Path, tmp_path: Path) -> None:
@@ -113,23 +139,25 @@ def test_a_run_continues_where_the_one_before_ended(
     assert numbers(to, "1") == [*range(other)]
 
 
-def test_of_two_overlapping_runs_one_fails(journal: Path, to: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_overlapping_runs_one_fails(
+    journal: Path, place: StoreFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first has read its rows and not committed them when the second one appends the same."""
     read, appended = lake._CommitRows._read, list[int]()
 
     def overtaken(rows: Any, **options: Any) -> Iterator[Any]:
         monkeypatch.setattr(lake._CommitRows, "_read", read)
         yield from read(rows, **options)
-        second = Thread(target=lambda: appended.append(append(journal, to)))
+        second = Thread(target=lambda: appended.append(append(journal, place)))
         second.start()
         second.join()
 
     monkeypatch.setattr(lake._CommitRows, "_read", overtaken)
     with pytest.raises(PipelineError, match="another run has appended"):
-        append(journal, to)
+        append(journal, place)
     assert appended == [complete(journal)]
-    assert numbers(to) == [*range(complete(journal))]
-    assert append(journal, to) == 0
+    assert numbers(place) == [*range(complete(journal))]
+    assert append(journal, place) == 0
 
 
 def test_maintenance_keeps_rows_and_position(
@@ -161,27 +189,30 @@ def test_maintenance_keeps_rows_and_position(
     assert complete(journal) > 2 * COUNT
 
 
-def test_two_runs_create_one_table(journal: Path, to: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runs_create_one_table(
+    journal: Path, place: StoreFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second one has created it and appended when the first creates it."""
     create = DeltaTable.create
 
     def overtaken(*given: Any, **options: Any) -> DeltaTable:
         monkeypatch.setattr(lake.DeltaTable, "create", create)
-        append(journal, to)
+        append(journal, place)
         return create(*given, **options)
 
     monkeypatch.setattr(lake.DeltaTable, "create", overtaken)
-    assert append(journal, to) == 0
-    assert numbers(to) == [*range(complete(journal))]
+    assert append(journal, place) == 0
+    assert numbers(place) == [*range(complete(journal))]
 
 
 KILLED: Final = """
 import os, signal, sys
 from pathlib import Path
 from gateway.pipeline import lake
+from gateway.pipeline.stores import place_of
 
 lake.COMMIT_ROWS = 100
-moment, number, journal, to = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
+moment, number, journal, to = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 read, write, left = lake._CommitRows._read, lake.write_deltalake, [number]
 
 def kill():
@@ -200,7 +231,7 @@ def writing(*given, **options):
         kill()
 
 lake._CommitRows._read, lake.write_deltalake = reading, writing
-for commit in lake.LakeTable(to).append(journal):
+for commit in lake.LakeTable(place_of(to)).append(journal):
     print(commit.rows, flush=True)
 """
 
@@ -345,6 +376,27 @@ def test_no_other_table_is_appended_to(journal: Path, to: Path, run: Run, tmp_pa
     write_deltalake(str(to), rows, mode="append", schema_mode="merge", commit_properties=archived)
     with pytest.raises(PipelineError, match="archive has appended"):
         append(journal, to)
-    ran = run("journal", "lake", "--journal", str(journal), "--to", "s3a://plant/lake")
+    ran = run("journal", "lake", "--journal", str(journal), "--to", "gs://plant/lake")
     assert ran.code == Exit.FAILED
-    assert ran.err.startswith("a lake is written to a folder, not to s3a://plant/lake")
+    assert ran.err.startswith("a lake is written to a folder or to s3a://, not to gs://plant/lake")
+
+
+def test_a_table_in_s3(journal: Path, s3: S3, run: Run) -> None:
+    """By the command; a run continues where the one before it ended, and no other file is overwritten."""
+    to = f"{s3.uri}/one/lake"
+    conf = [word for name, value in s3.options.items() for word in ("--conf", f"spark.hadoop.{name}={value}")]
+    given = ("journal", "lake", "--journal", str(journal), *conf)
+    ran = run(*given, "--to", to)
+    first = complete(journal)
+    assert ran == (0, f"{first} rows appended to {to}, 0 rows of the journal missing\n", "")
+    more(journal, COUNT)
+    ran = run(*given, "--to", to)
+    second = complete(journal)
+    assert ran.out == f"{second - first} rows appended to {to}, 0 rows of the journal missing\n"
+    assert numbers(place_of(to, s3.options)) == [*range(second)]
+    ran = run(*given, "--to", f"{s3.uri}/one")
+    assert ran.code == Exit.FAILED
+    assert ran.err == f"{s3.uri}/one has lake in it, and is no Delta table; give another folder\n"
+    ran = run(*given, "--to", to, "--conf", "spark.hadoop.fs.s3a.endpoint=http://127.0.0.1:9")
+    assert ran.code == Exit.FAILED
+    assert ran.err.startswith(f"{to} is unreachable: ")

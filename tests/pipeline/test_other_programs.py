@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from gateway.pipeline.columns import BY_NAME
+from gateway.pipeline.stores import place_of
 from gateway.store.journal.reader import JournalReader
 from tests.conftest import missing
 from tests.pipeline.journals import convert, written
@@ -79,7 +80,7 @@ def test_programs_read_the_delta_table(tmp_path: Path) -> None:
     routes = Counter(row["route"] for row in reader.rows("0") if row["sequence"] < complete)  # type: ignore[operator]
     assert len(routes) == 2
     lake = program("gateway.pipeline.lake")
-    assert sum(commit.rows for commit in lake.LakeTable(to).append(journal)) == complete
+    assert sum(commit.rows for commit in lake.LakeTable(place_of(str(to))).append(journal)) == complete
     lines = {name: re.findall(r"`([^`]+)`", line.replace(LAKE, str(to))) for name, line in LAKE_LINES.items()}
     assert dict(eval(lines["Polars"][0], {"polars": polars}).iter_rows()) == routes
     table = eval(lines["pandas"][0], {"deltalake": deltalake})

@@ -104,7 +104,7 @@ def hadoop_of(conf: list[str] | None) -> dict[str, str]:
 
     Raises BadParameter.
     """
-    from gateway.pipeline.session import hadoop_in
+    from gateway.pipeline.stores import hadoop_in
 
     return hadoop_in(options_of(conf))
 
