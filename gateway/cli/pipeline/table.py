@@ -24,6 +24,7 @@ from gateway.cli.pipeline.traffic import candidate_of, mappings_of
 from gateway.errors import PipelineError
 
 if TYPE_CHECKING:
+    from gateway.pipeline.jobs.encodings import BodyEncoding
     from gateway.pipeline.jobs.registry import Registry
     from gateway.pipeline.traffic.fates import CandidateMapping
 
@@ -58,6 +59,14 @@ def table(
     follow: Follow = False,
     checkpoint: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Folder of the position, for a named table.")
+    ] = None,
+    decode: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE[:MESSAGE]",
+            help="Avro schema of all bodies (reading.avsc), or Protobuf descriptor set and message"
+            " (reading.desc:plant.Reading).",
+        ),
     ] = None,
     registry: Annotated[
         str | None,
@@ -125,7 +134,7 @@ def table(
                 format_=format_,
                 event_time=None if event_time is None else EventTime.read(event_time),
                 checkpoint=checkpoint,
-                registry=_registry(registry, registry_password_file, registry_ca_file),
+                encoding=_encoding(decode, registry, registry_password_file, registry_ca_file),
                 available_now=not follow,
                 count=count,
                 tell=progress,
@@ -146,10 +155,20 @@ def table(
             raise typer.Exit(Exit.FAILED)
 
 
-def _registry(url: str | None, password_file: Path | None, ca_file: Path | None) -> Registry | None:
-    """Return the schema registry at `url`, which responds, or None. Raises PipelineError."""
+def _encoding(
+    decode: str | None, url: str | None, password_file: Path | None, ca_file: Path | None
+) -> Registry | BodyEncoding | None:
+    """Return how bodies are encoded: by a file, or by the registry at `url`, which responds; None if neither.
+
+    Raises PipelineError, and typer.BadParameter if both are given.
+    """
+    from gateway.pipeline.jobs.encodings import BodyEncoding
     from gateway.pipeline.jobs.registry import registry_of
 
+    if decode is not None:
+        if url is not None:
+            raise typer.BadParameter("give --decode or --registry, not both")
+        return BodyEncoding.read(decode)
     if url is None:
         return None
     password = None if password_file is None else password_file.read_text(encoding="utf-8").rstrip("\r\n")

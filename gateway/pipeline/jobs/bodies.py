@@ -11,8 +11,10 @@ These are fields without a column, numbers with more digits than a double has, f
 leap seconds. The column has the nearest value. Columns of decimals or text store every digit.
 
 A body in the wire format of Confluent's serializers (a zero byte, the schema's number in a registry, then the
-value) loses those five bytes, and its row has the number. With a registry, Avro is converted to JSON first
-(`registry.py`); without one it is reported as not JSON. The table's columns come from the route's own schema.
+value) loses those five bytes, and its row has the number. With a registry, Avro and Protobuf are converted to
+JSON first (`registry.py`); without one they are reported as not JSON. If all bodies are Avro or Protobuf
+without a number, their schema is a file (`encodings.py`). The table's columns come from the route's own
+schema.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ from pyspark.sql.types import (
 )
 
 from gateway.errors import PipelineError
-from gateway.pipeline.jobs.registry import Registry, UndecodableError
+from gateway.pipeline.jobs.encodings import BodyEncoding, UndecodableError
+from gateway.pipeline.jobs.registry import Registry
 from gateway.pipeline.jobs.schema import from_json_schema, route_of
 from gateway.pipeline.traffic.fates import CandidateMapping
 from gateway.pipeline.traffic.rows import address_of
@@ -289,14 +292,14 @@ class Fitted:
         captures: tuple[str, ...],
         schema: str,
         kind: StructType,
-        registry: Registry | None = None,
+        encoding: Registry | BodyEncoding | None = None,
     ) -> None:
         """Create the function.
 
-        `kind` is the type of a body in the table, which may have more fields than the schema. `registry` has
+        `kind` is the type of a body in the table, which may have more fields than the schema. `encoding` has
         the schemas for decoding encoded bodies.
         """
-        self._registry = registry
+        self._encoding = encoding
         self._candidate = candidate
         self._route = route
         self._captures = captures
@@ -314,7 +317,9 @@ class Fitted:
         cache: dict[tuple[Any, ...], tuple[str | None, ...]] = {}
         nothing: tuple[str | None, ...] = (None,) * len(self._captures)
         body_validator = validator(self._schema)
-        decode = None if self._registry is None else self._registry.decoder()
+        encoding = self._encoding
+        decode = None if encoding is None else encoding.decoder()
+        is_framed = encoding is None or encoding.is_framed
         for batch in batches:
             captured = []
             words = [batch.column(name).to_pylist() for name in ("protocol", "scope", "name")]
@@ -330,7 +335,7 @@ class Fitted:
                     )
                 captured.append(cache[address])
             verdicts = [
-                validate_body(body, body_validator, self._kind, decode)
+                validate_body(body, body_validator, self._kind, decode, is_framed=is_framed)
                 for body in batch.column("body").to_pylist()
             ]
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -368,23 +373,26 @@ def validate_body(
     body: bytes | None,
     body_validator: Any,
     kind: DataType,
-    decode: Callable[[int, bytes], bytes] | None = None,
+    decode: Callable[[int | None, bytes], bytes] | None = None,
+    *,
+    is_framed: bool = True,
 ) -> BodyVerdict:
     """Validate a body with `body_validator`, the validator of its JSON Schema.
 
     `kind` is the Spark type of bodies. `decode` converts an encoded value to JSON, given the number of its
-    schema in a registry; None if there is no registry.
+    schema in a registry; None if bodies are not decoded. With `is_framed` a body may be in Confluent's wire
+    format.
     """
     if body is None:
         return BodyVerdict(None, fault="the body was not recorded")
     number = None
-    if body[:1] == b"\0" and len(body) > ENVELOPE.size:
+    if is_framed and body[:1] == b"\0" and len(body) > ENVELOPE.size:
         _, number = ENVELOPE.unpack_from(body)
         body = body[ENVELOPE.size :]
-        try:
-            body = body if decode is None else decode(number, body)
-        except UndecodableError as error:
-            return BodyVerdict(body, number, _first_line(str(error)))
+    try:
+        body = body if decode is None else decode(number, body)
+    except UndecodableError as error:
+        return BodyVerdict(body, number, _first_line(str(error)))
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:

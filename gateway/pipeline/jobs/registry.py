@@ -1,46 +1,49 @@
 """Decoding of bodies by the schemas of a registry (Confluent's REST interface, by Confluent's client).
 
-A serializer writes a zero byte, the schema's number in the registry, and the value. Values in JSON are left
-as they are. Avro is converted to JSON: records become objects, decimals numbers with every digit, times ISO
-8601, bytes base64. Protobuf is not decoded, because its schemas would have to be compiled. For a body that
-cannot be decoded the reason is recorded. A registry that does not respond is an error, so that its bodies are
-decoded by a later run.
+A serializer writes a zero byte, the schema's number in the registry, and the value; Protobuf also has the
+place of the message in its file. Values in JSON are left as they are; Avro and Protobuf are converted to JSON
+(`encodings.py`). For a body that cannot be decoded the reason is recorded. A registry that does not respond
+is an error, so that its bodies are decoded by a later run.
 """
 
 from __future__ import annotations
 
 import json
-from base64 import b64encode
+from base64 import b64decode
+from binascii import Error as Base64Error
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import date, datetime, time
-from decimal import Decimal
 from functools import lru_cache
-from importlib.util import find_spec
-from io import BytesIO
-from math import isfinite
-from typing import Any, Final
-from uuid import UUID
-
-import orjson
+from importlib import import_module
+from typing import Any, ClassVar, Final
 
 from gateway.errors import PipelineError
+from gateway.pipeline.jobs.encodings import (
+    Decode,
+    UndecodableError,
+    avro_decoder,
+    check_packages,
+    message_at,
+    protobuf_decoder,
+    protobuf_pool,
+)
 
 TIMEOUT_SECS: Final = 10
 SCHEMAS_MAX: Final = 1_000  # Schemas that a task caches, also unknown ones.
-PACKAGES: Final = ("authlib", "confluent_kafka", "fastavro")
+PACKAGES: Final = ("authlib", "confluent_kafka", "fastavro", "google.protobuf")
 UNKNOWN: Final = 404
+SERIALIZED: Final = "serialized"
+"""Format in which a registry returns a definition of Protobuf as a FileDescriptorProto in base64."""
 
-Decode = Callable[[bytes], bytes]
-
-
-class UndecodableError(Exception):
-    """Error for a body that cannot be decoded; the text is the reason."""
+INDEXES_MAX: Final = 100  # Places in the file's messages, one for each level of nesting.
 
 
 @dataclass(frozen=True)
 class Registry:
     """Schema registry at `url`, with its password and a PEM file of certificate authorities, or None."""
+
+    is_framed: ClassVar[bool] = True
+    """True if the number of a schema precedes a value."""
 
     url: str
     password: str | None = field(default=None, repr=False)
@@ -51,33 +54,31 @@ class Registry:
 
         Raises PipelineError if the registry does not respond, or if its client library is not installed.
         """
-        missing = [package for package in PACKAGES if find_spec(package) is None]
-        if missing:
-            raise PipelineError(
-                f"--registry needs {', '.join(missing)}; install them with: pip install 'gateway[registry]'"
-            )
+        check_packages("--registry", *PACKAGES)
         try:
             self._client().get_subjects()
         except Exception as error:
             raise PipelineError(f"the schema registry {self.url} does not respond: {error}") from error
         return self
 
-    def decoder(self) -> Callable[[int, bytes], bytes]:
+    def decoder(self) -> Callable[[int | None, bytes], bytes]:
         """Return a function that converts a value to JSON, given the number of its schema.
 
-        The function raises UndecodableError for a value that cannot be decoded, and PipelineError if the
-        registry does not respond.
+        A value without a number is returned unchanged. The function raises UndecodableError for a value that
+        cannot be decoded, and PipelineError if the registry does not respond.
         """
-        client = self._client()
+        clients = self._client(), self._client()
 
         @lru_cache(SCHEMAS_MAX)
         def decoding(number: int) -> Decode | str:
             try:
-                return _decoding(client, number)
+                return _decoding(clients, number)
             except UndecodableError as error:
                 return str(error)
 
-        def decode(number: int, value: bytes) -> bytes:
+        def decode(number: int | None, value: bytes) -> bytes:
+            if number is None:
+                return value
             found = decoding(number)
             if isinstance(found, str):
                 raise UndecodableError(found)
@@ -108,20 +109,26 @@ def registry_of(url: str, password: str | None, ca_file: str | None) -> Registry
     return Registry(url.rstrip("/"), password, ca_file)
 
 
-def _decoding(client: Any, number: int) -> Decode:
+def _decoding(clients: tuple[Any, Any], number: int) -> Decode:
     """Return a function that converts values of the schema with this number to JSON.
 
+    The second client only requests definitions of Protobuf, because a client caches one format of a schema.
     Raises UndecodableError or PipelineError.
     """
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 
+    client, serialized = clients
     try:
         schema = client.get_schema(number)
         if schema.schema_type == "JSON":
             return bytes
-        if schema.schema_type != "AVRO":
-            raise UndecodableError(f"schema {number} of the registry is {schema.schema_type}, not decoded")
-        return _avro(client, schema)
+        if schema.schema_type == "AVRO":
+            named: dict[str, Any] = {}
+            _parse_references(client, schema.references or (), named, set())
+            return avro_decoder(json.loads(schema.schema_str), named)
+        if schema.schema_type == "PROTOBUF":
+            return _protobuf(serialized, serialized.get_schema(number, fmt=SERIALIZED))
+        raise UndecodableError(f"schema {number} of the registry is {schema.schema_type}, not decoded")
     except UndecodableError:
         raise
     except SchemaRegistryError as error:
@@ -132,27 +139,80 @@ def _decoding(client: Any, number: int) -> Decode:
         raise PipelineError(f"schema {number} cannot be read from the registry: {error}") from error
 
 
-def _avro(client: Any, schema: Any) -> Decode:
-    """Return a function that converts Avro values of a schema to JSON."""
-    from fastavro import parse_schema, schemaless_reader
+def _protobuf(client: Any, schema: Any) -> Decode:
+    """Return a function that converts Protobuf values of a schema to JSON.
 
-    named: dict[str, Any] = {}
-    _parse_references(client, schema.references or (), named, set())
-    parsed = parse_schema(json.loads(schema.schema_str), named)
+    The place of the message in its file precedes such a value. Raises ValueError for an unusable schema.
+    """
+    import_module("confluent_kafka.schema_registry.protobuf")  # Definitions that others import.
+    name = "the schema"
+    files: dict[str, Any] = {}
+    _add_files(client, name, schema, files)
+    pool = protobuf_pool(files)
+
+    @lru_cache(SCHEMAS_MAX)
+    def decoding(indexes: tuple[int, ...]) -> Decode:
+        return protobuf_decoder(pool.FindMessageTypeByName(message_at(files[name], indexes)))
 
     def decode(value: bytes) -> bytes:
-        stream = BytesIO(value)
         try:
-            found = _plain(schemaless_reader(stream, parsed, None))
-        except UndecodableError:
-            raise
-        except Exception as error:  # Whatever the bytes make the decoder raise.
-            raise UndecodableError(f"not Avro of its schema: {error or type(error).__name__}") from error
-        if stream.tell() < len(value):
-            raise UndecodableError(f"not Avro of its schema: {len(value) - stream.tell()} extra bytes")
-        return orjson.dumps(found)
+            indexes, begin = _message_indexes(value)
+            convert = decoding(indexes)
+        except IndexError:
+            raise UndecodableError("not Protobuf of its schema: it has no such message") from None
+        return convert(value[begin:])
 
     return decode
+
+
+def _add_files(client: Any, name: str, schema: Any, files: dict[str, Any]) -> None:
+    """Add the definition of a schema to `files`, by name, and those that it refers to."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+    from google.protobuf.message import DecodeError
+
+    if name in files:
+        return
+    try:
+        file = FileDescriptorProto.FromString(b64decode(schema.schema_str, validate=True))
+    except (Base64Error, DecodeError):
+        raise ValueError("it does not return definitions of Protobuf in the format 'serialized'") from None
+    file.name = name
+    files[name] = file
+    for one in schema.references or ():
+        found = client.get_version(one.subject, one.version, fmt=SERIALIZED)
+        _add_files(client, one.name, found.schema, files)
+
+
+def _message_indexes(value: bytes) -> tuple[tuple[int, ...], int]:
+    """Return the place of a message in its file, and where the message itself begins in `value`.
+
+    The place is a count and numbers, as variable-length integers with sign; no number means the first
+    message. Raises IndexError if the value ends early, or the count or a number is out of range.
+    """
+    count, at = _integer(value, 0)
+    if not count:
+        return (0,), at
+    if count > INDEXES_MAX:
+        raise IndexError
+    indexes = []
+    for _ in range(count):
+        index, at = _integer(value, at)
+        indexes.append(index)
+    return tuple(indexes), at
+
+
+def _integer(value: bytes, at: int) -> tuple[int, int]:
+    """Parse an integer, which is not negative, at `at` in `value`; return it and the place behind it."""
+    number = shift = 0
+    while True:
+        byte = value[at]
+        number |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            break
+    if number & 1:  # A negative one.
+        raise IndexError
+    return number >> 1, at
 
 
 def _parse_references(
@@ -167,22 +227,3 @@ def _parse_references(
             schema = client.get_version(one.subject, one.version).schema
             _parse_references(client, schema.references or (), named, seen)
             parse_schema(json.loads(schema.schema_str), named)
-
-
-def _plain(value: Any) -> Any:
-    """Convert a decoded value to JSON values. Raises UndecodableError for NaN and infinity."""
-    if isinstance(value, dict):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, Decimal):
-        return orjson.Fragment(format(value, "f"))
-    if isinstance(value, bytes):
-        return b64encode(value).decode()
-    if isinstance(value, datetime | date | time):
-        return value.isoformat()
-    if isinstance(value, UUID):
-        return str(value)
-    if isinstance(value, float) and not isfinite(value):
-        raise UndecodableError(f"JSON has no {value}")
-    return value

@@ -42,6 +42,7 @@ from gateway.pipeline.jobs.bodies import (
     merge_types,
     parsed,
 )
+from gateway.pipeline.jobs.encodings import BodyEncoding
 from gateway.pipeline.jobs.registry import Registry
 from gateway.pipeline.jobs.schema import column_of, route_of
 from gateway.pipeline.progress import Tell
@@ -90,7 +91,7 @@ def follow(
     format_: str = PARQUET,
     event_time: EventTime | None = None,
     checkpoint: str | None = None,
-    registry: Registry | None = None,
+    encoding: Registry | BodyEncoding | None = None,
     available_now: bool = True,
     every: str = "10 seconds",
     count: Callable[[BatchCounts], None] = lambda _: None,
@@ -99,8 +100,8 @@ def follow(
     """Start a stream that writes the messages of route `name` to the tables `to` and `rejected`.
 
     The stream continues at its stored position. Tables are folders, URIs or names. `checkpoint` is the folder
-    of the position (default: below `to`). `registry` has the schemas of bodies in Confluent's wire format.
-    Raises PipelineError if there is no such route, or if the table has other columns.
+    of the position (default: below `to`). `encoding` has the schemas of bodies in Avro or Protobuf. Raises
+    PipelineError if there is no such route, or if the table has other columns.
     """
     if is_table_name(to) and checkpoint is None:
         raise PipelineError(f"{to} is the name of a table: set --checkpoint to a folder for the position")
@@ -123,7 +124,7 @@ def follow(
         startingOffsets="earliest",
         maxOffsetsPerTrigger=str(BATCH_ROWS),
     )
-    shaped = _Shaped(candidate, name, tuple(captures), schema, kind, event_time, registry)
+    shaped = _Shaped(candidate, name, tuple(captures), schema, kind, event_time, encoding)
     sample = spark.createDataFrame([], _source_schema(spark, journal))
     shaped.kind = good.prepare_table(shaped.table_rows(shaped(sample)), kind)
     bad.prepare_table(shaped.faulty(shaped(sample)), kind)
@@ -185,7 +186,7 @@ class _Shaped:
         schema: BodySchema,
         kind: StructType,
         event_time: EventTime | None,
-        registry: Registry | None,
+        encoding: Registry | BodyEncoding | None,
     ) -> None:
         self._candidate = candidate
         self._route = name
@@ -193,7 +194,7 @@ class _Shaped:
         self._schema = schema.text
         self._version = schema.version
         self._event_time = event_time
-        self._registry = registry
+        self._encoding = encoding
         self.kind = kind
 
     def __call__(self, batch: DataFrame) -> DataFrame:
@@ -212,7 +213,7 @@ class _Shaped:
                 *(StructField(captured_as(one), StringType()) for one in self._captures),
             ]
         )
-        fitted = Fitted(self._candidate, self._route, self._captures, self._schema, self.kind, self._registry)
+        fitted = Fitted(self._candidate, self._route, self._captures, self._schema, self.kind, self._encoding)
         found = rows.mapInArrow(fitted, plain).withColumn("parsed", parsed(self.kind))
         misplaced = F.col("parsed").isNull() | F.col(f"parsed.{CORRUPT}").isNotNull()
         fault = F.when(F.col("fault").isNull() & misplaced, NO_PLACE).otherwise(F.col("fault"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -18,15 +18,18 @@ import pytest
 
 pytest.importorskip("pyspark")
 pytest.importorskip("confluent_kafka")
+pytest.importorskip("google.protobuf")
 
 import fastavro
 
 from gateway.errors import PipelineError
 from gateway.pipeline.jobs.bodies import ENVELOPE, validate_body, validator
-from gateway.pipeline.jobs.registry import Registry, UndecodableError, registry_of
+from gateway.pipeline.jobs.encodings import UndecodableError
+from gateway.pipeline.jobs.registry import Registry, registry_of
 from gateway.pipeline.jobs.schema import from_json_schema
 from tests.cli.conftest import Run
 from tests.needs import needed
+from tests.pipeline.jobs.protobuf import UNIT_FILE, encoded, reading_file, unit_file
 from tests.pipeline.jobs.test_table import MAPPING, SCHEMA, Traffic
 from tests.pipeline.servers import HOST
 
@@ -66,7 +69,22 @@ SCHEMAS: Final[dict[str, Any]] = {
     "/schemas/ids/1": {"schema": json.dumps(READING), "references": [REFERENCE]},
     "/subjects/unit/versions/1": {"subject": "unit", "version": 1, "id": 9, "schema": json.dumps(UNIT)},
     "/schemas/ids/2": {"schema": json.dumps(SCHEMA), "schemaType": "JSON"},
-    "/schemas/ids/3": {"schema": 'syntax = "proto3"; message M {}', "schemaType": "PROTOBUF"},
+    "/schemas/ids/3": {
+        "schema": 'syntax = "proto3"; message M {}',
+        "serialized": b64encode(reading_file().SerializeToString()).decode(),
+        "schemaType": "PROTOBUF",
+        "references": [{"name": UNIT_FILE, "subject": "unit-value", "version": 2}],
+    },
+    "/subjects/unit-value/versions/2": {
+        "subject": "unit-value",
+        "version": 2,
+        "id": 10,
+        "schema": 'syntax = "proto3";',
+        "serialized": b64encode(unit_file().SerializeToString()).decode(),
+        "schemaType": "PROTOBUF",
+    },
+    "/schemas/ids/5": {"schema": 'syntax = "proto3"; message M {}', "schemaType": "PROTOBUF"},
+    "/schemas/ids/6": {"schema": "{}", "schemaType": "THRIFT"},
     "/schemas/ids/4": {"schema": json.dumps(MANY)},
     "/subjects": ["unit"],
 }
@@ -80,8 +98,11 @@ class Responses(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Respond to one request."""
         server: Any = self.server
-        server.asked.append((self.path.partition("?")[0], self.headers["Authorization"]))
-        found = SCHEMAS.get(self.path.partition("?")[0])
+        path, _, query = self.path.partition("?")
+        server.asked.append((path, self.headers["Authorization"]))
+        found = SCHEMAS.get(path)
+        if isinstance(found, dict) and "format=serialized" in query and "serialized" in found:
+            found = found | {"schema": found["serialized"]}
         status = 500 if server.is_refused else 404 if found is None else 200
         content = json.dumps({"error_code": 40403, "message": "not found"} if found is None else found)
         self.send_response(status)
@@ -148,10 +169,32 @@ def test_values_that_json_has_no_type_for(url: str) -> None:
     assert found == value | {"day": "2026-05-01", "id": str(name)}
 
 
+def test_protobuf_becomes_json(url: str, server: Any) -> None:
+    """By the place of its message in the file; each definition is requested once in each format."""
+    decode = Registry(url).decoder()
+    value = encoded("plant.Reading", {"t": 21.5, "n": 1 << 60, "of": {"unit": "C"}})
+    for begin in (b"\x02\x02", b"\x02\x02"):
+        found = json.loads(decode(3, begin + value))
+        assert (found["t"], found["n"], found["of"]) == (21.5, 1 << 60, {"unit": "C"})
+    inner = encoded("plant.Reading.Inner", {"t": 3.5})
+    assert json.loads(decode(3, b"\x04\x02\x02" + inner)) == {"t": 3.5}
+    for begin in (b"\0", b"\x02\0"):
+        assert json.loads(decode(3, begin + encoded("plant.Other", {"t": 4.5}))) == {"t": 4.5}
+    paths = [path for path, _ in server.asked]
+    assert paths == ["/schemas/ids/3", "/schemas/ids/3", "/subjects/unit-value/versions/2"]
+
+
 WHOLE: Final = avro(READING, VALUE)
 UNDECODABLE: Final = {
     "unknown": (7, WHOLE, "the registry has no schema 7"),
-    "Protobuf": (3, b"\0\x08\x01", "schema 3 of the registry is PROTOBUF"),
+    "another kind": (6, b"\0\x08\x01", "schema 6 of the registry is THRIFT"),
+    "no Protobuf": (3, b"\0\xff", "not Protobuf of its schema"),
+    "no message": (3, b"\x02\x08\x09", "it has no such message"),
+    "no nested message": (3, b"\x04\0\0", "it has no such message"),
+    "a negative place": (3, b"\x02\x01", "it has no such message"),
+    "many places": (3, b"\xfe\xff\x7f", "it has no such message"),
+    "cut places": (3, b"\x04\x02", "it has no such message"),
+    "no place": (3, b"", "it has no such message"),
     "cut": (1, WHOLE[:-3], "not Avro of its schema"),
     "followed": (1, WHOLE + b"abc", "3 extra bytes"),
     "no branch": (1, WHOLE[:8] + b"\xfe\x01", "not Avro of its schema"),
@@ -179,6 +222,12 @@ def test_a_registry_that_fails_is_no_fault_of_a_body(url: str, server: Any) -> N
     assert decode(1, WHOLE)
 
 
+def test_a_registry_without_definitions_of_protobuf_fails(url: str) -> None:
+    """It returns the text whatever format is requested."""
+    with pytest.raises(PipelineError, match=r"schema 5 .* does not return definitions of Protobuf"):
+        Registry(url).decoder()(5, b"\0")
+
+
 def test_a_registry_that_is_not_there(url: str, server: Any) -> None:
     assert Registry(url).checked()
     server.is_refused = True
@@ -196,24 +245,28 @@ def test_credentials(url: str, server: Any) -> None:
             registry_of(wrong, None, None)
 
 
-def test_the_command_reads_avro_and_json_into_one_table(
+def test_the_command_reads_avro_protobuf_and_json_into_one_table(
     streams: SparkSession, url: str, run: Run, tmp_path: Path
 ) -> None:
     """And what cannot be decoded is among what does not fit, with its bytes."""
     (tmp_path / "mapping.yaml").write_text(MAPPING)
     (tmp_path / "reading.json").write_text(json.dumps(SCHEMA))
     traffic = Traffic(tmp_path / "journal")
-    traffic.write(ENVELOPE.pack(0, 1) + WHOLE, ENVELOPE.pack(0, 2) + b'{"t": 22}', b"\0\0\0\0\x03abc")
+    reading = ENVELOPE.pack(0, 3) + b"\x02\x02" + encoded("plant.Reading", {"t": 23, "of": {"unit": "F"}})
+    traffic.write(
+        *(ENVELOPE.pack(0, 1) + WHOLE, ENVELOPE.pack(0, 2) + b'{"t": 22}', reading, b"\0\0\0\0\x03abc")
+    )
     to = str(tmp_path / "to")
     ran = run(
         *("pipeline", "table", "up", "--to", to, "--journal", str(traffic.folder), "--registry", url),
         *("--mapping", str(tmp_path / "mapping.yaml"), "--tolerance", "1"),
     )
     assert ran.code == 0, ran.err
-    first, second = streams.read.parquet(to).orderBy("registry_id").collect()
+    first, second, third = streams.read.parquet(to).orderBy("registry_id").collect()
     assert (first.body.t, first.body.n, first.body.of.unit, first.body.price) == (21.5, 1 << 60, "C", PRICE)
     assert first.body.seen.microsecond == SEEN.microsecond
     assert (second.body.t, second.registry_id) == (22.0, 2)
+    assert (third.body.t, third.body.of.unit, third.registry_id) == (23.0, "F", 3)
     (wrong,) = streams.read.parquet(f"{to}_rejected").collect()
     assert (bytes(wrong.body), wrong.registry_id) == (b"abc", 3)
-    assert "PROTOBUF" in wrong.fault
+    assert "not Protobuf of its schema" in wrong.fault
