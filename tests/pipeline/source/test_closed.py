@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -132,6 +133,19 @@ def test_conditions_and_columns_reach_the_files(spark: SparkSession, folder: Pat
     assert len(query.collect()) == 300
     others = read_journal(spark, str(folder)).where("shard = 'host-1/0'")
     assert "FileScan" not in others._jdf.queryExecution().executedPlan().toString(), "another shard's files"
+
+
+def test_rows_of_both_forms_reach_an_aggregate_in_one_function(spark: SparkSession, folder: Path) -> None:
+    """Spark's own default copies each row of a union."""
+    convert(folder, 0, 4)
+    query = read_journal(spark, str(folder)).groupBy("route").agg({"body_size": "sum", "*": "count"})
+    rows = spark.read.format("gateway_journal").load(str(folder))
+    expected = rows.groupBy("route").agg({"body_size": "sum", "*": "count"}).orderBy("route").collect()
+    assert sorted(query.collect()) == expected
+    plan = query._jdf.queryExecution().executedPlan().toString()
+    assert "FileScan parquet" in plan
+    assert re.search(r"BatchScan gateway_journal.*\(Python\)", plan)
+    assert re.search(r"\*\(1\) Union", plan), plan
 
 
 def test_what_retention_deleted(spark: SparkSession, folder: Path) -> None:
