@@ -15,6 +15,7 @@ pytest.importorskip("pyspark")
 
 from gateway.errors import PipelineError
 from gateway.pipeline.archive import tables as job
+from gateway.pipeline.columns import LOW_WATER
 from gateway.pipeline.jobs import rates
 from gateway.pipeline.jobs.archive import read_archive
 from gateway.pipeline.stores import place_of
@@ -236,6 +237,34 @@ def test_iceberg_itself_excludes_another_run(
     assert read_archive(iceberg, to).count() == 25
     refs = iceberg.table(f"{name_of(iceberg, to, 'iceberg')}.refs")
     assert [row.name for row in refs.collect()] == ["main"]
+
+
+@pytest.mark.parametrize("form", ["delta"], indirect=True)
+def test_spark_reads_and_merges_the_table_of_journal_lake(
+    tables: SparkSession, form: str, tmp_path: Path
+) -> None:
+    """Which delta-rs wrote; it goes on behind the files that Spark has merged."""
+    lake = pytest.importorskip("gateway.pipeline.lake", reason="the lake needs deltalake")
+    folder, to = tmp_path / "j", str(tmp_path / "lake")
+
+    def appended(first: int) -> int:
+        written(folder, 200, first=first, block_rows=20, segment_bytes=8_000)
+        rows = sum(commit.rows for commit in lake.LakeTable(place_of(to)).append(folder))
+        assert rows > 50
+        return int(rows)
+
+    behind = appended(0)
+    journal = tables.read.format("gateway_journal").load(str(folder)).orderBy("sequence")
+    for first in (200, 400):
+        found = tables.read.format(form).load(to)
+        assert [(one.name, one.dataType) for one in found.schema if one.name != LOW_WATER.name] == [
+            (one.name, one.dataType) for one in journal.schema
+        ]
+        expected = journal.where(f"sequence < {behind}").collect()
+        assert found.select(journal.columns).orderBy("sequence").collect() == expected
+        tables.sql(f"OPTIMIZE {form}.`{to}`")
+        behind += appended(first)
+    assert tables.read.format(form).load(to).select("sequence").distinct().count() == behind
 
 
 @pytest.mark.parametrize("form", ["delta"], indirect=True)
