@@ -12,7 +12,7 @@ PIP    := $(BIN)/python -m pip -q --disable-pip-version-check
 # Where compiled files are not written, each process that the tests start compiles the gateway again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run pipeline compile pure test-compiled wheel versions release-check image check test lint format docs docs-reference bench profile bench-pipeline kills iceberg fuzz adversary simulate mutants chaos peers lock audit clean
+.PHONY: run pipeline compile pure test-compiled wheel versions release-check image check test lint format docs docs-reference bench profile bench-pipeline kills story iceberg fuzz adversary simulate mutants chaos peers lock audit clean
 .DELETE_ON_ERROR:
 
 run: $(ALONE)
@@ -103,6 +103,10 @@ bench-pipeline: $(STAMP) peers
 # Every row once, however often Spark is killed: make kills KILLS=50
 kills: $(STAMP) peers
 	KILLS=$(or $(KILLS),20) $(BIN)/pytest -q -s tests/pipeline/test_kills.py $(ARGS)
+
+# Each of half a million messages is accounted for by every job: make story MESSAGES=50000
+story: $(STAMP) peers
+	STORY_MESSAGES=$(or $(MESSAGES),500000) $(BIN)/pytest -q -s tests/pipeline/test_story.py $(ARGS)
 
 # Batches of the pipeline, and both kinds of tables, with the newest Spark that has Iceberg, beside the one that .venv has:
 # some 600 MB, once.
