@@ -581,6 +581,7 @@ class Outbox(OneSink):
                 self._add_dead_letters([message], outcome)
                 self._finish([position])
             else:
+                self._dead_letters.refused += 1
                 back.append((position, message))
         if back:
             retried += len(back)

@@ -274,6 +274,7 @@ def test_without_room_for_dead_letters_the_outbox_keeps_its_messages(
         assert bench.stored(2, 3, 4).outcomes == [ACCEPTED] * 3, "the limit is exceeded by one wake-up"
         assert [outcome.verdict for outcome in bench.stored(5).outcomes] == [Verdict.RELEASED]
         assert (bench.dead(), bench.state.messages) == ([], 4)
+        assert bench.letters.refused > 0, "it is counted and logged"
     bench.after(31.0)
     assert bench.dead() == [(1, "out", "quota")]
     assert bench.stored(6).outcomes == [ACCEPTED]
@@ -311,6 +312,7 @@ def test_what_expires_without_room_for_its_dead_letter_stays(
             bench.stored(5)
         assert bench.link.bodies == [*first, 4]
         assert (bench.state.messages, bench.dead()) == (7, [])
+        assert bench.letters.refused > 0, "it is counted and logged"
     bench.after(40.0)
     bench.until(lambda: 5 in bench.link.bodies)
     bench.commit()
