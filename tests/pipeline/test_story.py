@@ -221,6 +221,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
             journal={"enabled": True, "flush_interval_secs": 0.05, "segment_bytes": SEGMENT_BYTES},
             mappings=[str(mapping)],
             links={"erp": {"url": f"amqp://guest:guest@{LOOPBACK}:{erp.port('amqp091')}"}},
+            limits={"dead_letters_max": MESSAGES, "dead_letters_bytes_max": MESSAGES * 1_024},
         )
         with near:
             made = Story(str(journal), str(mapping), *tell(near, erp, JournalReader(journal)))
