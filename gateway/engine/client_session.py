@@ -170,6 +170,7 @@ class ClientSession(Session):
         "sent_retained",
         "unbound",
         "weight",
+        "will_bytes",
     )
 
     def __init__(
@@ -180,6 +181,7 @@ class ClientSession(Session):
         self.queue = ""
         # Of the stored subscriptions and those about to be, and of the client identifier.
         self.weight = Weight(0, text_bytes(client_id))
+        self.will_bytes = 0  # size of the client's will
         self.prefetch = limits.in_flight_max
         self.arguments: Headers = ()
         self.fresh = False
@@ -205,6 +207,11 @@ class ClientSession(Session):
             None  # retained messages that were sent, while they may arrive live, too
         )
         self._stopped = False
+
+    def total_weight(self, *, with_will: bool) -> Weight:
+        """Return the size of the session, with that of the client's will if `with_will` is True."""
+        more = self.will_bytes if with_will else 0
+        return self.weight._replace(byte_count=self.weight.byte_count + more)
 
     @property
     def has_queue(self) -> bool:

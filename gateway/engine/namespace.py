@@ -27,6 +27,7 @@ from gateway.broker.mqtt.namespace import (
     SessionShares,
     UnpublishedWill,
 )
+from gateway.broker.mqtt.records import will_bytes
 from gateway.broker.mqtt.session import WALKS_MAX, Grant, Session, SessionLimits, SubscriptionOptions
 from gateway.broker.mqtt.shared_subscriptions import SharedGroup, shared_pattern
 from gateway.broker.mqtt.system import SYS
@@ -585,10 +586,27 @@ class EngineNamespace(MqttNamespace):
         """Record the session that the database has reported for a client, which may be accepted now."""
         self._arrived[arrival.opening.client] = arrival
 
+    def will_full(self, user: str, client_id: str, will: Will) -> bool:
+        """Return True if the database has refused this will, because it exceeds the user's part of the limit.
+
+        The database knows the client's earlier will, which counts at another replica but is replaced.
+        """
+        denied = self._refused.get(client_id)
+        is_full = denied is not None and denied[0].connecting.will is will and denied[1] == user
+        if is_full:
+            self.definition_shares.refuse(user, "limits.definitions_bytes_max", 1)
+        return is_full
+
+    def will_room(self, user: str) -> int:
+        """Return the number of bytes by which the wills of a user may grow, negative beyond the limit."""
+        _, all_bytes, _, user_bytes = self.definition_shares.room_of(user)
+        return min(all_bytes, user_bytes - self._engine.sessions.elsewhere.of(user).byte_count)
+
     def deny_opening(self, opening: PendingOpen, user: str) -> None:
         """Record that the session that a client requests belongs to another user, `user`.
 
-        The client is denied when its CONNECT is processed again.
+        If that is the client's own user, its will exceeds the limit. The client is denied when its CONNECT is
+        processed again.
         """
         self._refused[opening.client] = opening, user
         opening.answer()
@@ -675,6 +693,7 @@ class EngineNamespace(MqttNamespace):
         del self.sessions[session.client_id]
         self._walks.pop(session, None)
         self._forget_owner(session)
+        self._count_will(session.client_id, None, "")
         self._engine.sessions.leave(session, self._lost.pop(session.client_id, None))
 
     def requeue_shared(self, session: Session, *, ended: bool = False) -> None:
@@ -749,11 +768,15 @@ class EngineNamespace(MqttNamespace):
     def store_will(self, client_id: str, will: Will | None, sender: Sender, principal: Principal) -> None:
         """Keep the claim of the will that is being published until `forget_will` is called with `client_id`.
 
-        Other wills need no record, because the database has them since their sessions were opened.
+        The will of a connected client is only counted, because the database has it since its session was
+        opened.
         `client_id` is the key for `forget_will`.
         """
         if self._claimed is not None:
             self._publishing[client_id], self._claimed = self._claimed, None
+        elif (session := self.session_of(client_id)) is not None:
+            self._count_will(client_id, will, sender.user)
+            session.will_bytes = 0 if will is None else will_bytes(will)
 
     def delay_will(
         self,

@@ -20,6 +20,7 @@ from typing import Final, Protocol
 import structlog
 
 from gateway import clock
+from gateway.broker.mqtt.records import will_bytes
 from gateway.broker.shares import text_bytes
 from gateway.containment import contained
 from gateway.engine.claims import ClaimedWill
@@ -63,6 +64,7 @@ from gateway.state.interface import (
     SettleWill,
     StateStore,
     WeighSessions,
+    Weight,
     WillRecord,
 )
 
@@ -109,7 +111,13 @@ class SessionClients(Protocol):
         """Record the session that the database has reported for a client, which may be accepted now."""
 
     def deny_opening(self, opening: PendingOpen, user: str) -> None:
-        """Record that the session that a client requests belongs to another user, `user`."""
+        """Record that the session that a client requests belongs to another user, `user`.
+
+        If that is the client's own user, its will exceeds the limit.
+        """
+
+    def will_room(self, user: str) -> int:
+        """Return the number of bytes by which the wills of a user may grow, negative beyond the limit."""
 
     def disconnect_client(self, session: ClientSession, why: str) -> None:
         """Abort the connection of a session's client for the reason `why`; the client must reconnect."""
@@ -373,10 +381,11 @@ class SharedSessions:
             f"{self._prefix}.{readable(client)}.{incarnation}.{self._numbers}",
             None
             if connecting.will is None
-            else WillRecord(encode_will(connecting), delay_of(connecting.will)),
+            else WillRecord(encode_will(connecting), delay_of(connecting.will), will_bytes(connecting.will)),
             connecting.only_own,
             text_bytes(client),
             f"{incarnation}.{self._numbers}",
+            self.clients.will_room(connecting.sender.user),
         )
         self._state.submit(operation, partial(self._opened, opening, operation, clock.lease_time()))
 
@@ -613,16 +622,18 @@ class SharedSessions:
         key, epoch = SessionKey(DOMAIN, session.client_id), session.owner.epoch
         writer = self._writers.get(session) or self._writer(session)
         operation = LeaveSession(key, epoch, session.expiry_secs, discard_will=publish is None)
-        self.elsewhere.begin_leaving(session.user, session.weight)
+        weight = session.total_weight(with_will=publish is not None)
+        self.elsewhere.begin_leaving(session.user, weight)
         if session.has_queue and is_held:
             self._ending.add(session)
-        writer.leave(operation, partial(self._left, session, publish, is_held))
+        writer.leave(operation, partial(self._left, session, weight, publish, is_held))
         if session.has_queue and is_held:
             self._queues.end(session, partial(self._free, session))
 
     def _left(
         self,
         session: ClientSession,
+        weight: Weight,
         publish: Done | None,
         is_held: bool,
         reply: Reply[LeftSession],
@@ -630,15 +641,18 @@ class SharedSessions:
     ) -> None:
         """Process the reply to a LeaveSession that was submitted at `requested_at` (loop-clock seconds).
 
-        The queue of an ended session is deleted; if this replica has consumed it (`is_held`), when it is
-        released. A will that the reply has claimed is published.
+        `weight` is the size of the session, with the client's will if it was not discarded. The queue of an
+        ended session is deleted; if this replica has consumed it (`is_held`), when it is released. A will
+        that the reply has claimed is published.
         """
         self._forget_idle(session)
         key, epoch = SessionKey(DOMAIN, session.client_id), session.owner.epoch
         left_session = reply.value
         is_here = self.clients.session_of(key.client) is not None or self.clients.is_expected(key.client)
         ended = left_session is not None and left_session.ended
-        self.elsewhere.end_leaving(session.user, session.weight, remains=not ended and not is_here)
+        is_will_due = left_session is not None and left_session.publish_will
+        remaining = session.weight if is_will_due else weight
+        self.elsewhere.end_leaving(session.user, weight, None if ended or is_here else remaining)
         if left_session is not None and left_session.ended:
             self.count -= 1
             self._consumable.discard((key.client, epoch))

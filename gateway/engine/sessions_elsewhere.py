@@ -45,15 +45,15 @@ class SessionsElsewhere:
         _change(self._leaving, user, weight, 1)
         self.subscriptions += weight.subscriptions
 
-    def end_leaving(self, user: str, weight: Weight, *, remains: bool) -> None:
+    def end_leaving(self, user: str, weight: Weight, remaining: Weight | None) -> None:
         """Process the reply to a LeaveSession: stop counting the session as one that leaves this replica.
 
-        If the session `remains` stored, it is added to the user's usage instead.
+        What remains stored of it, `remaining`, is added to the user's usage instead; None if it has ended.
         """
         _change(self._leaving, user, weight, -1)
         self.subscriptions -= weight.subscriptions
-        if remains:
-            self.change(user, weight, 1)
+        if remaining is not None:
+            self.change(user, remaining, 1)
 
     def change(self, user: str, weight: Weight, count: int) -> None:
         """Add a session to a user's usage (`count` 1), or subtract it (-1)."""
@@ -100,7 +100,7 @@ def _change(sums: dict[str, UserSessions], user: str, weight: Weight, count: int
     before = sums.get(user, NONE)
     changed = (1, *weight)
     after = UserSessions(*[max(a + count * b, 0) for a, b in zip(before, changed, strict=True)])
-    if after.sessions:
+    if any(after):
         sums[user] = after
     else:
         sums.pop(user, None)

@@ -51,10 +51,14 @@ class Owner(NamedTuple):
 
 
 class WillRecord(NamedTuple):
-    """Encoded will message, to be published `delay_secs` seconds after the client has been lost."""
+    """Encoded will message, to be published `delay_secs` seconds after the client has been lost.
+
+    `byte_count` is the size of the will for limits.
+    """
 
     message: bytes
     delay_secs: float
+    byte_count: int = 0
 
 
 class Weight(NamedTuple):
@@ -169,7 +173,7 @@ class Query(Generic[T]):
 
 
 class EarlierSession(NamedTuple):
-    """Session that a client already had when it connected: its user and its size.
+    """Session that a client already had when it connected: its user, and its size with its wills.
 
     `is_here` is True if the client was connected to the replica that now opens the session. `is_accepted` is
     False if no replica has accepted a client with the session yet: it then counts against limits like a new
@@ -187,19 +191,14 @@ class OpenedSession(NamedTuple):
 
     If `refused` is True, the session belongs to another user (`user`), and nothing was changed. Otherwise:
 
-    - `epoch` is the epoch of this opening; `present` is True if an earlier session is resumed, with
-      `contents`.
-    - `before` is an earlier owner that may still consume `queue`, or None. `given_back` has the fingerprints
-      of messages that an earlier owner stored with ReleaseSession.
-    - `ended_queue` is the queue of an earlier session that has ended. Once `before` has released it, the
-      caller deletes it and submits ForgetQueue.
-    - `wills` has epoch and message of each will of an earlier connection that was claimed for the caller, who
-      publishes it and submits SettleWill.
-    - `earlier` is the session that the client already had, or None.
-    - `has_delayed_will` is True if an earlier connection has left a delayed will. It becomes void when the
-      client is accepted (ChangeSession).
-    - `has_claimed_will` is True if another replica still publishes a will of an earlier connection.
-    - `expiry_secs` is the expiry of the stored session until the client is accepted; 0 for a new session.
+    If `refused` is True, nothing was changed, because the session belongs to another user (`user`) or, if
+    `user` is that of the operation, because the will exceeds its `will_room`. `wills` has the epoch and
+    message of each will of an earlier connection that was claimed for the caller, who publishes the will and
+    submits SettleWill. `earlier` is the session that the client already had, or None. If `has_delayed_will`
+    is True, an earlier connection has left a delayed will, which becomes void when the caller submits that
+    the client is accepted. If `has_claimed_will` is True, another replica still publishes a will of an
+    earlier connection. `expiry_secs` is the expiry of the stored session, which is the earlier one until the
+    caller submits that the client is accepted; 0 for a new session.
     """
 
     epoch: int
@@ -245,12 +244,12 @@ class OfSession:
 class OpenSession(OfSession, Operation[OpenedSession]):
     """Make `replica` the owner of a session, in a new epoch, because the client has connected there.
 
-    An earlier session is resumed unless `clean` is True or the session has expired; `queue` is the queue for
-    a new session. `place` is the client's network address, `will` its will. `expiry_secs` (0: the session
-    ends with the connection) counts for a new session; an earlier one has its own expiry until the client is
-    accepted (ChangeSession). If `only_own` is True, a session of another `user` is refused. `byte_count` is
-    the size of the client identifier in bytes. `opening` is a unique name of this operation, for
-    CancelOpening.
+    An earlier session is resumed unless `clean` is True or the session has expired. `queue` is the queue for
+    a new session. `expiry_secs` (0: the session ends with the connection) and `will` replace those of the
+    earlier session, the expiry once a ChangeSession stores that the client is accepted. If `only_own` is
+    True, a session of another `user` is refused. `byte_count` is the size of the client identifier in bytes.
+    `opening` is a unique name of this operation, for CancelOpening. The opening is refused if the will has
+    more than `will_room` bytes more than the user's earlier wills of this client; None means no limit.
     """
 
     replica: str
@@ -263,6 +262,7 @@ class OpenSession(OfSession, Operation[OpenedSession]):
     only_own: bool = False
     byte_count: int = 0
     opening: str = ""
+    will_room: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,7 +497,7 @@ class FindAbsent(Query[list[AbsentSession]]):
 
 
 class UserSessions(NamedTuple):
-    """Totals over sessions of one user: number of sessions, number of subscriptions, and bytes."""
+    """Totals over sessions of one user: sessions, subscriptions, and bytes with those of wills."""
 
     sessions: int = 0
     subscriptions: int = 0
@@ -507,8 +507,8 @@ class UserSessions(NamedTuple):
 class SessionCounts(NamedTuple):
     """Value of the reply to WeighSessions: the number of all sessions, and totals by user.
 
-    The totals cover only sessions whose clients are not connected to the replica that sent the query.
-    Sessions whose first client is not accepted yet are not included.
+    The totals cover only sessions that are not connected to the replica of the query and have been accepted,
+    with their wills, and wills that outlive their sessions.
     """
 
     total: int

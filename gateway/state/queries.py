@@ -62,6 +62,10 @@ SESSION_WEIGHTS: Final = (
     "{op} SELECT login, expiry <= 0 AND opening <> '' OR connected = 1 AND owner = (SELECT replica FROM op),"
     " count(*), CAST(sum(subscriptions) AS bigint), CAST(sum(weight) AS bigint) FROM session GROUP BY 1, 2"
 )
+WILL_WEIGHTS: Final = (
+    "{op} SELECT login, CAST(sum(weight) AS bigint) FROM will"
+    " WHERE served = 1 AND (due_at IS NOT NULL OR replica <> (SELECT replica FROM op)) GROUP BY login"
+)
 SHARED: Final = (
     "{op} SELECT DISTINCT filter FROM subscription WHERE substr(filter, 1, 7) = '$share/'"
     " AND filter > (SELECT after FROM op) ORDER BY filter LIMIT "
@@ -124,8 +128,14 @@ def run_query(database: Database, query: object) -> Any:
 def _weights(database: Database, query: WeighLetters | WeighRetained | WeighSessions) -> Any:
     """Return the totals by user that one of these three queries requests, as the value of its reply."""
     if isinstance(query, WeighSessions):
-        rows = database.run([OperationStatement(SESSION_WEIGHTS, "replica text", [(query.replica,)])])[0]
+        replica = "replica text", [(query.replica,)]
+        rows, wills = database.run(
+            [OperationStatement(one, *replica) for one in (SESSION_WEIGHTS, WILL_WEIGHTS)]
+        )
         elsewhere = {user: UserSessions(*sums) for user, is_left_out, *sums in rows if not is_left_out}
+        for user, will_bytes in wills:
+            count, subscriptions, byte_count = elsewhere.get(user, UserSessions())
+            elsewhere[user] = UserSessions(count, subscriptions, byte_count + will_bytes)
         return SessionCounts(sum([row[2] for row in rows]), elsewhere)
     call = OperationStatement(WEIGHTS if isinstance(query, WeighLetters) else RETAINED_WEIGHTS)
     return {user: (count, weight) for user, count, weight in database.run([call])[0]}

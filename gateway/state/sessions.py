@@ -82,7 +82,8 @@ class WillRow(NamedTuple):
     """Row of table `will`.
 
     `delay` is in seconds. `due_at` is in UTC seconds, and None while the client is connected. `claimed` is 1
-    once a replica has claimed the will; `served` is 1 if its client was accepted.
+    once a replica has claimed the will; `served` is 1 if its client was accepted. `login` is the user,
+    `weight` the size in bytes, `replica` the one to which the client was connected.
     """
 
     domain: str
@@ -93,6 +94,9 @@ class WillRow(NamedTuple):
     due_at: float | None
     claimed: int  # 1 while a replica publishes it
     served: int  # 1 once its client was accepted: until then the will is void
+    login: str = ""
+    weight: int = 0
+    replica: str = ""
 
 
 class StoredSubscriptionRow(NamedTuple):
@@ -159,7 +163,7 @@ SESSION: Final = (
 BLANK: Final = (0, NOBODY, 0, "", "", "", 0.0, None, None, NOBODY, 0, b"", 0, 0, "")
 WILL: Final = (
     "domain text, client text, epoch bigint, message bytea, delay double precision, due_at double precision,"
-    " claimed integer, served integer"
+    " claimed integer, served integer, login text, weight bigint, replica text"
 )
 SUBSCRIPTION: Final = "domain text, client text, filter text, options bytea"
 PACKET: Final = (
@@ -329,12 +333,14 @@ class Sessions:
     def _open(self, operation: OpenSession, row: StoredSessionRow | None, now: float) -> OpenedSession:
         """Open a session for a new owner: resume the stored session, or replace it by an empty one.
 
-        `row` is the stored session, or None. If it belongs to another user and `only_own` is set, nothing is
-        changed, and the result has `refused` True. `now` is in UTC seconds of the database's clock.
+        `row` is the stored session, or None. If it belongs to another user and `only_own` is set, or if the
+        will exceeds its limit, refuse and change nothing.
         """
         key = operation.key
         if row is not None and operation.only_own and row.login != operation.user:
             return OpenedSession(row.epoch, Contents(), refused=True, user=row.login)
+        if self._will_exceeds_room(operation):
+            return OpenedSession(0, Contents(), refused=True, user=operation.user)
         present = (
             row is not None
             and not operation.clean
@@ -344,11 +350,12 @@ class Sessions:
         epoch = max(int(now * MICROSECONDS), 0 if row is None else row.epoch + 1)
         before, queue, ended, given_back = None, operation.queue, "", b""
         weight, earlier = Weight(0, operation.byte_count), None
+        will_bytes = sum([will.weight for will in self._wills_of(key) if will.served])
         is_claimed = any(will.claimed for will in self._wills_of(key))
         wills = self._inherit_wills(key, row if present else None, now)
         if row is not None:
-            earlier = _earlier_session(row, operation.replica)
-            weight = earlier.weight if present else weight
+            earlier = _earlier_session(row, operation.replica, will_bytes)
+            weight = Weight(row.subscriptions, row.weight) if present else weight
             if row.connected:
                 self.notices.append(PendingNotice(row.owner, NoticeSubject.TAKEN, key))
             before = Owner(row.holder, row.holder_epoch) if row.holder else None
@@ -380,7 +387,9 @@ class Sessions:
             )
         )
         if operation.will is not None:
-            self._wills.put(WillRow(*key, epoch, *operation.will, None, 0, 0))
+            message, delay, size = operation.will
+            user, replica = operation.user, operation.replica
+            self._wills.put(WillRow(*key, epoch, message, delay, None, 0, 0, user, size, replica))
             self._will_epochs.setdefault(key, {})[epoch] = None
         contents, user = self._contents[key].copy(), operation.user
         is_delayed = any(will.epoch != epoch for will in self._unclaimed_wills(key))
@@ -400,6 +409,14 @@ class Sessions:
             is_claimed,
             expiry_secs,
         )
+
+    def _will_exceeds_room(self, operation: OpenSession) -> bool:
+        """Return True if the will of `operation` is larger than the user's earlier ones and the capacity."""
+        if operation.will is None or operation.will_room is None:
+            return False
+        wills = self._wills_of(operation.key)
+        before = sum([will.weight for will in wills if will.served and will.login == operation.user])
+        return operation.will.byte_count - before > max(operation.will_room, 0)
 
     def _inherit_wills(
         self, key: SessionKey, resumed: StoredSessionRow | None, now: float
@@ -637,8 +654,11 @@ class Sessions:
         return calls
 
 
-def _earlier_session(row: StoredSessionRow, replica: str) -> EarlierSession:
-    """Return user, size and connection state of a stored session that `replica` opens again."""
+def _earlier_session(row: StoredSessionRow, replica: str, will_bytes: int) -> EarlierSession:
+    """Return user and size of the stored session, which `replica` opens again.
+
+    `will_bytes` is the size of its wills.
+    """
     is_here = bool(row.connected) and row.owner == replica
-    weight, is_accepted = Weight(row.subscriptions, row.weight), row.expiry > 0 or not row.opening
-    return EarlierSession(row.login, weight, is_here, is_accepted)
+    weight = Weight(row.subscriptions, row.weight + will_bytes)
+    return EarlierSession(row.login, weight, is_here, is_accepted=row.expiry > 0 or not row.opening)

@@ -14,7 +14,7 @@ def test_a_session_that_leaves_during_a_query_counts_once() -> None:
     elsewhere.begin_leaving("a", WEIGHT)
     elsewhere.begin()
     assert elsewhere.end({"a": ONE, "b": ONE})  # the database had stored it already
-    elsewhere.end_leaving("a", WEIGHT, remains=True)
+    elsewhere.end_leaving("a", WEIGHT, WEIGHT)
     assert (elsewhere.of("a"), elsewhere.of("b"), elsewhere.subscriptions) == (ONE, ONE, 4)
     elsewhere.begin()
     assert not elsewhere.end({"a": ONE})
@@ -25,7 +25,7 @@ def test_a_session_that_changes_after_the_query_has_begun_counts_once() -> None:
     elsewhere = SessionsElsewhere()
     elsewhere.begin()
     elsewhere.begin_leaving("a", WEIGHT)
-    elsewhere.end_leaving("a", WEIGHT, remains=True)
+    elsewhere.end_leaving("a", WEIGHT, WEIGHT)
     assert elsewhere.end({"a": ONE})
     assert elsewhere.of("a") == ONE
     elsewhere.begin()

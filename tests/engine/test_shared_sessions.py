@@ -30,6 +30,7 @@ from gateway.engine.sessions import (
 )
 from gateway.model.message import Sender
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.shares import NO_LIMIT
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.packets import Will
 from gateway.state import sessions as rows
@@ -132,6 +133,9 @@ class World:
 
     def add_arrival(self, arrival: OpeningClient) -> None:
         self.arrivals.append(arrival)
+
+    def will_room(self, user: str) -> int:
+        return NO_LIMIT
 
     def deny_opening(self, opening: PendingOpen, user: str) -> None:
         self.others.append(user)
@@ -871,7 +875,10 @@ def test_the_will_of_a_refused_client_is_void_when_it_is_accepted_later(
     ):  # which leaves the will for two seconds, and has no names of openings
         for will in wills:
             execute(
-                local, "INSERT INTO will VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*will[:5], local.utc + 2.0, 0, 0)
+                local,
+                "INSERT INTO will (domain, client, epoch, message, delay, due_at, claimed, served)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (*will[:5], local.utc + 2.0, 0, 0),
             )
         execute(local, "UPDATE session SET opening = ''")
     pass_time(two, local, passed, 1)

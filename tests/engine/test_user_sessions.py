@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import paho.mqtt.client as paho
 import pytest
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 
 from gateway.engine import namespace
 from gateway.engine import sessions as module
@@ -36,7 +38,7 @@ def fill(replica: Replica, count: int = SESSIONS_MAX) -> None:
             assert client.welcome == "Success"
 
 
-def refused(replica: Replica, name: str, **more: int) -> int:
+def refused(replica: Replica, name: str, **more: Any) -> int:
     """The reason with which a new client is refused."""
     with lasting(replica.mqtt, name, **more) as client:
         assert client.welcome is not None
@@ -132,6 +134,38 @@ def test_absent_subscriptions_count_in_bytes(rabbitmq: RabbitMQ) -> None:
         with lasting(other.mqtt, "others") as client:
             assert client.subscribe("short", qos=1) == ["Granted QoS 1"]
             assert client.subscribe(f"{long}6", qos=1) == EXCEEDED
+
+
+def test_wills_count_in_bytes_at_every_replica(rabbitmq: RabbitMQ) -> None:
+    """Those of connected clients and delayed ones; the will of a client that moves is replaced."""
+    limits = {"definitions_bytes_max": 40_000, "definitions_per_user_share": 0.5}
+    one, other = (Replica(name, rabbitmq.url, "userwills", limits=limits) for name in ("one", "other"))
+    delay = Properties(PacketTypes.WILLMESSAGE)
+    delay.WillDelayInterval = 600
+    large: dict[str, Any] = {"will": "w" * 5_000, "will_properties": delay}  # more than half of the share
+
+    def bytes_elsewhere(replica: Replica) -> int:
+        return replica.engine.sessions.elsewhere.of("").byte_count
+
+    with replicas(one, other):
+        with lasting(one.mqtt, "a", **large) as client:
+            assert client.welcome == "Success"
+            assert refused(one, "b", **large) == QUOTA
+            other.until(lambda: bytes_elsewhere(other) > 10_000)
+            assert refused(other, "b", **large) == QUOTA
+            assert refused(other, "c") == 0
+            with lasting(other.mqtt, "a", **large) as moved:
+                assert moved.welcome == "Success"
+                one.until(lambda: bytes_elsewhere(one) > 10_000)
+                assert refused(one, "b", **large) == QUOTA
+                moved.vanish()
+            other.until(lambda: bytes_elsewhere(other) > 10_000)  # its will is delayed
+            assert refused(other, "b", **large) == QUOTA
+        with lasting(one.mqtt, "a", **large):
+            pass  # it takes back its will
+        one.until(lambda: bytes_elsewhere(one) < 10_000)
+        assert refused(one, "b", **large) == 0
+        assert one.gateway.mqtt.definition_shares.total == 0
 
 
 def test_a_role_limits_absent_sessions_and_resumes_them(rabbitmq: RabbitMQ) -> None:

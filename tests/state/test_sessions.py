@@ -615,6 +615,49 @@ def test_what_each_user_has_elsewhere_is_summed(one: Replica, two: Replica, worl
     assert one.ask(WeighSessions("one")).elsewhere == {"user": UserSessions(1, 0, BYTES), "another": others}
 
 
+def test_wills_are_summed_with_the_sessions_of_their_users(one: Replica, two: Replica, world: World) -> None:
+    delayed = WillRecord(b"bye", 60.0, 1_000)
+
+    def bytes_elsewhere(replica: Replica) -> int:
+        return one.ask(WeighSessions(replica.name)).elsewhere.get("user", UserSessions()).byte_count
+
+    epoch = opens(one, will=delayed).epoch
+    assert (bytes_elsewhere(one), bytes_elsewhere(two)) == (0, BYTES + 1_000)
+    leaves(one, epoch)
+    assert (bytes_elsewhere(one), bytes_elsewhere(two)) == (BYTES + 1_000, BYTES + 1_000)
+    found = opens(two, will=WillRecord(b"bye", 0.0, 300))
+    assert found.earlier == EarlierSession("user", Weight(0, BYTES + 1_000), False)
+    assert (bytes_elsewhere(one), bytes_elsewhere(two)) == (BYTES + 300, 0)  # the delayed one is void
+    leaves(two, found.epoch, discard_will=True)
+    assert bytes_elsewhere(one) == BYTES
+    epoch = opens(one, will=delayed).epoch
+    leaves(one, epoch, expiry_secs=30.0)
+    world.advance(31.0)
+    assert [work.will for work in one.do(Reap(None))] == [b"bye", None]
+    one.do(EndSession(KEY, epoch))
+    assert bytes_elsewhere(one) == 1_000  # until it is published
+    one.do(SettleWill(KEY, epoch))
+    assert bytes_elsewhere(one) == 0
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_will_that_exceeds_its_room_opens_nothing(one: Replica, two: Replica, clean: bool) -> None:
+    def opens_with(byte_count: int, user: str = "user") -> OpenedSession:
+        will = WillRecord(b"bye", 0.0, byte_count)
+        session = OpenSession(KEY, "two", user, "", clean, WEEK, "queue-two", will, False, BYTES, "", 100)
+        return two.do(session)
+
+    assert opens_with(101).refused
+    assert one.ask(FindSession(KEY)) is None
+    epoch = opens(one, will=WillRecord(b"bye", 0.0, 1_000)).epoch
+    for refused in (opens_with(1_101), opens_with(101, "another")):  # the earlier one of the user is replaced
+        assert refused.refused
+    view = one.ask(FindSession(KEY))
+    assert view is not None
+    assert view.owner.epoch == epoch
+    assert not opens_with(1_100).refused
+
+
 def test_shared_filters_are_listed_page_by_page(one: Replica) -> None:
     filters = [f"$share/g/{number}" for number in range(5)]
     one.do(ChangeSession(KEY, opens(one).epoch, {**dict.fromkeys(filters, b""), "other": b""}))
